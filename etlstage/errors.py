@@ -1,0 +1,129 @@
+"""
+Everything that etlstage raises.
+
+* :class:`EtlstageError`
+    * :class:`ConfigError`: the pipeline file or an argument is wrong (exit 2)
+    * :class:`ProtocolError`
+        * :class:`LocalProtocolError`: we broke the protocol, a bug in the caller
+            * :class:`MarkerInMessage`
+        * :class:`RemoteProtocolError`: the peer broke the protocol
+            * :class:`PayloadTooBig`
+    * :class:`StageError`: one stage can't go on
+        * :class:`WorkerStartFailed`
+        * :class:`WorkerLost`
+        * :class:`SourceFailed`
+        * :class:`SinkFailed`
+    * :class:`SparkUnavailable`: no usable Java, no PySpark, no session
+    * :class:`LedgerImbalance`: a message has no outcome, or two
+
+This module is a leaf: a worker imports it at every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = (
+    "ConfigError",
+    "EtlstageError",
+    "LedgerImbalance",
+    "LocalProtocolError",
+    "MarkerInMessage",
+    "PayloadTooBig",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "SinkFailed",
+    "SourceFailed",
+    "SparkUnavailable",
+    "StageError",
+    "WorkerLost",
+    "WorkerStartFailed",
+)
+
+
+class EtlstageError(Exception):
+    """Base of all errors that etlstage raises on purpose."""
+
+
+class ConfigError(EtlstageError):
+    """
+    Raised when a pipeline file or an argument is wrong.
+
+    Attributes:
+        problems: One line for each thing that is wrong, all of them at once.
+
+    """
+
+    def __init__(self, problems: Sequence[str] | str) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ProtocolError(EtlstageError):
+    """Base of what breaks a protocol, on either side."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Raised when *we* try to send what the protocol forbids: a bug in the caller."""
+
+
+class MarkerInMessage(LocalProtocolError):
+    """
+    Raised when a message that is to be sent contains a marker.
+
+    Nothing of the run that holds the message has been sent.
+
+    Attributes:
+        index: Place of the message in the run.
+
+    """
+
+    def __init__(self, text: str, *, index: int) -> None:
+        super().__init__(text)
+        self.index = index
+
+
+class RemoteProtocolError(ProtocolError):
+    """Raised when the *peer* sent what the protocol forbids."""
+
+
+class PayloadTooBig(RemoteProtocolError):
+    """Raised when the peer sent more bytes than a limit allows."""
+
+
+class StageError(EtlstageError):
+    """
+    Base of what keeps one stage from going on.
+
+    Attributes:
+        stage: Name of the stage, as the user wrote it.
+
+    """
+
+    def __init__(self, text: str, *, stage: str) -> None:
+        super().__init__(text)
+        self.stage = stage
+
+
+class WorkerStartFailed(StageError):
+    """Raised when a worker's program can't be started."""
+
+
+class WorkerLost(StageError):
+    """Raised when a worker died, or was killed, while it held messages."""
+
+
+class SourceFailed(StageError):
+    """Raised when the extract stage can't read its input."""
+
+
+class SinkFailed(StageError):
+    """Raised when the load stage can't write, or a message does not fit its schema."""
+
+
+class SparkUnavailable(EtlstageError):
+    """Raised when PySpark, a usable Java or the session can't be had."""
+
+
+class LedgerImbalance(EtlstageError):
+    """Raised when a message ended a run without an outcome, or with two."""

@@ -1,0 +1,56 @@
+"""
+What travels between stages, and what became of it.
+
+A message is opaque bytes.
+Messages travel in *runs*, plain lists: an object per message costs more than
+the message itself, so nothing here wraps a single one on its way through.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+__all__ = ("Position", "Result", "Run", "StageKind")
+
+Run: TypeAlias = list[bytes]
+"""Messages that travel together, in order."""
+
+
+class StageKind(Enum):
+    """What a stage does with messages."""
+
+    EXTRACT = "extract"
+    """Makes messages out of nothing but a request."""
+    TRANSFORM = "transform"
+    """Turns each message into zero, one or many."""
+    LOAD = "load"
+    """Puts messages into their final place; normally makes none."""
+
+
+class Result(NamedTuple):
+    """
+    What became of one message.
+
+    A worker answers a batch as a whole: the outputs of a batch are those of its
+    last message, so that outputs never come before a message they depend on.
+    """
+
+    message: bytes
+    """The message as it was submitted."""
+    outputs: tuple[bytes, ...]
+    """What the worker made of it, in the worker's order."""
+    error: Exception | None
+    """Why there are no outputs, or None when the worker answered."""
+
+
+class Position(NamedTuple):
+    """
+    A point in the stream of an extract stage from which it can read on.
+
+    It travels behind the messages that it covers, and is acknowledged when the
+    load stage has made all of them durable.
+    """
+
+    value: object
+    """What the source needs to read on; plain JSON."""

@@ -1,0 +1,82 @@
+"""
+What a pipeline needs at its two ends.
+
+The stages in the middle are supervisors; the ends are whatever fulfils these two
+protocols: a DataFrame, or a worker of kind E or L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from etlstage.messages import Position, Run
+
+__all__ = ("Sink", "Source")
+
+
+class Source(Protocol):
+    """Where messages come from."""
+
+    name: str
+    """As reports and errors call it."""
+
+    def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """
+        Yield runs of messages and, where reading can resume, positions.
+
+        A run is bounded (thousands of messages or about a megabyte), never empty.
+
+        Raises:
+            SourceFailed: If the input can't be read, now or further on.
+
+        """
+        ...
+
+    async def acknowledge(self, position: Position) -> None:
+        """Store ``position``: everything before it is durable downstream."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release what the source holds; safe to call twice and at any time."""
+        ...
+
+
+class Sink(Protocol):
+    """Where messages end."""
+
+    name: str
+    """As reports and errors call it."""
+
+    received: int
+    """Messages taken by :meth:`write`."""
+    loaded: int
+    """Messages that are durable."""
+    failed: int
+    """Messages that the destination refused."""
+
+    async def write(self, run: Run) -> None:
+        """
+        Take a run; it may be kept in memory until enough has come together.
+
+        Raises:
+            SinkFailed: If the destination can't be written, or refuses a message.
+
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Return when all that was written is durable; raises as :meth:`write`."""
+        ...
+
+    async def finish(self) -> None:
+        """Flush, then mark the output as whole; raises as :meth:`write`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release what the sink holds; safe to call twice and at any time."""
+        ...
+
+    def landed(self) -> str:
+        """Return, in one line for a human, what is and what is not in place."""
+        ...

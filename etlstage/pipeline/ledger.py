@@ -1,0 +1,95 @@
+"""
+What became of every message of a run.
+
+A stage takes messages in and gives each exactly one outcome: done, failed or lost.
+What it makes of them is what the next stage takes in.
+:meth:`Ledger.check` proves both; a run that can't prove them has not succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from etlstage.errors import LedgerImbalance
+from etlstage.messages import StageKind
+
+__all__ = ("Account", "Ledger")
+
+
+@dataclass(slots=True)
+class Account:
+    """Counts the messages of one stage while it runs."""
+
+    stage: str
+    kind: StageKind
+    received: int = 0
+    """Messages taken in; an extract stage takes none."""
+    done: int = 0
+    """Messages answered; in a load stage, durable."""
+    failed: int = 0
+    """Messages refused by the worker or the destination."""
+    lost: int = 0
+    """Messages whose worker died, or was stopped, while it held them."""
+    produced: int = 0
+    """Messages made for the next stage."""
+    seconds: float = 0.0
+    """Time from the stage's start to its end, or until now."""
+
+    @property
+    def pending(self) -> int:
+        """Messages taken in that have no outcome yet."""
+        return self.received - self.done - self.failed - self.lost
+
+
+class Ledger:
+    """Holds the accounts of a run, in the order of the stages."""
+
+    def __init__(self, stages: Iterable[tuple[str, StageKind]]) -> None:
+        self._accounts = tuple(Account(name, kind) for name, kind in stages)
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._accounts)
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def __getitem__(self, index: int) -> Account:
+        return self._accounts[index]
+
+    @property
+    def undelivered(self) -> int:
+        """Messages that one stage made and the next never took in."""
+        return sum(a.produced - b.received for a, b in pairwise(self._accounts))
+
+    def settle(self) -> None:
+        """Book what has no outcome as lost: its worker is gone."""
+        for account in self._accounts:
+            account.lost += account.pending
+
+    def check(self, *, whole: bool = True) -> None:
+        """
+        Assert that every message has one outcome.
+
+        Args:
+            whole: Whether the run ended by itself, so that nothing may be left
+                between two stages.
+
+        Raises:
+            LedgerImbalance: If a count does not add up; the text names the stages.
+
+        """
+        wrong = [
+            f"stage {a.stage}: {a.received} received, but {a.done} done"
+            f" + {a.failed} failed + {a.lost} lost"
+            for a in self._accounts
+            if a.pending
+        ]
+        wrong += [
+            f"{a.produced} left stage {a.stage}, but {b.received} reached {b.stage}"
+            for a, b in pairwise(self._accounts)
+            if b.received > a.produced or (whole and b.received != a.produced)
+        ]
+        if wrong:
+            raise LedgerImbalance("; ".join(wrong))
