@@ -5,7 +5,7 @@ Everything that etlstage raises.
     * :class:`ConfigError`: the pipeline file or an argument is wrong (exit 2)
     * :class:`ProtocolError`
         * :class:`LocalProtocolError`: we broke the protocol, a bug in the caller
-            * :class:`MarkerInMessage`
+            * :class:`MessageRefused`
         * :class:`RemoteProtocolError`: the peer broke the protocol
             * :class:`PayloadTooBig`
     * :class:`StageError`: one stage can't go on
@@ -28,7 +28,7 @@ __all__ = (
     "EtlstageError",
     "LedgerImbalance",
     "LocalProtocolError",
-    "MarkerInMessage",
+    "MessageRefused",
     "PayloadTooBig",
     "ProtocolError",
     "RemoteProtocolError",
@@ -67,9 +67,9 @@ class LocalProtocolError(ProtocolError):
     """Raised when *we* try to send what the protocol forbids: a bug in the caller."""
 
 
-class MarkerInMessage(LocalProtocolError):
+class MessageRefused(LocalProtocolError):
     """
-    Raised when a message that is to be sent contains a marker.
+    Raised when a message can't be sent: it contains a marker, or is too long.
 
     Nothing of the run that holds the message has been sent.
 

@@ -1,0 +1,1 @@
+"""E -> T* -> L: sources, stages and sinks joined to a run."""

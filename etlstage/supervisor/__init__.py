@@ -1,0 +1,1 @@
+"""Start, feed, watch and stop the workers of a stage."""

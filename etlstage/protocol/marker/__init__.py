@@ -1,0 +1,26 @@
+"""
+Dialect ``marker``: the stage protocol with EOM, EOP, EOB and BNC.
+
+Source: "Internal communication protocol" of PanDAWMS/dkb, and, where its text can't
+be meant as it stands, what the stages written for it do.
+"""
+
+from __future__ import annotations
+
+from etlstage.protocol.marker.markers import MARKER_NAMES as MARKER_NAMES
+from etlstage.protocol.marker.markers import Markers as Markers
+from etlstage.protocol.marker.markers import escape as escape
+from etlstage.protocol.marker.markers import unescape as unescape
+from etlstage.protocol.marker.protocol import MarkerProtocol as MarkerProtocol
+from etlstage.protocol.marker.state import Mode as Mode
+from etlstage.protocol.marker.state import State as State
+
+__all__ = (
+    "MARKER_NAMES",
+    "MarkerProtocol",
+    "Markers",
+    "Mode",
+    "State",
+    "escape",
+    "unescape",
+)

@@ -1,0 +1,1 @@
+"""Run external programs as the supervised stages of an ETL pipeline."""

@@ -1,0 +1,75 @@
+"""
+Bytes that have been received and not been understood yet.
+
+Searching remembers how far it came, so that a message which arrives in a thousand
+pieces is looked at once and not a thousand times.
+"""
+
+from __future__ import annotations
+
+__all__ = ("ReceiveBuffer",)
+
+
+class ReceiveBuffer:
+    """Holds received bytes until a boundary is found in them."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        # Where the next search for each marker may begin.
+        self._searched: dict[bytes, int] = {}
+        self.offset = 0
+        """Place in the stream of the first byte held, in bytes."""
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def feed(self, data: bytes) -> None:
+        """Append ``data``."""
+        self._data += data
+
+    def peek(self, count: int) -> bytes:
+        """Return the first ``count`` bytes, or fewer, and keep them."""
+        return bytes(self._data[:count])
+
+    def startswith(self, prefix: bytes) -> bool:
+        """Return whether the held bytes begin with ``prefix``."""
+        return self._data.startswith(prefix)
+
+    def find(self, marker: bytes) -> int:
+        """Return where ``marker`` first begins, or -1."""
+        found = self._data.find(marker, self._searched.get(marker, 0))
+        # A marker may be cut: its first bytes here, the others in the next chunk.
+        start = found if found >= 0 else len(self._data) - len(marker) + 1
+        self._searched[marker] = max(0, start)
+        return found
+
+    def end_of_last(self, marker: bytes) -> int:
+        """Return where the last ``marker`` ends, or 0 when there is none."""
+        if self.find(marker) < 0:
+            return 0
+        return self._data.rfind(marker) + len(marker)
+
+    def take(self, count: int) -> bytes:
+        """Remove and return the first ``count`` bytes."""
+        with memoryview(self._data) as view:
+            taken = bytes(view[:count])
+        self.drop(count)
+        return taken
+
+    def drop(self, count: int) -> None:
+        """Remove the first ``count`` bytes."""
+        del self._data[:count]
+        self.offset += count
+        self._searched.clear()
+
+    def truncate(self, count: int) -> None:
+        """Forget all but the first ``count`` bytes."""
+        del self._data[count:]
+        self._searched.clear()
+
+    def put_back(self, data: bytes) -> None:
+        """Insert ``data``, just taken, in front of what is held."""
+        if data:
+            self._data[:0] = data
+            self.offset -= len(data)
+            self._searched.clear()

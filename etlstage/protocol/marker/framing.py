@@ -1,0 +1,134 @@
+"""
+Boundaries in bulk.
+
+Nothing here knows what may follow what; see ``state.py``.
+Each function looks at a whole run of messages at once: a loop over single messages
+appears only where the replies are not one to one.
+"""
+
+from __future__ import annotations
+
+from etlstage.errors import MessageRefused, RemoteProtocolError
+from etlstage.messages import Run
+from etlstage.protocol.marker.markers import MARKER_NAMES, Markers, escape
+
+__all__ = ("Unterminated", "encode_groups", "encode_run", "split_groups", "split_run")
+
+
+class Unterminated(RemoteProtocolError):
+    """
+    Raised when an EOP follows a message that has no EOM.
+
+    Attributes:
+        groups: The sound replies before it.
+
+    """
+
+    def __init__(self, groups: list[tuple[bytes, ...]]) -> None:
+        super().__init__("message without EOM before EOP")
+        self.groups = groups
+
+
+def encode_run(messages: Run, markers: Markers, *, limit: int) -> bytes:
+    """
+    Return the messages, each with its EOM.
+
+    Raises:
+        MessageRefused: If a message contains a marker, or is longer than ``limit``
+            bytes; the text says which marker and where.
+
+    """
+    wire = markers.eom.join((*messages, b""))
+    if not _clean(wire, messages, markers) or (
+        len(wire) > limit and max(map(len, messages)) > limit
+    ):
+        _complain(messages, markers, limit)
+    return wire
+
+
+def encode_groups(
+    groups: list[tuple[bytes, ...]], markers: Markers, *, limit: int
+) -> bytes:
+    """
+    Return the replies, each with its EOP; raises as :func:`encode_run`.
+
+    With ``eop == eom`` a reply ends with the EOM of its only message.
+    """
+    eom, eop = markers.eom, markers.eop
+    messages = [message for group in groups for message in group]
+    body = encode_run(messages, markers, limit=limit)
+    if eop == eom:
+        return body
+    if len(messages) == len(groups) and all(groups):
+        return (eom + eop).join((*messages, b""))
+    return eop.join([*(eom.join((*g, b"")) if g else b"" for g in groups), b""])
+
+
+def split_run(data: bytes, eom: bytes) -> tuple[Run, bytes]:
+    """Return the complete messages in ``data`` and what follows the last of them."""
+    *messages, rest = data.split(eom)
+    return messages, rest
+
+
+def split_groups(
+    data: bytes, markers: Markers
+) -> tuple[list[tuple[bytes, ...]], bytes]:
+    """
+    Return the complete replies in ``data`` and what follows the last of them.
+
+    Raises:
+        Unterminated: If an EOP follows a message that has no EOM.
+
+    """
+    eom, eop = markers.eom, markers.eop
+    if eop == eom:
+        *messages, rest = data.split(eom)
+        return list(zip(messages, strict=False)), rest
+    *parts, rest = data.split(eop)
+    if data.count(eom) == len(parts) and not rest:
+        # As many EOM as EOP: one to one, if each EOP stands right behind an EOM.
+        *messages, rest = data.split(eom + eop)
+        if len(messages) == len(parts):
+            return list(zip(messages, strict=False)), rest
+    width = len(eom)
+    groups: list[tuple[bytes, ...]] = []
+    for part in parts:
+        if part and not part.endswith(eom):
+            raise Unterminated(groups)
+        groups.append(tuple(part[:-width].split(eom)) if part else ())
+    return groups, rest
+
+
+def _clean(wire: bytes, messages: Run, markers: Markers) -> bool:
+    eom = markers.eom
+    if len(eom) == 1:
+        sound = wire.count(eom) == len(messages)
+    else:
+        # A message that ends as EOM begins moves the boundary without adding one.
+        sound = wire.split(eom) == [*messages, b""]
+    return (
+        sound
+        and (markers.eop == eom or markers.eop not in wire)
+        and markers.eob not in wire
+        and markers.bnc not in wire
+    )
+
+
+def _complain(messages: Run, markers: Markers, limit: int) -> None:
+    for index, message in enumerate(messages):
+        if len(message) > limit:
+            raise MessageRefused(
+                f"message is {len(message)} bytes long, expected no more than"
+                f" {limit} bytes; see max_message_bytes",
+                index=index,
+            )
+        framed = message + markers.eom
+        for name, marker in zip(MARKER_NAMES, markers, strict=True):
+            at = framed.find(marker)
+            if 0 <= at < len(message):
+                raise MessageRefused(
+                    f"message contains marker {name} {escape(marker)!r} at offset {at};"
+                    " choose other markers, or encode the message",
+                    index=index,
+                )
+    raise AssertionError("unreachable: markers do not overlap, see Markers")

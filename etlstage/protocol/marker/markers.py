@@ -1,0 +1,168 @@
+"""
+The four markers, and how they are written down.
+
+A marker may be any bytes, NUL among them, but neither an environment variable nor
+an argument can hold NUL: there it is text, with backslash escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Final, NamedTuple, Self
+
+from etlstage.errors import ConfigError
+
+__all__ = ("MARKER_NAMES", "Markers", "escape", "unescape")
+
+MARKER_NAMES: Final = ("eom", "eop", "eob", "bnc")
+"""End of message, end of process, end of batch, batch not complete."""
+
+_SIMPLE = {"n": 10, "r": 13, "t": 9, "a": 7, "b": 8, "f": 12, "v": 11}
+_OCTAL = "01234567"
+
+
+class _Fields(NamedTuple):
+    eom: bytes
+    eop: bytes
+    eob: bytes
+    bnc: bytes
+
+
+class Markers(_Fields):
+    """
+    The markers of one session.
+
+    The page names no default values; these are the ones that the stages written for
+    it use. ``eop == eom`` says that each message has exactly one reply.
+
+    Raises:
+        ConfigError: If one is empty, or if a boundary could be read in two ways.
+
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        eom: bytes = b"\n",
+        eop: bytes = b"\0",
+        eob: bytes = b"\x17",
+        bnc: bytes = b"\x05",
+    ) -> Self:
+        """Check the combination, which a named tuple can't do in ``__init__``."""
+        self = super().__new__(cls, eom, eop, eob, bnc)
+        for problem in _problems(self):
+            raise ConfigError(problem)
+        return self
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that tell a worker its markers."""
+        return {
+            f"ETLSTAGE_{name.upper()}": escape(value)
+            for name, value in zip(MARKER_NAMES, self, strict=True)
+        }
+
+    @classmethod
+    def from_text(cls, **texts: str) -> Markers:
+        """
+        Build from escaped texts by name; a marker that is not named has its default.
+
+        Raises:
+            ConfigError: If an escape can't be read, or the combination is refused.
+
+        """
+        return cls(**{name: unescape(text) for name, text in texts.items()})
+
+
+def _problems(markers: Markers) -> Iterator[str]:
+    named = dict(zip(MARKER_NAMES, markers, strict=True))
+    for name, value in named.items():
+        if not value:
+            yield f"marker {name} is empty, expected at least one byte"
+    for (a, x), (b, y) in combinations(named.items(), 2):
+        if x == y and (a, b) != ("eom", "eop"):
+            yield f"markers {a} and {b} are both {escape(x)!r}, expected them to differ"
+    # Only markers of one direction can be mistaken for each other. To the worker
+    # go EOM and EOB; from it come EOM, EOP and BNC.
+    for a, b in ("eom", "eob"), ("eom", "eop"), ("eom", "bnc"), ("eop", "bnc"):
+        x, y = named[a], named[b]
+        if x != y and (x in y or y in x):
+            inner, outer = (a, b) if x in y else (b, a)
+            yield (
+                f"marker {inner} {escape(named[inner])!r} is a part of {outer}"
+                f" {escape(named[outer])!r}: a boundary could be read in two ways"
+            )
+        for first, second in ((a, b), (b, a)):
+            if x != y and _overlap(named[first], named[second]):
+                yield (
+                    f"marker {first} {escape(named[first])!r} ends as {second}"
+                    f" {escape(named[second])!r} begins:"
+                    " a boundary could be read in two ways"
+                )
+
+
+def _overlap(first: bytes, second: bytes) -> bool:
+    shorter = min(len(first), len(second))
+    return any(first.endswith(second[:n]) for n in range(1, shorter))
+
+
+def escape(value: bytes) -> str:
+    r"""
+    Return ``value`` as printable ASCII, other bytes as ``\ooo``.
+
+    Octal, because that is what ``printf`` of a POSIX shell, awk, C, PHP and Python
+    all understand; ``\x00`` is unknown to the first.
+    """
+    return "".join(
+        chr(byte) if 32 <= byte < 127 and byte != 92 else f"\\{byte:03o}"
+        for byte in value
+    )
+
+
+def unescape(text: str) -> bytes:
+    r"""
+    Return the bytes that ``text`` stands for; other than ASCII becomes UTF-8.
+
+    Read are ``\n \r \t \a \b \f \v \\``, ``\0`` to ``\377``, ``\xHH`` and ``\uHHHH``.
+
+    Raises:
+        ConfigError: If a backslash begins none of these.
+
+    """
+    out = bytearray()
+    at = 0
+    while at < len(text):
+        if text[at] != "\\":
+            out += text[at].encode("utf-8", "surrogateescape")
+            at += 1
+            continue
+        try:
+            value, at = _unescape_one(text, at + 1)
+        except (ValueError, IndexError):
+            raise ConfigError(
+                f"can't read the escape {text[at : at + 4]!r} of {text!r},"
+                r" expected \n, \r, \t, \\, \0 to \377, \xHH or \uHHHH"
+            ) from None
+        out += value
+    return bytes(out)
+
+
+def _unescape_one(text: str, at: int) -> tuple[bytes, int]:
+    kind = text[at]
+    if kind == "\\":
+        return b"\\", at + 1
+    if kind in _SIMPLE:
+        return bytes([_SIMPLE[kind]]), at + 1
+    if kind in _OCTAL:
+        end = at + 1
+        while end < min(len(text), at + 3) and text[end] in _OCTAL:
+            end += 1
+        return bytes([int(text[at:end], 8)]), end
+    width = {"x": 2, "u": 4}[kind] if kind in "xu" else 0
+    digits = text[at + 1 : at + 1 + width]
+    if len(digits) != width or not width:
+        raise ValueError(digits)
+    code = int(digits, 16)
+    value = bytes([code]) if kind == "x" else chr(code).encode()
+    return value, at + 1 + width

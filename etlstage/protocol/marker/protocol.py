@@ -1,0 +1,204 @@
+"""
+One marker session, seen from either side: moves bytes.
+
+``state.py`` says what is allowed, ``framing.py`` where things end, and
+``reader.py`` what the peer's bytes mean. Here is the seam, and what we send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from etlstage.errors import (
+    LocalProtocolError,
+    RemoteProtocolError,
+)
+from etlstage.messages import Run
+from etlstage.protocol.base import SEND_EOF, Limits, Side
+from etlstage.protocol.events import (
+    BatchEnded,
+    Event,
+    MessagesPassed,
+    MoreRequested,
+    OutputPassed,
+    ProtocolFailed,
+    RepliesCompleted,
+    StreamEnded,
+)
+from etlstage.protocol.marker.framing import encode_groups, encode_run
+from etlstage.protocol.marker.markers import Markers
+from etlstage.protocol.marker.reader import Reader
+from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
+
+__all__ = ("MarkerProtocol",)
+
+
+class MarkerProtocol:
+    """
+    A session of the stage protocol, without I/O.
+
+    Args:
+        side: Which end we are.
+        mode: The scenario of the stage.
+        markers: The four markers.
+        limits: How much the peer may make us hold.
+        eob_then_eom: An EOM follows each EOB, and what the worker answers to the
+            empty message that it takes this for is left out.
+
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        mode: Mode,
+        markers: Markers | None = None,
+        *,
+        limits: Limits | None = None,
+        eob_then_eom: bool = False,
+    ) -> None:
+        self.side = side
+        self.markers = markers or Markers()
+        self._limits = limits or Limits()
+        self._eob_then_eom = eob_then_eom
+        self._session = Session(mode)
+        self._reader = Reader(side, self._session, self.markers, self._limits)
+        self._reader.eob_then_eom = eob_then_eom
+        self._out: list[bytes] = []
+        self._input_ended = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<MarkerProtocol {self.side.value} {self._session.mode.value}"
+            f" {self.state.value} owed={self.owed}>"
+        )
+
+    @property
+    def mode(self) -> Mode:
+        """The scenario of the session."""
+        return self._session.mode
+
+    @property
+    def state(self) -> State:
+        """Where the session stands."""
+        return self._session.state
+
+    @property
+    def owed(self) -> int:
+        """EOP that the worker still has to write."""
+        return self._session.owed
+
+    # --- the seam -----------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes that the peer sent; they may be cut anywhere."""
+        if self.state is State.ERROR:
+            return
+        try:
+            self._reader.feed(data)
+        except RemoteProtocolError as error:
+            self._session.fail()
+            self._reader.events.append(ProtocolFailed(error))
+
+    def receive_eof(self) -> None:
+        """Take note that the peer will send no more."""
+        if self.state is not State.ERROR:
+            self._reader.events.append(StreamEnded(self._reader.tail()))
+
+    def events_received(self) -> list[Event]:
+        """Return, once, what has been received since the last call."""
+        events, self._reader.events = self._reader.events, []
+        return events
+
+    def data_to_send(self) -> list[bytes]:
+        """Return, once, the bytes to write; ``SEND_EOF`` among them is a half-close."""
+        out, self._out = self._out, []
+        return out
+
+    def get_timer(self) -> float | None:
+        """Return None: the page knows no time."""
+        return None
+
+    def handle_timer(self, now: float) -> None:
+        """Do nothing: the page knows no time."""
+
+    def send(self, event: Event) -> None:
+        """
+        Queue an event for the peer.
+
+        Raises:
+            LocalProtocolError: If the state, or our side, does not allow it.
+            MessageRefused: If a message contains a marker or is too long; nothing
+                of the event has been queued then.
+
+        """
+        match event:
+            case MessagesPassed(messages) if self.side is Side.SUPERVISOR:
+                self._send_messages(messages)
+            case BatchEnded() if self.side is Side.SUPERVISOR:
+                self._pass(Token.EOB)
+                tail = self.markers.eom if self._eob_then_eom else b""
+                self._reader.echoes += bool(tail) and self.mode is Mode.BATCH_WORKER
+                self._out.append(self.markers.eob + tail)
+            case RepliesCompleted(groups) if self.side is Side.WORKER:
+                self._send_replies(groups)
+            case OutputPassed(messages) if self.side is Side.WORKER:
+                self._send_output(messages)
+            case MoreRequested() if self.side is Side.WORKER:
+                self._pass(Token.BNC)
+                self._out.append(self.markers.bnc)
+            case StreamEnded():
+                self._send_eof()
+            case _:
+                raise LocalProtocolError(
+                    f"a {self.side.value} can't send {type(event).__name__}"
+                )
+
+    # --- sending ------------------------------------------------------------
+
+    def _send_messages(self, messages: Run) -> None:
+        if self._input_ended:
+            raise LocalProtocolError("can't handle a message after the end of input")
+        wire = self._encode(encode_run, messages)
+        if messages:
+            self._pass(Token.MESSAGE, len(messages))
+            self._out.append(wire)
+
+    def _send_output(self, messages: Run) -> None:
+        wire = self._encode(encode_run, messages)
+        if self.markers.eop == self.markers.eom and self.mode is not Mode.PLAIN:
+            raise LocalProtocolError(
+                "can't send part of a reply when eop is eom: a reply is one message"
+            )
+        if messages:
+            self._pass(Token.OUTPUT)
+            self._out.append(wire)
+
+    def _send_replies(self, groups: list[tuple[bytes, ...]]) -> None:
+        one_to_one = self.markers.eop == self.markers.eom
+        if one_to_one and any(len(group) != 1 for group in groups):
+            raise LocalProtocolError("a reply must be one message when eop is eom")
+        wire = self._encode(encode_groups, groups)
+        if groups:
+            self._pass(Token.EOP, len(groups))
+            self._out.append(wire)
+
+    def _send_eof(self) -> None:
+        if self.side is Side.SUPERVISOR:
+            self._pass(Token.END)
+        elif self.owed:
+            raise LocalProtocolError(f"can't end: {self.owed} EOP are still owed")
+        self._input_ended = True
+        self._out.append(SEND_EOF)
+
+    def _encode(self, encode: Callable[..., bytes], what: object) -> bytes:
+        return encode(what, self.markers, limit=self._limits.max_message_bytes)
+
+    def _pass(self, token: Token, count: int = 1) -> None:
+        if self._input_ended and self.side is Side.SUPERVISOR:
+            raise LocalProtocolError(
+                f"can't handle {token.value} after the end of input"
+            )
+        try:
+            self._session.handle(token, count)
+        except Refused as refusal:
+            raise LocalProtocolError(str(refusal)) from None

@@ -1,0 +1,250 @@
+"""
+State of one marker session.
+
+Two rules:
+
+1. Everything that decides *what may follow what* lives in this file.
+   ``framing.py`` only finds boundaries; ``protocol.py`` only moves bytes.
+2. This file does not know which side it runs on. Both sides pass the same tokens
+   through the same table; only who is to blame for a refusal differs.
+
+Theory of operation. The page describes two loops, one for the supervisor S and one
+for the worker W. What matters on the wire is the order of six tokens:
+
+====== ======= ====================================================
+token  from    meaning
+====== ======= ====================================================
+MESSAGE  S     a message and its EOM
+EOB      S     end of the batch
+END      S     no more input
+OUTPUT   W     (part of) a message of a reply
+EOP      W     the reply is complete
+BNC      W     one more message for this batch, please
+====== ======= ====================================================
+
+A session is one of five modes, each with its table. Beside the state there is one
+counter, ``owed``: how many EOP the worker still has to write. The k-th EOP answers
+the k-th exchange, so S may write ahead and pairs by order; the table sees the last
+owed EOP as a token of its own, LAST_EOP, because only that one leads back to IDLE.
+
+Where the page and its implementations differ, the table follows these:
+
+* one EOP for each EOB, also for an empty batch;
+* BNC comes after a message, never after EOP: a BNC in IDLE answers nothing;
+* no BNC after the message that fills a batch; a worker that writes one all the same
+  (the literal page) is in WANTED and may pass on to its replies from there;
+* worker-driven batches are lock-step: the answer to BNC is one message or EOB;
+* replies may begin before EOB (awk stages do that), but not end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+__all__ = ("TRANSITIONS", "Mode", "Refused", "Session", "State", "Token")
+
+
+class Mode(Enum):
+    """Which of the page's scenarios a session follows."""
+
+    PLAIN = "plain"
+    """E: the worker writes messages until it exits."""
+    CYCLIC = "cyclic"
+    """E: each message asks for one round of extraction."""
+    SINGLE = "single"
+    """T and L: one message, one reply."""
+    BATCH_WORKER = "worker-driven batch"
+    """T and L: the worker asks with BNC until its batch is full."""
+    BATCH_SUPERVISOR = "supervisor-driven batch"
+    """T and L: the supervisor closes the batch with EOB."""
+
+    @property
+    def extracts(self) -> bool:
+        """Whether this is a mode of an extract stage."""
+        return self in (Mode.PLAIN, Mode.CYCLIC)
+
+    @property
+    def batches(self) -> bool:
+        """Whether messages are answered a batch at a time."""
+        return self in (Mode.BATCH_WORKER, Mode.BATCH_SUPERVISOR)
+
+
+class State(Enum):
+    """Where a session stands."""
+
+    IDLE = "IDLE"
+    """Nothing was asked, nothing is owed."""
+    FILLING = "FILLING"
+    """A batch is open. In a worker-driven one it's the worker's turn."""
+    WANTED = "WANTED"
+    """The worker asked for more and waits for a message or EOB."""
+    BUSY = "BUSY"
+    """The worker owes us an EOP."""
+    AHEAD = "AHEAD"
+    """The worker owes us an EOP, and the next batch is open already."""
+    STREAMING = "STREAMING"
+    """The worker writes until it exits."""
+    ERROR = "ERROR"
+    """Somebody broke the protocol."""
+
+
+class Token(Enum):
+    """What may pass; the value is how errors call it."""
+
+    MESSAGE = "a message"
+    EOB = "EOB"
+    END = "the end of input"
+    OUTPUT = "output"
+    EOP = "EOP"
+    LAST_EOP = "the last EOP owed"
+    BNC = "BNC"
+
+
+_ONE_BY_ONE: Final = {
+    (State.IDLE, Token.MESSAGE): State.BUSY,
+    (State.BUSY, Token.MESSAGE): State.BUSY,
+    (State.BUSY, Token.OUTPUT): State.BUSY,
+    (State.BUSY, Token.EOP): State.BUSY,
+    (State.BUSY, Token.LAST_EOP): State.IDLE,
+    (State.IDLE, Token.END): State.IDLE,
+    (State.BUSY, Token.END): State.BUSY,
+}
+
+TRANSITIONS: Final[Mapping[Mode, Mapping[tuple[State, Token], State]]] = {
+    Mode.PLAIN: {
+        (State.STREAMING, Token.OUTPUT): State.STREAMING,
+        (State.STREAMING, Token.END): State.STREAMING,
+    },
+    Mode.CYCLIC: _ONE_BY_ONE,
+    Mode.SINGLE: _ONE_BY_ONE,
+    Mode.BATCH_WORKER: {
+        (State.IDLE, Token.MESSAGE): State.FILLING,
+        (State.IDLE, Token.EOB): State.BUSY,
+        (State.FILLING, Token.BNC): State.WANTED,
+        (State.FILLING, Token.OUTPUT): State.BUSY,
+        (State.FILLING, Token.LAST_EOP): State.IDLE,
+        (State.WANTED, Token.MESSAGE): State.FILLING,
+        (State.WANTED, Token.EOB): State.BUSY,
+        (State.WANTED, Token.OUTPUT): State.BUSY,
+        (State.WANTED, Token.LAST_EOP): State.IDLE,
+        (State.BUSY, Token.OUTPUT): State.BUSY,
+        (State.BUSY, Token.LAST_EOP): State.IDLE,
+        (State.IDLE, Token.END): State.IDLE,
+        (State.BUSY, Token.END): State.BUSY,
+    },
+    Mode.BATCH_SUPERVISOR: {
+        (State.IDLE, Token.MESSAGE): State.FILLING,
+        (State.IDLE, Token.EOB): State.BUSY,
+        (State.FILLING, Token.MESSAGE): State.FILLING,
+        (State.FILLING, Token.EOB): State.BUSY,
+        (State.FILLING, Token.OUTPUT): State.FILLING,
+        (State.BUSY, Token.MESSAGE): State.AHEAD,
+        (State.BUSY, Token.EOB): State.BUSY,
+        (State.BUSY, Token.OUTPUT): State.BUSY,
+        (State.BUSY, Token.EOP): State.BUSY,
+        (State.BUSY, Token.LAST_EOP): State.IDLE,
+        (State.AHEAD, Token.MESSAGE): State.AHEAD,
+        (State.AHEAD, Token.EOB): State.BUSY,
+        (State.AHEAD, Token.OUTPUT): State.AHEAD,
+        (State.AHEAD, Token.EOP): State.AHEAD,
+        (State.AHEAD, Token.LAST_EOP): State.FILLING,
+        (State.IDLE, Token.END): State.IDLE,
+        (State.BUSY, Token.END): State.BUSY,
+    },
+}
+"""``{mode: {(state, token): next state}}``; what is missing is forbidden."""
+
+_OWES: Final[Mapping[Mode, frozenset[tuple[State, Token]]]] = {
+    Mode.PLAIN: frozenset(),
+    Mode.CYCLIC: frozenset({(s, Token.MESSAGE) for s in State}),
+    Mode.SINGLE: frozenset({(s, Token.MESSAGE) for s in State}),
+    # A worker may close its batch by itself: the first message makes it owe an EOP.
+    Mode.BATCH_WORKER: frozenset(
+        {(State.IDLE, Token.MESSAGE), (State.IDLE, Token.EOB)}
+    ),
+    Mode.BATCH_SUPERVISOR: frozenset({(s, Token.EOB) for s in State}),
+}
+"""``{mode: {(state, token)}}``: after which tokens the worker owes one more EOP."""
+
+_HINTS: Final[Mapping[tuple[Mode, Token] | tuple[State, Token], str]] = {
+    (Mode.SINGLE, Token.BNC): "the worker fills batches; set batch.driver: worker",
+    (Mode.CYCLIC, Token.BNC): "an extract stage has no batches",
+    (Mode.PLAIN, Token.BNC): "an extract stage has no batches",
+    (Mode.PLAIN, Token.EOP): "the worker works in cycles; set mode: cyclic",
+    (Mode.BATCH_SUPERVISOR, Token.BNC): (
+        "the worker asks for messages itself; set batch.driver: worker"
+    ),
+    (Mode.SINGLE, Token.EOB): "there are no batches in single mode",
+    (Mode.CYCLIC, Token.EOB): "there are no batches in an extract stage",
+    (State.IDLE, Token.OUTPUT): (
+        "no message is to be answered; diagnostics belong on stderr"
+    ),
+    (State.IDLE, Token.EOP): "no message is to be answered",
+    (State.IDLE, Token.BNC): "BNC follows a message, and none was sent",
+    (State.BUSY, Token.BNC): "the batch is closed already",
+    (State.FILLING, Token.EOP): "the batch is not closed yet; EOP follows EOB",
+    (State.FILLING, Token.MESSAGE): "the worker did not ask for one with BNC",
+    (State.BUSY, Token.MESSAGE): "the worker still owes an EOP",
+    (State.FILLING, Token.END): "a batch is open; close it with EOB",
+    (State.WANTED, Token.END): "a batch is open; close it with EOB",
+    (State.AHEAD, Token.END): "a batch is open; close it with EOB",
+}
+
+
+class Refused(Exception):
+    """Raised for a token that the state does not allow; the caller knows who to blame."""
+
+
+class Session:
+    """Follows the tokens of one session."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self.state = State.STREAMING if mode is Mode.PLAIN else State.IDLE
+        self.owed = 0
+        """EOP that the worker still has to write."""
+        self._table = TRANSITIONS[mode]
+
+    def __repr__(self) -> str:
+        return f"<Session {self.mode.value} {self.state.value} owed={self.owed}>"
+
+    def handle(self, token: Token, count: int = 1) -> None:
+        """
+        Move on by ``count`` tokens of one kind.
+
+        Raises:
+            Refused: If the state does not allow the token, or not so many of them;
+                nothing has changed then.
+
+        """
+        after = self.state
+        owed = self.owed
+        if token is Token.EOP:
+            if count > owed:
+                raise self._refusal(token)
+            owed -= count
+            token = Token.EOP if owed else Token.LAST_EOP
+        elif (self.state, token) in _OWES[self.mode]:
+            owed += count
+        # Lock-step allows one message in WANTED and none in the state behind it.
+        steps = min(count, 2) if token is Token.MESSAGE else 1
+        for _ in range(steps):
+            try:
+                after = self._table[after, token]
+            except KeyError:
+                raise self._refusal(token, after) from None
+        self.state, self.owed = after, owed
+
+    def fail(self) -> None:
+        """Enter ERROR, where every token is refused."""
+        self.state = State.ERROR
+
+    def _refusal(self, token: Token, state: State | None = None) -> Refused:
+        state = state or self.state
+        if token is Token.LAST_EOP:
+            token = Token.EOP
+        hint = _HINTS.get((self.mode, token)) or _HINTS.get((state, token))
+        text = f"can't handle {token.value} in state {state.value}"
+        return Refused(f"{text}: {hint}" if hint else text)
