@@ -1,1 +1,74 @@
-"""Run external programs as the supervised stages of an ETL pipeline."""
+"""
+Run external programs as the supervised stages of an ETL pipeline.
+
+Names are imported when they are used: a worker imports this package at every start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from etlstage.errors import ConfigError as ConfigError
+    from etlstage.errors import EtlstageError as EtlstageError
+    from etlstage.errors import WorkerLost as WorkerLost
+    from etlstage.messages import Result as Result
+    from etlstage.messages import StageKind as StageKind
+    from etlstage.pipeline import Pipeline as Pipeline
+    from etlstage.pipeline import Report as Report
+    from etlstage.protocol.marker import Markers as Markers
+    from etlstage.protocol.marker import Mode as Mode
+    from etlstage.supervisor import AsyncSupervisor as AsyncSupervisor
+    from etlstage.supervisor import BatchPolicy as BatchPolicy
+    from etlstage.supervisor import Stage as Stage
+    from etlstage.supervisor import Timeouts as Timeouts
+
+__all__ = (
+    "AsyncSupervisor",
+    "BatchPolicy",
+    "ConfigError",
+    "EtlstageError",
+    "Markers",
+    "Mode",
+    "Pipeline",
+    "Report",
+    "Result",
+    "Stage",
+    "StageKind",
+    "Timeouts",
+    "WorkerLost",
+)
+
+_HOMES = {
+    "AsyncSupervisor": "etlstage.supervisor",
+    "BatchPolicy": "etlstage.supervisor",
+    "ConfigError": "etlstage.errors",
+    "EtlstageError": "etlstage.errors",
+    "Markers": "etlstage.protocol.marker",
+    "Mode": "etlstage.protocol.marker",
+    "Pipeline": "etlstage.pipeline",
+    "Report": "etlstage.pipeline",
+    "Result": "etlstage.messages",
+    "Stage": "etlstage.supervisor",
+    "StageKind": "etlstage.messages",
+    "Timeouts": "etlstage.supervisor",
+    "WorkerLost": "etlstage.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home (PEP 562)."""
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, whether they are imported yet or not."""
+    return sorted(set(globals()) | set(__all__))

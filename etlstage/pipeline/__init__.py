@@ -1,1 +1,21 @@
 """E -> T* -> L: sources, stages and sinks joined to a run."""
+
+from __future__ import annotations
+
+from etlstage.pipeline.interfaces import Sink as Sink
+from etlstage.pipeline.interfaces import Source as Source
+from etlstage.pipeline.pipeline import Pipeline as Pipeline
+from etlstage.pipeline.report import Report as Report
+from etlstage.pipeline.worker_sink import WorkerSink as WorkerSink
+from etlstage.pipeline.worker_source import OffsetPolicy as OffsetPolicy
+from etlstage.pipeline.worker_source import WorkerSource as WorkerSource
+
+__all__ = (
+    "OffsetPolicy",
+    "Pipeline",
+    "Report",
+    "Sink",
+    "Source",
+    "WorkerSink",
+    "WorkerSource",
+)

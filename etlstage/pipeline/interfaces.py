@@ -33,6 +33,16 @@ class Source(Protocol):
         """
         ...
 
+    def drain(self) -> bool:
+        """
+        Let :meth:`runs` end at the next point from which reading can go on.
+
+        Returns:
+            False if all points are alike, so that it may be cancelled right away.
+
+        """
+        ...
+
     async def acknowledge(self, position: Position) -> None:
         """Store ``position``: everything before it is durable downstream."""
         ...
@@ -54,6 +64,10 @@ class Sink(Protocol):
     """Messages that are durable."""
     failed: int
     """Messages that the destination refused."""
+
+    async def open(self) -> None:
+        """Find out now what would fail later; raises as :meth:`write`."""
+        ...
 
     async def write(self, run: Run) -> None:
         """

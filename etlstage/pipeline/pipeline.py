@@ -1,0 +1,298 @@
+"""
+A run: from the source through the stages into the sink.
+
+Each stage is a task, each pair of neighbours shares an edge. The first error wins:
+it ends the run, the workers are stopped, and the report says what is in place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from etlstage.errors import ConfigError, WorkerLost
+from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline.edge import Edge, Item
+from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.report import Report, Status
+from etlstage.supervisor import AsyncSupervisor, Stage
+from etlstage.supervisor.submission import Answer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ("Pipeline",)
+
+
+class Pipeline:
+    """
+    One extract stage, any number of transform stages, one load stage.
+
+    Args:
+        name: As the report calls it.
+        source: Where messages come from.
+        stages: What they pass through.
+        sink: Where they end.
+        flush_every: Seconds after which written messages are made durable, although
+            the sink would wait for more; for extractions that never end.
+
+    Raises:
+        ConfigError: If two stages have one name, or a stage in the middle is not of
+            kind transform.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: Source,
+        stages: Sequence[Stage] = (),
+        sink: Sink,
+        flush_every: float = 60.0,
+    ) -> None:
+        self.name = name
+        self._source = source
+        self._stages = tuple(stages)
+        self._sink = sink
+        self._flush_every = flush_every
+        self._check()
+        self._extracting = anyio.CancelScope()
+        self._drained = False
+        self._exhausted = False
+        self._started = self._ended = 0.0
+        self._error: Exception | None = None
+        self.ledger = Ledger(
+            [
+                (source.name, StageKind.EXTRACT),
+                *((stage.name, stage.kind) for stage in self._stages),
+                (sink.name, StageKind.LOAD),
+            ]
+        )
+        """The accounts of the stages, live."""
+
+    @classmethod
+    def from_yaml(
+        cls, path: str | Path, *, spark: SparkSession | None = None
+    ) -> Pipeline:
+        """
+        Build the pipeline of a YAML file; nothing is started.
+
+        Args:
+            path: The file.
+            spark: A session to use in place of the file's own; it is not stopped.
+
+        Raises:
+            ConfigError: If anything in the file is wrong; one line for each problem.
+
+        """
+        # The one way up: whoever has a Pipeline need not know where files are read.
+        from etlstage.config.build import pipeline_from_yaml
+
+        return pipeline_from_yaml(path, spark=spark)
+
+    def drain(self) -> None:
+        """Stop extracting; :meth:`run` returns when all that is under way has landed."""
+        self._drained = True
+        if not self._source.drain():
+            self._extracting.cancel()
+
+    async def run(self) -> Report:
+        """
+        Run to the end and return the report; a failure is in there.
+
+        Cancelling stops the workers at once; :meth:`report` then says what landed.
+        A pipeline runs only once.
+        """
+        self._started = anyio.current_time()
+        try:
+            with anyio.CancelScope() as scope:
+                await self._run_stages(scope)
+        finally:
+            self._ended = anyio.current_time()
+            self._take_stock()
+            self.ledger.settle()
+        if self._error is not None:
+            return self.report("failed")
+        status: Status = "done" if self._exhausted else "drained"
+        self.ledger.check(whole=True)
+        return self.report(status)
+
+    def report(self, status: Status) -> Report:
+        """Return the report of a run that ended as ``status`` says."""
+        return Report(
+            name=self.name,
+            status=status,
+            error=self._error,
+            seconds=self._ended - self._started,
+            ledger=self.ledger,
+            landed=self._sink.landed(),
+        )
+
+    # --- the tasks ----------------------------------------------------------
+
+    async def _run_stages(self, scope: anyio.CancelScope) -> None:
+        edges = [Edge() for _ in self.ledger][:-1]
+        async with anyio.create_task_group() as tasks:
+
+            async def guard(
+                task: Callable[..., Coroutine[Any, Any, None]], *args: object
+            ) -> None:
+                try:
+                    await task(*args)
+                except Exception as error:
+                    self._error = self._error or _innermost(error)
+                    scope.cancel()
+
+            tasks.start_soon(guard, self._extract, edges[0])
+            for number, stage in enumerate(self._stages):
+                tasks.start_soon(
+                    guard,
+                    self._transform,
+                    stage,
+                    self.ledger[number + 1],
+                    edges[number],
+                    edges[number + 1],
+                )
+            tasks.start_soon(guard, self._load, edges[-1])
+
+    async def _extract(self, edge: Edge) -> None:
+        account = self.ledger[0]
+        with self._extracting:
+            try:
+                async with aclosing(self._source.runs()) as items:
+                    async for item in items:
+                        await edge.put(item)
+                        if not isinstance(item, Position):
+                            account.produced += len(item)
+                        self._tick(account)
+                self._exhausted = not self._drained
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._source.aclose()
+        edge.close()
+
+    async def _transform(
+        self, stage: Stage, account: Account, edge: Edge, out: Edge
+    ) -> None:
+        # Positions pass a stage behind the answers to all messages before them.
+        positions: deque[tuple[int, Position]] = deque()
+
+        async def runs() -> AsyncIterator[Run]:
+            async for item in edge:
+                if not isinstance(item, Position):
+                    account.received += len(item)
+                    yield item
+                elif account.done == account.received:
+                    await out.put(item)
+                else:
+                    positions.append((account.received, item))
+
+        async with (
+            AsyncSupervisor(stage) as supervisor,
+            aclosing(supervisor.answers(runs())) as answers,
+        ):
+            async for answer in answers:
+                self._raise_for(answer, account)
+                outputs = list(chain.from_iterable(answer.groups))
+                if outputs:
+                    await out.put(outputs)
+                account.produced += len(outputs)
+                account.done += len(answer.messages)
+                self._tick(account)
+                while positions and positions[0][0] <= account.done:
+                    await out.put(positions.popleft()[1])
+        out.close()
+
+    async def _load(self, edge: Edge) -> None:
+        sink = self._sink
+        positions: deque[tuple[int, Position]] = deque()
+        try:
+            await sink.open()
+            async for item in self._items_to_load(edge):
+                if isinstance(item, Position):
+                    positions.append((sink.received, item))
+                else:
+                    await sink.write(item)
+                self._take_stock()
+                await self._acknowledge(positions)
+            await (sink.finish() if self._exhausted else sink.flush())
+            self._take_stock()
+            await self._acknowledge(positions)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await sink.aclose()
+
+    async def _items_to_load(self, edge: Edge) -> AsyncIterator[Item]:
+        flush_at = anyio.current_time() + self._flush_every
+        while True:
+            late = anyio.CancelScope(deadline=flush_at)
+            item = None
+            with late:
+                item = await edge.get()
+            if late.cancelled_caught:
+                await self._sink.flush()
+                yield []
+            elif item is None:
+                return
+            else:
+                yield item
+            if anyio.current_time() >= flush_at:
+                flush_at = anyio.current_time() + self._flush_every
+
+    # --- the accounts -------------------------------------------------------
+
+    async def _acknowledge(self, positions: deque[tuple[int, Position]]) -> None:
+        covered = None
+        while positions and positions[0][0] <= self._sink.loaded:
+            covered = positions.popleft()[1]
+        if covered is not None:
+            await self._source.acknowledge(covered)
+
+    def _raise_for(self, answer: Answer, account: Account) -> None:
+        if answer.error is None:
+            return
+        if isinstance(answer.error, WorkerLost):
+            account.lost += len(answer.messages)
+        else:
+            account.failed += len(answer.messages)
+        raise answer.error
+
+    def _take_stock(self) -> None:
+        account, sink = self.ledger[len(self.ledger) - 1], self._sink
+        account.received, account.done = sink.received, sink.loaded
+        account.failed = sink.failed
+        self._tick(account)
+
+    def _tick(self, account: Account) -> None:
+        account.seconds = anyio.current_time() - self._started
+
+    def _check(self) -> None:
+        names = [
+            self._source.name,
+            *(stage.name for stage in self._stages),
+            self._sink.name,
+        ]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"two stages are called {name}; names must differ")
+        for stage in self._stages:
+            if stage.kind is not StageKind.TRANSFORM:
+                raise ConfigError(
+                    f"stage {stage.name} is of kind {stage.kind.value}: between the"
+                    " source and the sink only transform stages may stand"
+                )
+
+
+def _innermost(error: Exception) -> Exception:
+    """Return the cause that a group holds, when it holds only one."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,56 @@
+"""The outcome of a run, for a human and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from etlstage.pipeline.ledger import Ledger
+
+__all__ = ("Report", "Status")
+
+Status: TypeAlias = Literal["done", "failed", "drained", "forced"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a run did, and what is in place now."""
+
+    name: str
+    status: Status
+    """``done``: everything loaded. ``failed``: see ``error``. ``drained``: extraction
+    was stopped, what was extracted is loaded. ``forced``: stopped in the middle."""
+    error: Exception | None
+    seconds: float
+    ledger: Ledger
+    landed: str
+    """What is in place at the destination, in one line."""
+
+    @property
+    def undelivered(self) -> int:
+        """Messages that were between two stages when the run ended."""
+        return self.ledger.undelivered
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain JSON."""
+        return {
+            "pipeline": self.name,
+            "status": self.status,
+            "error": str(self.error) if self.error is not None else None,
+            "seconds": round(self.seconds, 3),
+            "stages": [
+                {
+                    "stage": account.stage,
+                    "kind": account.kind.value,
+                    "in": account.received,
+                    "done": account.done,
+                    "failed": account.failed,
+                    "lost": account.lost,
+                    "out": account.produced,
+                    "seconds": round(account.seconds, 3),
+                }
+                for account in self.ledger
+            ],
+            "undelivered": self.undelivered,
+            "landed": self.landed,
+        }

@@ -1,0 +1,68 @@
+"""What a run leaves behind so that the next one reads on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from etlstage.errors import SourceFailed
+
+__all__ = ("PositionFile",)
+
+
+class PositionFile:
+    """
+    Keeps the position of one extract stage in a state directory.
+
+    Args:
+        folder: The state directory; made, for us alone, when something is stored.
+        stage: Name of the extract stage.
+
+    """
+
+    def __init__(self, folder: Path, stage: str) -> None:
+        self._path = folder / f"{stage}.position.json"
+        self._stage = stage
+
+    def load(self) -> object:
+        """
+        Return what was stored, or None.
+
+        Raises:
+            SourceFailed: If the file is there and can't be understood.
+
+        """
+        try:
+            return json.loads(self._path.read_bytes())["position"]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SourceFailed(
+                f"stage {self._stage}: can't read the position in {self._path}"
+                f" ({error}); remove the file to start from the beginning",
+                stage=self._stage,
+            ) from error
+
+    def store(self, position: object) -> None:
+        """
+        Replace what was stored, durably: after a crash it is the old or the new.
+
+        Raises:
+            SourceFailed: If the file can't be written.
+
+        """
+        new = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with new.open("w") as file:
+                json.dump({"position": position}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+        except OSError as error:
+            raise SourceFailed(
+                f"stage {self._stage}: can't store the position in {self._path}:"
+                f" {error.strerror}",
+                stage=self._stage,
+            ) from error

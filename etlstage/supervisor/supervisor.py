@@ -1,0 +1,367 @@
+"""
+The supervisor of one stage, for embedding.
+
+No global state, no signal handlers, no event loop policy: it is a context manager,
+and what it started is gone when its block ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+)
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from itertools import islice, repeat
+from types import TracebackType
+from typing import Self
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from etlstage.errors import LocalProtocolError, WorkerLost
+from etlstage.messages import Result, Run
+from etlstage.supervisor.connection import Connection
+from etlstage.supervisor.events import SupervisorEvent, WorkerExited, WorkerFailed
+from etlstage.supervisor.extraction import Extraction
+from etlstage.supervisor.stage import Stage
+from etlstage.supervisor.submission import Answer, Submission, Work
+
+__all__ = ("AsyncSupervisor",)
+
+_RUN = 1024  # messages taken at once from an iterable
+
+_log = structlog.get_logger("etlstage")
+_to_result = partial(tuple.__new__, Result)
+
+
+class AsyncSupervisor:
+    """
+    Runs the workers of a stage and passes messages through them.
+
+    ::
+
+        async with AsyncSupervisor(stage) as supervisor:
+            results = await supervisor.submit([b"one", b"two"])
+
+    Any number of tasks may submit at the same time.
+
+    Args:
+        stage: What to run.
+        max_messages: Messages that one :meth:`stream` may hold: read from its input
+            and not yet taken by its consumer.
+        max_bytes: The same in bytes, replies included.
+
+    Raises:
+        WorkerStartFailed: On entering, if the program can't be run.
+
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        max_messages: int = 65536,
+        max_bytes: int = 64 * 1024 * 1024,
+    ) -> None:
+        self.stage = stage
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._work = Work()
+        self._connections: list[Connection] = []
+        self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
+        self._tasks: TaskGroup | None = None
+        self._extraction: Extraction | None = None
+
+    def __repr__(self) -> str:
+        alive = sum(c.usable for c in self._connections)
+        return f"<AsyncSupervisor {self.stage.name!r} workers={alive}>"
+
+    async def __aenter__(self) -> Self:
+        """Start the workers."""
+        if self._tasks is not None:
+            raise LocalProtocolError(f"{self!r} was entered already")
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        try:
+            self._start()
+        except BaseException:
+            await self._finish()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the workers, also when the block failed or was cancelled."""
+        await self._finish()
+
+    async def aclose(self) -> None:
+        """Stop the workers; what they still hold is answered with an error."""
+        with anyio.CancelScope(shield=True):
+            for connection in self._connections:
+                connection.stop()
+            if self._extraction is not None:
+                await self._extraction.aclose()
+
+    async def submit(self, messages: Iterable[bytes]) -> list[Result]:
+        """
+        Pass messages through the workers and return their results in input order.
+
+        Never raises for what a worker does: see :attr:`Result.error`.
+        """
+        results: list[Result] = []
+        async with aclosing(self.answers([list(messages)])) as answers:
+            async for answer in answers:
+                results.extend(_results(answer))
+        return results
+
+    async def stream(
+        self, messages: Iterable[bytes] | AsyncIterable[bytes]
+    ) -> AsyncGenerator[Result, None]:
+        """
+        Pass messages through the workers and yield the results in input order.
+
+        The input is read ahead within ``max_messages`` and ``max_bytes``. What it
+        raises is raised here, behind the results of what came before.
+        """
+        async with aclosing(self.answers(_in_runs(messages))) as answers:
+            async for answer in answers:
+                for result in _results(answer):
+                    yield result
+
+    async def answers(
+        self, runs: Iterable[Run] | AsyncIterable[Run]
+    ) -> AsyncGenerator[Answer, None]:
+        """Do as :meth:`stream`, a run at a time: for who moves millions of messages."""
+        async with self._submission() as (submission, changed):
+            tasks = self._running()
+            feeding = _Feeding(self, submission, runs)
+            tasks.start_soon(feeding.run)
+            try:
+                while True:
+                    for answer in submission.collect():
+                        feeding.room.set()
+                        yield answer
+                    if submission.finished:
+                        break
+                    await changed.wait()
+                if feeding.error is not None:
+                    raise feeding.error
+            finally:
+                feeding.scope.cancel()
+
+    async def extract(
+        self, *, start: object = None, end: object = None
+    ) -> AsyncGenerator[bytes, None]:
+        """
+        Yield the messages of one round of extraction.
+
+        In plain mode a round is one run of the program.
+        In cyclic mode it is one request, which carries ``start`` and ``end`` when
+        they are given: offsets at the supervisor's side.
+
+        Raises:
+            WorkerLost: If the worker died, did not answer in time, or, in plain
+                mode, failed; what was yielded before stays valid.
+            RemoteProtocolError: If the worker broke the protocol.
+
+        """
+        async with aclosing(self.extract_runs(start=start, end=end)) as runs:
+            async for run in runs:
+                for message in run:
+                    yield message
+
+    async def extract_runs(
+        self, *, start: object = None, end: object = None, template: str | None = None
+    ) -> AsyncGenerator[Run, None]:
+        """
+        Do as :meth:`extract`, a run at a time.
+
+        Args:
+            start: First offset of the round.
+            end: End of the round, as the worker understands it.
+            template: Text of the request, in which ``{start}`` and ``{end}`` are
+                replaced; the default is a JSON object with these two keys.
+
+        """
+        self._running()
+        if self._extraction is None:
+            raise LocalProtocolError(
+                f"stage {self.stage.name} is of kind {self.stage.kind.value}:"
+                " it can't extract"
+            )
+        rounds = self._extraction.round(start, end, template)
+        async with aclosing(rounds) as runs:
+            async for run in runs:
+                yield run
+
+    def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:
+        """
+        Return a stream of what happens to the workers from now on.
+
+        It ends with the supervisor. Close it when you stop reading.
+        """
+        send, receive = anyio.create_memory_object_stream[SupervisorEvent](math.inf)
+        self._listeners.append(send)
+        return receive
+
+    # --- inside -------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self.stage.mode.extracts:
+            assert self._tasks is not None
+            self._extraction = Extraction(self.stage, self._tasks, self._tell)
+            return
+        for number in range(1, self.stage.workers + 1):
+            name = f"{self.stage.name}-{number}"
+            connection = Connection(self.stage, name, self._work, self._tell)
+            self._connections.append(connection)
+            self._running().start_soon(self._serve, connection)
+
+    async def _serve(self, connection: Connection) -> None:
+        await connection.run()
+        if not any(c.usable for c in self._connections):
+            error = connection.error or WorkerLost(
+                f"stage {self.stage.name}: the supervisor is closed",
+                stage=self.stage.name,
+            )
+            self._work.fail(error)
+
+    async def _finish(self) -> None:
+        assert self._tasks is not None
+        await self.aclose()
+        await self._tasks.__aexit__(None, None, None)
+        for listener in self._listeners:
+            listener.close()
+
+    def _running(self) -> TaskGroup:
+        if self._tasks is None:
+            raise LocalProtocolError(
+                f"{self!r} is not running; use it as `async with AsyncSupervisor(...)`"
+            )
+        return self._tasks
+
+    @asynccontextmanager
+    async def _submission(self) -> AsyncIterator[tuple[Submission, _Signal]]:
+        if self.stage.mode.extracts:
+            raise LocalProtocolError(
+                f"stage {self.stage.name} extracts: it takes no messages"
+            )
+        self._running()
+        changed = _Signal()
+        submission = Submission(changed.set)
+        self._work.open(submission)
+        try:
+            yield submission, changed
+        finally:
+            self._work.drop(submission)
+
+    def _kick(self) -> None:
+        """Let the workers take what is there, the least busy first."""
+        now = anyio.current_time()
+        moved = True
+        while moved:
+            idlest = sorted(self._connections, key=lambda c: c.owed)
+            moved = False
+            for connection in idlest:
+                moved = connection.pump(now) or moved
+
+    def _has_room(self, submission: Submission) -> bool:
+        return (
+            submission.held < self._max_messages
+            and submission.held_bytes < self._max_bytes
+        )
+
+    def _tell(self, event: SupervisorEvent) -> None:
+        if isinstance(event, WorkerFailed):
+            _log.warning("worker failed", stage=self.stage.name, error=str(event.error))
+        elif isinstance(event, WorkerExited):
+            _log.debug("worker exited", stage=self.stage.name, **event._asdict())
+        for listener in self._listeners:
+            # Broken when the reader has closed its end.
+            try:
+                listener.send_nowait(event)
+            except anyio.BrokenResourceError:
+                self._listeners = [x for x in self._listeners if x is not listener]
+
+
+class _Signal:
+    """An event that is there again once it was waited for."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def set(self) -> None:
+        """Wake who waits, or the next who will."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait until set since the last time."""
+        await self._event.wait()
+        self._event = anyio.Event()
+
+
+class _Feeding:
+    """Reads one caller's input ahead, as far as there is room."""
+
+    def __init__(
+        self,
+        supervisor: AsyncSupervisor,
+        submission: Submission,
+        runs: Iterable[Run] | AsyncIterable[Run],
+    ) -> None:
+        self.room = _Signal()
+        self.scope = anyio.CancelScope()
+        self.error: Exception | None = None
+        self._supervisor = supervisor
+        self._submission = submission
+        self._runs = runs
+
+    async def run(self) -> None:
+        """Feed until the input ends, or the scope is cancelled."""
+        with self.scope:
+            try:
+                if isinstance(self._runs, AsyncIterable):
+                    async for run in self._runs:
+                        await self._feed(run)
+                else:
+                    for run in self._runs:
+                        await self._feed(run)
+            except Exception as error:
+                self.error = error
+            self._submission.close()
+            self._supervisor._kick()
+
+    async def _feed(self, run: Run) -> None:
+        while not self._supervisor._has_room(self._submission):
+            await self.room.wait()
+        self._submission.feed(run, anyio.current_time())
+        self._supervisor._kick()
+
+
+def _results(answer: Answer) -> list[Result]:
+    rows = zip(answer.messages, answer.groups, repeat(answer.error), strict=False)
+    return list(map(_to_result, rows))
+
+
+async def _in_runs(
+    messages: Iterable[bytes] | AsyncIterable[bytes],
+) -> AsyncIterator[Run]:
+    if isinstance(messages, AsyncIterable):
+        async for message in messages:
+            yield [message]
+    else:
+        rest = iter(messages)
+        while run := list(islice(rest, _RUN)):
+            yield run
+            await anyio.lowlevel.checkpoint()

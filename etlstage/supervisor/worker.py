@@ -1,0 +1,152 @@
+"""
+A started worker: its process, its stderr, and its end.
+
+What it is fed and what it answers is not known here; see ``connection.py`` for the
+workers of T and L stages, ``extraction.py`` for those of E stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from signal import SIGKILL, SIGTERM
+from typing import Any, Final
+
+import anyio
+
+from etlstage.errors import EtlstageError, RemoteProtocolError, WorkerLost
+from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.marker import MarkerProtocol
+from etlstage.supervisor.launch import command_line, launch
+from etlstage.supervisor.stage import Stage
+from etlstage.supervisor.stderr import StderrLog
+from etlstage.transport.process import describe_status
+
+__all__ = ("Worker", "session")
+
+_DRAIN: Final = 1.0  # seconds for the pipes of a dead process to end
+
+
+class Worker:
+    """
+    Runs one process of a stage and sees it to its end.
+
+    Args:
+        stage: What to run.
+        name: Such as ``clean-1``.
+        stdin: Whether the worker is given any.
+
+    Raises:
+        WorkerStartFailed: If the program can't be run.
+
+    """
+
+    def __init__(self, stage: Stage, name: str, *, stdin: bool = True) -> None:
+        self.name = name
+        self.process = launch(stage, name, stdin=stdin)
+        self.quit = anyio.Event()
+        """The worker is to go; set it by :meth:`stop`."""
+        self.exited = anyio.Event()
+        """The process is gone and reaped."""
+        self.finished = anyio.Event()
+        """Behind that, :meth:`run` touches nothing any more."""
+        self.status: int | None = None
+        """Exit status, negative for a signal, once it is gone."""
+        self._stage = stage
+        self._stderr = StderrLog(self.process, stage=stage.name, worker=name)
+        self._silent = anyio.Event()
+        self._patient = True
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name!r} {self.process!r}>"
+
+    def stop(self, *, patient: bool = True) -> None:
+        """
+        Let :meth:`run` stop the process: stdin, SIGTERM, SIGKILL.
+
+        Args:
+            patient: Whether it may finish by itself, once its stdin is closed.
+
+        """
+        self._patient = patient
+        self.quit.set()
+
+    async def run(
+        self,
+        *tasks: Callable[[], Coroutine[Any, Any, object]],
+        drained: anyio.Event | None = None,
+    ) -> int:
+        """
+        Return the exit status when the process is gone and reaped.
+
+        Cancelling has no effect: call :meth:`stop`, after which this is bounded.
+
+        Args:
+            tasks: Run as long as the process does.
+            drained: What else to wait for, for a moment, behind the exit.
+
+        """
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as group:
+                for task in (self._read_stderr, self._stop_when_told, *tasks):
+                    group.start_soon(task)
+                status = await self.process.wait()
+                self.status = status
+                self.exited.set()
+                # What it wrote last is in the pipes. Only a grandchild in a session
+                # of its own can still hold them open.
+                with anyio.move_on_after(_DRAIN):
+                    await self._silent.wait()
+                    if drained is not None:
+                        await drained.wait()
+                group.cancel_scope.cancel()
+        self._stderr.drain()
+        self.finished.set()
+        return status
+
+    def lost(self, fate: str, held: int = 0) -> WorkerLost:
+        """Return the error for messages that the worker held when it met its fate."""
+        what = f" while it held {held} message{'s' * (held != 1)}" if held else ""
+        return WorkerLost(self._describe(f"{fate}{what}"), stage=self._stage.name)
+
+    def died(self, held: int = 0) -> WorkerLost:
+        """Return the error for a worker that is gone without being told to."""
+        assert self.status is not None
+        return self.lost(describe_status(self.status), held)
+
+    def blamed(self, error: EtlstageError) -> RemoteProtocolError:
+        """Return ``error``, a breach of the protocol, with who committed it."""
+        return RemoteProtocolError(self._describe(f"broke the protocol: {error}"))
+
+    async def _read_stderr(self) -> None:
+        await self._stderr.run()
+        self._silent.set()
+
+    async def _stop_when_told(self) -> None:
+        await self.quit.wait()
+        self.process.close_stdin()
+        for signal in (None, SIGTERM, SIGKILL) if self._patient else (SIGTERM, SIGKILL):
+            if signal is not None:
+                self.process.signal_group(signal)
+            with anyio.move_on_after(self._stage.timeout.stop):
+                await self.exited.wait()
+                return
+
+    def _describe(self, fate: str) -> str:
+        self._stderr.drain()
+        tail = "; ".join(self._stderr.tail)
+        said = f"its last words on stderr: {tail}" if tail else "nothing on its stderr"
+        return (
+            f"stage {self._stage.name}: worker {self.name} (pid {self.process.pid})"
+            f" {fate}; command: {command_line(self._stage)}; {said}"
+        )
+
+
+def session(stage: Stage) -> MarkerProtocol:
+    """Return the supervisor's side of a session with a worker of ``stage``."""
+    return MarkerProtocol(
+        Side.SUPERVISOR,
+        stage.mode,
+        stage.markers,
+        limits=Limits(stage.max_message_bytes, stage.max_reply_bytes),
+        eob_then_eom=stage.batch.eob_then_eom,
+    )
