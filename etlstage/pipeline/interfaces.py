@@ -8,6 +8,7 @@ protocols: a DataFrame, or a worker of kind E or L.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from types import TracebackType
 from typing import Protocol
 
 from etlstage.messages import Position, Run
@@ -65,8 +66,17 @@ class Sink(Protocol):
     failed: int
     """Messages that the destination refused."""
 
-    async def open(self) -> None:
-        """Find out now what would fail later; raises as :meth:`write`."""
+    async def __aenter__(self) -> object:
+        """Start, and find out now what would fail later; raises as :meth:`write`."""
+        ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release what the sink holds; what was not flushed is dropped."""
         ...
 
     async def write(self, run: Run) -> None:
@@ -85,10 +95,6 @@ class Sink(Protocol):
 
     async def finish(self) -> None:
         """Flush, then mark the output as whole; raises as :meth:`write`."""
-        ...
-
-    async def aclose(self) -> None:
-        """Release what the sink holds; safe to call twice and at any time."""
         ...
 
     def landed(self) -> str:

@@ -64,7 +64,7 @@ class Pipeline:
         self._sink = sink
         self._flush_every = flush_every
         self._check()
-        self._extracting = anyio.CancelScope()
+        self._extracting: anyio.CancelScope | None = None
         self._drained = False
         self._exhausted = False
         self._started = self._ended = 0.0
@@ -101,7 +101,7 @@ class Pipeline:
     def drain(self) -> None:
         """Stop extracting; :meth:`run` returns when all that is under way has landed."""
         self._drained = True
-        if not self._source.drain():
+        if self._extracting is not None and not self._source.drain():
             self._extracting.cancel()
 
     async def run(self) -> Report:
@@ -112,6 +112,7 @@ class Pipeline:
         A pipeline runs only once.
         """
         self._started = anyio.current_time()
+        self._extracting = anyio.CancelScope()
         try:
             with anyio.CancelScope() as scope:
                 await self._run_stages(scope)
@@ -165,6 +166,7 @@ class Pipeline:
 
     async def _extract(self, edge: Edge) -> None:
         account = self.ledger[0]
+        assert self._extracting is not None
         with self._extracting:
             try:
                 async with aclosing(self._source.runs()) as items:
@@ -214,8 +216,7 @@ class Pipeline:
     async def _load(self, edge: Edge) -> None:
         sink = self._sink
         positions: deque[tuple[int, Position]] = deque()
-        try:
-            await sink.open()
+        async with sink:
             async for item in self._items_to_load(edge):
                 if isinstance(item, Position):
                     positions.append((sink.received, item))
@@ -226,9 +227,6 @@ class Pipeline:
             await (sink.finish() if self._exhausted else sink.flush())
             self._take_stock()
             await self._acknowledge(positions)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await sink.aclose()
 
     async def _items_to_load(self, edge: Edge) -> AsyncIterator[Item]:
         flush_at = anyio.current_time() + self._flush_every

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+from typing import Self
+
 import structlog
 
 from etlstage.errors import WorkerLost
@@ -26,20 +29,26 @@ class WorkerSink:
         self.received = 0
         self.loaded = 0
         self.failed = 0
-        self._stage = stage
-        self._supervisor: AsyncSupervisor | None = None
+        self._supervisor = AsyncSupervisor(stage)
         self._outputs = 0
         self._finished = False
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> Self:
         """Start the workers."""
-        supervisor = AsyncSupervisor(self._stage)
-        await supervisor.__aenter__()
-        self._supervisor = supervisor
+        await self._supervisor.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the workers."""
+        await self._supervisor.__aexit__(kind, error, trace)
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""
-        assert self._supervisor is not None, "open() comes first"
         self.received += len(run)
         error: Exception | None = None
         async for answer in self._supervisor.answers([run]):
@@ -59,12 +68,6 @@ class WorkerSink:
     async def finish(self) -> None:
         """Take note that the input was whole."""
         self._finished = True
-
-    async def aclose(self) -> None:
-        """Stop the workers."""
-        supervisor, self._supervisor = self._supervisor, None
-        if supervisor is not None:
-            await supervisor.__aexit__(None, None, None)
 
     def landed(self) -> str:
         """Return how many messages the workers have confirmed."""

@@ -107,10 +107,11 @@ class Process:
         await anyio.wait_readable(self._popen.stderr.fileno())
 
     async def stdin_writable(self) -> None:
-        """Wait until stdin takes more, or is broken."""
+        """Wait until stdin takes more, is broken, or is closed by us."""
         stdin = self._popen.stdin
         if stdin is not None and not stdin.closed:
-            await anyio.wait_writable(stdin.fileno())
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_writable(stdin.fileno())
 
     def close_stdin(self) -> None:
         """Close the worker's stdin; safe to call twice."""

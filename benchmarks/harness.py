@@ -1,0 +1,122 @@
+"""Measure in turn, compare by the median, print a table and JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from etlstage import Stage
+
+__all__ = ("Row", "echo_stage", "messages", "paired", "show")
+
+MESSAGE_BYTES = 108
+"""With its EOM; the size with which the targets were set."""
+
+
+class Row(NamedTuple):
+    """One comparison."""
+
+    what: str
+    ours: float
+    against: str
+    theirs: float
+    unit: str
+    target: float
+    """The ratio ours / theirs to reach."""
+    at_most: bool = False
+    """The target is an upper bound."""
+
+    @property
+    def ratio(self) -> float:
+        """Ours as a multiple of theirs."""
+        return self.ours / self.theirs
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is reached."""
+        if self.at_most:
+            return self.ratio <= self.target
+        return self.ratio >= self.target
+
+
+def messages(count: int) -> list[bytes]:
+    """Return ``count`` messages, all different, of ``MESSAGE_BYTES`` with EOM."""
+    width = MESSAGE_BYTES - 1
+    return [b"%0*d" % (width, number) for number in range(count)]
+
+
+@functools.cache
+def echo_worker() -> str:
+    """Compile the C worker and return its path."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        sys.exit("the benchmarks need a C compiler for their reference worker")
+    folder = tempfile.mkdtemp(prefix="etlstage-benchmark-")
+    target = os.path.join(folder, "echo")
+    source = Path(__file__).with_name("echo.c")
+    subprocess.run([compiler, "-O2", "-o", target, str(source)], check=True)
+    return target
+
+
+def echo_stage(**options: object) -> Stage:
+    """Return a stage with the C worker."""
+    return Stage(name="echo", command=(echo_worker(),), **options)  # type: ignore[arg-type]
+
+
+def paired(
+    ours: Callable[[], float], theirs: Callable[[], float], *, rounds: int = 5
+) -> tuple[float, float]:
+    """
+    Measure both in turn and return the pair with the median ratio.
+
+    In turn, because the speed of a shared machine drifts; the first round is a
+    warm-up and does not count.
+    """
+    pairs = [(ours(), theirs()) for _ in range(rounds + 1)][1:]
+    pairs.sort(key=lambda pair: pair[0] / pair[1])
+    return pairs[statistics.median_low(range(len(pairs)))]
+
+
+def show(rows: Sequence[Row], target: Path | None) -> None:
+    """Print the rows as a table and as JSON, and write the JSON to ``target``."""
+    table = Table(
+        title=f"{platform.processor() or platform.machine()}, "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}"
+    )
+    for heading in ("what", "ours", "against", "theirs", "unit", "ratio", "target"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        bound = "at most" if row.at_most else "at least"
+        table.add_row(
+            row.what,
+            f"{row.ours:,.4g}",
+            row.against,
+            f"{row.theirs:,.4g}",
+            row.unit,
+            f"{row.ratio:.2f}",
+            f"{bound} {row.target:g}: {'yes' if row.met else 'NO'}",
+        )
+    Console(width=120).print(table)
+    text = json.dumps(
+        [
+            row._asdict() | {"ratio": round(row.ratio, 3), "met": row.met}
+            for row in rows
+        ],
+        indent=2,
+    )
+    print(text)
+    if target is not None:
+        target.write_text(text + "\n")

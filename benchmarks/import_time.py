@@ -1,0 +1,42 @@
+"""
+How much later does a worker start because of the SDK?
+
+``import etlstage.worker`` in a fresh interpreter against a fresh interpreter alone.
+The target is a difference, 15 ms, so the row compares with the bare start plus that.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from benchmarks.harness import Row, paired
+
+ALLOWED = 0.015  # seconds
+STARTS = 10
+
+
+def measure() -> list[Row]:
+    """Return milliseconds of both, the bare start with the allowance."""
+    ours, theirs = paired(
+        lambda: _start("import etlstage.worker"), lambda: _start("pass"), rounds=5
+    )
+    return [
+        Row(
+            "import etlstage.worker",
+            ours * 1e3,
+            "bare start + 15 ms",
+            (theirs + ALLOWED) * 1e3,
+            "ms",
+            1.0,
+            at_most=True,
+        )
+    ]
+
+
+def _start(code: str) -> float:
+    started = time.perf_counter()
+    for _ in range(STARTS):
+        subprocess.run([sys.executable, "-c", code], check=True)
+    return (time.perf_counter() - started) / STARTS

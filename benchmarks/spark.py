@@ -1,0 +1,44 @@
+"""What the benchmarks with Spark share: a session, and a job to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.harness import MESSAGE_BYTES, echo_stage
+from etlstage import Pipeline
+from etlstage.spark import DataFrameSink, DataFrameSource, Session
+
+__all__ = ("frame", "pipeline", "session")
+
+
+@contextmanager
+def session() -> Iterator[SparkSession]:
+    """Yield a local session on two cores."""
+    owner = Session(master="local[2]")
+    spark = owner.start()
+    try:
+        yield spark
+    finally:
+        owner.stop()
+
+
+def frame(spark: SparkSession, count: int) -> DataFrame:
+    """Return ``count`` rows with one column, ``value``, of a message each."""
+    width = MESSAGE_BYTES - 1
+    return spark.range(0, count, 1, 2).selectExpr(
+        f"lpad(cast(id as string), {width}, '0') as value"
+    )
+
+
+def pipeline(spark: SparkSession, count: int, target: Path) -> Pipeline:
+    """Return DataFrame -> C echo worker -> Parquet."""
+    return Pipeline(
+        name="benchmark",
+        source=DataFrameSource(lambda: frame(spark, count), name="extract"),
+        stages=[echo_stage()],
+        sink=DataFrameSink(spark, path=str(target), mode="overwrite", name="load"),
+    )
