@@ -1,0 +1,1 @@
+"""The data set, the workers and the pipeline of ``etlstage demo``."""

@@ -1,0 +1,1 @@
+"""Example workers in plain Python: the protocol spelled out, standard library only."""

@@ -1,0 +1,77 @@
+"""
+The languages that the example workers are written in.
+
+A scenario is written once and runs with each of them; the shell workers run with
+each shell and awk that this machine has.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import etlstage
+
+__all__ = (
+    "ALL",
+    "ANY_MARKERS",
+    "DEMO",
+    "PACKAGE",
+    "PYTHONS",
+    "SHELLS",
+    "WORKERS",
+    "Language",
+)
+
+PACKAGE: Final = Path(etlstage.__file__).parent
+WORKERS: Final = PACKAGE / "examples" / "workers"
+DEMO: Final = PACKAGE / "examples" / "demo"
+
+
+@dataclass(frozen=True)
+class Language:
+    """A folder of workers and the program that runs them."""
+
+    name: str
+    folder: str
+    suffix: str
+    interpreter: tuple[str, ...]
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Commands to be found first on the PATH, and the program behind each."""
+
+    def script(self, name: str) -> Path:
+        """Return the path of a worker."""
+        return WORKERS / self.folder / (name + self.suffix)
+
+    def missing(self) -> list[str]:
+        """Return the programs that this machine does not have."""
+        programs = (self.interpreter[0], *self.tools.values())
+        return [program for program in programs if not shutil.which(program)]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _shell(name: str, *shell: str, awk: str = "", tools: str = "") -> Language:
+    found = {"awk": awk} if awk else dict.fromkeys(tools.split(), "busybox")
+    return Language(name, "shell", ".sh", shell, found)
+
+
+PYTHON: Final = (sys.executable, "-W", "error")
+PYTHONS: Final = (
+    Language("plain_python", "plain_python", ".py", PYTHON),
+    Language("sdk", "sdk", ".py", PYTHON),
+)
+ANY_MARKERS: Final = (*PYTHONS, Language("node", "node", ".mjs", ("node",)))
+SHELLS: Final = (
+    _shell("sh", "sh"),
+    _shell("dash-mawk", "dash", awk="mawk"),
+    _shell("bash-gawk", "bash", awk="gawk"),
+    _shell("dash-original-awk", "dash", awk="original-awk"),
+    _shell("busybox", "busybox", "sh", tools="awk dd tr"),
+)
+ALL: Final = (*ANY_MARKERS, *SHELLS)
