@@ -1,0 +1,273 @@
+r"""
+SDK for workers: a function and one call.
+
+.. code-block:: python
+
+    from etlstage import worker
+
+    def shout(message: bytes) -> list[bytes]:
+        return [message.upper()]
+
+    worker.transform(shout)
+
+Each call takes over stdin and stdout, answers until stdin ends, and returns. From
+then on ``print()``, C libraries and child processes write to stderr, and ``sys.stdin``
+reads ``/dev/null``; what was printed to an unbuffered stdout *before* the call is gone
+to the supervisor, which will not understand it.
+
+A function may return a list, be a generator, or give any other iterable of bytes. It
+works through its messages one after the other; each reply goes out when no more
+input is there, after 0.05 seconds, or when so much has been collected.
+
+The markers are, in this order, those of ``markers=``, of the command line
+(``-e``/``--end-of-message``, ``-E``/``--end-of-process``, ``--end-of-batch``,
+``--batch-not-complete``, each with a text such as ``\n``), of the environment
+(``ETLSTAGE_EOM``, ``..._EOP``, ``..._EOB``, ``..._BNC``), or the defaults.
+``sys.argv`` is left as it is; with ``markers=`` it is not looked at.
+
+A function that raises ends the worker: what it has answered before is passed on,
+the traceback goes to stderr, the exit status is 1. With ``on_error="skip"`` the
+traceback goes to stderr and the message, or batch, is answered without messages.
+An output that contains a marker counts as raised, though this is noticed only when
+it is sent: the function may have seen more messages by then.
+
+A worker starts at every spawn and restart, so nothing here imports more than it
+must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias
+
+from etlstage.messages import Run
+from etlstage.protocol.marker import Markers as Markers
+from etlstage.protocol.marker import Mode
+from etlstage.worker.answering import Answering
+from etlstage.worker.extraction import Extraction
+from etlstage.worker.function import Function
+from etlstage.worker.opening import open_session
+
+__all__ = (
+    "Markers",
+    "extract",
+    "extract_cycle",
+    "load",
+    "load_batch",
+    "transform",
+    "transform_batch",
+)
+
+Driver: TypeAlias = Literal["supervisor", "worker"]
+OnError: TypeAlias = Literal["exit", "skip"]
+
+
+def transform(
+    f: Callable[[bytes], Iterable[bytes]],
+    *,
+    on_error: OnError = "exit",
+    markers: Markers | None = None,
+) -> None:
+    """
+    Answer each message with what ``f`` makes of it; return at the end of input.
+
+    Args:
+        f: Takes a message; gives none, one or many.
+        on_error: What becomes of a message for which ``f`` raises.
+        markers: Those of the session, when they are not to be looked for.
+
+    """
+    function = Function(f, "transform")
+    skip = _skips(on_error)
+    session = open_session(Mode.SINGLE, markers, makes_one=not skip)
+    answering = Answering(function, *session, skip=skip)
+    _until_interrupted(answering.answer_messages, f)
+
+
+def transform_batch(
+    f: Callable[[Run], Iterable[bytes]],
+    *,
+    driver: Driver = "supervisor",
+    size: int = 100,
+    on_error: OnError = "exit",
+    markers: Markers | None = None,
+) -> None:
+    """
+    Answer each batch with what ``f`` makes of it; return at the end of input.
+
+    ``f`` is not called for an empty batch, except where ``eop`` is ``eom`` and only
+    it can make the message that is due. A batch that is open at the end of input is
+    answered.
+
+    Args:
+        f: Takes the messages of a batch; gives none, one or many.
+        driver: Who decides when a batch is full.
+        size: With ``driver="worker"``, messages to ask for.
+        on_error: What becomes of a batch for which ``f`` raises.
+        markers: Those of the session, when they are not to be looked for.
+
+    """
+    function = Function(f, "transform")
+    mode = _mode(driver, size)
+    skip = _skips(on_error)
+    session = open_session(mode, markers, makes_one=not skip)
+    answering = Answering(function, *session, skip=skip)
+    _until_interrupted(answering.answer_batches, f, size)
+
+
+def load(
+    f: Callable[[bytes], None],
+    *,
+    on_error: OnError = "exit",
+    markers: Markers | None = None,
+) -> None:
+    """
+    Have ``f`` load each message; return at the end of input.
+
+    When ``f`` returns, the supervisor may forget the message.
+
+    Args:
+        f: Takes a message; returns None.
+        on_error: What becomes of a message for which ``f`` raises.
+        markers: Those of the session, when they are not to be looked for.
+
+    """
+    function = Function(f, "load")
+    skip = _skips(on_error)
+    session = open_session(Mode.SINGLE, markers, makes_one=False)
+    answering = Answering(function, *session, skip=skip)
+    _until_interrupted(answering.answer_messages, function.load)
+
+
+def load_batch(
+    f: Callable[[Run], None],
+    *,
+    driver: Driver = "supervisor",
+    size: int = 100,
+    on_error: OnError = "exit",
+    markers: Markers | None = None,
+) -> None:
+    """
+    Have ``f`` load each batch; return at the end of input.
+
+    When ``f`` returns, the supervisor may forget the batch. ``f`` is not called for
+    an empty one. A batch that is open at the end of input is loaded.
+
+    Args:
+        f: Takes the messages of a batch; returns None.
+        driver: Who decides when a batch is full.
+        size: With ``driver="worker"``, messages to ask for.
+        on_error: What becomes of a batch for which ``f`` raises.
+        markers: Those of the session, when they are not to be looked for.
+
+    """
+    function = Function(f, "load")
+    mode = _mode(driver, size)
+    skip = _skips(on_error)
+    session = open_session(mode, markers, makes_one=False)
+    answering = Answering(function, *session, skip=skip)
+    _until_interrupted(answering.answer_batches, function.load, size)
+
+
+def extract(
+    f: Callable[[], Iterable[bytes]], *, markers: Markers | None = None
+) -> None:
+    """
+    Pass on all that ``f`` gives, as it comes, and return; stdin is not read.
+
+    Args:
+        f: Gives messages.
+        markers: Those of the session, when they are not to be looked for.
+
+    """
+    function = Function(f, "extract")
+    extraction = Extraction(function, *open_session(Mode.PLAIN, markers))
+    _until_interrupted(extraction.pass_all, f)
+
+
+def extract_cycle(
+    f: Callable[..., Iterable[bytes]],
+    *,
+    offsets: Literal["worker", "supervisor"] = "worker",
+    parse: Callable[[bytes], Iterable[Any]] | None = None,
+    markers: Markers | None = None,
+) -> None:
+    """
+    Answer each request with what ``f`` gives, as it comes; return at the end of input.
+
+    A function that raises ends the worker: were it skipped, the supervisor would
+    take the range for extracted.
+
+    Args:
+        f: Gives messages. With ``offsets="worker"`` it takes nothing and knows by
+            itself how far it got; the next request is the receipt for its last reply.
+            With ``offsets="supervisor"`` it takes the start and the end of a range,
+            and remembers nothing.
+        offsets: Who keeps the offsets.
+        parse: Takes a request and gives the arguments of ``f``, where the supervisor
+            writes its requests otherwise than ``{"start": ..., "end": ...}``.
+        markers: Those of the session, when they are not to be looked for.
+
+    """
+    function = Function(f, "extract")
+    if offsets not in ("worker", "supervisor"):
+        raise ValueError(f"offsets is {offsets!r}, expected 'worker' or 'supervisor'")
+    if parse is None:
+        parse = _range_of if offsets == "supervisor" else _nothing_of
+    call: Callable[[bytes], Iterable[bytes]] = lambda request: f(*parse(request))  # noqa: E731
+    protocol, descriptors = open_session(Mode.CYCLIC, markers)
+    if protocol.markers.eop == protocol.markers.eom:
+        # A reply is one message, so no part of it can be passed on before.
+        answering = Answering(function, protocol, descriptors)
+        _until_interrupted(answering.answer_messages, call)
+    else:
+        extraction = Extraction(function, protocol, descriptors)
+        _until_interrupted(extraction.answer_requests, call)
+
+
+def _nothing_of(request: bytes) -> tuple[()]:
+    if request:
+        raise ValueError(
+            f"request is {len(request)} bytes long, expected it to be empty:"
+            " the supervisor keeps the offsets; use offsets='supervisor'"
+        )
+    return ()
+
+
+def _range_of(request: bytes) -> tuple[Any, Any]:
+    import json
+
+    if not request:
+        raise ValueError(
+            "request is empty, expected a range: the supervisor keeps no offsets;"
+            " use offsets='worker'"
+        )
+    try:
+        asked = json.loads(request)
+        return asked["start"], asked["end"]
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(
+            'can\'t read the request, expected {"start": ..., "end": ...};'
+            " use parse= for another"
+        ) from None
+
+
+def _mode(driver: str, size: int) -> Mode:
+    if driver not in ("supervisor", "worker"):
+        raise ValueError(f"driver is {driver!r}, expected 'supervisor' or 'worker'")
+    if size < 1:
+        raise ValueError(f"size must be at least one, got {size}")
+    return Mode.BATCH_WORKER if driver == "worker" else Mode.BATCH_SUPERVISOR
+
+
+def _skips(on_error: str) -> bool:
+    if on_error not in ("exit", "skip"):
+        raise ValueError(f"on_error is {on_error!r}, expected 'exit' or 'skip'")
+    return on_error == "skip"
+
+
+def _until_interrupted(work: Callable[..., None], *arguments: object) -> None:
+    try:
+        work(*arguments)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

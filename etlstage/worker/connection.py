@@ -1,0 +1,231 @@
+"""
+A worker's connection: when what was answered is written.
+
+Replies are collected, for a write per message would cost more than most messages.
+Three things have them written:
+
+* the input runs dry: all that came with one read is answered before the next read,
+  so a supervisor that waits for a reply before it writes again never waits in vain;
+* they grow: past ``BLOCK`` bytes they are written, so memory is bounded;
+* they grow old: while the function works on other messages that came with the same
+  read, a thread writes what is older than ``PATIENCE``. Looking at the clock between
+  two messages would not do: the function may be stuck in the next one for hours, or
+  kill the process, and what was answered before would be taken for lost.
+
+How the two threads keep out of each other's way: the main thread alone appends to
+``pending``, and does so without a lock; whoever writes holds the lock, takes a copy
+of what is there, and removes as many from the front. The protocol object is touched
+under the lock, or while nothing is pending, when the other thread has nothing to do.
+
+The thread exists from the first time that more than one exchange is in our hands: a
+supervisor in lock-step never sees it.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import allocate_lock, start_new_thread
+from collections.abc import Callable, Iterator
+from time import sleep
+from typing import Any, Final
+
+from etlstage.errors import MessageRefused
+from etlstage.protocol.base import SEND_EOF
+from etlstage.protocol.events import (
+    Event,
+    OutputPassed,
+    ProtocolFailed,
+    RepliesCompleted,
+    StreamEnded,
+)
+from etlstage.protocol.marker import MarkerProtocol
+from etlstage.worker.descriptors import complain, read, write
+
+__all__ = ("BLOCK", "Connection")
+
+BLOCK: Final = 128 * 1024
+"""So many bytes of output are written without waiting for more, in bytes."""
+PATIENCE: Final = 0.05
+"""No reply waits longer than about this for other messages, in seconds."""
+
+
+class Connection:
+    """
+    Moves bytes between a protocol and the supervisor.
+
+    Args:
+        protocol: The session, worker's side.
+        descriptors: Where to read and where to write.
+        event: What pending things are sent as: replies, or output.
+        refused: Called with what the protocol refuses to send, when it stands first
+            in ``pending``; raises, or else a reply without messages takes its place.
+
+    Attributes:
+        pending: What is to be sent next; append to it, from one thread.
+        sent: How many have been sent.
+
+    """
+
+    def __init__(
+        self,
+        protocol: MarkerProtocol,
+        descriptors: tuple[int, int],
+        event: type[RepliesCompleted | OutputPassed],
+        refused: Callable[[MessageRefused], None],
+    ) -> None:
+        self.pending: list[Any] = []
+        self.sent = 0
+        self._protocol = protocol
+        self._source, self._target = descriptors
+        self._event: Callable[[list[Any]], Event] = event
+        self._groups = event is RepliesCompleted
+        self._refused = refused
+        self._lock = allocate_lock()
+        self._parked = allocate_lock()
+        self._started = self._awake = self._working = False
+        self._failure: BaseException | None = None
+        os.register_at_fork(after_in_child=self._abandon)
+
+    def events(self) -> Iterator[Event]:
+        """
+        Give what the supervisor sends, up to its end of input, waiting for it.
+
+        Before it waits, all that is pending goes out.
+        """
+        while True:
+            self.flush()
+            self._working = False
+            data = read(self._source)
+            if data:
+                self._protocol.receive_data(data)
+            else:
+                self._protocol.receive_eof()
+            events = self._protocol.events_received()
+            for event in events:
+                if isinstance(event, StreamEnded) and event.tail:
+                    complain(
+                        f"dropped the last {len(event.tail)} bytes of input,"
+                        " which no EOM ends"
+                    )
+                if isinstance(event, ProtocolFailed):
+                    # The session is dead: nothing that came with it can be answered.
+                    complain(f"stdin: {event.error}")
+                    raise SystemExit(1)
+            if len(events) > 2:  # a batch is two: its messages and its end
+                self.watch()
+            yield from events
+            if not data:
+                return
+
+    def close_batch(self) -> None:
+        """Have the end of input close a batch that the supervisor left open."""
+        self._protocol.receive_data(self._protocol.markers.eob)
+        self._protocol.events_received()
+
+    def watch(self) -> None:
+        """Until the next read, let nothing pending grow old."""
+        with self._lock:
+            self._working = True
+            if not self._started:
+                self._started = self._awake = True
+                self._parked.acquire()
+                start_new_thread(self._flush_when_old, ())
+            elif not self._awake:
+                self._awake = True
+                self._parked.release()
+
+    def flush(self) -> None:
+        """Send all that is pending; exit if nobody is left to read it."""
+        refusal: MessageRefused | None = None
+        while True:
+            # Also with nothing pending: the other thread may still be writing.
+            with self._lock:
+                if self._failure:
+                    raise self._failure
+                if refusal:
+                    self.pending[0] = ()
+                refusal = self._send_pending() if self.pending else None
+            if not refusal:
+                return
+            self._refused(refusal)
+
+    def send(self, event: Event) -> None:
+        """
+        Send ``event`` behind all that is pending.
+
+        Raises:
+            MessageRefused: If it holds a message that can't be sent.
+
+        """
+        self.flush()
+        with self._lock:
+            self._protocol.send(event)
+            self._write()
+
+    def close(self) -> None:
+        """Send the end of output behind all that is pending."""
+        self._working = False
+        self.send(StreamEnded())
+
+    def _send_pending(self) -> MessageRefused | None:
+        """Send what is sound; return what is wrong with the first that is not."""
+        sound = self.pending[:]
+        refusal = None
+        try:
+            self._protocol.send(self._event(sound))
+        except MessageRefused as error:
+            refusal = error
+            del sound[self._holder(sound, error.index) :]
+            self._protocol.send(self._event(sound))
+        del self.pending[: len(sound)]
+        self.sent += len(sound)
+        self._write()
+        return refusal
+
+    def _holder(self, sound: list[Any], index: int) -> int:
+        """Return in which of the pending replies message number ``index`` is."""
+        if not self._groups:
+            return index
+        place = 0
+        while index >= len(sound[place]):
+            index -= len(sound[place])
+            place += 1
+        return place
+
+    def _write(self) -> None:
+        for data in self._protocol.data_to_send():
+            if data == SEND_EOF:
+                os.close(self._source)
+                os.close(self._target)
+                self._source = self._target = -1
+            else:
+                write(self._target, data)
+
+    # Threads that threading does not know are not seen by coverage.
+    def _flush_when_old(self) -> None:  # pragma: no cover
+        """
+        Be the thread that writes what is old.
+
+        It imports nothing and prints nothing, and so holds no lock of anybody else's
+        when the interpreter goes down. What fails here is raised in the main thread;
+        what is refused here is found again, and dealt with, by the main thread.
+        """
+        while True:
+            sleep(PATIENCE)
+            with self._lock:
+                if self.pending and not self._failure:
+                    try:
+                        self._send_pending()
+                    except BaseException as error:
+                        self._failure = error
+                awake = self._awake = self._working
+            if not awake:
+                self._parked.acquire()
+
+    def _abandon(self) -> None:
+        """Let go of everything in a forked child: the supervisor waits for our EOF."""
+        for descriptor in {self._source, self._target} - {-1}:
+            os.close(descriptor)
+        self._source = self._target = -1
+        self._lock = allocate_lock()
+        self.pending.clear()

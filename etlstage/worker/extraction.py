@@ -1,0 +1,89 @@
+"""
+Extraction: messages that leave as they come.
+
+A reply may take hours and be larger than memory, so its messages are not kept
+together; only its end is marked. A failure is never skipped: the supervisor would
+take the range for extracted and move its offset past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from etlstage.errors import MessageRefused
+from etlstage.protocol.events import MessagesPassed, OutputPassed, RepliesCompleted
+from etlstage.protocol.marker import MarkerProtocol
+from etlstage.worker.connection import BLOCK, Connection
+from etlstage.worker.function import Function
+
+__all__ = ("Extraction",)
+
+
+class Extraction:
+    """
+    Passes on what the function finds.
+
+    Args:
+        function: The user's function.
+        protocol: The session, worker's side.
+        descriptors: Where to read and where to write.
+
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        protocol: MarkerProtocol,
+        descriptors: tuple[int, int],
+    ) -> None:
+        self._function = function
+        self._over = False
+        self._connection = Connection(
+            protocol, descriptors, OutputPassed, self._refused
+        )
+
+    def pass_all(self, call: Callable[[], Iterable[bytes]]) -> None:
+        """Pass on what ``call`` gives."""
+        self._pass(call)
+        self._connection.close()
+
+    def answer_requests(self, call: Callable[[bytes], Iterable[bytes]]) -> None:
+        """Answer each request with what ``call`` gives, to the end of input."""
+        connection = self._connection
+        for event in connection.events():
+            if isinstance(event, MessagesPassed):
+                for request in event.messages:
+                    self._pass(partial(call, request))
+                    connection.send(RepliesCompleted([()]))
+        connection.close()
+
+    def _pass(self, call: Callable[[], Iterable[bytes]]) -> None:
+        connection, function = self._connection, self._function
+        connection.watch()
+        append = connection.pending.append
+        size = 0
+        try:
+            reply = call()
+            function.check(reply)
+            for message in reply:
+                if not isinstance(message, bytes):
+                    function.refuse(message)
+                append(message)
+                size += len(message) + 1
+                if size > BLOCK:
+                    connection.flush()
+                    size = 0
+        except BaseException as error:
+            if not self._over:
+                connection.flush()
+                error.add_note(self._place())
+            raise
+
+    def _refused(self, refusal: MessageRefused) -> None:
+        self._over = True
+        refusal.add_note(self._place())
+        raise refusal
+
+    def _place(self) -> str:
+        return f"in {self._function.name}, after {self._connection.sent} messages"

@@ -1,0 +1,72 @@
+"""
+Where a worker learns its markers: the command line, else the environment.
+
+Not argparse: it takes longer to import than all the rest, and the command line is
+the worker's own; what is not about markers is not ours to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.marker import MARKER_NAMES, Markers, unescape
+
+__all__ = ("find_markers",)
+
+OPTIONS: Final = {
+    "-e": "eom",
+    "--end-of-message": "eom",
+    "-E": "eop",
+    "--end-of-process": "eop",
+    "--end-of-batch": "eob",
+    "--batch-not-complete": "bnc",
+}
+
+
+def find_markers(arguments: Sequence[str], environment: Mapping[str, str]) -> Markers:
+    """
+    Return the markers; each that is named nowhere has its default.
+
+    Args:
+        arguments: Those of the command line, without the program.
+        environment: That of the process.
+
+    Raises:
+        ConfigError: If a text can't be read, or the combination is refused.
+
+    """
+    found = {}
+    for name, source, text in (
+        *_in_environment(environment),
+        *_in_arguments(arguments),
+    ):
+        try:
+            found[name] = unescape(text)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
+    return Markers(**found)
+
+
+def _in_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name in MARKER_NAMES:
+        variable = f"ETLSTAGE_{name.upper()}"
+        if variable in environment:
+            yield name, variable, environment[variable]
+
+
+def _in_arguments(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            return
+        option, equals, text = argument.partition("=")
+        if option not in OPTIONS or (equals and not option.startswith("--")):
+            continue
+        if not equals:
+            try:
+                text = next(rest)
+            except StopIteration:
+                raise ConfigError(f"argument {option}: expected a marker") from None
+        yield OPTIONS[option], f"argument {option}", text

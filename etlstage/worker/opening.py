@@ -1,0 +1,63 @@
+"""
+How a worker begins: what it was told, and its descriptors.
+
+What the author of a worker did wrong raises; what its user did wrong is one line on
+stderr and exit status 2.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, escape
+from etlstage.worker.descriptors import complain, take_over
+from etlstage.worker.marking import find_markers
+
+__all__ = ("open_session",)
+
+# How large a message may be is the supervisor's to say.
+_UNLIMITED = Limits(sys.maxsize, sys.maxsize)
+
+
+def open_session(
+    mode: Mode, markers: Markers | None, *, makes_one: bool = True
+) -> tuple[MarkerProtocol, tuple[int, int]]:
+    """
+    Take over stdin and stdout; return the protocol and its descriptors.
+
+    Args:
+        mode: The scenario.
+        markers: Those that the author of the worker has set, if any.
+        makes_one: Whether each reply can be exactly one message.
+
+    """
+    try:
+        markers = markers or find_markers(sys.argv[1:], os.environ)
+    except ConfigError as error:
+        _refuse(str(error))
+    if markers.eop == markers.eom and not makes_one:
+        _refuse(
+            f"eop is eom ({escape(markers.eom)}), so each reply must be one message;"
+            " a load stage, and on_error='skip', have none: choose another eop"
+        )
+    try:
+        descriptors = take_over()
+    except OSError as error:
+        _refuse(f"stdin or stdout is closed ({error.strerror})")
+    if mode is not Mode.PLAIN and os.isatty(descriptors[0]):
+        complain(
+            "stdin is a terminal; normally a supervisor starts this program, see"
+            f" `etlstage run`. Type messages, each ends with {escape(markers.eom)};"
+            " Ctrl-D ends the input"
+        )
+    protocol = MarkerProtocol(Side.WORKER, mode, markers, limits=_UNLIMITED)
+    return protocol, descriptors
+
+
+def _refuse(text: str) -> NoReturn:
+    complain(text)
+    raise SystemExit(2)
