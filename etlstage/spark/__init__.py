@@ -1,0 +1,39 @@
+"""
+Spark at both ends of a pipeline.
+
+:class:`Session` starts Spark, :class:`DataFrameSource` reads messages out of a
+DataFrame and :class:`DataFrameSink` loads them into one.  Only Spark's DataFrame API
+is used, so that all of it also runs over Spark Connect.
+
+This package alone imports PySpark; the layers above import it when a pipeline asks
+for Spark.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from etlstage.errors import SparkUnavailable
+
+# mapInArrow, which is Arrow all through, still asks for pandas to be there.
+for _package in ("pyspark", "pyarrow", "pandas"):
+    if find_spec(_package) is None:
+        raise SparkUnavailable(
+            f"spark needs the package {_package}, which is not installed: "
+            "pip install 'etlstage[spark]'"
+        )
+
+from etlstage.spark.frame import read_frame  # noqa: E402
+from etlstage.spark.java import Java, find_java  # noqa: E402
+from etlstage.spark.session import Session  # noqa: E402
+from etlstage.spark.sink import DataFrameSink  # noqa: E402
+from etlstage.spark.source import DataFrameSource  # noqa: E402
+
+__all__ = (
+    "DataFrameSink",
+    "DataFrameSource",
+    "Java",
+    "Session",
+    "find_java",
+    "read_frame",
+)

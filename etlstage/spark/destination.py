@@ -1,0 +1,133 @@
+"""
+Where a sink writes, and what marks it as whole.
+
+A file format marks whole output with a file ``_SUCCESS``.  Only the last epoch of a
+run writes it.  A marker of an older run is removed before the first epoch, as far as
+the path is on a file system of this machine.  Elsewhere it stands until Spark
+removes it, which it does with ``overwrite``: after an ``append`` that failed such a
+marker vouches for the older files only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from etlstage.errors import ConfigError
+
+__all__ = ("Destination",)
+
+_FILES: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
+_MARK: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
+_MODES: Final = {
+    "append": "append",
+    "overwrite": "overwrite",
+    # The one name for it that Connect knows, too.
+    "error": "error",
+    "errorifexists": "error",
+}
+
+
+@dataclass(frozen=True)
+class Destination:
+    """
+    A path or a table, and how to write it.
+
+    Attributes:
+        format: As Spark calls it.
+        path: Where the output goes, unless the table or the options say so.
+        table: A table of the catalog.
+        mode: What to do about what is there: append, overwrite or error.
+        options: Options of the format.
+        partition_by: Columns that become directories.
+
+    """
+
+    format: str = "parquet"
+    path: str | None = None
+    table: str | None = None
+    mode: str = "error"
+    options: Mapping[str, str] = field(default_factory=dict)
+    partition_by: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.mode == "ignore":
+            raise ConfigError(
+                "mode 'ignore' is refused: it would drop all messages in silence "
+                "when there is output already; use append, overwrite or error"
+            )
+        if self.mode not in _MODES:
+            raise ConfigError(
+                f"unknown mode {self.mode!r}, expected append, overwrite or error"
+            )
+
+    @property
+    def marks(self) -> bool:
+        """Whether whole output carries a marker."""
+        return self.table is None and self.format.lower() in _FILES
+
+    def write(self, frame: DataFrame, *, first: bool, last: bool) -> None:
+        """
+        Write one epoch; blocks.
+
+        Args:
+            frame: The rows.
+            first: Whether it is the first of its run, for which the mode holds.
+            last: Whether the output is whole with it.
+
+        """
+        if first:
+            self._unmark()
+        writer = frame.write.options(**self.options).format(self.format)
+        writer = writer.mode(_MODES[self.mode] if first else "append")
+        if self.partition_by:
+            writer = writer.partitionBy(*self.partition_by)
+        if self.marks:
+            writer = writer.option(_MARK, str(last).lower())
+        if self.table is None:
+            writer.save(self.path)
+            return
+        if self.path is not None:
+            writer = writer.option("path", self.path)
+        writer.saveAsTable(self.table)
+
+    def objection(self, columns: Sequence[str]) -> str | None:
+        """Return what stands against writing ``columns``, as far as it is known."""
+        path = self._local_path()
+        if self._must_be_new and path is not None and path.exists():
+            return (
+                f"{path} exists already: remove it, or set mode to append or overwrite"
+            )
+        unknown = [name for name in self.partition_by if name not in columns]
+        if unknown:
+            return (
+                f"can't partition by {', '.join(unknown)}: the columns are "
+                f"{', '.join(columns)}"
+            )
+        return None
+
+    @property
+    def _must_be_new(self) -> bool:
+        return _MODES[self.mode] == "error"
+
+    def _unmark(self) -> None:
+        path = self._local_path()
+        if path is not None and self.marks and not self._must_be_new:
+            (path / "_SUCCESS").unlink(missing_ok=True)
+
+    def _local_path(self) -> Path | None:
+        if self.path is None or self.table is not None:
+            return None
+        scheme, found, rest = self.path.partition(":")
+        if not found:
+            return Path(self.path)
+        return Path(rest.removeprefix("//")) if scheme == "file" else None
+
+    def __str__(self) -> str:
+        if self.table is not None:
+            return f"table {self.table}"
+        return self.path or f"a {self.format} destination"

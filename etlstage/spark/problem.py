@@ -1,0 +1,86 @@
+"""
+What Spark's exceptions mean, in one line.
+
+Spark answers with a condition in brackets, a message, an SQLSTATE, a plan and two
+stack traces, in an order that depends on where it failed and on whether Connect is
+between.  Here the line that a user can act on is cut out of it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+__all__ = ("explain",)
+
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] ?([^\n]+)")
+_LOST_TASK: Final = re.compile(r"Lost task [^\n]*?\): ([^\n]+)")
+_CAUSE: Final = re.compile(r"^Caused by: ([^\n]+)", re.MULTILINE)
+_RAISED: Final = re.compile(r"^([A-Za-z_][\w.]*(?:: [^\n]*)?)$", re.MULTILINE)
+_CLASS: Final = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
+_CAPITAL: Final = re.compile(r"^[A-Z](?=[a-z ])")
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_VAGUE: Final = frozenset({"TASK_WRITE_FAILED", "FAILED_READ_FILE.NO_HINT"})
+
+
+def explain(error: BaseException, log_path: Path | None = None) -> str:
+    """
+    Return one line that says what went wrong.
+
+    Args:
+        error: What PySpark raised.
+        log_path: Spark's log, named where the line alone may not be enough.
+
+    """
+    text = str(error)
+    line = _raised_by_python(text) or _known(text)
+    if line is None:
+        line = _unknown(error, text)
+        if log_path is not None:
+            line = f"{line}; Spark's log is {log_path}"
+    return line
+
+
+def _raised_by_python(text: str) -> str | None:
+    """Return the last line of a traceback of a Python worker."""
+    _, found, rest = text.partition(_TRACEBACK)
+    if not found:
+        return None
+    python = re.split(r"\n\s*at |\n\s*JVM stacktrace", rest, maxsplit=1)[0]
+    raised = _RAISED.findall(python)
+    return raised[-1] if raised else None
+
+
+def _known(text: str) -> str | None:
+    """Return message and condition of an error that Spark has a name for."""
+    match = _CONDITION.search(text)
+    if match is None:
+        return None
+    condition, line = match[1], _tidy(match[2])
+    cause = _root(text)
+    if condition in _VAGUE and cause is not None:
+        line = f"{line}: {cause}"
+    return f"{line} ({condition})"
+
+
+def _unknown(error: BaseException, text: str) -> str:
+    lost = _LOST_TASK.search(text)
+    if lost is not None:
+        return _root(text) or _tidy(lost[1])
+    # Py4J: "An error occurred while calling o1.load.\n: java.lang.X: message".
+    _, found, rest = text.partition("\n: ")
+    lines = (rest if found else text).strip().splitlines()
+    return _root(text) or (_tidy(lines[0]) if lines else type(error).__name__)
+
+
+def _root(text: str) -> str | None:
+    causes = _CAUSE.findall(text)
+    return _tidy(causes[-1]) if causes else None
+
+
+def _tidy(line: str) -> str:
+    """Return ``line`` as our messages are: no class, no SQLSTATE, no final dot."""
+    line = _CLASS.sub("", line)
+    line = line.partition(" SQLSTATE:")[0].strip().rstrip(".;")
+    return _CAPITAL.sub(lambda match: match[0].lower(), line)

@@ -1,0 +1,203 @@
+"""
+The Spark session of a pipeline: built from settings, or the embedder's own.
+
+What we start, we stop; what was there before, we leave as it was.
+A session that we start in local mode stays on the loopback interface, runs its
+Python workers with this interpreter and keeps its log off the screen.  The JVM
+itself lives on until the process ends, as PySpark wants it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from etlstage.errors import SparkUnavailable
+from etlstage.spark.java import find_java
+from etlstage.spark.job import over_connect
+from etlstage.spark.launch import launching
+from etlstage.spark.log import divert, jvm_log, keep
+from etlstage.spark.problem import explain
+
+__all__ = ("Session",)
+
+
+class Session:
+    """
+    A Spark session, for as long as the context lasts.
+
+    A session that the process already has is taken as it is, settings unread.
+
+    Attributes:
+        log_path: Spark's log, or None when the JVM is not ours. It is removed at
+            the end of the process unless the context ended with an exception.
+
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        master: str | None = None,
+        remote: str | None = None,
+        config: Mapping[str, object] | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        """
+        Take the settings; nothing is started yet.
+
+        Args:
+            spark: The embedder's session, never stopped here.
+            master: Where Spark runs, by default ``local[*]``.
+            remote: A Spark Connect server, as ``sc://host``, in place of a master.
+            config: Spark's own settings; they win over ours.
+            log_path: Where the JVM logs, by default a temporary file.
+
+        """
+        if remote is not None and master is not None:
+            raise ValueError(f"master {master} and remote {remote} exclude each other")
+        if remote is not None and not remote.startswith("sc://"):
+            raise ValueError(f"remote {remote} is no server, expected sc://host:port")
+        self._spark = spark
+        self._master = master if master or remote else "local[*]"
+        self._remote = remote
+        self._config = {key: _text(value) for key, value in (config or {}).items()}
+        self._owned = False
+        self._warehouse: str | None = None
+        self.log_path = log_path
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session itself; only within the context."""
+        if self._spark is None:
+            raise RuntimeError("the session is not started: use 'async with Session()'")
+        return self._spark
+
+    def start(self) -> SparkSession:
+        """
+        Start the session, or find the one that is there; blocks for seconds.
+
+        Raises:
+            SparkUnavailable: If there is no usable Java, or Spark does not start.
+
+        """
+        if self._spark is None:
+            self._spark = _running(self._remote)
+        if self._spark is None:
+            self._spark = self._build()
+            self._owned = True
+        return self._spark
+
+    def stop(self, *, failed: bool = False) -> None:
+        """
+        Stop the session if it is ours; blocks.
+
+        Args:
+            failed: Whether Spark's log may still be needed.
+
+        """
+        if failed:
+            keep(self.log_path)
+        if not self._owned or self._spark is None:
+            return
+        self._owned = False
+        spark, self._spark = self._spark, None
+        spark.stop()
+        if self._warehouse is not None:
+            # Only when empty: a table in there is the user's.
+            with suppress(OSError):
+                os.rmdir(self._warehouse)
+
+    async def __aenter__(self) -> Self:
+        await anyio.to_thread.run_sync(self.start)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(lambda: self.stop(failed=kind is not None))
+
+    def _build(self) -> SparkSession:
+        where = self._remote or self._master
+        # Without a JVM of ours there is neither a Java to find nor a log.
+        launch: AbstractContextManager[None] = nullcontext()
+        if self._remote is None:
+            self.log_path = jvm_log(self.log_path)
+        if self.log_path is not None:
+            launch = launching(find_java(), self.log_path, python=self._python)
+        builder = SparkSession.builder
+        for key, value in self._settings().items():
+            builder = builder.config(key, value)
+        try:
+            with launch:
+                spark = builder.getOrCreate()
+        except Exception as error:
+            keep(self.log_path)
+            raise SparkUnavailable(
+                f"can't start a Spark session on {where}: "
+                f"{explain(error, self.log_path)}"
+            ) from error
+        if self.log_path is not None:
+            divert(self.log_path)
+        return spark
+
+    @property
+    def _local(self) -> bool:
+        return self._master is not None and self._master.startswith("local")
+
+    @property
+    def _python(self) -> str | None:
+        """The interpreter of Spark's Python workers; None leaves it to Spark."""
+        if not self._local:
+            return None
+        return self._config.get("spark.pyspark.python", sys.executable)
+
+    def _settings(self) -> dict[str, str]:
+        if self._remote is not None:
+            return {"spark.remote": self._remote, **self._config}
+        settings = {"spark.ui.showConsoleProgress": "false"}
+        if self._master is not None:
+            settings["spark.master"] = self._master
+        if self._local:
+            self._warehouse = tempfile.mkdtemp(prefix="etlstage-warehouse-")
+            settings |= {
+                "spark.ui.enabled": "false",
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.sql.warehouse.dir": self._warehouse,
+            }
+        return settings | self._config
+
+
+def _text(value: object) -> str:
+    """Return ``value`` of a YAML file as Spark writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _running(remote: str | None) -> SparkSession | None:
+    """Return the session that this process has, if any."""
+    try:
+        spark = SparkSession.active()
+    except PySparkException:
+        return None
+    if remote is not None and not over_connect(spark):
+        raise SparkUnavailable(
+            f"remote {remote} was asked for, but this process runs a classic session: "
+            "stop that session first"
+        )
+    return spark

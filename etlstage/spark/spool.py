@@ -1,0 +1,194 @@
+"""
+What Spark's executors do to hand a DataFrame over, partition by partition.
+
+The functions that travel to the executors are made here; Spark pickles them by
+value, because they are nested, so that executors need PyArrow but not etlstage.
+Hence their imports within, and no name of this module used in them.
+
+A partition becomes one file, an Arrow stream.  Its name carries the task attempt,
+and the attempt that Spark counts is the one that tells its name: a retried task or
+two attempts at once do no harm.
+
+A task that does not see the spool directory fails, and the job with it: merely to
+return would not do, for Spark goes on computing what nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ("NONCE", "Spooled", "packed", "read_packed", "spool_into", "spooled")
+
+Batches: TypeAlias = "Iterator[pa.RecordBatch]"
+Cut: TypeAlias = "Callable[[pa.RecordBatch], Batches]"
+
+NONCE: Final = "nonce"
+"""File in the spool directory by which a task knows that it sees the same one."""
+
+_SPOOLED: Final = "partition int, file string, messages long, nulls long"
+_UNSEEN: Final = "etlstage does not see its spool directory"
+_PACKED: Final = "partition int, run binary, nulls long"
+
+
+class Spooled(NamedTuple):
+    """What became of one partition."""
+
+    partition: int
+    """Its number, which is its place in the order."""
+    file: str
+    """Name in the spool directory."""
+    messages: int
+    """Messages in the file."""
+    nulls: int
+    """Messages that were null, and are not in the file."""
+
+
+def spooled(
+    frame: DataFrame, directory: str, nonce: str, messages: int, size: int
+) -> list[Spooled] | None:
+    """
+    Write the only column of ``frame``, binary, into ``directory``; blocks.
+
+    Args:
+        frame: What to write.
+        directory: The spool directory, as the driver calls it.
+        nonce: Content of the file :data:`NONCE` in it.
+        messages: Messages in one record batch at most.
+        size: Bytes in one record batch at most, one message excepted.
+
+    Returns:
+        One entry for each partition, in order; partitions that Spark never started
+        a task for, being empty, are missing. None if executors do not see the
+        directory.
+
+    """
+    function = spool_into(directory, nonce, _cutting(messages, size))
+    try:
+        rows = frame.mapInArrow(function, _SPOOLED).collect()
+    except Exception as error:
+        if _UNSEEN in str(error):
+            return None
+        raise
+    return sorted(Spooled(*row) for row in rows)
+
+
+def packed(frame: DataFrame, messages: int, size: int) -> Iterator[tuple[bytes, int]]:
+    """
+    Yield the runs of ``frame``, packed, and the number of nulls in each.
+
+    For executors that do not see the spool directory. Spark computes one partition
+    at a time and holds no more than that.
+
+    """
+    function = _pack(_cutting(messages, size))
+    for row in frame.mapInArrow(function, _PACKED).toLocalIterator():
+        yield bytes(row["run"]), int(row["nulls"])
+
+
+def read_packed(run: bytes) -> list[bytes]:
+    """Return the messages of one packed run."""
+    column = pa.ipc.open_stream(run).read_all().column(0)
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def _cutting(messages: int, size: int) -> Cut:
+    """Return a function that cuts a batch until each piece is within the bounds."""
+
+    def cut(batch: pa.RecordBatch) -> Batches:
+        pieces = [batch]
+        while pieces:
+            piece = pieces.pop()
+            count = piece.num_rows
+            if count > messages or (count > 1 and piece.nbytes > size):
+                half = count // 2
+                pieces += [piece.slice(half), piece.slice(0, half)]
+            elif count:
+                yield piece
+
+    return cut
+
+
+def spool_into(directory: str, nonce: str, cut: Cut) -> Callable[[Batches], Batches]:
+    """Return the function that writes a partition into a file of ``directory``."""
+
+    unseen = _UNSEEN
+
+    def write(batches: Batches, path: str) -> tuple[int, int]:
+        import pyarrow as pa
+
+        schema = pa.schema([pa.field("message", pa.binary())])
+        messages = nulls = 0
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            for batch in batches:
+                column = batch.column(0).cast(pa.binary())
+                nulls += column.null_count
+                messages += len(column)
+                whole = pa.record_batch([column.drop_null()], schema=schema)
+                for piece in cut(whole):
+                    stream.write_batch(piece)
+        return messages, nulls
+
+    def spool(batches: Batches) -> Batches:
+        import os
+
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        name = f"{task.partitionId()}-{task.taskAttemptId()}.arrow"
+        path = os.path.join(directory, name)
+        try:
+            with open(os.path.join(directory, "nonce")) as file:
+                seen = file.read() == nonce
+        except OSError:
+            seen = False
+        if not seen:
+            raise RuntimeError(unseen)
+        messages, nulls = write(batches, path + ".part")
+        os.rename(path + ".part", path)
+        yield pa.record_batch(
+            {
+                "partition": pa.array([task.partitionId()], pa.int32()),
+                "file": pa.array([name]),
+                "messages": pa.array([messages], pa.int64()),
+                "nulls": pa.array([nulls], pa.int64()),
+            }
+        )
+
+    return spool
+
+
+def _pack(cut: Cut) -> Callable[[Batches], Batches]:
+    """Return the function that turns a partition into rows of packed runs."""
+
+    def pack(batches: Batches) -> Batches:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        for batch in batches:
+            column = batch.column(0).cast(pa.binary())
+            nulls = column.null_count
+            whole = pa.record_batch({"message": column.drop_null()})
+            for piece in list(cut(whole)) or [whole]:
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, piece.schema) as stream:
+                    stream.write_batch(piece)
+                yield pa.record_batch(
+                    {
+                        "partition": pa.array([task.partitionId()], pa.int32()),
+                        "run": pa.array([sink.getvalue().to_pybytes()], pa.binary()),
+                        "nulls": pa.array([nulls], pa.int64()),
+                    }
+                )
+                nulls = 0
+
+    return pack

