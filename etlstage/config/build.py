@@ -1,0 +1,95 @@
+"""
+The composition root: the only place that knows all the parts of a pipeline.
+
+Nothing is started here. A pipeline that was built and never run leaves no trace.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etlstage.config.document import Document
+from etlstage.config.loader import load
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.rules import stage_names
+from etlstage.config.stages import extract_stage, load_stage, transform_stage
+from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.worker_sink import WorkerSink
+from etlstage.pipeline.worker_source import WorkerSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from etlstage.config.frames import SharedSession
+
+__all__ = ("pipeline_from_yaml",)
+
+
+def pipeline_from_yaml(
+    path: str | Path, *, spark: SparkSession | None = None
+) -> Pipeline:
+    """
+    Build the pipeline of a file.
+
+    Args:
+        path: The file.
+        spark: A session to use in place of the file's own; it is not stopped.
+
+    Raises:
+        ConfigError: If anything in the file is wrong; one line for each problem.
+        SparkUnavailable: If the file names Spark and PySpark is not installed.
+
+    """
+    keys, document = load(path)
+    return _Builder(keys, document, spark).pipeline()
+
+
+class _Builder:
+    """Makes the parts of one pipeline."""
+
+    def __init__(
+        self, keys: PipelineKeys, document: Document, spark: SparkSession | None
+    ) -> None:
+        self._keys = keys
+        self._document = document
+        self._folder = document.folder
+        self._spark = spark
+        self._shared: SharedSession | None = None
+        self._names = dict(stage_names(document.data))
+
+    def pipeline(self) -> Pipeline:
+        source = self._source(self._keys.extract)
+        stages = [
+            transform_stage(keys, self._names["transform", i], self._folder)
+            for i, keys in enumerate(self._keys.transform)
+        ]
+        sink = self._sink(self._keys.load)
+        return Pipeline(name=self._keys.name, source=source, stages=stages, sink=sink)
+
+    def _source(self, keys: ExtractKeys) -> Source:
+        name = self._names["extract",]
+        if keys.spark is not None:
+            from etlstage.config import frames
+
+            return frames.source(keys.spark, name, self._folder, self._session())
+        offsets = keys.offsets.policy() if keys.offsets is not None else None
+        state = self._folder / self._keys.state if self._keys.state else None
+        stage = extract_stage(keys, name, self._folder)
+        return WorkerSource(stage, offsets=offsets, every=keys.every, state=state)
+
+    def _sink(self, keys: LoadKeys) -> Sink:
+        name = self._names["load",]
+        if keys.spark is not None:
+            from etlstage.config import frames
+
+            return frames.sink(keys.spark, name, self._folder, self._session())
+        return WorkerSink(load_stage(keys, name, self._folder))
+
+    def _session(self) -> SharedSession:
+        from etlstage.config.frames import SharedSession
+
+        if self._shared is None:
+            self._shared = SharedSession(self._keys.spark, self._spark)
+        return self._shared

@@ -1,0 +1,189 @@
+"""
+The Spark ends of a pipeline, and the session that they share.
+
+The session starts when the first of the two needs it, and ends when the last of them
+is closed; one that was handed in is left as it was. Imported only for pipelines
+that name Spark.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.to_thread
+
+from etlstage.config.model import SessionKeys, SparkSinkKeys, SparkSourceKeys
+from etlstage.config.stages import located
+from etlstage.messages import Position, Run
+from etlstage.spark import DataFrameSink, DataFrameSource, Session, read_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ("SharedSession", "sink", "source")
+
+
+class SharedSession:
+    """A session for as long as one of its users is open."""
+
+    def __init__(self, keys: SessionKeys, spark: SparkSession | None) -> None:
+        self._session = Session(spark, **keys.given())
+        self._users = 0
+        self._lock = threading.Lock()
+        self._failed = False
+
+    @property
+    def log_path(self) -> Path | None:
+        """Spark's log, once the session has started."""
+        return self._session.log_path
+
+    def join(self) -> None:
+        """Count one more user; nothing is started."""
+        self._users += 1
+
+    def start(self) -> SparkSession:
+        """Return the session, started by the first who asks; blocks."""
+        with self._lock:
+            return self._session.start()
+
+    def note(self, error: BaseException | None) -> None:
+        """Keep Spark's log if ``error`` sends the user there."""
+        if self.log_path is not None and str(self.log_path) in str(error):
+            self._failed = True
+
+    async def leave(self) -> None:
+        """Count one user less; the last one ends the session."""
+        self._users -= 1
+        if not self._users:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._stop)
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._session.stop(failed=self._failed)
+
+
+class _Membership:
+    """One user's part in a session."""
+
+    def __init__(self, session: SharedSession) -> None:
+        session.join()
+        self._session: SharedSession | None = session
+
+    async def end(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.leave()
+
+
+def source(
+    keys: SparkSourceKeys, name: str, folder: Path, session: SharedSession
+) -> DataFrameSource:
+    """Return the source that the keys describe."""
+    reading = _placed(keys.given("format", "path", "table", "options"), folder)
+    if keys.schema_ is not None:
+        reading["schema"] = keys.schema_
+    spool = folder / keys.spool if keys.spool else None
+    return _Source(session, reading, message=keys.message, name=name, spool_dir=spool)
+
+
+def sink(
+    keys: SparkSinkKeys, name: str, folder: Path, session: SharedSession
+) -> DataFrameSink:
+    """Return the sink that the keys describe."""
+    names = ("format", "path", "table", "mode", "options", "partition_by")
+    writing = _placed(keys.given(*names), folder)
+    for ours, theirs in (
+        (keys.schema_, "schema"),
+        (keys.epoch.messages, "epoch_messages"),
+        (keys.epoch.bytes, "epoch_bytes"),
+    ):
+        if ours is not None:
+            writing[theirs] = ours
+    return _Sink(session, name=name, **writing)
+
+
+def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the values that are not null, their path seen from ``folder``."""
+    placed = {name: value for name, value in values.items() if value is not None}
+    if "path" in placed:
+        placed["path"] = located(placed["path"], folder)
+    return placed
+
+
+class _Source(DataFrameSource):
+    def __init__(
+        self,
+        session: SharedSession,
+        reading: Mapping[str, Any],
+        *,
+        message: str | None,
+        name: str,
+        spool_dir: Path | None,
+    ) -> None:
+        super().__init__(
+            self._frame_of, message=message, name=name, spool_dir=spool_dir
+        )
+        self._reading = reading
+        self._shared = session
+        self._membership = _Membership(session)
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        try:
+            async with aclosing(super().runs()) as runs:
+                async for run in runs:
+                    yield run
+        except Exception as error:
+            self._shared.note(error)
+            raise
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            await self._membership.end()
+
+    def _frame_of(self) -> DataFrame:
+        spark = self._shared.start()
+        self._log_path = self._shared.log_path
+        return read_frame(spark, **self._reading)
+
+
+class _Sink(DataFrameSink):
+    def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
+        super().__init__(self._start, **settings)
+        self._shared = session
+        self._membership = _Membership(session)
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await super().__aenter__()
+        except Exception as error:
+            self._shared.note(error)
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._shared.note(error)
+        await super().__aexit__(kind, error, trace)
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            await self._membership.end()
+
+    def _start(self) -> SparkSession:
+        spark = self._shared.start()
+        self._log_path = self._shared.log_path
+        return spark

@@ -1,0 +1,111 @@
+"""
+``${NAME}``, ``${NAME:-default}`` and ``${file:path}`` in the values of a file.
+
+``$$`` stands for ``$``. A ``$`` before anything but ``{`` or ``$`` is itself, so that
+JSON paths and awk programs need no escape. What was put in is not expanded again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from etlstage.errors import ConfigError
+
+__all__ = ("Expanded", "Interpolator")
+
+MAX_SECRET_BYTES: Final = 64 * 1024
+
+TOKEN: Final = re.compile(r"\$\$|\$\{(?P<body>[^}]*)(?P<end>\}?)")
+NAME: Final = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<dash>:-(?P<default>.*))?", re.DOTALL
+)
+
+
+class Expanded(NamedTuple):
+    """A value after interpolation."""
+
+    text: str
+    interpolated: bool
+    """Whether anything was put in; then the text is nobody's to print."""
+
+
+class Interpolator:
+    """
+    Puts environment variables and the contents of files into text.
+
+    Args:
+        folder: What the paths of ``${file:path}`` are relative to.
+        environ: Where names are looked up; default: the process's environment.
+
+    """
+
+    def __init__(self, folder: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self._folder = folder
+        self._environ = environ
+
+    def expand(self, text: str) -> Expanded:
+        """
+        Return ``text`` with its references replaced.
+
+        Raises:
+            ConfigError: If a variable is not set, a file can't be read, or a
+                reference is none of the three forms.
+
+        """
+        interpolated = False
+
+        def replace(match: re.Match[str]) -> str:
+            nonlocal interpolated
+            if match["body"] is None:
+                return "$"
+            if not match["end"]:
+                raise ConfigError("'${' has no '}'; write '$${' for '${' itself")
+            interpolated = True
+            return self._look_up(match["body"])
+
+        return Expanded(TOKEN.sub(replace, text), interpolated)
+
+    def _look_up(self, body: str) -> str:
+        if body.startswith("file:"):
+            return self._file(body.removeprefix("file:"))
+        match = NAME.fullmatch(body)
+        if match is None:
+            raise ConfigError(
+                "expected ${NAME}, ${NAME:-default} or ${file:path};"
+                " write '$${' for '${' itself"
+            )
+        name = match["name"]
+        value = self._environ.get(name)
+        if match["dash"] is not None:
+            return value or match["default"]
+        if value is None:
+            raise ConfigError(
+                f"environment variable {name} is not set;"
+                f" set it or write ${{{name}:-default}}"
+            )
+        return value
+
+    def _file(self, name: str) -> str:
+        """Return the text of a file, without the newline that ends it."""
+        path = self._folder / name
+        try:
+            with path.open("rb") as file:
+                raw = file.read(MAX_SECRET_BYTES + 1)
+            text = raw.decode("utf-8")
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            raise ConfigError(f"file {name} can't be read: {said}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"file {name} is not UTF-8 text at byte {error.start}"
+            ) from None
+        if len(raw) > MAX_SECRET_BYTES:
+            raise ConfigError(
+                f"file {name} is too big, expected no more than"
+                f" {MAX_SECRET_BYTES} bytes"
+            )
+        return text.removesuffix("\n").removesuffix("\r")

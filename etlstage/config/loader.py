@@ -1,0 +1,150 @@
+"""
+From a pipeline file to a checked model.
+
+All that is wrong with a file is reported at once, each with its line and column,
+and what was interpolated is never shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from etlstage.config.document import Document, Loc, read, shortened
+from etlstage.config.model import PipelineKeys
+from etlstage.config.rules import broken_rules
+
+__all__ = ("load",)
+
+
+def load(path: str | Path) -> tuple[PipelineKeys, Document]:
+    """
+    Read and check a pipeline file.
+
+    Returns:
+        The model, and the document for the places of what is found wrong later.
+
+    Raises:
+        ConfigError: If anything is wrong; one line for each.
+
+    """
+    document = read(Path(path))
+    model: PipelineKeys | None = None
+    try:
+        model = PipelineKeys.model_validate(document.data)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            _complain(document, details)
+    for rule in broken_rules(document.data):
+        document.complain(rule.loc, rule.text, at_key=rule.at_key)
+    document.check()
+    if model is None:
+        raise AssertionError("unreachable: errors without a problem")
+    return model, document
+
+
+def _complain(document: Document, details: ErrorDetails) -> None:
+    loc: Loc = details["loc"]
+    if loc[-1:] == ("[key]",):
+        loc = loc[:-1]
+    hidden = document.secret(loc)
+    shown = "an interpolated value" if hidden else _shown(details["input"])
+    text = _text(details, shown, hidden=hidden)
+    document.complain(loc, text, at_key=details["type"] == "extra_forbidden")
+
+
+def _text(details: ErrorDetails, shown: str, *, hidden: bool) -> str:
+    """Say in our words what pydantic found."""
+    kind = details["type"]
+    context = details.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(details["loc"])
+    if kind == "choice":
+        return _unknown_word(context, shown, hidden=hidden)
+    if kind in EXPECTED:
+        return f"expected {EXPECTED[kind].format(**context)}, got {shown}"
+    if kind in FIXED:
+        return FIXED[kind].format(**context)
+    # What is left may quote the value.
+    message = "is refused; not shown, as it was interpolated"
+    if not hidden:
+        message = details["msg"]
+    return message[:1].lower() + message[1:]
+
+
+EXPECTED: Final = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "expected": "{text}",
+    "greater_than_equal": "{ge} or more",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "model_type": "a mapping",
+    "string_pattern_mismatch": (
+        "a name of up to 64 letters, digits, blanks, dots, dashes and underscores"
+    ),
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+FIXED: Final = {
+    "missing": "missing, but needed",
+    "refused": "{text}",
+}
+
+
+def _unknown_word(context: Mapping[str, Any], shown: str, *, hidden: bool) -> str:
+    known = context["known"]
+    expected = f", expected {' or '.join(map(repr, known))}"
+    if context["later"]:
+        return f"{shown} is not in this version{expected}"
+    if hidden:
+        return f"unknown {context['noun']}{expected}"
+    guess = _guess(shown.strip("'"), known)
+    return f"unknown {context['noun']} {shown}{guess or expected}"
+
+
+def _unknown_key(loc: Loc) -> str:
+    known = _known_keys(loc[:-1])
+    guess = _guess(str(loc[-1]), known)
+    return f"unknown key{guess or ', expected one of ' + ', '.join(known)}"
+
+
+def _guess(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _known_keys(loc: Loc) -> list[str]:
+    """Return the keys that the mapping at ``loc`` may have."""
+    model: type[BaseModel] = PipelineKeys
+    for step in loc:
+        if isinstance(step, str):
+            model = _model_in(_fields(model)[step].annotation) or model
+    return list(_fields(model))
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {f.alias or n: f for n, f in model.model_fields.items()}
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401
+    """Return the model inside ``X | None`` or ``tuple[X, ...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(inner) for inner in get_args(annotation))
+    return next((model for model in found if model), None)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "null" if value is None else shortened(str(value))

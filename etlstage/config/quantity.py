@@ -1,0 +1,88 @@
+"""
+Durations, sizes and choices as people write them.
+
+Each is a type for the model's fields. Errors carry the rule that was broken, never
+the value: ``loader.py`` adds it where it may be shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+__all__ = ("Duration", "Size", "Window", "one_of")
+
+NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *([A-Za-z]*)")
+SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+BYTES: Final = {
+    "": 1, "B": 1,
+    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
+}  # fmt: skip
+
+
+def _measure(value: object, units: dict[str, float], expected: str) -> float:
+    match = NUMBER.fullmatch(str(value))
+    if match is None or match[2] not in units:
+        raise PydanticCustomError("expected", "{text}", {"text": expected})
+    amount = float(match[1]) * units[match[2]]
+    if amount <= 0:
+        raise PydanticCustomError("expected", "{text}", {"text": "more than 0"})
+    return amount
+
+
+def _duration(value: object) -> float:
+    return _measure(value, SECONDS, "a duration such as 500ms, 30s or 2m")
+
+
+def _size(value: object) -> int:
+    size = _measure(value, dict(BYTES), "a size such as 512KiB, 1MiB or 10MB")
+    return max(1, round(size))
+
+
+def _window(value: object) -> int | None:
+    text = str(value)
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        wanted = "a whole number of messages from 1 up, or auto"
+        raise PydanticCustomError("expected", "{text}", {"text": wanted})
+    return int(text)
+
+
+Duration = Annotated[float, BeforeValidator(_duration)]
+"""Seconds."""
+Size = Annotated[int, BeforeValidator(_size)]
+"""Bytes."""
+Window = Annotated[int | None, BeforeValidator(_window)]
+"""Messages; ``auto`` is None."""
+
+
+def one_of(
+    noun: str, *known: str, later: Sequence[str] = ()
+) -> Callable[[object], object]:
+    """
+    Return a validator that lets only ``known`` words pass.
+
+    Args:
+        noun: What the words are, for errors.
+        known: The words.
+        later: Words that the design knows and this version does not build.
+
+    """
+
+    def validate(value: object) -> object:
+        if value in known:
+            return value
+        context = {
+            "noun": noun,
+            "known": list(known),
+            "later": value in later,
+        }
+        raise PydanticCustomError("choice", "unknown {noun}", context)
+
+    return validate

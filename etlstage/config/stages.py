@@ -1,0 +1,108 @@
+"""
+From the keys of a stage to the stage.
+
+Paths are relative to the file's folder, which is also where workers run. As the
+first word of a command, ``python`` and ``python3`` are the interpreter that runs
+etlstage, so that a worker finds ``etlstage.worker`` whatever the PATH says.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from etlstage.config.model import (
+    BatchKeys,
+    ExtractKeys,
+    LoadKeys,
+    TransformKeys,
+    WorkerKeys,
+    WorkerStageKeys,
+)
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Mode
+from etlstage.supervisor.stage import BatchPolicy, Stage, Timeouts
+
+__all__ = ("extract_stage", "load_stage", "located", "transform_stage")
+
+PYTHONS: Final = ("python", "python3")
+SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def extract_stage(keys: ExtractKeys, name: str, folder: Path) -> Stage:
+    """Return the stage of an extract worker."""
+    mode = Mode.CYCLIC if keys.mode == "cyclic" else Mode.PLAIN
+    common = _common(keys, _worker(keys.worker), name, folder)
+    return Stage(kind=StageKind.EXTRACT, mode=mode, **common)
+
+
+def transform_stage(keys: TransformKeys, name: str, folder: Path) -> Stage:
+    """Return a transform stage."""
+    common = _common(keys, keys.worker, name, folder)
+    return Stage(kind=StageKind.TRANSFORM, **common, **_feeding(keys))
+
+
+def load_stage(keys: LoadKeys, name: str, folder: Path) -> Stage:
+    """Return the stage of a load worker."""
+    common = _common(keys, _worker(keys.worker), name, folder)
+    return Stage(kind=StageKind.LOAD, **common, **_feeding(keys))
+
+
+def located(path: str, folder: Path) -> str:
+    """Return ``path`` seen from the file's folder; one with a scheme is as it is."""
+    return path if SCHEME.match(path) else str(folder / path)
+
+
+def _worker(keys: WorkerKeys | None) -> WorkerKeys:
+    if keys is None:
+        raise AssertionError("unreachable: a stage without a worker")
+    return keys
+
+
+def _common(
+    keys: WorkerStageKeys, worker: WorkerKeys, name: str, folder: Path
+) -> dict[str, Any]:
+    values = {
+        "name": name,
+        "command": _command(worker.command, folder),
+        "markers": worker.markers.markers(),
+        "timeout": Timeouts(**keys.timeout.given()),
+        "env": worker.env,
+        "cwd": folder / (worker.cwd or ""),
+        "max_message_bytes": keys.max_message,
+        "max_reply_bytes": keys.max_reply,
+    }
+    return _without_none(values)
+
+
+def _command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    program, *arguments = command
+    if program in PYTHONS:
+        program = sys.executable
+    elif "/" in program:
+        program = str(folder / program)
+    return (program, *arguments)
+
+
+def _feeding(keys: TransformKeys | LoadKeys) -> dict[str, Any]:
+    values: dict[str, Any] = {"workers": keys.workers, "window": keys.window}
+    if keys.batch is not None:
+        values["mode"] = (
+            Mode.BATCH_WORKER
+            if keys.batch.driver == "worker"
+            else Mode.BATCH_SUPERVISOR
+        )
+        values["batch"] = _policy(keys.batch)
+    return values
+
+
+def _policy(keys: BatchKeys) -> BatchPolicy:
+    values = keys.model_dump(exclude={"driver"}, exclude_unset=True)
+    return BatchPolicy(**_without_none(values))
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from etlstage.config.loader import load
+from etlstage.errors import ConfigError
+
+MINIMAL = """\
+name: papers
+extract: {worker: {command: [seq, "3"]}}
+load: {worker: {command: [cat]}}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Name a pipeline file."""
+    return tmp_path / "pipeline.yaml"
+
+
+def errors_of(path: Path, content: str) -> list[str]:
+    """Return the problems of a file, without its folder."""
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    return [p.replace(f"{path.parent}/", "") for p in caught.value.problems]
+
+
+def error_of(path: Path, content: str) -> str:
+    """Return the only problem of a file, without the file's name."""
+    (problem,) = errors_of(path, content)
+    return problem.removeprefix("pipeline.yaml:")
+
+
+def test_minimal_file(path: Path) -> None:
+    """Two workers and a name are a pipeline."""
+    path.write_text(MINIMAL)
+    model, _ = load(path)
+    assert model.name == "papers"
+    assert model.engine == "local"
+    assert model.delivery == "at-least-once"
+    assert model.transform == ()
+    assert model.load.worker is not None
+    assert model.load.worker.command == ("cat",)
+
+
+def test_unwritten_keys_are_not_passed_on(path: Path) -> None:
+    """Defaults of a stage are at home in the stage."""
+    path.write_text(f"{MINIMAL}transform: [{{worker: {{command: [cat]}}}}]\n")
+    model, _ = load(path)
+    assert model.transform[0].timeout.given() == {}
+
+
+def test_everything_at_once_in_the_order_of_the_file(path: Path) -> None:
+    """A user who mends all of these in one go is a happy user."""
+    content = """\
+name: papers
+engine: spark
+delivery: exactly-once
+sparc: {}
+extract:
+  spark: {format: json, path: x, table: y, mesage: z, options: {a: [1]}}
+  mode: cyclic
+transform:
+  - name: clean
+    name: clean
+    worker:
+      command: python clean.py
+      dialect: kcl
+      markers: {eob: ""}
+      env: {A: "${ETLSTAGE_NOPE}", "C=": x}
+    workers: 0
+    window: lots
+    restart: {policy: permanent}
+    batch: {driver: superviser, size: abc, bytes: 1 mb, bnc_after_last: maybe}
+  - name: clean
+    worker:
+  - [1]
+load:
+  spark: {partition_by: a, mode: appendd}
+  workers: 3
+"""
+    assert errors_of(path, content) == [
+        "pipeline.yaml:2:9: engine: 'spark' is not in this version, expected 'local'",
+        (
+            "pipeline.yaml:3:11: delivery: 'exactly-once' is not in this version,"
+            " expected 'at-least-once'"
+        ),
+        "pipeline.yaml:4:1: sparc: unknown key (did you mean 'spark'?)",
+        "pipeline.yaml:6:34: extract.spark.table: can't be used together with path",
+        (
+            "pipeline.yaml:6:44: extract.spark.mesage: unknown key"
+            " (did you mean 'message'?)"
+        ),
+        "pipeline.yaml:6:68: extract.spark.options.a: expected text, got a list",
+        "pipeline.yaml:7:3: extract.mode: is only for a worker, not for spark",
+        "pipeline.yaml:10:5: transform[0].name: duplicate key, first written in line 9",
+        (
+            "pipeline.yaml:12:16: transform[0].worker.command: expected a list such as"
+            " [python, clean.py], got 'python clean.py'"
+        ),
+        (
+            "pipeline.yaml:13:16: transform[0].worker.dialect: 'kcl' is not in this"
+            " version, expected 'marker'"
+        ),
+        (
+            "pipeline.yaml:14:16: transform[0].worker.markers: marker eob is empty,"
+            " expected at least one byte"
+        ),
+        (
+            "pipeline.yaml:15:16: transform[0].worker.env.A: environment variable"
+            " ETLSTAGE_NOPE is not set; set it or write ${ETLSTAGE_NOPE:-default}"
+        ),
+        (
+            "pipeline.yaml:15:42: transform[0].worker.env['C=']: is not a name for a"
+            " variable"
+        ),
+        "pipeline.yaml:16:14: transform[0].workers: expected 1 or more, got '0'",
+        (
+            "pipeline.yaml:17:13: transform[0].window: expected a whole number of"
+            " messages from 1 up, or auto, got 'lots'"
+        ),
+        (
+            "pipeline.yaml:18:5: transform[0].restart: unknown key, expected one of name,"
+            " timeout, max_message, max_reply, worker, workers, window, batch"
+        ),
+        (
+            "pipeline.yaml:19:21: transform[0].batch.driver: unknown driver 'superviser'"
+            " (did you mean 'supervisor'?)"
+        ),
+        (
+            "pipeline.yaml:19:39: transform[0].batch.size: expected a whole number, got"
+            " 'abc'"
+        ),
+        (
+            "pipeline.yaml:19:51: transform[0].batch.bytes: expected a size such as"
+            " 512KiB, 1MiB or 10MB, got '1 mb'"
+        ),
+        "pipeline.yaml:19:57: transform[0].batch.bnc_after_last: needs driver: worker",
+        (
+            "pipeline.yaml:19:73: transform[0].batch.bnc_after_last: expected true or"
+            " false, got 'maybe'"
+        ),
+        "pipeline.yaml:20:11: transform[1].name: transform[0] has the same name",
+        "pipeline.yaml:21:5: transform[1].worker: has no value",
+        "pipeline.yaml:22:5: transform[2]: expected a mapping, got a list",
+        "pipeline.yaml:24:25: load.spark.partition_by: expected a list, got 'a'",
+        (
+            "pipeline.yaml:24:34: load.spark.mode: unknown mode 'appendd'"
+            " (did you mean 'append'?)"
+        ),
+        "pipeline.yaml:25:3: load.workers: is only for a worker, not for spark",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (
+            MINIMAL.replace("name: papers\n", ""),
+            "1:1: name: missing, but needed",
+        ),
+        (
+            MINIMAL.replace("papers", "../etc"),
+            (
+                "1:7: name: expected a name of up to 64 letters, digits, blanks, dots,"
+                " dashes and underscores, got '../etc'"
+            ),
+        ),
+        (
+            MINIMAL.replace("{worker: {command: [cat]}}", "{}"),
+            "3:1: load: needs the key spark or the key worker",
+        ),
+        (
+            MINIMAL.replace("[cat]", "[]"),
+            (
+                "3:26: load.worker.command: expected a program and its arguments, got a"
+                " list"
+            ),
+        ),
+        (
+            MINIMAL.replace("[cat]", r'["a\0"]'),
+            "3:27: load.worker.command[0]: can't hold a NUL byte",
+        ),
+        (
+            MINIMAL.replace("[cat]}", "[cat]}, spark: {}"),
+            "3:8: load.worker: can't be used together with spark",
+        ),
+        (
+            MINIMAL + "spark: {master: local, remote: sc://a}\n",
+            "4:24: spark.remote: can't be used together with master",
+        ),
+        (
+            MINIMAL + "spark: {remote: host}\n",
+            (
+                "4:17: spark.remote: expected a Spark Connect server such as"
+                " sc://host:15002, got 'host'"
+            ),
+        ),
+        (
+            MINIMAL.replace("extract: {", "extract: {offsets: {by: worker}, "),
+            "2:11: extract.offsets: needs mode: cyclic",
+        ),
+        (
+            MINIMAL.replace(
+                "extract: {",
+                "extract: {mode: cyclic, offsets: {by: supervisor, start: 9, end: 1}, ",
+            ),
+            ("2:34: extract.offsets: offsets.end is 1, before offsets.start 9"),
+        ),
+        (
+            MINIMAL.replace(
+                "extract: {", "extract: {mode: cyclic, offsets: {by: worker, end: 9}, "
+            ),
+            "2:47: extract.offsets.end: needs by: supervisor",
+        ),
+        (
+            MINIMAL + "transform: [{name: load, worker: {command: [cat]}}]\n",
+            "3:1: load.name: transform[0] has the same name",
+        ),
+        (
+            MINIMAL + "transform: [{worker: {command: [cat], markers: {eop: a, eob:"
+            ' "", bnc: a}}}]\n',
+            (
+                "4:48: transform[0].worker.markers: marker eob is empty, expected at least"
+                " one byte"
+            ),
+        ),
+        (MINIMAL + "transform: 3\n", "4:12: transform: expected a list, got '3'"),
+        (MINIMAL + "state: null\n", ""),
+        (
+            MINIMAL + "delivery: at-least-onse\n",
+            (
+                "4:11: delivery: unknown delivery 'at-least-onse'"
+                " (did you mean 'at-least-once'?)"
+            ),
+        ),
+        (
+            MINIMAL + "delivery: twice\n",
+            "4:11: delivery: unknown delivery 'twice', expected 'at-least-once'",
+        ),
+    ],
+)
+def test_one_problem(path: Path, content: str, error: str) -> None:
+    """What is missing has the place of what lacks it."""
+    if not error:
+        path.write_text(content)
+        load(path)
+    else:
+        assert error_of(path, content) == error
+
+
+@pytest.mark.parametrize("key", ["restart", "on_error", "order", "limits"])
+def test_keys_of_later_versions_are_unknown(path: Path, key: str) -> None:
+    """A key that would do nothing is refused, not ignored."""
+    content = f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, {key}: x}}]\n"
+    assert f"transform[0].{key}: unknown key" in error_of(path, content)
+
+
+SECRET = "hunter2"  # noqa: S105
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'engine: "${S}"',
+        'delivery: "${S}"',
+        'transform: "${S}"',
+        'transform: [{worker: {command: "${S}"}}]',
+        'transform: [{worker: {command: [cat], dialect: "${S}"}}]',
+        'transform: [{worker: {command: [cat], markers: {eom: "${S}", eob: "${S}"}}}]',
+        'transform: [{worker: {command: [cat], markers: {eom: "${S}\\\\q"}}}]',
+        'transform: [{worker: {command: [cat]}, workers: "${S}"}]',
+        'transform: [{worker: {command: [cat]}, window: "${S}"}]',
+        'transform: [{worker: {command: [cat]}, timeout: {stop: "${S}"}}]',
+        'transform: [{worker: {command: [cat]}, max_message: "${S}"}]',
+        'transform: [{worker: {command: [cat]}, name: "!${S}"}]',
+        'transform: [{worker: {command: [cat]}, batch: {eob_then_eom: "${S}"}}]',
+        'spark: {config: ["${S}"]}',
+    ],
+)
+@pytest.mark.parametrize("source", ["variable", "file"])
+def test_interpolated_values_are_never_shown(
+    path: Path, monkeypatch: pytest.MonkeyPatch, line: str, source: str
+) -> None:
+    """Whatever is wrong with a secret, the error does not repeat it."""
+    monkeypatch.setenv("S", SECRET)
+    if source == "file":
+        (path.parent / "secret").write_text(SECRET)
+        line = line.replace("${S}", "${file:secret}")
+    (problem,) = errors_of(path, MINIMAL + line + "\n")
+    assert problem.startswith("pipeline.yaml:4:")
+    assert SECRET not in problem
+
+
+def test_interpolated_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable can set what is not text."""
+    monkeypatch.setenv("N", "3")
+    path.write_text(
+        f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: '${{N}}'}}]\n"
+    )
+    assert load(path)[0].transform[0].workers == 3
+
+
+def test_unset_variable_is_not_reported_twice(path: Path) -> None:
+    """Its text is not a number either, but that is not the user's mistake."""
+    content = (
+        f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: '${{NO_N}}'}}]\n"
+    )
+    assert "NO_N is not set" in error_of(path, content)
+
+
+def test_interpolated_word_is_only_called_unknown(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user still learns what was expected."""
+    monkeypatch.setenv("S", SECRET)
+    assert error_of(path, f"{MINIMAL}engine: ${{S}}\n") == (
+        "4:9: engine: unknown engine, expected 'local'"
+    )
+
+
+def test_interpolated_number_that_is_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said in place of what was found."""
+    monkeypatch.setenv("S", SECRET)
+    content = (
+        f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: '${{S}}'}}]\n"
+    )
+    assert error_of(path, content) == (
+        "4:49: transform[0].workers: expected a whole number, got an interpolated value"
+    )
