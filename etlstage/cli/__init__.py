@@ -1,0 +1,16 @@
+"""
+The command line.
+
+Nothing heavy is imported until a command needs it: ``--version`` answers at once.
+"""
+
+from __future__ import annotations
+
+__all__ = ("main",)
+
+
+def main() -> None:
+    """Run the command line, then exit with its code."""
+    from etlstage.cli.app import main as run
+
+    run()

@@ -1,0 +1,143 @@
+"""
+Commands, their options, and what a failure looks like from outside.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or file, 4 drained after a signal,
+5 stopped by force.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from etlstage.cli.failure import (
+    FAILED,
+    FORCED,
+    WRONG_USAGE,
+    complain,
+    show_error,
+)
+
+__all__ = ("app", "main")
+
+app = typer.Typer(
+    name="etlstage",
+    add_completion=False,
+    # A traceback is for --debug, and then the plain one.
+    pretty_exceptions_enable=False,
+)
+
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Log everything, show tracebacks.")
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"etlstage {_version()}")
+        raise typer.Exit
+
+
+def _version() -> str:
+    try:
+        return version("etlstage")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+@app.callback()
+def _options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """Run external programs as the supervised stages of ETL pipelines."""
+
+
+@app.command("run")
+def _run(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
+    ],
+    *,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the closing report as JSON."),
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Run a pipeline to its end."""
+    from etlstage.cli.run import run_file
+
+    return run_file(file, report=report, debug=debug)
+
+
+@app.command("init")
+def _init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to; made if it is missing.")
+    ],
+) -> int:
+    """Copy example pipelines, workers and data into a directory."""
+    from etlstage.cli.scaffold import init
+
+    return init(folder)
+
+
+@app.command("demo")
+def _demo(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="Where to; default: a new directory."),
+    ] = None,
+    *,
+    debug: Debug = False,
+) -> int:
+    """Run a pipeline from Spark through two workers to Spark."""
+    from etlstage.cli.demo import demo
+
+    return demo(folder, debug=debug)
+
+
+def main() -> NoReturn:
+    """Run the command of ``sys.argv``, then exit; errors are one clear line each."""
+    code = _guarded()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; no complaint at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _guarded() -> int:
+    debug = "--debug" in sys.argv
+    try:
+        return int(app(standalone_mode=False, prog_name="etlstage") or 0)
+    except BrokenPipeError:
+        return FAILED
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return FORCED
+    except Exception as error:
+        # The parser's errors have no public base class that all its versions share.
+        if hasattr(error, "format_message"):
+            return _wrong_usage(error)
+        return show_error(error, debug=debug)
+
+
+def _wrong_usage(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "etlstage"
+    said: str = getattr(error, "format_message")().rstrip(".")  # noqa: B009
+    complain(f"{said[:1].lower()}{said[1:]}; see '{command} --help'")
+    return WRONG_USAGE

@@ -1,0 +1,110 @@
+"""The end of a run: the report on the screen and as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+
+from etlstage.cli.progress import accounts_table
+from etlstage.errors import ConfigError, LedgerImbalance
+from etlstage.pipeline.report import Report
+
+__all__ = ("EXIT_CODES", "ReportFile", "show_report")
+
+EXIT_CODES: Final = {"done": 0, "failed": 1, "drained": 4, "forced": 5}
+
+ENDINGS: Final = {
+    "done": "done",
+    "failed": "failed",
+    "drained": "drained after a signal; run it again for the rest",
+    "forced": "stopped by force",
+}
+
+
+def show_report(report: Report, console: Console) -> None:
+    """Print the closing report."""
+    seconds = [f"{account.seconds:.1f}" for account in report.ledger]
+    console.print(accounts_table(report.ledger, "seconds", seconds))
+    lines = [balance(report), report.landed]
+    lines.append(f"{report.name}: {ENDINGS[report.status]} in {report.seconds:.1f} s")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def balance(report: Report) -> str:
+    """Return what the ledger says of a run, in one line."""
+    whole = report.status in ("done", "drained")
+    try:
+        report.ledger.check(whole=whole)
+    except LedgerImbalance as error:
+        return f"ledger not balanced: {error}"
+    counts = {
+        "failed": sum(account.failed for account in report.ledger),
+        "lost": sum(account.lost for account in report.ledger),
+        "between two stages": report.undelivered,
+    }
+    unhappy = [f"{count:,} {what}" for what, count in counts.items() if count]
+    text = "ledger balanced: every message has one outcome"
+    return "; ".join(filter(None, (text, ", ".join(unhappy))))
+
+
+class ReportFile:
+    """
+    Holds the place for a report from before the run until it is written.
+
+    The file appears whole or not at all; that it can be written is known at once.
+
+    Raises:
+        ConfigError: If it can't.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        # A link stays a link; what it points to is replaced.
+        self._path = path.resolve()
+        if self._path.exists() and not self._path.is_file():
+            raise ConfigError(f"report {path} is not a regular file")
+        try:
+            handle, self._part = tempfile.mkstemp(
+                prefix=f".{self._path.name}.", dir=self._path.parent
+            )
+            os.close(handle)
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            raise ConfigError(f"report {path} can't be written: {said}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._part)
+
+    def write(self, report: Report) -> None:
+        """Put the report in its place; may be called once."""
+        with open(self._part, "w", encoding="utf-8") as file:
+            json.dump(report.to_dict(), file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(self._part, 0o666 & ~_umask())
+        os.replace(self._part, self._path)
+
+
+def _umask() -> int:
+    """Return the umask; there is no way to read it but to set it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,84 @@
+"""``etlstage demo``: the main job on data that comes with the package."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from etlstage.cli.run import exit_code, run_pipeline
+from etlstage.cli.scaffold import copy_examples
+from etlstage.config.loader import load
+from etlstage.config.stages import located
+from etlstage.pipeline.pipeline import Pipeline
+
+__all__ = ("demo",)
+
+ROWS: Final = 5
+COLUMNS: Final = ("date", "airport", "species", "damage", "cost_usd", "grade")
+SORT_BY: Final = "cost_usd"
+
+
+def demo(folder: Path | None, *, debug: bool) -> int:
+    """
+    Copy the demo, run it and show what it loaded; return the exit code.
+
+    Args:
+        folder: Where to; a new directory if None.
+        debug: Whether to log everything.
+
+    """
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="etlstage-demo-"))
+    copy_examples(folder, "demo")
+    file = folder / "pipeline.yaml"
+    out = Console()
+    out.print(f"running {file}", soft_wrap=True, highlight=False, markup=False)
+    report = run_pipeline(Pipeline.from_yaml(file), debug=debug)
+    if report.status == "done":
+        _show_rows(out, file)
+    return exit_code(report, debug=debug)
+
+
+def _show_rows(out: Console, file: Path) -> None:
+    """Print some rows of what the pipeline of ``file`` loaded."""
+    keys, document = load(file)
+    target = keys.load.spark
+    if target is None or target.path is None:
+        raise AssertionError("unreachable: the demo loads no files")
+    where = located(target.path, document.folder)
+    count, rows = _loaded(keys.spark.given(), target.format, where)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text("" if v is None else str(v)) for v in row))
+    lines = (
+        "",
+        f"the {ROWS} costliest of {count:,} rows in {where}",
+        table,
+        "",
+        f"run it again: etlstage run {file}",
+    )
+    for line in lines:
+        out.print(line, soft_wrap=line is not table, highlight=False, markup=False)
+
+
+def _loaded(
+    settings: dict[str, Any], kind: str | None, path: str
+) -> tuple[int, Sequence[Sequence[object]]]:
+    """Return the number of rows that Spark finds in ``path``, and some of them."""
+    from etlstage.spark import Session, read_frame
+
+    session = Session(**settings)
+    try:
+        frame = read_frame(session.start(), format=kind, path=path)
+        best = frame.select(*COLUMNS).sort(SORT_BY, ascending=False)
+        return frame.count(), best.head(ROWS)
+    finally:
+        session.stop()

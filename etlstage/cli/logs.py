@@ -1,0 +1,123 @@
+"""
+Where events go: for people on a terminal, as JSON lines everywhere else.
+
+The library only emits events; what becomes of them is decided here, once, for the
+process. On a terminal they share a console with the progress display, so that
+neither tears the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import Final
+
+import structlog
+from rich.console import Console
+from rich.text import Text
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+__all__ = ("configure", "harmless")
+
+STYLES: Final = {
+    "debug": "dim",
+    "info": "green",
+    "warning": "yellow",
+    "error": "bold red",
+    "critical": "bold red",
+}
+SEQUENCES: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
+)
+CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+WORKER_LINE: Final = "worker wrote to stderr"
+WORKER_FAILED: Final = "worker failed"
+
+
+def configure(console: Console, *, live: bool, debug: bool) -> None:
+    """
+    Set up structlog for this process.
+
+    Args:
+        console: Where the progress display is.
+        live: Whether somebody watches the console.
+        debug: Whether to let debug events through.
+
+    """
+    common: list[Processor] = [
+        *([] if debug else [_without_echoes]),
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+    ]
+    if live:
+        now = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+        own: list[Processor] = [now, _for_people]
+    else:
+        now = structlog.processors.TimeStamper(fmt="iso", utc=True)
+        own = [now, structlog.processors.JSONRenderer(default=str)]
+    structlog.configure(
+        processors=[*common, *own],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.DEBUG if debug else logging.INFO
+        ),
+        logger_factory=lambda *_: (
+            _ConsoleLogger(console) if live else structlog.WriteLogger(sys.stderr)
+        ),
+        cache_logger_on_first_use=False,
+    )
+
+
+def harmless(text: str) -> str:
+    """Return ``text`` without what would steer a terminal."""
+    return CONTROLS.sub(lambda m: f"\\x{ord(m[0]):02x}", SEQUENCES.sub("", text))
+
+
+def _without_echoes(
+    _logger: WrappedLogger, _method: str, event: EventDict
+) -> EventDict:
+    """Drop what is the run's own error, as long as one failure ends the run."""
+    if event.get("event") == WORKER_FAILED:
+        raise structlog.DropEvent
+    return event
+
+
+def _for_people(
+    _logger: WrappedLogger, method: str, event: EventDict
+) -> tuple[tuple[Text], dict[str, object]]:
+    """Return the arguments for a method of the logger."""
+    return (_line(method, event),), {}
+
+
+def _line(method: str, event: EventDict) -> Text:
+    level = str(event.pop("level", method))
+    line = Text.assemble((f"{event.pop('timestamp', '')} ", "dim"))
+    said = str(event.pop("event", ""))
+    trace = event.pop("exception", None)
+    if said == WORKER_LINE:
+        who = event.get("worker", event.get("stage", "worker"))
+        line.append(f"{harmless(str(who))} ({event.get('pid')}) ", "cyan")
+        line.append(harmless(str(event.get("line", ""))))
+        return line
+    line.append(f"{level} ", STYLES.get(level, ""))
+    line.append(harmless(said))
+    for key, value in event.items():
+        line.append(f" {key}=", "dim")
+        line.append(harmless(str(value)))
+    if trace:
+        line.append(f"\n{harmless(str(trace))}")
+    return line
+
+
+class _ConsoleLogger:
+    """Prints events above the progress display."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def msg(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    debug = info = warning = error = critical = exception = msg

@@ -1,0 +1,145 @@
+"""
+What a pipeline is doing, for whoever waits for it.
+
+A table that renews itself on a terminal, a line every few seconds elsewhere. Both
+read the counters of the ledger; nobody calls anything per message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+import anyio
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from etlstage.messages import StageKind
+from etlstage.pipeline.ledger import Account, Ledger
+
+__all__ = ("Rates", "accounts_table", "made", "show_lines", "show_table", "state_line")
+
+REFRESH: Final = 0.25
+LINE_EVERY: Final = 5.0
+RATE_OVER: Final = 3.0
+"""Seconds over which a rate is taken: long enough to be read."""
+
+
+class Rates:
+    """Messages per second of each stage, over the last seconds."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._samples: deque[tuple[float, list[int]]] = deque()
+
+    def sample(self, now: float) -> list[float]:
+        """Return the rates at the time ``now``, in seconds of any clock."""
+        counts = [_moved(account) for account in self._ledger]
+        self._samples.append((now, counts))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_OVER:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        if now <= then:
+            return [0.0] * len(counts)
+        return [(a - b) / (now - then) for a, b in zip(counts, before, strict=True)]
+
+
+def made(account: Account) -> int:
+    """Return what came out of a stage: of a load stage, what is durable."""
+    if account.kind is StageKind.LOAD:
+        return account.done
+    return account.produced
+
+
+def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
+    """
+    Return a ledger as a table.
+
+    Args:
+        ledger: The accounts.
+        last: Heading of the last column.
+        values: What stands in it, a text for each stage.
+
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("stage", no_wrap=True)
+    for heading in ("in", "out", "failed", "lost", last):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for account, value in zip(ledger, values, strict=True):
+        table.add_row(
+            Text(account.stage),
+            "-" if account.kind is StageKind.EXTRACT else f"{account.received:,}",
+            f"{made(account):,}",
+            _alarming(account.failed),
+            _alarming(account.lost),
+            value,
+        )
+    return table
+
+
+def state_line(ledger: Ledger, seconds: float, rates: Iterable[float]) -> str:
+    """Return a ledger as one line."""
+    states = [_stage_state(a, rate) for a, rate in zip(ledger, rates, strict=True)]
+    return f"{seconds:.0f} s: {_waiting(ledger) or '; '.join(states)}"
+
+
+async def show_table(ledger: Ledger, console: Console) -> None:
+    """Keep a table of ``ledger`` on the console until cancelled."""
+    rates = Rates(ledger)
+    start = anyio.current_time()
+
+    def table() -> Group:
+        now = anyio.current_time()
+        values = [f"{rate:,.0f}" for rate in rates.sample(now)]
+        foot = f"{now - start:.0f} s {_waiting(ledger)}"
+        return Group(accounts_table(ledger, "per second", values), Text(foot))
+
+    with Live(table(), console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            await anyio.sleep(REFRESH)
+            live.update(table(), refresh=True)
+
+
+async def show_lines(
+    ledger: Ledger, console: Console, *, every: float = LINE_EVERY
+) -> None:
+    """Print a line about ``ledger`` now and then until cancelled."""
+    rates = Rates(ledger)
+    start = anyio.current_time()
+    rates.sample(start)
+    while True:
+        await anyio.sleep(every)
+        now = anyio.current_time()
+        line = state_line(ledger, now - start, rates.sample(now))
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _waiting(ledger: Ledger) -> str:
+    """Say so while nothing moves yet: Spark takes its time to start."""
+    return "" if any(map(_moved, ledger)) else "waiting for the first message"
+
+
+def _moved(account: Account) -> int:
+    if account.kind is StageKind.EXTRACT:
+        return account.produced
+    return account.done + account.failed + account.lost
+
+
+def _alarming(count: int) -> Text:
+    return Text(f"{count:,}", style="bold red" if count else "")
+
+
+def _stage_state(account: Account, rate: float) -> str:
+    parts = [f"{account.stage}"]
+    if account.kind is not StageKind.EXTRACT:
+        parts.append(f"in {account.received:,}")
+    parts.append(f"out {made(account):,}")
+    parts += [
+        f"{word} {count:,}"
+        for word, count in (("failed", account.failed), ("lost", account.lost))
+        if count
+    ]
+    return f"{' '.join(parts)} ({rate:,.0f}/s)"

@@ -1,0 +1,94 @@
+"""
+``etlstage run``: one pipeline, watched, to its end.
+
+The first SIGINT or SIGTERM drains: no more is extracted, what is under way is
+finished. The second stops at once. The library itself touches no signals.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskStatus
+from rich.console import Console
+
+from etlstage.cli.closing import EXIT_CODES, ReportFile, show_report
+from etlstage.cli.failure import show_error
+from etlstage.cli.logs import configure
+from etlstage.cli.progress import show_lines, show_table
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import Report
+
+__all__ = ("exit_code", "run_file", "run_pipeline")
+
+
+def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
+    """
+    Run the pipeline of a file; return the exit code.
+
+    Args:
+        file: The pipeline.
+        report: Where the closing report goes as JSON, or None.
+        debug: Whether to log everything and show tracebacks.
+
+    Raises:
+        ConfigError: If the file is wrong, or the report can't be written.
+
+    """
+    with ExitStack() as stack:
+        pipeline = Pipeline.from_yaml(file)
+        place = stack.enter_context(ReportFile(report)) if report else None
+        result = run_pipeline(pipeline, debug=debug)
+        if place is not None:
+            place.write(result)
+    return exit_code(result, debug=debug)
+
+
+def exit_code(report: Report, *, debug: bool) -> int:
+    """Print the error of a run that failed; return the exit code of any."""
+    if report.error is not None:
+        show_error(report.error, debug=debug)
+    return EXIT_CODES[report.status]
+
+
+def run_pipeline(pipeline: Pipeline, *, debug: bool = False) -> Report:
+    """Run a pipeline, show its progress and its closing report."""
+    out = Console()
+    err = Console(stderr=True)
+    live = sys.stderr.isatty() and not err.is_dumb_terminal
+    configure(err, live=live, debug=debug)
+    report = anyio.run(_watched, pipeline, err if live else out, err)
+    show_report(report, out)
+    return report
+
+
+async def _watched(pipeline: Pipeline, progress: Console, err: Console) -> Report:
+    show = show_table if progress is err else show_lines
+    async with anyio.create_task_group() as tasks:
+        stop = anyio.CancelScope()
+        await tasks.start(_obey_signals, pipeline, stop, err)
+        tasks.start_soon(show, pipeline.ledger, progress)
+        with stop:
+            report = await pipeline.run()
+        tasks.cancel_scope.cancel()
+    return pipeline.report("forced") if stop.cancelled_caught else report
+
+
+async def _obey_signals(
+    pipeline: Pipeline,
+    stop: anyio.CancelScope,
+    err: Console,
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        await anext(signals)
+        pipeline.drain()
+        err.print("draining: press Ctrl-C again to stop at once", highlight=False)
+        await anext(signals)
+        stop.cancel()

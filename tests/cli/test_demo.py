@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Etlstage
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+
+def test_demo(etlstage: Etlstage, tmp_path: Path) -> None:
+    """It runs its pipeline, shows rows, and leaves all of it for the user."""
+    result = etlstage("demo", "here")
+    assert (result.returncode, result.stderr) == (0, "")
+    out = result.stdout
+    assert re.search(r"^load +3,993 +3,993 +0 +0 ", out, re.MULTILINE)
+    assert "ledger balanced: every message has one outcome\n" in out
+    assert f"the 5 costliest of 3,993 rows in {tmp_path}/here/out/birdstrikes" in out
+    assert re.search(r"^1995-09-19 +LAGUARDIA NY .* 3811576 +3 *$", out, re.MULTILINE)
+    assert "run it again: etlstage run here/pipeline.yaml" in out
+    assert (tmp_path / "here" / "out" / "birdstrikes" / "_SUCCESS").exists()
+
+
+def test_column_that_does_not_exist(etlstage: Etlstage, tmp_path: Path) -> None:
+    """One clear line, nothing taken for whole."""
+    assert etlstage("init", "here").returncode == 0
+    path = tmp_path / "here" / "demo" / "pipeline.yaml"
+    path.write_text(path.read_text().replace("to_json(struct(*))", "nope"))
+    result = etlstage("run", path)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("etlstage: error: extract: ")
+    assert "`nope` cannot be resolved" in line
+    assert "birdstrikes: failed in" in result.stdout
+    assert not (path.parent / "out").exists()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from rich.console import Console
+
+from etlstage.cli.logs import configure, harmless
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """Leave structlog as other tests expect it."""
+    yield
+    structlog.reset_defaults()
+
+
+def logged(*, debug: bool = False) -> str:
+    """Return what a terminal shows of three events."""
+    console = Console(file=io.StringIO(), width=40)
+    configure(console, live=True, debug=debug)
+    log = structlog.get_logger("etlstage").bind(stage="clean", worker="clean-1", pid=7)
+    with console.capture() as capture:
+        log.debug("fine")
+        log.info("worker wrote to stderr", line="a\x1b[31mred\x1b[0m\x07[bold] " * 9)
+        log.warning("worker failed", error="once is enough")
+        log.warning("worker exited", status=1)
+    return capture.get()
+
+
+def test_worker_line_on_a_terminal() -> None:
+    """Who said it, then what; it is not cut, not markup, and steers nothing."""
+    first, second = logged().splitlines()
+    _, rest = first.split(" ", 1)
+    assert rest == "clean-1 (7) " + "ared\\x07[bold] " * 9
+    assert "warning worker exited stage=clean worker=clean-1 pid=7 status=1" in second
+
+
+def test_debug_lets_everything_through() -> None:
+    """Events for developers are hidden unless asked for."""
+    for text in ("debug fine", "warning worker failed"):
+        assert text not in logged()
+        assert text in logged(debug=True)
+
+
+def test_json_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Machines get one object per line."""
+    configure(Console(), live=False, debug=False)
+    log = structlog.get_logger("etlstage").bind(stage="clean")
+    log.info("worker wrote to stderr", line="é\n\x1b", path=object)
+    try:
+        1 / 0  # noqa: B018
+    except ZeroDivisionError:
+        log.exception("odd")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = map(json.loads, captured.err.splitlines())
+    assert first.pop("timestamp").endswith("Z")
+    assert first == {
+        "event": "worker wrote to stderr",
+        "level": "info",
+        "line": "é\n\x1b",
+        "path": "<class 'object'>",
+        "stage": "clean",
+    }
+    assert second["exception"].endswith("ZeroDivisionError: division by zero")
+
+
+def test_exception_on_a_terminal() -> None:
+    """The traceback stands below its event."""
+    console = Console(file=io.StringIO(), width=80)
+    configure(console, live=True, debug=False)
+    with console.capture() as capture:
+        try:
+            1 / 0  # noqa: B018
+        except ZeroDivisionError:
+            structlog.get_logger().exception("odd")
+    assert "error odd\nTraceback" in capture.get()
+    assert capture.get().endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\tb é", "a\tb é"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07x", "x"),
+        ("\x1b]8;;http://a\x1b\\x", "x"),
+        ("\x1bc", "\\x1bc"),
+        ("a\rb", "a\\x0db"),
+        ("\x9b31m", "\\x9b31m"),
+    ],
+)
+def test_harmless(text: str, expected: str) -> None:
+    """Colours go quietly; what is left of the rest can be read."""
+    assert harmless(text) == expected

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import io
+
+import anyio
+import pytest
+from rich.console import Console
+
+from etlstage.cli.progress import (
+    Rates,
+    accounts_table,
+    show_lines,
+    show_table,
+    state_line,
+)
+from etlstage.messages import StageKind
+from etlstage.pipeline.ledger import Ledger
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Stand in the middle of a run."""
+    ledger = Ledger(
+        [
+            ("extract", StageKind.EXTRACT),
+            ("[bold]clean", StageKind.TRANSFORM),
+            ("load", StageKind.LOAD),
+        ]
+    )
+    ledger[0].produced = 4000
+    ledger[1].received, ledger[1].done, ledger[1].produced = 3000, 2900, 5800
+    ledger[1].failed, ledger[1].lost = 2, 1
+    ledger[2].received, ledger[2].done = 5000, 1000
+    return ledger
+
+
+class Screen(io.StringIO):
+    """Keeps what was written and tells when something was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written = anyio.Event()
+
+    def write(self, text: str) -> int:
+        """Take text."""
+        count = super().write(text)
+        self._written.set()
+        return count
+
+    async def shows(self, text: str) -> None:
+        """Return once ``text`` has been written."""
+        while text not in self.getvalue():
+            await self._written.wait()
+            self._written = anyio.Event()
+
+
+def test_table_has_a_row_for_each_stage(ledger: Ledger) -> None:
+    """Out of a load stage is what is durable; names are not markup."""
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as capture:
+        console.print(accounts_table(ledger, "seconds", ["1", "2", "3"]))
+    assert [line.split() for line in capture.get().splitlines()] == [
+        ["stage", "in", "out", "failed", "lost", "seconds"],
+        ["extract", "-", "4,000", "0", "0", "1"],
+        ["[bold]clean", "3,000", "5,800", "2", "1", "2"],
+        ["load", "5,000", "1,000", "0", "0", "3"],
+    ]
+
+
+def test_line_names_what_went_wrong_only_if_it_did(ledger: Ledger) -> None:
+    """A line of zeros hides the one number that matters."""
+    assert state_line(ledger, 12.3, [800, 1500.4, 0]) == (
+        "12 s: extract out 4,000 (800/s);"
+        " [bold]clean in 3,000 out 5,800 failed 2 lost 1 (1,500/s);"
+        " load in 5,000 out 1,000 (0/s)"
+    )
+
+
+def test_line_before_the_first_message() -> None:
+    """Spark takes seconds to start; a row of zeros would look like a hang."""
+    ledger = Ledger([("extract", StageKind.EXTRACT), ("load", StageKind.LOAD)])
+    assert state_line(ledger, 5, [0, 0]) == "5 s: waiting for the first message"
+
+
+def test_rate_is_taken_over_the_last_seconds(ledger: Ledger) -> None:
+    """What was fast a minute ago is not fast now."""
+    rates = Rates(ledger)
+    assert rates.sample(100.0) == [0, 0, 0]
+    ledger[0].produced += 500
+    ledger[1].lost += 100
+    assert rates.sample(101.0) == [500, 100, 0]
+    assert rates.sample(101.0) == [500, 100, 0]
+    assert rates.sample(110.0) == [0, 0, 0]
+
+
+async def test_table_renews_itself(ledger: Ledger) -> None:
+    """Counters that change show up without anybody calling."""
+    screen = Screen()
+    console = Console(file=screen, force_terminal=True, width=80)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(show_table, ledger, console)
+        await screen.shows("4,000")
+        ledger[0].produced = 7777
+        await screen.shows("7,777")
+        tasks.cancel_scope.cancel()
+    assert screen.getvalue().rfind("\x1b[?25h") > screen.getvalue().rfind("\x1b[?25l")
+
+
+async def test_lines_go_on(ledger: Ledger) -> None:
+    """One now and then, without a word for a terminal in it."""
+    screen = Screen()
+    console = Console(file=screen, width=80)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: show_lines(ledger, console, every=0.01))
+        await screen.shows("4,000")
+        ledger[0].produced = 7777
+        await screen.shows("7,777")
+        tasks.cancel_scope.cancel()
+    assert screen.getvalue().startswith("0 s: extract out 4,000 (0/s); [bold]clean in")
+    assert "\x1b" not in screen.getvalue()

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.cli.conftest import (
+    Etlstage,
+    Started,
+    command,
+    environment,
+    left_behind,
+    worker,
+)
+
+ENDLESS = """\
+name: endless
+extract: {worker: {command: [sh, -c, "while echo y; do sleep 0.01; done"]}}
+load: {worker: {command: [python, slow.py]}, timeout: {stop: 100ms}}
+"""
+SLOW = """\
+    import sys, time
+    print("first message is here", file=sys.stderr, flush=True)
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(b"\\0")
+        sys.stdout.flush()
+    """
+STUCK = """\
+    import sys, time
+    sys.stdin.buffer.readline()
+    print("first message is here", file=sys.stderr, flush=True)
+    time.sleep(600)
+    """
+
+
+def wait_for(stream: IO[str] | None, text: str) -> str:
+    """Read lines until one holds ``text``; return all of them."""
+    assert stream is not None
+    lines = ""
+    for line in stream:
+        lines += line
+        if text in line:
+            return lines
+    raise AssertionError(f"no line with {text!r} in {lines!r}")
+
+
+def test_run_to_the_end(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
+    """Every message is loaded, in order, and the report says so."""
+    result = etlstage("run", pipeline)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "loaded.txt").read_text() == "A\nB\nC\n"
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[0] == ["stage", "in", "out", "failed", "lost", "seconds"]
+    assert [row[:5] for row in rows[1:4]] == [
+        ["extract", "-", "3", "0", "0"],
+        ["upper", "3", "3", "0", "0"],
+        ["load", "3", "3", "0", "0"],
+    ]
+    assert "ledger balanced: every message has one outcome" in result.stdout
+    assert re.search(r"^letters: done in \d+\.\d s$", result.stdout, re.MULTILINE)
+    assert "\x1b" not in result.stdout
+
+
+def test_report_file(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
+    """The same as JSON, put in place as a whole."""
+    (tmp_path / "r.json").write_text("old")
+    assert etlstage("run", pipeline, "--report", "r.json").returncode == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["pipeline"], report["status"]) == ("letters", "done")
+    assert sorted(p.name for p in tmp_path.iterdir() if "json" in p.name) == ["r.json"]
+
+
+def test_worker_that_does_not_exist(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """One clear line, no traceback, and a report nevertheless."""
+    pipeline.write_text(pipeline.read_text().replace("[python, upper.py]", "[nope]"))
+    result = etlstage("run", pipeline, "--report", "r.json")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("etlstage: error: stage upper: can't start worker")
+    assert "there is no program 'nope' on PATH" in line
+    assert "ledger balanced" in result.stdout
+    assert re.search(r"^letters: failed in ", result.stdout, re.MULTILINE)
+    assert json.loads((tmp_path / "r.json").read_text())["status"] == "failed"
+    debug = etlstage("run", pipeline, "--debug")
+    assert debug.returncode == 1
+    assert "Traceback (most recent call last)" in debug.stderr
+    assert line in debug.stderr
+
+
+def test_worker_that_exits_at_once(etlstage: Etlstage, pipeline: Path) -> None:
+    """What it said last is in the error; what it held is booked as lost."""
+    command = "[sh, -c, 'echo no licence >&2; exit 3']"
+    pipeline.write_text(pipeline.read_text().replace("[python, upper.py]", command))
+    result = etlstage("run", pipeline)
+    assert result.returncode == 1
+    *events, error = result.stderr.splitlines()
+    logged = [json.loads(event) for event in events]
+    assert any(e.get("line") == "no licence" for e in logged)
+    assert "stage upper" in error
+    assert "no licence" in error
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_drains(
+    start: Started, pipeline: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """No more is extracted, what is under way is finished, exit 4."""
+    pipeline.write_text(ENDLESS)
+    worker(tmp_path / "slow.py", SLOW)
+    process = start("run", pipeline, "--report", "r.json")
+    wait_for(process.stderr, "first message is here")
+    os.killpg(process.pid, number)
+    out, err = process.communicate()
+    assert process.returncode == 4
+    assert "draining: press Ctrl-C again to stop at once" in err
+    assert "endless: drained after a signal" in out
+    assert "ledger balanced: every message has one outcome\n" in out
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "r.json").read_text())["status"] == "drained"
+    assert left_behind(tmp_path) == []
+
+
+def test_two_signals_stop_at_once(
+    start: Started, pipeline: Path, tmp_path: Path
+) -> None:
+    """A worker that never answers is stopped; what it held is lost; exit 5."""
+    pipeline.write_text(ENDLESS)
+    worker(tmp_path / "slow.py", STUCK)
+    process = start("run", pipeline, "--report", "r.json")
+    wait_for(process.stderr, "first message is here")
+    assert len(left_behind(tmp_path)) >= 3
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for(process.stderr, "draining: press Ctrl-C again to stop at once")
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 5
+    assert "endless: stopped by force" in out
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "r.json").read_text())["status"] == "forced"
+    assert left_behind(tmp_path) == []
+
+
+def test_reader_that_has_seen_enough(
+    start: Started, pipeline: Path, tmp_path: Path
+) -> None:
+    """``etlstage run ... | head`` gets no traceback; the run goes to its end."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start("run", pipeline, stdout=writing)
+    os.close(writing)
+    _, err = process.communicate()
+    assert err == ""
+    assert (tmp_path / "loaded.txt").read_text() == "A\nB\nC\n"
+
+
+def on_terminal(pipeline: Path, **env: str) -> tuple[int, str]:
+    """Run a pipeline on a terminal; return its exit code and the screen."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(["run", pipeline]),
+        env=environment(**{"TERM": "xterm", "COLUMNS": "80"} | env),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
+    )
+    os.close(theirs)
+    screen = b""
+    # Linux says EIO when the last writer is gone.
+    with suppress(OSError):
+        while data := os.read(ours, 65536):
+            screen += data
+    os.close(ours)
+    return process.wait(), screen.decode()
+
+
+def test_terminal_gets_a_live_table(pipeline: Path) -> None:
+    """It is gone at the end, the closing report stays, and no JSON is shown."""
+    pipeline.write_text(
+        pipeline.read_text().replace(
+            "[python, upper.py]", "[sh, -c, 'echo look >&2; exec python3 upper.py']"
+        )
+    )
+    code, screen = on_terminal(pipeline)
+    assert code == 0
+    assert "per second" in screen
+    assert "\x1b[?25l" in screen
+    assert screen.rfind("\x1b[?25h") > screen.rfind("\x1b[?25l")
+    assert re.search(r"upper-?\d* \(\d+\) .*look", screen)
+    assert '"event"' not in screen
+    assert "letters: done in" in screen
+
+
+def test_colours_can_be_switched_off(pipeline: Path) -> None:
+    """See no-color.org."""
+    _, screen = on_terminal(pipeline, NO_COLOR="1")
+    assert not re.search(r"\x1b\[[\d;]*3\dm", screen)
+
+
+def test_dumb_terminal_gets_lines(pipeline: Path) -> None:
+    """A terminal that can't move its cursor is like a file."""
+    code, screen = on_terminal(pipeline, TERM="dumb")
+    assert code == 0
+    assert "\x1b" not in screen
+    assert "letters: done in" in screen

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Etlstage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "missing command; see 'etlstage --help'"),
+        (["rum"], "no such command 'rum'. Did you mean 'run'?; see 'etlstage --help'"),
+        (["run"], "missing argument 'FILE'; see 'etlstage run --help'"),
+        (["init"], "missing argument 'DIR'; see 'etlstage init --help'"),
+        (["run", "--bug", "a"], "no such option: --bug"),
+        (["run", "a.yaml"], "a.yaml: no such file"),
+        (["run", "."], ".: is a directory, expected a pipeline file"),
+    ],
+)
+def test_wrong_usage(etlstage: Etlstage, arguments: list[str], error: str) -> None:
+    """One line on stderr, nothing on stdout, exit 2."""
+    result = etlstage(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"etlstage: error: {error}")
+
+
+def test_wrong_file(etlstage: Etlstage, tmp_path: Path) -> None:
+    """A line for each problem, all at once, in the order of the file."""
+    (tmp_path / "p.yaml").write_text("nam: x\nextract: {}\n")
+    result = etlstage("run", "p.yaml")
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        "etlstage: error: p.yaml:1:1: load: missing, but needed",
+        "etlstage: error: p.yaml:1:1: nam: unknown key (did you mean 'name'?)",
+        "etlstage: error: p.yaml:1:1: name: missing, but needed",
+        ("etlstage: error: p.yaml:2:1: extract: needs the key spark or the key worker"),
+    ]
+
+
+def test_version(etlstage: Etlstage) -> None:
+    """It answers without a pipeline."""
+    result = etlstage("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("etlstage ")
+
+
+def test_help(etlstage: Etlstage) -> None:
+    """It lists what there is."""
+    result = etlstage("--help")
+    assert result.returncode == 0
+    for name in ("run", "init", "demo", "--version"):
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", ["/nowhere/r.json", "/dev/null", "."])
+def test_report_that_cant_be_written(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path, name: str
+) -> None:
+    """It is known before the run starts."""
+    result = etlstage("run", pipeline, "--report", name)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"etlstage: error: report {name} ")
+    assert not (tmp_path / "loaded.txt").exists()
+
+
+def test_init(etlstage: Etlstage, tmp_path: Path) -> None:
+    """Examples arrive, and a second time they are not overwritten."""
+    result = etlstage("init", "here")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "etlstage run here/demo/pipeline.yaml" in result.stdout
+    assert (tmp_path / "here" / "demo" / "pipeline.yaml").is_file()
+    again = etlstage("init", "here")
+    assert again.returncode == 2
+    assert "exists already and is not overwritten" in again.stderr
