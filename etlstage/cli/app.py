@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or file, 4 drained after a signal,
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from etlstage.cli.failure import (
-    FAILED,
     FORCED,
     WRONG_USAGE,
     complain,
@@ -110,21 +108,12 @@ def _demo(
 
 def main() -> NoReturn:
     """Run the command of ``sys.argv``, then exit; errors are one clear line each."""
-    code = _guarded()
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; no complaint at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    sys.exit(_guarded())
 
 
 def _guarded() -> int:
-    debug = "--debug" in sys.argv
     try:
         return int(app(standalone_mode=False, prog_name="etlstage") or 0)
-    except BrokenPipeError:
-        return FAILED
     except KeyboardInterrupt:
         complain("interrupted")
         return FORCED
@@ -132,7 +121,7 @@ def _guarded() -> int:
         # The parser's errors have no public base class that all its versions share.
         if hasattr(error, "format_message"):
             return _wrong_usage(error)
-        return show_error(error, debug=debug)
+        return show_error(error, debug="--debug" in sys.argv)
 
 
 def _wrong_usage(error: Exception) -> int:

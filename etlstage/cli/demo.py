@@ -13,6 +13,7 @@ from rich.text import Text
 
 from etlstage.cli.run import exit_code, run_pipeline
 from etlstage.cli.scaffold import copy_examples
+from etlstage.cli.screen import Screen
 from etlstage.config.loader import load
 from etlstage.config.stages import located
 from etlstage.pipeline.pipeline import Pipeline
@@ -37,7 +38,7 @@ def demo(folder: Path | None, *, debug: bool) -> int:
         folder = Path(tempfile.mkdtemp(prefix="etlstage-demo-"))
     copy_examples(folder, "demo")
     file = folder / "pipeline.yaml"
-    out = Console()
+    out = Screen()
     out.print(f"running {file}", soft_wrap=True, highlight=False, markup=False)
     report = run_pipeline(Pipeline.from_yaml(file), debug=debug)
     if report.status == "done":
@@ -53,7 +54,7 @@ def _show_rows(out: Console, file: Path) -> None:
         raise AssertionError("unreachable: the demo loads no files")
     where = located(target.path, document.folder)
     count, rows = _loaded(keys.spark.given(), target.format, where)
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, no_wrap=True)
     for row in rows:

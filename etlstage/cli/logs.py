@@ -14,9 +14,10 @@ import sys
 from typing import Final
 
 import structlog
-from rich.console import Console
 from rich.text import Text
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+from etlstage.cli.screen import Screen
 
 __all__ = ("configure", "harmless")
 
@@ -36,13 +37,12 @@ WORKER_LINE: Final = "worker wrote to stderr"
 WORKER_FAILED: Final = "worker failed"
 
 
-def configure(console: Console, *, live: bool, debug: bool) -> None:
+def configure(screen: Screen, *, debug: bool) -> None:
     """
     Set up structlog for this process.
 
     Args:
-        console: Where the progress display is.
-        live: Whether somebody watches the console.
+        screen: Stderr, where the progress display may be, too.
         debug: Whether to let debug events through.
 
     """
@@ -52,7 +52,7 @@ def configure(console: Console, *, live: bool, debug: bool) -> None:
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
     ]
-    if live:
+    if screen.watched:
         now = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
         own: list[Processor] = [now, _for_people]
     else:
@@ -64,7 +64,9 @@ def configure(console: Console, *, live: bool, debug: bool) -> None:
             logging.DEBUG if debug else logging.INFO
         ),
         logger_factory=lambda *_: (
-            _ConsoleLogger(console) if live else structlog.WriteLogger(sys.stderr)
+            _ScreenLogger(screen)
+            if screen.watched
+            else structlog.WriteLogger(sys.stderr)
         ),
         cache_logger_on_first_use=False,
     )
@@ -111,13 +113,13 @@ def _line(method: str, event: EventDict) -> Text:
     return line
 
 
-class _ConsoleLogger:
+class _ScreenLogger:
     """Prints events above the progress display."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
 
     def msg(self, text: Text) -> None:
-        self._console.print(text, soft_wrap=True)
+        self._screen.print(text, soft_wrap=True)
 
     debug = info = warning = error = critical = exception = msg

@@ -64,7 +64,7 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
         values: What stands in it, a text for each stage.
 
     """
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("stage", no_wrap=True)
     for heading in ("in", "out", "failed", "lost", last):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -8,18 +8,17 @@ finished. The second stops at once. The library itself touches no signals.
 from __future__ import annotations
 
 import signal
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
 from anyio.abc import TaskStatus
-from rich.console import Console
 
 from etlstage.cli.closing import EXIT_CODES, ReportFile, show_report
 from etlstage.cli.failure import show_error
 from etlstage.cli.logs import configure
 from etlstage.cli.progress import show_lines, show_table
+from etlstage.cli.screen import Screen
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 
@@ -57,16 +56,15 @@ def exit_code(report: Report, *, debug: bool) -> int:
 
 def run_pipeline(pipeline: Pipeline, *, debug: bool = False) -> Report:
     """Run a pipeline, show its progress and its closing report."""
-    out = Console()
-    err = Console(stderr=True)
-    live = sys.stderr.isatty() and not err.is_dumb_terminal
-    configure(err, live=live, debug=debug)
-    report = anyio.run(_watched, pipeline, err if live else out, err)
+    out = Screen()
+    err = Screen(stderr=True)
+    configure(err, debug=debug)
+    report = anyio.run(_watched, pipeline, err if err.renews else out, err)
     show_report(report, out)
     return report
 
 
-async def _watched(pipeline: Pipeline, progress: Console, err: Console) -> Report:
+async def _watched(pipeline: Pipeline, progress: Screen, err: Screen) -> Report:
     show = show_table if progress is err else show_lines
     async with anyio.create_task_group() as tasks:
         stop = anyio.CancelScope()
@@ -81,7 +79,7 @@ async def _watched(pipeline: Pipeline, progress: Console, err: Console) -> Repor
 async def _obey_signals(
     pipeline: Pipeline,
     stop: anyio.CancelScope,
-    err: Console,
+    err: Screen,
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:

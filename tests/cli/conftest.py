@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -107,6 +108,8 @@ def start(tmp_path: Path) -> Iterator[Started]:
     for process in started:
         with process:
             process.kill()
+    for number in left_behind(tmp_path):
+        os.kill(number, signal.SIGKILL)
 
 
 def worker(path: Path, text: str) -> None:
@@ -114,11 +117,11 @@ def worker(path: Path, text: str) -> None:
     path.write_text(textwrap.dedent(text))
 
 
-def left_behind(folder: Path) -> list[str]:
-    """Return the commands of processes that work in ``folder``."""
-    commands = []
+def left_behind(folder: Path) -> list[int]:
+    """Return the ids of processes that work in ``folder``."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if (process / "cwd").resolve() == folder:
-                commands.append((process / "cmdline").read_text())
-    return commands
+            if (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+    return found

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 
 import pytest
 import structlog
-from rich.console import Console
 
 from etlstage.cli.logs import configure, harmless
+from etlstage.cli.screen import Screen
+from tests.cli.test_screen import Terminal
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,8 @@ def _as_before() -> Iterator[None]:
 
 def logged(*, debug: bool = False) -> str:
     """Return what a terminal shows of three events."""
-    console = Console(file=io.StringIO(), width=40)
-    configure(console, live=True, debug=debug)
+    console = Screen(file=Terminal(), color_system=None, width=40)
+    configure(console, debug=debug)
     log = structlog.get_logger("etlstage").bind(stage="clean", worker="clean-1", pid=7)
     with console.capture() as capture:
         log.debug("fine")
@@ -48,7 +48,7 @@ def test_debug_lets_everything_through() -> None:
 
 def test_json_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Machines get one object per line."""
-    configure(Console(), live=False, debug=False)
+    configure(Screen(stderr=True), debug=False)
     log = structlog.get_logger("etlstage").bind(stage="clean")
     log.info("worker wrote to stderr", line="é\n\x1b", path=object)
     try:
@@ -71,8 +71,8 @@ def test_json_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_exception_on_a_terminal() -> None:
     """The traceback stands below its event."""
-    console = Console(file=io.StringIO(), width=80)
-    configure(console, live=True, debug=False)
+    console = Screen(file=Terminal(), color_system=None, width=80)
+    configure(console, debug=False)
     with console.capture() as capture:
         try:
             1 / 0  # noqa: B018

@@ -151,6 +151,17 @@ def test_two_signals_stop_at_once(
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["init", "here"]])
+def test_reader_that_is_gone(start: Started, arguments: list[str]) -> None:
+    """No command complains that nobody listens."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start(*arguments, stdout=writing)
+    os.close(writing)
+    _, err = process.communicate()
+    assert err == ""
+
+
 def test_reader_that_has_seen_enough(
     start: Started, pipeline: Path, tmp_path: Path
 ) -> None:
@@ -160,7 +171,7 @@ def test_reader_that_has_seen_enough(
     process = start("run", pipeline, stdout=writing)
     os.close(writing)
     _, err = process.communicate()
-    assert err == ""
+    assert (process.returncode, err) == (0, "")
     assert (tmp_path / "loaded.txt").read_text() == "A\nB\nC\n"
 
 

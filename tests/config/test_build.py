@@ -154,11 +154,11 @@ def test_session_of_the_file_ends_with_the_run(path: Path) -> None:
     (path.parent / "in.txt").write_text("a\nb\n")
     code = """
 import anyio
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 from etlstage.pipeline.pipeline import Pipeline
 report = anyio.run(Pipeline.from_yaml("pipeline.yaml").run)
 print(report.status, report.error, report.ledger[2].done)
-print(SparkSession.getActiveSession())
+print(SparkContext._active_spark_context)
 """
     assert in_python(code, path.parent) == ["done None 2", "None"]
     files = (path.parent / "out").glob("part-*")

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from etlstage.cli import app, main
+from etlstage.errors import ConfigError, EtlstageError, SparkUnavailable
+
+Ended = Callable[..., tuple[object, str]]
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ended:
+    """Return exit code and stderr of a command that raises."""
+
+    def end(error: BaseException, *arguments: str) -> tuple[object, str]:
+        def fail(**_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(app, "app", fail)
+        monkeypatch.setattr(sys, "argv", ["etlstage", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return caught.value.code, capsys.readouterr().err
+
+    return end
+
+
+def test_wrong_file_is_exit_2(ended: Ended) -> None:
+    """A line for each problem, never a traceback."""
+    code, err = ended(ConfigError(["a:1:1: x", "a:2:1: y"]), "--debug")
+    assert (code, err) == (2, "etlstage: error: a:1:1: x\netlstage: error: a:2:1: y\n")
+
+
+@pytest.mark.parametrize("kind", [EtlstageError, SparkUnavailable])
+def test_failure_is_exit_1(ended: Ended, kind: type[EtlstageError]) -> None:
+    """One line, and a traceback for those who ask."""
+    assert ended(kind("no java")) == (1, "etlstage: error: no java\n")
+    code, err = ended(kind("no java"), "run", "--debug")
+    assert code == 1
+    assert err.startswith("Traceback (most recent call last):")
+    assert err.endswith("etlstage: error: no java\n")
+
+
+def test_bug_names_itself(ended: Ended) -> None:
+    """What nobody foresaw still is one line, and says how to learn more."""
+    assert ended(KeyError("x")) == (
+        1,
+        "etlstage: error: unexpected KeyError: 'x'; --debug shows where\n",
+    )
+
+
+def test_interrupt_before_the_run_is_exit_5(ended: Ended) -> None:
+    """Ctrl-C while modules are imported."""
+    assert ended(KeyboardInterrupt()) == (5, "etlstage: error: interrupted\n")
+
+
+def test_error_steers_no_terminal(ended: Ended) -> None:
+    """A worker's last words are in there."""
+    assert ended(EtlstageError("\x1b[2Jgone\x07")) == (
+        1,
+        "etlstage: error: gone\\x07\n",
+    )
