@@ -87,8 +87,8 @@ def split_groups(
     *parts, rest = data.split(eop)
     if data.count(eom) == len(parts) and not rest:
         # As many EOM as EOP: one to one, if each EOP stands right behind an EOM.
-        *messages, rest = data.split(eom + eop)
-        if len(messages) == len(parts):
+        *messages, end = data.split(eom + eop)
+        if len(messages) == len(parts) and not end:
             return list(zip(messages, strict=False)), rest
     width = len(eom)
     groups: list[tuple[bytes, ...]] = []

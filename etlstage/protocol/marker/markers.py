@@ -20,6 +20,7 @@ MARKER_NAMES: Final = ("eom", "eop", "eob", "bnc")
 
 _SIMPLE = {"n": 10, "r": 13, "t": 9, "a": 7, "b": 8, "f": 12, "v": 11}
 _OCTAL = "01234567"
+_HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
 
 class _Fields(NamedTuple):
@@ -127,18 +128,17 @@ def unescape(text: str) -> bytes:
     Read are ``\n \r \t \a \b \f \v \\``, ``\0`` to ``\377``, ``\xHH`` and ``\uHHHH``.
 
     Raises:
-        ConfigError: If a backslash begins none of these.
+        ConfigError: If a backslash begins none of these, or a surrogate is alone.
 
     """
     out = bytearray()
     at = 0
     while at < len(text):
-        if text[at] != "\\":
-            out += text[at].encode("utf-8", "surrogateescape")
-            at += 1
-            continue
         try:
-            value, at = _unescape_one(text, at + 1)
+            if text[at] == "\\":
+                value, at = _unescape_one(text, at + 1)
+            else:
+                value, at = text[at].encode("utf-8", "surrogateescape"), at + 1
         except (ValueError, IndexError):
             raise ConfigError(
                 f"can't read the escape {text[at : at + 4]!r} of {text!r},"
@@ -161,7 +161,8 @@ def _unescape_one(text: str, at: int) -> tuple[bytes, int]:
         return bytes([int(text[at:end], 8)]), end
     width = {"x": 2, "u": 4}[kind] if kind in "xu" else 0
     digits = text[at + 1 : at + 1 + width]
-    if len(digits) != width or not width:
+    # int() alone would read "+f" and " f" too.
+    if len(digits) != width or not width or not _HEXADECIMAL.issuperset(digits):
         raise ValueError(digits)
     code = int(digits, 16)
     value = bytes([code]) if kind == "x" else chr(code).encode()

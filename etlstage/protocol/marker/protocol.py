@@ -42,8 +42,9 @@ class MarkerProtocol:
         mode: The scenario of the stage.
         markers: The four markers.
         limits: How much the peer may make us hold.
-        eob_then_eom: An EOM follows each EOB, and what the worker answers to the
-            empty message that it takes this for is left out.
+        eob_then_eom: An EOM follows each EOB. A worker that fills its batches takes
+            this for an empty message and answers it, behind EOP, with a BNC that
+            asks for nothing.
 
     """
 
@@ -64,7 +65,7 @@ class MarkerProtocol:
         self._reader = Reader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
         self._out: list[bytes] = []
-        self._input_ended = False
+        self._ended = False
 
     def __repr__(self) -> str:
         return (
@@ -96,13 +97,16 @@ class MarkerProtocol:
         try:
             self._reader.feed(data)
         except RemoteProtocolError as error:
-            self._session.fail()
-            self._reader.events.append(ProtocolFailed(error))
+            self._fail(error)
 
     def receive_eof(self) -> None:
         """Take note that the peer will send no more."""
-        if self.state is not State.ERROR:
+        if self.state is State.ERROR:
+            return
+        try:
             self._reader.events.append(StreamEnded(self._reader.tail()))
+        except RemoteProtocolError as error:
+            self._fail(error)
 
     def events_received(self) -> list[Event]:
         """Return, once, what has been received since the last call."""
@@ -146,18 +150,20 @@ class MarkerProtocol:
             case MoreRequested() if self.side is Side.WORKER:
                 self._pass(Token.BNC)
                 self._out.append(self.markers.bnc)
-            case StreamEnded():
-                self._send_eof()
+            case StreamEnded(tail):
+                self._send_eof(tail)
             case _:
                 raise LocalProtocolError(
                     f"a {self.side.value} can't send {type(event).__name__}"
                 )
 
+    def _fail(self, error: RemoteProtocolError) -> None:
+        self._session.fail()
+        self._reader.events.append(ProtocolFailed(error))
+
     # --- sending ------------------------------------------------------------
 
     def _send_messages(self, messages: Run) -> None:
-        if self._input_ended:
-            raise LocalProtocolError("can't handle a message after the end of input")
         wire = self._encode(encode_run, messages)
         if messages:
             self._pass(Token.MESSAGE, len(messages))
@@ -180,23 +186,29 @@ class MarkerProtocol:
         wire = self._encode(encode_groups, groups)
         if groups:
             self._pass(Token.EOP, len(groups))
-            self._out.append(wire)
+            echoes, self._reader.echoes_owed = self._reader.echoes_owed, 0
+            self._out.append(wire + echoes * self.markers.bnc)
 
-    def _send_eof(self) -> None:
+    def _send_eof(self, tail: bytes) -> None:
+        if tail:
+            raise LocalProtocolError(
+                f"can't end with {len(tail)} bytes that are no message"
+            )
         if self.side is Side.SUPERVISOR:
             self._pass(Token.END)
         elif self.owed:
             raise LocalProtocolError(f"can't end: {self.owed} EOP are still owed")
-        self._input_ended = True
+        self._ended = True
         self._out.append(SEND_EOF)
 
     def _encode(self, encode: Callable[..., bytes], what: object) -> bytes:
         return encode(what, self.markers, limit=self._limits.max_message_bytes)
 
     def _pass(self, token: Token, count: int = 1) -> None:
-        if self._input_ended and self.side is Side.SUPERVISOR:
+        if self._ended:
+            flow = "input" if self.side is Side.SUPERVISOR else "output"
             raise LocalProtocolError(
-                f"can't handle {token.value} after the end of input"
+                f"can't handle {token.value} after the end of {flow}"
             )
         try:
             self._session.handle(token, count)

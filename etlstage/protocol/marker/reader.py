@@ -37,7 +37,9 @@ class Reader:
 
     Attributes:
         events: What has been understood and not been fetched yet.
-        echoes: Answers still to come to the EOM behind an EOB; they are left out.
+        echoes: EOM behind an EOB that are still to come, or, at the supervisor's
+            side, the BNC that answer them; both are left out.
+        echoes_owed: Such BNC that we, the worker, have still to write.
 
     """
 
@@ -46,12 +48,18 @@ class Reader:
     ) -> None:
         self.events: list[Event] = []
         self.echoes = 0
+        self.echoes_owed = 0
         self.eob_then_eom = False
         self._session = session
         self._markers = markers
         self._limits = limits
         self._buffer = ReceiveBuffer()
+        # A part of a marker may be here already, behind what the limits are for.
+        self._slack = max(map(len, markers)) - 1
+        self._holds_replies = side is Side.SUPERVISOR and not session.mode.extracts
         self._parse = self._parser(side, session.mode)
+        self._pairs = self._holds_replies and session.mode is not Mode.BATCH_WORKER
+        self._smallest_limit = min(limits)
 
     def feed(self, data: bytes) -> None:
         """
@@ -62,13 +70,36 @@ class Reader:
                 came before.
 
         """
+        if self._pairs and not self._buffer and self._is_whole(data):
+            # The common case, spared the copies into the buffer and out of it.
+            start = self._buffer.offset
+            self._buffer.offset += len(data)
+            self._split_replies(data, start)
+            self._check_rest()
+            return
         self._buffer.feed(data)
         self._parse()
         self._check_size()
 
     def tail(self) -> bytes:
-        """Remove and return what is not complete."""
-        return self._buffer.take(len(self._buffer))
+        """
+        Remove and return what is not complete.
+
+        Raises:
+            PayloadTooBig: If a complete message in it is too long.
+
+        """
+        tail = self._buffer.take(len(self._buffer))
+        messages, _ = split_run(tail, self._markers.eom)
+        self._refuse_size(messages[self._sound(messages) :])
+        return tail
+
+    def _is_whole(self, data: bytes) -> bool:
+        return (
+            data.endswith(self._markers.eop)
+            and self._markers.bnc not in data
+            and len(data) <= self._smallest_limit
+        )
 
     def _parser(self, side: Side, mode: Mode) -> Callable[[], None]:
         m = self._markers
@@ -78,13 +109,12 @@ class Reader:
             if mode.batches:
                 return self._parse_batches
             return partial(self._parse_before, {Token.EOB: m.eob}, self._parse_messages)
+        replies = partial(self._parse_before, bnc, self._parse_replies)
         parsers: dict[Mode, Callable[[], None]] = {
             Mode.PLAIN: partial(self._parse_before, eop | bnc, self._parse_output),
             Mode.CYCLIC: partial(self._parse_before, bnc, self._parse_cycles),
-            Mode.SINGLE: partial(self._parse_before, bnc, self._parse_replies),
-            Mode.BATCH_SUPERVISOR: partial(
-                self._parse_before, bnc, self._parse_replies
-            ),
+            Mode.SINGLE: replies,
+            Mode.BATCH_SUPERVISOR: replies,
             Mode.BATCH_WORKER: self._parse_worker_driven,
         }
         return parsers[mode]
@@ -105,8 +135,10 @@ class Reader:
         offset = self._buffer.offset + at
         self._buffer.truncate(at)
         parse()
+        if len(self._buffer) and token is not Token.EOB:
+            self._got(Token.OUTPUT)  # and not the beginning of a marker
         self._got(token, at=offset, found=marker)
-        raise AssertionError(f"unreachable: {token.value} is allowed here")
+        raise AssertionError("unreachable: a marker without a place was allowed")
 
     def _parse_output(self) -> None:
         self._take_output(self._buffer.end_of_last(self._markers.eom))
@@ -121,9 +153,11 @@ class Reader:
         eom, eop = self._markers.eom, self._markers.eop
         while (end := self._buffer.find(eop)) >= 0:
             if eop == eom:
-                self._got(Token.EOP)
+                if end:
+                    self._got(Token.OUTPUT)
                 reply = self._buffer.take(end)
                 self._refuse_size([reply][self._sound([reply]) :])
+                self._got(Token.EOP)
                 self.events.append(RepliesCompleted([(reply,)]))
             else:
                 self._take_output(end)
@@ -148,9 +182,8 @@ class Reader:
             elif stray > 0 and not 0 <= end < stray:
                 self._got(Token.OUTPUT)
                 self._got(Token.BNC, at=self._buffer.offset + stray, found=bnc)
-            elif end >= 0:
+            elif end >= 0 and self._session.owed:
                 self._take_replies(end + len(eop))
-                self._check_rest()
             else:
                 self._check_rest()
                 break
@@ -166,12 +199,15 @@ class Reader:
                 raise self._blame("message without EOM before EOB")
             self._got(Token.EOB)
             self._buffer.drop(len(eob))
-            self.echoes += self.eob_then_eom
+            if self.eob_then_eom:
+                self.echoes = 1
+                self.echoes_owed += self._session.mode is Mode.BATCH_WORKER
             self.events.append(BatchEnded())
         self._parse_messages()
 
     def _take_request(self) -> None:
-        if self._session.state is State.IDLE and self.echoes:
+        # It comes right behind EOP, but the next batch may be on its way already.
+        if self.echoes > (self._session.state is State.BUSY):
             self.echoes -= 1
         else:
             self._got(Token.BNC)
@@ -189,17 +225,21 @@ class Reader:
         self._refuse_size(messages[sound:])
 
     def _take_messages(self, end: int) -> None:
+        start, width = self._buffer.offset, len(self._markers.eom)
         messages = self._take_run(end) if end else []
         if messages and self.echoes:
             self.echoes -= 1
             if not messages[0]:
                 del messages[0]
+                start += width
         sound = self._sound(messages)
         # In lock-step each message needs a BNC before it: the first may be sound.
         step = 1 if self._session.mode is Mode.BATCH_WORKER else max(1, sound)
         for at in range(0, sound, step):
             run = messages[at : min(sound, at + step)]
-            self._got(Token.MESSAGE, len(run))
+            offset = start + sum(len(m) + width for m in messages[:at])
+            found = (run[0][:_DUMPED] + self._markers.eom)[:_DUMPED]
+            self._got(Token.MESSAGE, len(run), at=offset, found=found)
             self.events.append(MessagesPassed(run))
         self._refuse_size(messages[sound:])
 
@@ -211,7 +251,10 @@ class Reader:
 
     def _take_replies(self, end: int) -> None:
         start = self._buffer.offset
-        data = self._buffer.take(end)
+        self._split_replies(self._buffer.take(end), start)
+
+    def _split_replies(self, data: bytes, start: int) -> None:
+        """Deliver the replies in ``data``, which began at offset ``start``."""
         eop = self._markers.eop
         if data.count(eop) > self._session.owed:
             cut = _end_of(data, eop, self._session.owed)
@@ -226,7 +269,7 @@ class Reader:
             at = _end_of(data, eop, len(groups))
             fault = self._blame(str(error), start + at, data[at : at + _DUMPED])
         self._buffer.put_back(rest)
-        if len(data) > min(self._limits):
+        if len(data) > self._smallest_limit:
             sound = next(
                 (n for n, g in enumerate(groups) if self._too_big(g)), len(groups)
             )
@@ -247,7 +290,10 @@ class Reader:
             self._got(Token.OUTPUT)
             return
         at = self._buffer.find(eop)
-        if at and not eop.startswith(self._buffer.peek(len(eop))):
+        if not any(
+            marker.startswith(self._buffer.peek(len(marker)))
+            for marker in (eop, self._markers.bnc)
+        ):
             self._got(Token.OUTPUT)
         if at >= 0:
             self._got(Token.EOP, at=self._buffer.offset + at, found=eop)
@@ -287,11 +333,13 @@ class Reader:
             raise self._size_fault((messages[0],))
 
     def _too_big(self, group: tuple[bytes, ...]) -> bool:
-        wire = sum(map(len, group)) + len(group) * len(self._markers.eom)
         return (
-            wire > self._limits.max_reply_bytes
+            self._on_wire(group) > self._limits.max_reply_bytes
             or max(map(len, group), default=0) > self._limits.max_message_bytes
         )
+
+    def _on_wire(self, group: tuple[bytes, ...]) -> int:
+        return sum(map(len, group)) + len(group) * len(self._markers.eom)
 
     def _size_fault(self, group: tuple[bytes, ...]) -> PayloadTooBig:
         longest, limit = max(map(len, group)), self._limits.max_message_bytes
@@ -301,7 +349,7 @@ class Reader:
                 " see max_message_bytes"
             )
         return PayloadTooBig(
-            f"reply is {sum(map(len, group))} bytes long, expected no more than"
+            f"reply is {self._on_wire(group)} bytes long, expected no more than"
             f" {self._limits.max_reply_bytes} bytes; see max_reply_bytes"
         )
 
@@ -309,14 +357,13 @@ class Reader:
         """Refuse what is still incomplete and too long already."""
         held = len(self._buffer)
         limit = self._limits.max_message_bytes
-        eom = self._markers.eom
-        most = limit + len(eom) - 1  # a part of EOM may be here already
-        if held > most and held - self._buffer.end_of_last(eom) > most:
+        most = limit + self._slack
+        if held > most and held - self._buffer.end_of_last(self._markers.eom) > most:
             raise PayloadTooBig(
                 f"message is more than {limit} bytes long, with no EOM yet at offset"
                 f" {self._buffer.offset + held}; see max_message_bytes"
             )
-        if held > self._limits.max_reply_bytes:
+        if self._holds_replies and held > self._limits.max_reply_bytes + self._slack:
             raise PayloadTooBig(
                 f"reply is more than {self._limits.max_reply_bytes} bytes long, with no"
                 f" EOP yet at offset {self._buffer.offset + held}; see max_reply_bytes"

@@ -89,6 +89,9 @@ class State(Enum):
     ERROR = "ERROR"
     """Somebody broke the protocol."""
 
+    # Members are single objects: the hash of their names, in Python, costs more.
+    __hash__ = object.__hash__
+
 
 class Token(Enum):
     """What may pass; the value is how errors call it."""
@@ -100,6 +103,8 @@ class Token(Enum):
     EOP = "EOP"
     LAST_EOP = "the last EOP owed"
     BNC = "BNC"
+
+    __hash__ = object.__hash__
 
 
 _ONE_BY_ONE: Final = {

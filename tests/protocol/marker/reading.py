@@ -1,0 +1,52 @@
+"""Sides that stand where a stream begins, and how a stream ends that is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from etlstage.errors import RemoteProtocolError
+from etlstage.protocol.base import SEND_EOF
+from etlstage.protocol.events import (
+    Event,
+    MessagesPassed,
+    ProtocolFailed,
+)
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from tests.protocol.pair import S, W, receive, typed, without_dump
+
+Chop = Callable[[bytes], list[bytes]]
+ONE_TO_ONE = Markers(eop=b"\n")
+DIAGNOSTICS = ": no message is to be answered; diagnostics belong on stderr"
+
+
+def supervisor(
+    mode: Mode, *sent: Event, markers: Markers | None = None, echo: bool = False
+) -> MarkerProtocol:
+    """Return a supervisor that has sent something."""
+    protocol = MarkerProtocol(S, mode, markers, eob_then_eom=echo)
+    for event in sent:
+        protocol.send(event)
+    return protocol
+
+
+def asked(
+    count: int, mode: Mode = Mode.SINGLE, markers: Markers | None = None
+) -> MarkerProtocol:
+    """Return a supervisor that waits for the replies to ``count`` messages."""
+    return supervisor(mode, MessagesPassed([b"m"] * count), markers=markers)
+
+
+def worker(mode: Mode, markers: Markers | None = None) -> MarkerProtocol:
+    """Return a worker that has just been started."""
+    return MarkerProtocol(W, mode, markers)
+
+
+def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Event) -> str:
+    """Return why the peer is to blame; check what came ``before``, and the state."""
+    *events, last = receive(protocol, *chunks)
+    assert events == typed(before)
+    name, kind, text = last
+    assert (name, kind) == (ProtocolFailed.__name__, RemoteProtocolError.__name__)
+    assert protocol.state is State.ERROR
+    assert receive(protocol, b"a\n\0", SEND_EOF) == []
+    return without_dump(str(text))

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.errors import LocalProtocolError, MessageRefused
+from etlstage.messages import Run
+from etlstage.protocol.marker import Markers
+from etlstage.protocol.marker.framing import (
+    Unterminated,
+    encode_groups,
+    encode_run,
+    split_groups,
+    split_run,
+)
+from tests.protocol.strategies import (
+    MARKER_SETS,
+    REPEATED,
+    WORDS,
+    garbage,
+    messages,
+    moderate,
+    sendable,
+)
+
+DEFAULT = Markers()
+ONE_TO_ONE = Markers(eop=b"\n")
+Groups = list[tuple[bytes, ...]]
+
+
+def refused(run: Run, markers: Markers = DEFAULT, *, limit: int = 100) -> str:
+    """Return where and why a run is refused."""
+    with pytest.raises(MessageRefused) as caught:
+        encode_run(run, markers, limit=limit)
+    return f"{caught.value.index}: {caught.value}"
+
+
+@pytest.mark.parametrize(
+    ("run", "wire"),
+    [
+        ([], b""),
+        ([b""], b"\n"),
+        ([b"one"], b"one\n"),
+        ([b"one", b"", b"two"], b"one\n\ntwo\n"),
+        ([b"\xff\r"], b"\xff\r\n"),
+    ],
+)
+def test_each_message_has_its_eom(run: Run, wire: bytes) -> None:
+    """EOM ends a message and does not part two: an empty message is one EOM."""
+    assert encode_run(run, DEFAULT, limit=100) == wire
+
+
+def test_message_ends_with_eom_and_not_with_eop() -> None:
+    """The page says EOP where it defines the message; all its stages write EOM."""
+    assert encode_run([b"{}"], WORDS, limit=100) == b"{}EOM"
+
+
+@pytest.mark.parametrize(
+    ("groups", "wire"),
+    [
+        ([], b""),
+        ([()], b"\0"),
+        ([("a",)], b"a\n\0"),
+        ([("a", "", "b")], b"a\n\nb\n\0"),
+        ([("a",), ("b",)], b"a\n\0b\n\0"),
+        ([(), ("a", "b"), ()], b"\0a\nb\n\0\0"),
+        ([("",)], b"\n\0"),
+        ([(), ("a", "b")], b"\0a\nb\n\0"),
+    ],
+)
+def test_each_reply_has_its_eop(groups: list[tuple[str, ...]], wire: bytes) -> None:
+    """No message, one and many; as many messages as replies is not one each."""
+    encoded = [tuple(message.encode() for message in group) for group in groups]
+    assert encode_groups(encoded, DEFAULT, limit=100) == wire
+
+
+def test_reply_is_its_message_when_eop_is_eom() -> None:
+    """One marker says both: the message is complete, and so is the reply."""
+    groups: Groups = [(b"a",), (b"",), (b"b",)]
+    assert encode_groups(groups, ONE_TO_ONE, limit=100) == b"a\n\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "name", "marker", "at"),
+    [
+        (b"\n", "eom", r"\\012", 0),
+        (b"ab\n", "eom", r"\\012", 2),
+        (b"a\0b", "eop", r"\\000", 1),
+        (b"\x17", "eob", r"\\027", 0),
+        (b"abc\x05d", "bnc", r"\\005", 3),
+        (b"a\x05b\n", "eom", r"\\012", 3),
+    ],
+)
+def test_message_with_a_marker_is_refused(
+    message: bytes, name: str, marker: str, at: int
+) -> None:
+    """The text says which marker and where; EOM is looked for first."""
+    assert refused([message]) == (
+        f"0: message contains marker {name} '{marker}' at offset {at};"
+        " choose other markers, or encode the message"
+    )
+
+
+def test_refusal_names_the_first_bad_message_of_a_run() -> None:
+    """Its index says which of the run to leave out."""
+    assert refused([b"a", b"", b"b\0", b"\n"]).startswith(
+        r"2: message contains marker eop '\\000' at offset 1;"
+    )
+
+
+def test_refusal_does_not_show_the_message() -> None:
+    """What is in a message is nobody's business."""
+    assert "secret" not in refused([b"secret\n"])
+
+
+@pytest.mark.parametrize("marker", WORDS)
+def test_word_in_a_message_is_refused(marker: bytes) -> None:
+    """A marker of several bytes is looked for as a whole."""
+    name = marker.decode().lower()
+    assert refused([b"E", b"xx" + marker + b"x"], WORDS).startswith(
+        f"1: message contains marker {name} '{marker.decode()}' at offset 2;"
+    )
+
+
+def test_parts_of_words_are_no_markers() -> None:
+    """Half a marker is data, also right before EOM."""
+    run = [b"EO", b"E", b"BN", b"OM", b"M"]
+    assert encode_run(run, WORDS, limit=100) == b"EOEOMEEOMBNEOMOMEOMMEOM"
+
+
+def test_message_that_begins_the_eom_behind_it_is_refused() -> None:
+    """LF before LF LF: the reader would see the boundary one byte too early."""
+    assert refused([b"x", b"y\n"], REPEATED) == (
+        r"1: message contains marker eom '\\012\\012' at offset 1;"
+        " choose other markers, or encode the message"
+    )
+
+
+def test_message_that_begins_as_eom_ends_is_sound() -> None:
+    """LF behind LF LF belongs to the next message: read from left to right."""
+    assert encode_run([b"x", b"\ny"], REPEATED, limit=100) == b"x\n\n\ny\n\n"
+
+
+def test_eop_that_is_eom_is_not_looked_for_twice() -> None:
+    """The EOM behind each message is no EOP in it."""
+    assert encode_run([b"a", b"b"], ONE_TO_ONE, limit=100) == b"a\nb\n"
+    assert refused([b"a\n"], ONE_TO_ONE).startswith("0: message contains marker eom")
+
+
+def test_message_of_the_limit_is_sent() -> None:
+    """The limit is inclusive, and EOM does not count."""
+    assert encode_run([b"x" * 10] * 2, DEFAULT, limit=10) == b"xxxxxxxxxx\n" * 2
+
+
+def test_many_short_messages_are_no_long_one() -> None:
+    """The limit is for each message, not for the run."""
+    assert len(encode_run([b"x"] * 50, DEFAULT, limit=1)) == 100
+
+
+def test_message_over_the_limit_is_refused() -> None:
+    """The text has both numbers and names the setting."""
+    assert refused([b"x" * 10, b"x" * 11], limit=10) == (
+        "1: message is 11 bytes long, expected no more than 10 bytes;"
+        " see max_message_bytes"
+    )
+
+
+def test_length_is_looked_at_before_markers() -> None:
+    """A message that is too long is not searched."""
+    assert "11 bytes long" in refused([b"\n" * 11], limit=10)
+
+
+def test_refusal_is_the_callers_mistake() -> None:
+    """The peer has seen nothing of it."""
+    assert issubclass(MessageRefused, LocalProtocolError)
+
+
+def test_index_in_replies_counts_messages() -> None:
+    """The run is all messages of all replies, one after the other."""
+    with pytest.raises(MessageRefused, match="marker bnc") as caught:
+        encode_groups([(b"a",), (), (b"b", b"\x05")], DEFAULT, limit=100)
+    assert caught.value.index == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "run", "rest"),
+    [
+        (b"", [], b""),
+        (b"a", [], b"a"),
+        (b"\n", [b""], b""),
+        (b"a\n\nb\nc", [b"a", b"", b"b"], b"c"),
+    ],
+)
+def test_run_is_split_at_eom(data: bytes, run: Run, rest: bytes) -> None:
+    """What follows the last EOM is not complete."""
+    assert split_run(data, b"\n") == (run, rest)
+
+
+def test_eom_that_overlaps_itself_is_found_from_the_left() -> None:
+    """Three LF are one EOM and the beginning of something."""
+    assert split_run(b"x\n\n\n", b"\n\n") == ([b"x"], b"\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "groups", "rest"),
+    [
+        (b"", [], b""),
+        (b"\0", [()], b""),
+        (b"\n\0", [(b"",)], b""),
+        (b"a\n\0b\n\0", [(b"a",), (b"b",)], b""),
+        (b"a\n\0b\n\0c", [(b"a",), (b"b",)], b"c"),
+        (b"a\n\0b\n\0c\n", [(b"a",), (b"b",)], b"c\n"),
+        (b"a\nb\n\0\0", [(b"a", b"b"), ()], b""),
+        (b"\0a\nb\n\0", [(), (b"a", b"b")], b""),
+        (b"\0\0\0", [(), (), ()], b""),
+        (b"a\nb", [], b"a\nb"),
+    ],
+)
+def test_replies_are_split_at_eop(data: bytes, groups: Groups, rest: bytes) -> None:
+    """As many EOM as EOP is not always one each: the fast way must notice."""
+    assert split_groups(data, DEFAULT) == (groups, rest)
+
+
+def test_replies_are_split_at_eom_when_eop_is_eom() -> None:
+    """Each message is a reply of its own."""
+    assert split_groups(b"a\n\nb", ONE_TO_ONE) == ([(b"a",), (b"",)], b"b")
+
+
+@pytest.mark.parametrize(
+    ("data", "groups"),
+    [
+        (b"a\0", []),
+        (b"a\n\0b\0", [(b"a",)]),
+        (b"a\nb\0c\n\0", []),
+        (b"\0a\n\0b\nc\0\0", [(), (b"a",)]),
+    ],
+)
+def test_message_without_eom_before_eop_is_found(data: bytes, groups: Groups) -> None:
+    """The replies before it are sound."""
+    with pytest.raises(Unterminated, match=r"^message without EOM before EOP$") as e:
+        split_groups(data, DEFAULT)
+    assert e.value.groups == groups
+
+
+@given(st.data(), st.sampled_from(MARKER_SETS))
+@moderate
+def test_splitting_a_run_undoes_encoding_it(
+    data: st.DataObject, markers: Markers
+) -> None:
+    """Nothing is lost, added or moved, and no rest stays."""
+    run = data.draw(st.lists(messages(markers), max_size=5))
+    wire = encode_run(run, markers, limit=100)
+    assert split_run(wire, markers.eom) == (run, b"")
+
+
+@given(st.data(), st.sampled_from(MARKER_SETS))
+@moderate
+def test_splitting_replies_undoes_encoding_them(
+    data: st.DataObject, markers: Markers
+) -> None:
+    """Also when they have no message, or many."""
+    widths = (1, 1) if markers.eop == markers.eom else (0, 3)
+    group = st.lists(messages(markers), min_size=widths[0], max_size=widths[1])
+    groups = data.draw(st.lists(group.map(tuple), max_size=5))
+    wire = encode_groups(groups, markers, limit=100)
+    assert split_groups(wire, markers) == (groups, b"")
+
+
+@given(st.data(), st.sampled_from(MARKER_SETS))
+@moderate
+def test_message_is_sent_if_no_marker_begins_in_it(
+    data: st.DataObject, markers: Markers
+) -> None:
+    """A run is refused for one of its messages, and never for their neighbourhood."""
+    run = data.draw(st.lists(garbage(markers) | messages(markers), max_size=4))
+    sound = [sendable(message, markers) for message in run]
+    if all(sound):
+        encode_run(run, markers, limit=100)
+    else:
+        assert refused(run, markers).startswith(f"{sound.index(False)}: ")
+
+
+def slowly(data: bytes, markers: Markers) -> tuple[Groups, bytes] | Groups:
+    """Return what ``split_groups`` should, one message at a time; faults as a list."""
+    eom, eop = markers.eom, markers.eop
+    groups: Groups = []
+    while (end := data.find(eop)) >= 0:
+        part, data = data[:end], data[end + len(eop) :]
+        group = []
+        if eop == eom:
+            group.append(part)
+            part = b""
+        elif part and not part.endswith(eom):
+            return groups
+        while part:
+            at = part[: -len(eom)].find(eom)
+            at = at if at >= 0 else len(part) - len(eom)
+            group.append(part[:at])
+            part = part[at + len(eom) :]
+        groups.append(tuple(group))
+    return groups, data
+
+
+@given(st.data(), st.sampled_from(MARKER_SETS))
+@moderate
+def test_fast_way_finds_what_the_slow_way_finds(
+    data: st.DataObject, markers: Markers
+) -> None:
+    """Counting markers in bulk is a short cut, not another protocol."""
+    wire = data.draw(garbage(markers))
+    try:
+        found: tuple[Groups, bytes] | Groups = split_groups(wire, markers)
+    except Unterminated as fault:
+        found = fault.groups
+    assert found == slowly(wire, markers)

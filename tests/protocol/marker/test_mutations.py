@@ -1,0 +1,185 @@
+"""
+A stream that lost something never passes for the sound one.
+
+A sound stream is written as a list of tokens: contents of messages and markers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.protocol.base import SEND_EOF, Side
+from etlstage.protocol.events import (
+    BatchEnded,
+    Event,
+    MessagesPassed,
+    ProtocolFailed,
+)
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from tests.protocol.pair import S, Typed, W, receive
+from tests.protocol.strategies import MARKER_SETS, messages, moderate
+
+
+@dataclass
+class Sound:
+    """What one side reads, and how that side came to read it."""
+
+    side: Side
+    mode: Mode
+    markers: Markers
+    before: list[Event]
+    tokens: list[bytes]
+
+    def read(self, stream: bytes) -> tuple[list[Typed], State, int]:
+        """Return what ``stream`` means, and how the session stands after it."""
+        protocol = MarkerProtocol(self.side, self.mode, self.markers)
+        for event in self.before:
+            protocol.send(event)
+        events = receive(protocol, *([stream] if stream else []), SEND_EOF)
+        return events, protocol.state, protocol.owed
+
+    def meaning(self) -> tuple[list[Typed], State, int]:
+        """Return what the sound stream means."""
+        events, state, owed = self.read(b"".join(self.tokens))
+        assert events[-1] == ("StreamEnded", b"")
+        return events, state, owed
+
+    def without(self, marker: bytes) -> st.SearchStrategy[list[bytes]]:
+        """Draw the tokens with one ``marker`` less."""
+        places = [n for n, token in enumerate(self.tokens) if token == marker]
+        return st.sampled_from(places).map(
+            lambda n: self.tokens[:n] + self.tokens[n + 1 :]
+        )
+
+
+def failed(events: list[Typed]) -> bool:
+    """Return whether the reader noticed a fault."""
+    return events[-1][0] == ProtocolFailed.__name__
+
+
+@st.composite
+def replies(draw: st.DrawFn, *, one_to_one: bool = True) -> Sound:
+    """Draw a sound stream of at least one reply, read by the supervisor."""
+    asking = [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
+    mode = draw(st.sampled_from(asking))
+    sets = [m for m in MARKER_SETS if one_to_one or m.eop != m.eom]
+    markers = draw(st.sampled_from(sets))
+    count = 1 if mode is Mode.BATCH_WORKER else draw(st.integers(1, 4))
+    before: list[Event] = [MessagesPassed([b"q"] * count)]
+    if mode is Mode.BATCH_SUPERVISOR:
+        before = [BatchEnded()] * count
+    tokens = [markers.bnc] if mode is Mode.BATCH_WORKER and draw(st.booleans()) else []
+    for _ in range(count):
+        if markers.eop == markers.eom:
+            tokens += [draw(messages(markers)), markers.eom]
+        else:
+            for message in draw(st.lists(messages(markers), max_size=3)):
+                tokens += [message, markers.eom]
+            tokens.append(markers.eop)
+    return Sound(S, mode, markers, before, tokens)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Sound:
+    """Draw a sound stream of at least one message or EOB, read by the worker."""
+    mode = draw(st.sampled_from([Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR]))
+    markers = draw(st.sampled_from(MARKER_SETS))
+    tokens = []
+    for _ in range(draw(st.integers(1, 3))):
+        least = 0 if mode.batches else 1
+        for message in draw(st.lists(messages(markers), min_size=least, max_size=3)):
+            tokens += [message, markers.eom]
+        if mode.batches:
+            tokens.append(markers.eob)
+    return Sound(W, mode, markers, [], tokens)
+
+
+@given(replies() | requests(), st.data())
+@moderate
+def test_no_byte_can_be_lost_unseen(sound: Sound, data: st.DataObject) -> None:
+    """Of a message or a marker: the outcome is another one."""
+    stream = b"".join(sound.tokens)
+    at = data.draw(st.integers(0, len(stream) - 1))
+    assert sound.read(stream[:at] + stream[at + 1 :]) != sound.meaning()
+
+
+@given(replies() | requests(), st.data())
+@moderate
+def test_no_two_markers_can_change_places_unseen(
+    sound: Sound, data: st.DataObject
+) -> None:
+    """Markers say in what order things happened."""
+    tokens = list(sound.tokens)
+    places = [n for n, token in enumerate(tokens) if token in sound.markers]
+    i, k = (data.draw(st.sampled_from(places)) for _ in range(2))
+    if tokens[i] != tokens[k]:
+        tokens[i], tokens[k] = tokens[k], tokens[i]
+        assert sound.read(b"".join(tokens)) != sound.meaning()
+
+
+@given(replies(), st.data())
+@moderate
+def test_lost_eop_leaves_a_remainder_or_fails(
+    sound: Sound, data: st.DataObject
+) -> None:
+    """A worker that forgets one is noticed: at once, or because one stays owed."""
+    tokens = data.draw(sound.without(sound.markers.eop))
+    events, _, owed = sound.read(b"".join(tokens))
+    assert failed(events) or owed == 1
+
+
+@given(replies())
+@moderate
+def test_one_eop_too_many_fails(sound: Sound) -> None:
+    """It answers nothing, wherever it came from."""
+    extra = sound.markers.eop
+    if sound.markers.eop == sound.markers.eom:
+        extra = b"one more" + extra
+    events, state, _ = sound.read(b"".join(sound.tokens) + extra)
+    assert failed(events)
+    assert state is State.ERROR
+
+
+@given(replies(one_to_one=False), st.data())
+@moderate
+def test_lost_eom_before_eop_fails(sound: Sound, data: st.DataObject) -> None:
+    """An unfinished message is never taken for a finished one."""
+    eom, eop = sound.markers.eom, sound.markers.eop
+    tokens = [*sound.tokens, b""]
+    places = [
+        n
+        for n, token in enumerate(tokens)
+        if token == eom
+        and tokens[n + 1] == eop
+        and tokens[n - 1]
+        # In b"---" the EOP b"--" comes first, whatever was meant.
+        and (tokens[n - 1] + eop).find(eop) == len(tokens[n - 1])
+    ]
+    if places:
+        del tokens[data.draw(st.sampled_from(places))]
+        events, _, _ = sound.read(b"".join(tokens))
+        assert failed(events)
+
+
+@given(requests(), st.data())
+@moderate
+def test_lost_eob_leaves_a_batch_open_or_joins_two(
+    sound: Sound, data: st.DataObject
+) -> None:
+    """The worker owes one EOP less, so that its supervisor waits for it."""
+    if sound.mode.batches:
+        _, _, owed = sound.meaning()
+        tokens = data.draw(sound.without(sound.markers.eob))
+        assert sound.read(b"".join(tokens))[2] == owed - 1
+
+
+@given(replies() | requests(), st.data())
+@moderate
+def test_stream_that_breaks_off_is_not_whole(sound: Sound, data: st.DataObject) -> None:
+    """A tail, something owed, or an open batch shows that more was to come."""
+    stream = b"".join(sound.tokens)
+    at = data.draw(st.integers(0, len(stream) - 1))
+    assert sound.read(stream[:at]) != sound.meaning()

@@ -1,0 +1,472 @@
+"""What either side may send, and the seam; what is received is the reader's."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.errors import LocalProtocolError, MessageRefused, RemoteProtocolError
+from etlstage.protocol.base import SEND_EOF, Limits, Side
+from etlstage.protocol.events import (
+    BatchEnded,
+    Event,
+    MessagesPassed,
+    MoreRequested,
+    OutputPassed,
+    ProtocolFailed,
+    RepliesCompleted,
+    StreamEnded,
+)
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from tests.protocol.marker.reading import ONE_TO_ONE, worker
+from tests.protocol.pair import ConnectionPair, S, W, receive, typed
+from tests.protocol.strategies import PR399, WORDS
+
+
+def sent(protocol: MarkerProtocol, *events: Event) -> list[bytes]:
+    """Send; return what is to be written."""
+    for event in events:
+        protocol.send(event)
+    return protocol.data_to_send()
+
+
+def refusal(side: Side, mode: Mode, event: Event, *before: tuple[Side, Event]) -> str:
+    """Return why an event may not be sent after what was sent ``before``."""
+    pair = ConnectionPair(mode)
+    for sender, earlier in before:
+        pair.send(sender, earlier)
+    return pair.refusal(side, event)
+
+
+MESSAGE = MessagesPassed([b"a"])
+OUTPUT = OutputPassed([b"r"])
+REPLY = RepliesCompleted([(b"r",)])
+
+
+# --- the seam ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", [S, W])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_repr_tells_the_fate(side: Side, mode: Mode) -> None:
+    """Side, mode, state and debts: what an operator asks first."""
+    protocol = MarkerProtocol(side, mode)
+    state = "STREAMING" if mode is Mode.PLAIN else "IDLE"
+    assert repr(protocol) == (
+        f"<MarkerProtocol {side.value} {mode.value} {state} owed=0>"
+    )
+    assert protocol.mode is mode
+    assert protocol.side is side
+
+
+def test_repr_counts_what_is_owed() -> None:
+    """Three messages were sent and none was answered."""
+    protocol = MarkerProtocol(S, Mode.SINGLE)
+    protocol.send(MessagesPassed([b"a"] * 3))
+    assert repr(protocol) == "<MarkerProtocol supervisor single BUSY owed=3>"
+
+
+def test_defaults_are_the_markers_defaults() -> None:
+    """And the limits'."""
+    protocol = MarkerProtocol(S, Mode.SINGLE)
+    assert protocol.markers == Markers()
+    text = f"expected no more than {64 * 1024 * 1024} bytes"
+    with pytest.raises(MessageRefused, match=text):
+        protocol.send(MessagesPassed([b"x" * (64 * 1024 * 1024 + 1)]))
+
+
+def test_events_and_data_are_fetched_once() -> None:
+    """Both lists drain."""
+    protocol = worker(Mode.SINGLE)
+    protocol.receive_data(b"a\n")
+    assert typed(protocol.events_received()) == typed([MESSAGE])
+    assert protocol.events_received() == []
+    assert sent(protocol, REPLY) == [b"r\n\0"]
+    assert protocol.data_to_send() == []
+
+
+def test_each_send_is_one_piece_to_write() -> None:
+    """A run becomes one piece of bytes, however many messages are in it."""
+    protocol = MarkerProtocol(S, Mode.BATCH_SUPERVISOR)
+    assert sent(protocol, MessagesPassed([b"a", b"b"]), BatchEnded(), MESSAGE) == [
+        b"a\nb\n",
+        b"\x17",
+        b"a\n",
+    ]
+
+
+@pytest.mark.parametrize("side", [S, W])
+def test_reading_nothing_means_nothing(side: Side) -> None:
+    """An empty read is not the end: that has its own method."""
+    protocol = MarkerProtocol(side, Mode.SINGLE)
+    protocol.receive_data(b"")
+    assert protocol.events_received() == []
+
+
+@pytest.mark.parametrize(
+    ("side", "event"),
+    [
+        (S, MessagesPassed([])),
+        (W, OutputPassed([])),
+        (W, RepliesCompleted([])),
+    ],
+)
+@pytest.mark.parametrize("mode", list(Mode))
+def test_empty_run_is_nothing(side: Side, event: Event, mode: Mode) -> None:
+    """It is allowed always, and leaves no trace."""
+    protocol = MarkerProtocol(side, mode)
+    before = repr(protocol)
+    assert sent(protocol, event) == []
+    assert repr(protocol) == before
+
+
+@pytest.mark.parametrize(
+    ("side", "event"),
+    [
+        (S, OUTPUT),
+        (S, REPLY),
+        (S, MoreRequested()),
+        (S, ProtocolFailed(RemoteProtocolError("x"))),
+        (W, MESSAGE),
+        (W, BatchEnded()),
+        (W, ProtocolFailed(RemoteProtocolError("x"))),
+    ],
+)
+@pytest.mark.parametrize("mode", list(Mode))
+def test_each_side_sends_its_own_events(side: Side, event: Event, mode: Mode) -> None:
+    """A worker has no messages to hand over, a supervisor has no replies."""
+    assert refusal(side, mode, event) == (
+        f"LocalProtocolError: a {side.value} can't send {type(event).__name__}"
+    )
+
+
+# --- what the state allows --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("side", "mode", "event", "text"),
+    [
+        (S, Mode.PLAIN, MESSAGE, "a message in state STREAMING"),
+        (S, Mode.PLAIN, BatchEnded(), "EOB in state STREAMING"),
+        (
+            S,
+            Mode.SINGLE,
+            BatchEnded(),
+            "EOB in state IDLE: there are no batches in single mode",
+        ),
+        (
+            S,
+            Mode.CYCLIC,
+            BatchEnded(),
+            "EOB in state IDLE: there are no batches in an extract stage",
+        ),
+        (
+            W,
+            Mode.SINGLE,
+            MoreRequested(),
+            "BNC in state IDLE: the worker fills batches; set batch.driver: worker",
+        ),
+        (
+            W,
+            Mode.PLAIN,
+            REPLY,
+            "EOP in state STREAMING: the worker works in cycles; set mode: cyclic",
+        ),
+        (
+            W,
+            Mode.SINGLE,
+            REPLY,
+            "EOP in state IDLE: no message is to be answered",
+        ),
+        (
+            W,
+            Mode.CYCLIC,
+            OUTPUT,
+            (
+                "output in state IDLE: no message is to be answered;"
+                " diagnostics belong on stderr"
+            ),
+        ),
+    ],
+)
+def test_what_the_peer_would_refuse_is_not_sent(
+    side: Side, mode: Mode, event: Event, text: str
+) -> None:
+    """The table is the same at both sides; here we are to blame."""
+    assert refusal(side, mode, event) == f"LocalProtocolError: can't handle {text}"
+
+
+def test_write_ahead_in_a_worker_driven_batch_is_refused() -> None:
+    """Lock-step: one message for each BNC, one at the beginning."""
+    text = (
+        "LocalProtocolError: can't handle a message in state FILLING:"
+        " the worker did not ask for one with BNC"
+    )
+    pair = ConnectionPair(Mode.BATCH_WORKER)
+    assert pair.refusal(S, MessagesPassed([b"a", b"b"])) == text
+    pair.send(S, MESSAGE)
+    assert pair.refusal(S, MESSAGE) == text
+    pair.send(W, MoreRequested())
+    assert pair.refusal(S, MessagesPassed([b"a", b"b"])) == text
+    pair.send(S, MESSAGE)
+
+
+def test_worker_driven_batch_is_not_closed_on_the_workers_turn() -> None:
+    """Its EOB might cross the reply to a full batch."""
+    assert refusal(S, Mode.BATCH_WORKER, BatchEnded(), (S, MESSAGE)) == (
+        "LocalProtocolError: can't handle EOB in state FILLING"
+    )
+
+
+def test_worker_sends_no_eop_before_eob() -> None:
+    """Outputs yes, but the reply is to the batch as a whole."""
+    before = ((S, MESSAGE), (W, OUTPUT))
+    assert refusal(W, Mode.BATCH_SUPERVISOR, REPLY, *before) == (
+        "LocalProtocolError: can't handle EOP in state FILLING:"
+        " the batch is not closed yet; EOP follows EOB"
+    )
+
+
+def test_worker_sends_no_more_replies_than_asked_for() -> None:
+    """Nothing of them is sent."""
+    before = ((S, MessagesPassed([b"a", b"b"])),)
+    assert refusal(W, Mode.SINGLE, RepliesCompleted([()] * 3), *before) == (
+        "LocalProtocolError: can't handle EOP in state BUSY"
+    )
+
+
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC])
+def test_messages_may_be_written_ahead_of_their_eop(mode: Mode) -> None:
+    """The window is the caller's; the k-th EOP answers the k-th message."""
+    pair = ConnectionPair(mode)
+    pair.send(S, MESSAGE)
+    pair.send(S, MessagesPassed([b"b", b"c"]))
+    assert pair.status == (State.BUSY, 3)
+    pair.send(W, RepliesCompleted([(b"1",), ()]))
+    pair.send(S, MESSAGE)
+    assert pair.status == (State.BUSY, 2)
+
+
+# --- messages that can't be sent --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
+)
+@pytest.mark.parametrize("marker", Markers())
+def test_message_with_a_marker_is_not_sent_by_a_supervisor(
+    mode: Mode, marker: bytes
+) -> None:
+    """Any of the four, in any mode; nothing of its run is queued."""
+    pair = ConnectionPair(mode)
+    text = pair.refusal(S, MessagesPassed([b"a", b"b" + marker]))
+    assert text.startswith("MessageRefused: message contains marker ")
+    assert " at offset 1; choose other markers, or encode the message" in text
+
+
+@pytest.mark.parametrize("marker", Markers())
+def test_message_with_a_marker_is_not_sent_by_a_worker(marker: bytes) -> None:
+    """Neither as a part of a reply nor with it."""
+    pair = ConnectionPair(Mode.SINGLE)
+    pair.send(S, MESSAGE)
+    for event in (
+        OutputPassed([b"a", b"b" + marker]),
+        RepliesCompleted([(b"a", b"b" + marker)]),
+    ):
+        text = pair.refusal(W, event)
+        assert text.startswith("MessageRefused: message contains marker ")
+        assert " at offset 1;" in text
+
+
+def test_refused_message_names_its_place_in_the_run() -> None:
+    """So that the caller can fail it alone and send the others."""
+    protocol = MarkerProtocol(S, Mode.SINGLE, WORDS)
+    with pytest.raises(MessageRefused) as caught:
+        protocol.send(MessagesPassed([b"a", b"b", b"xEOPx", b"EOM"]))
+    assert caught.value.index == 2
+    assert str(caught.value) == (
+        "message contains marker eop 'EOP' at offset 1;"
+        " choose other markers, or encode the message"
+    )
+    assert sent(protocol, MessagesPassed([b"a", b"b"])) == [b"aEOMbEOM"]
+
+
+def test_message_of_the_limit_is_sent_and_a_longer_one_is_not() -> None:
+    """At both sides."""
+    pair = ConnectionPair(Mode.SINGLE, limits=Limits(10, 100))
+    text = (
+        "MessageRefused: message is 11 bytes long, expected no more than 10 bytes;"
+        " see max_message_bytes"
+    )
+    assert pair.refusal(S, MessagesPassed([b"x" * 11])) == text
+    pair.send(S, MessagesPassed([b"x" * 10]))
+    assert pair.refusal(W, OutputPassed([b"x" * 11])) == text
+    assert pair.refusal(W, RepliesCompleted([(b"x" * 11,)])) == text
+    pair.send(W, RepliesCompleted([(b"x" * 10,)]))
+
+
+# --- exactly one output per input -------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR])
+@pytest.mark.parametrize("groups", [[()], [(b"a", b"b")], [(b"a",), ()]])
+def test_one_to_one_reply_has_one_message(
+    mode: Mode, groups: list[tuple[bytes, ...]]
+) -> None:
+    """With none there is nothing to end, with two there are two ends."""
+    pair = ConnectionPair(mode, ONE_TO_ONE)
+    assert pair.refusal(W, RepliesCompleted(groups)) == (
+        "LocalProtocolError: a reply must be one message when eop is eom"
+    )
+
+
+def test_one_to_one_reply_has_no_parts() -> None:
+    """The first part would end it."""
+    pair = ConnectionPair(Mode.SINGLE, ONE_TO_ONE)
+    pair.send(S, MESSAGE)
+    assert pair.refusal(W, OUTPUT) == (
+        "LocalProtocolError: can't send part of a reply when eop is eom:"
+        " a reply is one message"
+    )
+
+
+def test_plain_output_is_sent_when_eop_is_eom() -> None:
+    """There are no replies that it could be a part of."""
+    pair = ConnectionPair(Mode.PLAIN, ONE_TO_ONE)
+    assert pair.send(W, OutputPassed([b"a", b"b"])) == b"a\nb\n"
+
+
+# --- EOB and the EOM behind it ----------------------------------------------
+
+
+def test_eob_stands_alone() -> None:
+    """An EOM behind it would be an empty message."""
+    protocol = MarkerProtocol(S, Mode.BATCH_SUPERVISOR, PR399)
+    assert sent(protocol, MESSAGE, BatchEnded()) == [b"a\n", b"EOB"]
+
+
+@pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
+def test_eom_follows_eob_when_told(mode: Mode) -> None:
+    """For workers that look for EOB only when an EOM has come."""
+    protocol = MarkerProtocol(S, mode, PR399, eob_then_eom=True)
+    assert sent(protocol, BatchEnded()) == [b"EOB\n"]
+
+
+def test_worker_that_fills_echoes_the_eom_behind_eob() -> None:
+    """As PR399 does: once, behind EOP, and only for a batch that EOB closed."""
+    protocol = MarkerProtocol(W, Mode.BATCH_WORKER, PR399, eob_then_eom=True)
+    receive(protocol, b"EOB\n")
+    assert sent(protocol, OUTPUT) == [b"r\n"]
+    assert sent(protocol, RepliesCompleted([()])) == [b"\0BNC"]
+    receive(protocol, b"a\n")
+    assert sent(protocol, RepliesCompleted([()])) == [b"\0"]
+
+
+def test_worker_that_is_given_batches_does_not_echo() -> None:
+    """It has no BNC."""
+    protocol = MarkerProtocol(W, Mode.BATCH_SUPERVISOR, PR399, eob_then_eom=True)
+    receive(protocol, b"EOB\nEOB\n")
+    assert sent(protocol, RepliesCompleted([(), ()])) == [b"\0\0"]
+
+
+# --- the end ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_supervisor_ends_its_input(mode: Mode) -> None:
+    """A half-close: replies still come."""
+    protocol = MarkerProtocol(S, mode)
+    assert sent(protocol, StreamEnded()) == [SEND_EOF]
+
+
+def test_supervisor_may_end_while_replies_are_owed() -> None:
+    """They are read all the same."""
+    pair = ConnectionPair(Mode.SINGLE)
+    pair.send(S, MESSAGE, StreamEnded())
+    assert pair.status == (State.BUSY, 1)
+    pair.send(W, REPLY, StreamEnded())
+    assert pair.status == (State.IDLE, 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "events", "state"),
+    [
+        (Mode.BATCH_SUPERVISOR, [MESSAGE], "FILLING"),
+        (Mode.BATCH_SUPERVISOR, [BatchEnded(), MESSAGE], "AHEAD"),
+        (Mode.BATCH_WORKER, [MESSAGE], "FILLING"),
+    ],
+)
+def test_supervisor_does_not_end_in_an_open_batch(
+    mode: Mode, events: list[Event], state: str
+) -> None:
+    """PR399 would process it and 069 would drop it: EOB leaves no doubt."""
+    pair = ConnectionPair(mode)
+    pair.send(S, *events)
+    assert pair.refusal(S, StreamEnded()) == (
+        f"LocalProtocolError: can't handle the end of input in state {state}:"
+        " a batch is open; close it with EOB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [(MESSAGE, "a message"), (BatchEnded(), "EOB"), (StreamEnded(), "the end of inp")],
+)
+def test_supervisor_sends_nothing_after_the_end(event: Event, name: str) -> None:
+    """The pipe is closed."""
+    protocol = MarkerProtocol(S, Mode.BATCH_SUPERVISOR)
+    protocol.send(StreamEnded())
+    with pytest.raises(
+        LocalProtocolError, match=rf"can't handle {name}.* after the end of input"
+    ):
+        protocol.send(event)
+    assert protocol.data_to_send() == [SEND_EOF]
+
+
+@pytest.mark.parametrize(
+    ("event", "name"), [(OUTPUT, "output"), (REPLY, "EOP"), (MoreRequested(), "BNC")]
+)
+def test_worker_sends_nothing_after_the_end(event: Event, name: str) -> None:
+    """Also when a message comes after it, which the supervisor sent before it knew."""
+    pair = ConnectionPair(Mode.BATCH_WORKER)
+    pair.send(W, StreamEnded())
+    pair.send(S, MESSAGE)
+    assert pair.refusal(W, event) == (
+        f"LocalProtocolError: can't handle {name} after the end of output"
+    )
+
+
+def test_worker_does_not_end_while_it_owes() -> None:
+    """Not silently: one that gives up just exits."""
+    pair = ConnectionPair(Mode.SINGLE)
+    pair.send(S, MessagesPassed([b"a", b"b", b"c"]))
+    pair.send(W, REPLY)
+    assert pair.refusal(W, StreamEnded()) == (
+        "LocalProtocolError: can't end: 2 EOP are still owed"
+    )
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_worker_ends_when_it_owes_nothing(mode: Mode) -> None:
+    """A plain worker at any time."""
+    pair = ConnectionPair(mode)
+    assert pair.send(W, StreamEnded()) == SEND_EOF
+
+
+@pytest.mark.parametrize("side", [S, W])
+def test_end_with_a_tail_is_not_sent(side: Side) -> None:
+    """A tail is what was received; to send one would lose or invent a message."""
+    pair = ConnectionPair(Mode.SINGLE)
+    assert pair.refusal(side, StreamEnded(b"abc")) == (
+        "LocalProtocolError: can't end with 3 bytes that are no message"
+    )
+
+
+def test_nothing_is_sent_after_the_peer_failed() -> None:
+    """A supervisor must not feed a worker that it no longer understands."""
+    protocol = MarkerProtocol(S, Mode.SINGLE)
+    receive(protocol, b"\0")
+    for event, name in ((MESSAGE, "a message"), (StreamEnded(), "the end of input")):
+        with pytest.raises(
+            LocalProtocolError, match=f"can't handle {name} in state ERROR"
+        ):
+            protocol.send(event)

@@ -1,0 +1,270 @@
+"""How much each side may be made to hold: limits are inclusive, texts have numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.errors import PayloadTooBig
+from etlstage.protocol.base import SEND_EOF, Limits, Side
+from etlstage.protocol.events import (
+    BatchEnded,
+    Event,
+    MessagesPassed,
+    OutputPassed,
+    ProtocolFailed,
+    RepliesCompleted,
+    StreamEnded,
+)
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from tests.protocol.marker.reading import ONE_TO_ONE, Chop
+from tests.protocol.pair import S, W, receive, typed
+from tests.protocol.strategies import MARKER_SETS, REPEATED, WORDS
+
+LIMITS = Limits(max_message_bytes=10, max_reply_bytes=22)
+TEN, ELEVEN = b"x" * 10, b"y" * 11
+TOO_LONG = (
+    "message is 11 bytes long, expected no more than 10 bytes; see max_message_bytes"
+)
+
+
+def waiting(
+    mode: Mode, markers: Markers | None = None, *, limits: Limits = LIMITS
+) -> MarkerProtocol:
+    """Return a supervisor that is owed three replies, or one to a batch."""
+    protocol = MarkerProtocol(S, mode, markers, limits=limits)
+    if mode in (Mode.SINGLE, Mode.CYCLIC):
+        protocol.send(MessagesPassed([b"m"] * 3))
+    if mode.batches:
+        protocol.send(BatchEnded())
+    return protocol
+
+
+def worker(mode: Mode, markers: Markers | None = None) -> MarkerProtocol:
+    """Return a worker that holds little."""
+    return MarkerProtocol(W, mode, markers, limits=LIMITS)
+
+
+def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Event) -> str:
+    """Return what was too big; check what came ``before``."""
+    *events, last = receive(protocol, *chunks)
+    assert events == typed(before)
+    assert last[:2] == (ProtocolFailed.__name__, PayloadTooBig.__name__)
+    assert protocol.state is State.ERROR
+    return str(last[2])
+
+
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
+@pytest.mark.parametrize("markers", MARKER_SETS)
+def test_message_of_the_limit_is_received_by_a_supervisor(
+    chop: Chop, mode: Mode, markers: Markers
+) -> None:
+    """The limit is inclusive, and half an EOM behind the message does not count."""
+    wire = TEN + markers.eom
+    wire += markers.eop if markers.eop != markers.eom else b""
+    assert receive(waiting(mode, markers), *chop(wire)) == typed(
+        [RepliesCompleted([(TEN,)])]
+    )
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC])
+@pytest.mark.parametrize("markers", [Markers(), WORDS, REPEATED])
+def test_message_of_the_limit_is_extracted(
+    chop: Chop, mode: Mode, markers: Markers
+) -> None:
+    """Any number of them: an extract stage holds one at a time."""
+    wire = (TEN + markers.eom) * 5
+    assert receive(waiting(mode, markers), *chop(wire)) == typed(
+        [OutputPassed([TEN] * 5)]
+    )
+
+
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR])
+@pytest.mark.parametrize("markers", MARKER_SETS)
+def test_message_of_the_limit_is_received_by_a_worker(
+    chop: Chop, mode: Mode, markers: Markers
+) -> None:
+    """Any number of them: the limit of a reply does not concern a worker."""
+    wire = (TEN + markers.eom) * 5
+    assert receive(worker(mode, markers), *chop(wire)) == typed(
+        [MessagesPassed([TEN] * 5)]
+    )
+
+
+@pytest.mark.parametrize(
+    "mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
+)
+def test_message_over_the_limit_in_a_reply_is_refused(mode: Mode) -> None:
+    """The text has both numbers and names the setting."""
+    assert failure(waiting(mode), [b"a\n" + ELEVEN + b"\n\0"]) == TOO_LONG
+
+
+@pytest.mark.parametrize("markers", [Markers(), ONE_TO_ONE])
+def test_replies_before_a_message_over_the_limit_are_sound(markers: Markers) -> None:
+    """They answer their messages; the one that failed is still owed."""
+    end = markers.eom if markers.eop == markers.eom else markers.eom + markers.eop
+    for mode in (Mode.SINGLE, Mode.CYCLIC):
+        protocol = waiting(mode, markers)
+        *before, _ = receive(protocol, b"a" + end + ELEVEN + end)
+        assert before[-1][0] == RepliesCompleted.__name__
+        assert protocol.owed == 2
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC])
+def test_message_over_the_limit_is_not_extracted(mode: Mode) -> None:
+    """The messages before it are."""
+    data = b"a\nb\n" + ELEVEN + b"\nc\n"
+    assert failure(waiting(mode), [data], OutputPassed([b"a", b"b"])) == TOO_LONG
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC])
+def test_nothing_is_extracted_before_a_first_message_over_the_limit(mode: Mode) -> None:
+    """No event carries an empty run."""
+    assert failure(waiting(mode), [ELEVEN + b"\n"]) == TOO_LONG
+
+
+def test_one_to_one_cycle_over_the_limit_is_refused() -> None:
+    """The reply is the message."""
+    protocol = waiting(Mode.CYCLIC, ONE_TO_ONE)
+    assert failure(protocol, [ELEVEN + b"\n"]) == TOO_LONG
+
+
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR])
+def test_worker_refuses_a_message_over_the_limit(mode: Mode) -> None:
+    """The messages before it are received."""
+    data = b"a\nb\n" + ELEVEN + b"\nc\n"
+    assert failure(worker(mode), [data], MessagesPassed([b"a", b"b"])) == TOO_LONG
+    assert failure(worker(mode), [ELEVEN + b"\n"]) == TOO_LONG
+
+
+def test_worker_in_lock_step_refuses_a_message_over_the_limit() -> None:
+    """Only one message may come, and it is looked at before."""
+    protocol = worker(Mode.BATCH_WORKER)
+    assert failure(protocol, [ELEVEN + b"\n"]) == TOO_LONG
+    protocol = worker(Mode.BATCH_WORKER)
+    data = b"a\n" + ELEVEN + b"\n"
+    assert failure(protocol, [data], MessagesPassed([b"a"])) == TOO_LONG
+
+
+@pytest.mark.parametrize("side", [S, W])
+@pytest.mark.parametrize(
+    "mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
+)
+def test_endless_message_is_refused_before_its_eom(side: Side, mode: Mode) -> None:
+    """Sizes are bounded before memory is taken; the offset is what was read."""
+    protocol = waiting(mode) if side is S else worker(mode)
+    assert receive(protocol, TEN) == []
+    assert failure(protocol, [b"x"]) == (
+        "message is more than 10 bytes long, with no EOM yet at offset 11;"
+        " see max_message_bytes"
+    )
+
+
+def test_endless_message_behind_others_is_refused() -> None:
+    """The offset counts from the beginning of the stream, the size does not."""
+    protocol = waiting(Mode.PLAIN)
+    assert failure(protocol, [b"ab\n" + ELEVEN], OutputPassed([b"ab"])) == (
+        "message is more than 10 bytes long, with no EOM yet at offset 14;"
+        " see max_message_bytes"
+    )
+    protocol = waiting(Mode.SINGLE)
+    assert failure(protocol, [b"ab\n\0c\n" + ELEVEN], RepliesCompleted([(b"ab",)])) == (
+        "message is more than 10 bytes long, with no EOM yet at offset 17;"
+        " see max_message_bytes"
+    )
+
+
+@pytest.mark.parametrize("markers", [Markers(), WORDS, REPEATED])
+def test_reply_of_the_limit_is_received(chop: Chop, markers: Markers) -> None:
+    """Its EOM count, its EOP does not, and half an EOP does not either."""
+    limits = Limits(10, 2 * (10 + len(markers.eom)))
+    protocol = waiting(Mode.SINGLE, markers, limits=limits)
+    wire = (TEN + markers.eom) * 2 + markers.eop
+    assert receive(protocol, *chop(wire)) == typed([RepliesCompleted([(TEN, TEN)])])
+
+
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_WORKER])
+def test_reply_over_the_limit_is_refused(mode: Mode) -> None:
+    """The number in the text is the one that is compared: with all EOM."""
+    assert failure(waiting(mode), [(TEN + b"\n") * 2 + b"\n\0"]) == (
+        "reply is 23 bytes long, expected no more than 22 bytes; see max_reply_bytes"
+    )
+    assert failure(waiting(mode), [b"\n" * 23 + b"\0"]) == (
+        "reply is 23 bytes long, expected no more than 22 bytes; see max_reply_bytes"
+    )
+
+
+def test_replies_before_one_over_the_limit_are_sound() -> None:
+    """Each reply is measured for itself."""
+    protocol = waiting(Mode.SINGLE)
+    data = b"a\n\0" + b"b\n" * 12 + b"\0" + b"c\n\0"
+    assert failure(protocol, [data], RepliesCompleted([(b"a",)])) == (
+        "reply is 24 bytes long, expected no more than 22 bytes; see max_reply_bytes"
+    )
+    assert protocol.owed == 2
+
+
+def test_replies_are_not_measured_together() -> None:
+    """Many short replies in one read are no long one."""
+    protocol = MarkerProtocol(S, Mode.SINGLE, limits=LIMITS)
+    protocol.send(MessagesPassed([b"m"] * 50))
+    groups: list[tuple[bytes, ...]] = [(b"a",)] * 50
+    assert receive(protocol, b"a\n\0" * 50) == typed([RepliesCompleted(groups)])
+
+
+def test_endless_reply_is_refused_before_its_eop() -> None:
+    """The worker may have forgotten its EOP for good."""
+    protocol = waiting(Mode.SINGLE)
+    assert receive(protocol, (TEN + b"\n") * 2) == []
+    assert failure(protocol, [b"\n"]) == (
+        "reply is more than 22 bytes long, with no EOP yet at offset 23;"
+        " see max_reply_bytes"
+    )
+
+
+def test_one_to_one_reply_is_measured_with_its_eom() -> None:
+    """A reply of one message is a reply."""
+    protocol = waiting(Mode.SINGLE, ONE_TO_ONE, limits=Limits(10, 5))
+    assert receive(protocol, b"abcd\n") == typed([RepliesCompleted([(b"abcd",)])])
+    assert failure(protocol, [b"abcde\n"]) == (
+        "reply is 6 bytes long, expected no more than 5 bytes; see max_reply_bytes"
+    )
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC])
+def test_extracted_messages_have_no_limit_together(chop: Chop, mode: Mode) -> None:
+    """They are handed over one by one, also when one is longer than a reply may be."""
+    protocol = waiting(mode, limits=Limits(10, 5))
+    assert receive(protocol, *chop((TEN + b"\n") * 3)) == typed(
+        [OutputPassed([TEN] * 3)]
+    )
+
+
+def test_markers_may_be_longer_than_messages(chop: Chop) -> None:
+    """A limit is for what stands between markers."""
+    markers = Markers(b"--end of message--", b"==done==", b"<end of batch>", b"[more]")
+    limits = Limits(1, 19)
+    protocol = waiting(Mode.SINGLE, markers, limits=limits)
+    wire = b"x" + markers.eom + markers.eop
+    assert receive(protocol, *chop(wire + markers.eop)) == typed(
+        [RepliesCompleted([(b"x",), ()])]
+    )
+    protocol = MarkerProtocol(W, Mode.BATCH_SUPERVISOR, markers, limits=limits)
+    assert receive(protocol, *chop(b"x" + markers.eom + markers.eob)) == typed(
+        [MessagesPassed([b"x"]), BatchEnded()]
+    )
+
+
+def test_message_over_the_limit_in_an_unfinished_reply_is_found_at_the_end(
+    chop: Chop,
+) -> None:
+    """However it was cut, it fails: in small reads before, in one read now."""
+    chunks = [*chop(ELEVEN + b"\n"), SEND_EOF]
+    assert failure(waiting(Mode.SINGLE), chunks).startswith("message is ")
+
+
+def test_unfinished_reply_of_the_limit_is_a_tail(chop: Chop) -> None:
+    """It was not too long yet when the worker died."""
+    wire = (TEN + b"\n") * 2
+    assert receive(waiting(Mode.SINGLE), *chop(wire), SEND_EOF) == typed(
+        [StreamEnded(wire)]
+    )

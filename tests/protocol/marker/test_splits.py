@@ -1,0 +1,104 @@
+"""However a stream is cut into reads, it means the same."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.errors import PayloadTooBig
+from etlstage.protocol.base import SEND_EOF, Limits, Side
+from etlstage.protocol.events import (
+    BatchEnded,
+    Event,
+    MessagesPassed,
+    ProtocolFailed,
+)
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
+from tests.protocol.pair import S, Typed, receive, without_dump
+from tests.protocol.strategies import MARKER_SETS, cut, garbage, sizes, thorough
+
+MESSAGES = MessagesPassed([b"q"] * 3)
+BEFORE: dict[Mode, list[list[Event]]] = {
+    Mode.PLAIN: [[]],
+    Mode.CYCLIC: [[], [MESSAGES]],
+    Mode.SINGLE: [[], [MESSAGES]],
+    Mode.BATCH_WORKER: [[], [MessagesPassed([b"q"])], [BatchEnded()]],
+    Mode.BATCH_SUPERVISOR: [
+        [],
+        [MESSAGES],
+        [MESSAGES, BatchEnded(), BatchEnded()],
+        [BatchEnded(), BatchEnded(), MESSAGES],
+    ],
+}
+"""What a supervisor may have sent before it reads, by mode."""
+
+roomy = st.just(Limits(6000, 20000))
+tight = st.builds(Limits, st.integers(1, 8), st.integers(1, 14))
+
+
+def heard(protocol: MarkerProtocol, chunks: list[bytes]) -> list[Typed]:
+    """Return what the chunks and the end meant; of errors what can't depend on cuts."""
+    events = []
+    for event in receive(protocol, *chunks, SEND_EOF):
+        if event[0] != ProtocolFailed.__name__:
+            events.append(event)
+        elif event[1] == PayloadTooBig.__name__:
+            # The sooner it shows, the less is known: of what, how many bytes.
+            events.append(("ProtocolFailed",))
+        else:
+            events.append(("ProtocolFailed", without_dump(str(event[2]))))
+    return events
+
+
+def check(
+    data: st.DataObject, side: Side, mode: Mode, markers: Markers, limits: Limits
+) -> tuple[list[Typed], list[Typed]]:
+    """Return what a stream meant in one read and in many; check the states."""
+    echo = data.draw(st.booleans(), label="eob_then_eom")
+    before = data.draw(st.sampled_from(BEFORE[mode])) if side is S else []
+    stream = data.draw(garbage(markers), label="stream")
+    chunks = cut(stream, data.draw(sizes, label="reads"))
+    outcomes, states = [], []
+    for reads in ([stream] if stream else [], chunks):
+        protocol = MarkerProtocol(side, mode, markers, limits=limits, eob_then_eom=echo)
+        for event in before:
+            protocol.send(event)
+        outcomes.append(heard(protocol, reads))
+        states.append((protocol.state, protocol.owed))
+    assert states[0] == states[1]
+    return outcomes[0], outcomes[1]
+
+
+@given(
+    st.data(),
+    st.sampled_from(Side),
+    st.sampled_from(Mode),
+    st.sampled_from(MARKER_SETS),
+    roomy,
+)
+@thorough
+def test_any_split_means_the_same(
+    data: st.DataObject, side: Side, mode: Mode, markers: Markers, limits: Limits
+) -> None:
+    """Sound or not: the same events, the same fault at the same offset."""
+    whole, pieces = check(data, side, mode, markers, limits)
+    assert whole == pieces
+
+
+@given(
+    st.data(),
+    st.sampled_from(Side),
+    st.sampled_from(Mode),
+    st.sampled_from(MARKER_SETS),
+    tight,
+)
+@thorough
+def test_any_split_means_the_same_within_limits(
+    data: st.DataObject, side: Side, mode: Mode, markers: Markers, limits: Limits
+) -> None:
+    """The same sound events, and a fault if there is one: which, may depend."""
+    whole, pieces = check(data, side, mode, markers, limits)
+    sized = ("ProtocolFailed",)
+    if sized in (whole[-1], pieces[-1]):
+        whole[-1], pieces[-1] = whole[-1][:1], pieces[-1][:1]
+    assert whole == pieces

@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from etlstage.protocol.marker.state import (
+    TRANSITIONS,
+    Mode,
+    Refused,
+    Session,
+    State,
+    Token,
+)
+
+EVERYTHING = list(product(Mode, State, Token))
+
+
+def session(mode: Mode, *tokens: Token) -> Session:
+    """Return a session after ``tokens``."""
+    session = Session(mode)
+    for token in tokens:
+        session.handle(token)
+    return session
+
+
+def refusal(session: Session, token: Token, count: int = 1) -> str:
+    """Return why ``token`` is refused; check that nothing has changed."""
+    before = repr(session)
+    with pytest.raises(Refused) as caught:
+        session.handle(token, count)
+    assert repr(session) == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "extracts", "batches"),
+    [
+        (Mode.PLAIN, True, False),
+        (Mode.CYCLIC, True, False),
+        (Mode.SINGLE, False, False),
+        (Mode.BATCH_WORKER, False, True),
+        (Mode.BATCH_SUPERVISOR, False, True),
+    ],
+)
+def test_mode_knows_its_kind(mode: Mode, extracts: bool, batches: bool) -> None:
+    """An extract stage has no batches, and the other way round."""
+    assert mode.extracts is extracts
+    assert mode.batches is batches
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_session_begins_idle_unless_the_worker_just_streams(mode: Mode) -> None:
+    """Nothing was asked yet; a plain extract stage is not asked at all."""
+    begun = Session(mode)
+    assert begun.owed == 0
+    assert begun.state is (State.STREAMING if mode is Mode.PLAIN else State.IDLE)
+
+
+def test_repr_tells_the_fate() -> None:
+    """It's what stands in an assertion that fails at night."""
+    busy = session(Mode.SINGLE, Token.MESSAGE)
+    assert repr(busy) == "<Session single BUSY owed=1>"
+
+
+@pytest.mark.parametrize(("mode", "state", "token"), EVERYTHING)
+def test_token_is_in_the_table_or_refused(
+    mode: Mode, state: State, token: Token
+) -> None:
+    """There is no third way, in any state, reachable or not."""
+    tested = Session(mode)
+    tested.state = state
+    last = token is Token.LAST_EOP
+    tested.owed = 1 if last else 2
+    after = TRANSITIONS[mode].get((state, token))
+    if after is None:
+        text = refusal(tested, Token.EOP if last else token)
+        name = "EOP" if last else token.value
+        assert text.startswith(f"can't handle {name} in state {state.value}")
+    else:
+        tested.handle(Token.EOP if last else token)
+        assert tested.state is after
+        if token in (Token.EOP, Token.LAST_EOP):
+            assert tested.owed == (0 if last else 1)
+
+
+@pytest.mark.parametrize(("mode", "token"), list(product(Mode, Token)))
+def test_nothing_is_allowed_after_a_failure(mode: Mode, token: Token) -> None:
+    """Who has lost the place in the stream can't find it again."""
+    failed = Session(mode)
+    failed.fail()
+    assert failed.state is State.ERROR
+    assert " in state ERROR" in refusal(failed, token)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_every_state_of_the_table_can_be_reached(mode: Mode) -> None:
+    """A row that can't be reached would be a row that nobody has thought through."""
+    reached, new = set(), {(Session(mode).state, 0)}
+    while new:
+        reached |= new
+        found = set()
+        for (state, owed), token in product(new, set(Token) - {Token.LAST_EOP}):
+            tested = Session(mode)
+            tested.state, tested.owed = state, owed
+            try:
+                tested.handle(token)
+            except Refused:
+                continue
+            found.add((tested.state, min(tested.owed, 2)))
+        new = found - reached
+    used = {
+        (state, Token.LAST_EOP if token is Token.EOP and owed == 1 else token)
+        for (state, owed), token in product(reached, Token)
+        if token is not Token.EOP or owed
+    }
+    assert {state for state, _ in reached} == {state for state, _ in TRANSITIONS[mode]}
+    assert set(TRANSITIONS[mode]) <= used
+
+
+M, EOB, END, OUT, EOP, BNC = (
+    Token.MESSAGE,
+    Token.EOB,
+    Token.END,
+    Token.OUTPUT,
+    Token.EOP,
+    Token.BNC,
+)
+
+STRAY = (
+    "output in state IDLE: no message is to be answered; diagnostics belong on stderr"
+)
+FILLS_ITSELF = (
+    "BNC in state FILLING: the worker asks for messages itself;"
+    " set batch.driver: worker"
+)
+
+REFUSALS = [
+    (Mode.PLAIN, [], M, "a message in state STREAMING"),
+    (Mode.PLAIN, [], EOB, "EOB in state STREAMING"),
+    (
+        Mode.PLAIN,
+        [],
+        EOP,
+        "EOP in state STREAMING: the worker works in cycles; set mode: cyclic",
+    ),
+    (
+        Mode.PLAIN,
+        [OUT],
+        BNC,
+        "BNC in state STREAMING: an extract stage has no batches",
+    ),
+    (Mode.CYCLIC, [], OUT, STRAY),
+    (Mode.CYCLIC, [], EOP, "EOP in state IDLE: no message is to be answered"),
+    (Mode.CYCLIC, [M], BNC, "BNC in state BUSY: an extract stage has no batches"),
+    (
+        Mode.CYCLIC,
+        [],
+        EOB,
+        "EOB in state IDLE: there are no batches in an extract stage",
+    ),
+    (Mode.SINGLE, [], OUT, STRAY),
+    (Mode.SINGLE, [M, EOP], EOP, "EOP in state IDLE: no message is to be answered"),
+    (
+        Mode.SINGLE,
+        [M],
+        BNC,
+        "BNC in state BUSY: the worker fills batches; set batch.driver: worker",
+    ),
+    (Mode.SINGLE, [M], EOB, "EOB in state BUSY: there are no batches in single mode"),
+    (
+        Mode.BATCH_WORKER,
+        [],
+        BNC,
+        "BNC in state IDLE: BNC follows a message, and none was sent",
+    ),
+    (Mode.BATCH_WORKER, [], OUT, STRAY),
+    (Mode.BATCH_WORKER, [], EOP, "EOP in state IDLE: no message is to be answered"),
+    (
+        Mode.BATCH_WORKER,
+        [M],
+        M,
+        "a message in state FILLING: the worker did not ask for one with BNC",
+    ),
+    (Mode.BATCH_WORKER, [M], EOB, "EOB in state FILLING"),
+    (
+        Mode.BATCH_WORKER,
+        [M],
+        END,
+        "the end of input in state FILLING: a batch is open; close it with EOB",
+    ),
+    (Mode.BATCH_WORKER, [M, BNC], BNC, "BNC in state WANTED"),
+    (
+        Mode.BATCH_WORKER,
+        [M, BNC],
+        END,
+        "the end of input in state WANTED: a batch is open; close it with EOB",
+    ),
+    (
+        Mode.BATCH_WORKER,
+        [M, OUT],
+        BNC,
+        "BNC in state BUSY: the batch is closed already",
+    ),
+    (
+        Mode.BATCH_WORKER,
+        [EOB],
+        M,
+        "a message in state BUSY: the worker still owes an EOP",
+    ),
+    (Mode.BATCH_WORKER, [EOB], EOB, "EOB in state BUSY"),
+    (
+        Mode.BATCH_SUPERVISOR,
+        [M],
+        EOP,
+        "EOP in state FILLING: the batch is not closed yet; EOP follows EOB",
+    ),
+    (
+        Mode.BATCH_SUPERVISOR,
+        [M],
+        END,
+        "the end of input in state FILLING: a batch is open; close it with EOB",
+    ),
+    (
+        Mode.BATCH_SUPERVISOR,
+        [EOB, M],
+        END,
+        "the end of input in state AHEAD: a batch is open; close it with EOB",
+    ),
+    (Mode.BATCH_SUPERVISOR, [M], BNC, FILLS_ITSELF),
+    (Mode.BATCH_SUPERVISOR, [], OUT, STRAY),
+]
+
+
+@pytest.mark.parametrize(("mode", "before", "token", "text"), REFUSALS)
+def test_refusal_says_why(
+    mode: Mode, before: list[Token], token: Token, text: str
+) -> None:
+    """What, where, and, if it can be guessed, the remedy."""
+    assert refusal(session(mode, *before), token) == f"can't handle {text}"
+
+
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC])
+def test_each_message_is_owed_an_eop(mode: Mode) -> None:
+    """A run counts as its messages do; the last EOP leads back to IDLE."""
+    tested = Session(mode)
+    tested.handle(M, 3)
+    tested.handle(M)
+    assert (tested.state, tested.owed) == (State.BUSY, 4)
+    tested.handle(EOP, 3)
+    assert (tested.state, tested.owed) == (State.BUSY, 1)
+    tested.handle(EOP)
+    assert (tested.state, tested.owed) == (State.IDLE, 0)
+
+
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC])
+def test_more_eop_than_owed_are_refused_as_a_whole(mode: Mode) -> None:
+    """Which of them was the wrong one can't be said."""
+    tested = Session(mode)
+    tested.handle(M, 2)
+    assert refusal(tested, EOP, 3) == "can't handle EOP in state BUSY"
+    assert tested.owed == 2
+
+
+@pytest.mark.parametrize("before", [[], [M, BNC]])
+def test_worker_driven_batch_takes_one_message_at_a_time(before: list[Token]) -> None:
+    """The answer to BNC is one message; nothing of a longer run passes."""
+    tested = session(Mode.BATCH_WORKER, *before)
+    for count in (2, 3, 1000):
+        assert refusal(tested, M, count).startswith("can't handle a message in state F")
+    tested.handle(M, 1)
+    assert tested.state is State.FILLING
+
+
+def test_worker_driven_batch_owes_one_eop_from_its_first_message() -> None:
+    """The worker may close it at any time: it knows its size, we don't."""
+    tested = Session(Mode.BATCH_WORKER)
+    for token in (M, BNC, M, BNC, M):
+        tested.handle(token)
+        assert tested.owed == 1
+    tested.handle(EOP)
+    assert (tested.state, tested.owed) == (State.IDLE, 0)
+
+
+def test_supervisor_driven_batch_owes_an_eop_from_its_eob() -> None:
+    """However many messages are in it, and also when there are none."""
+    tested = Session(Mode.BATCH_SUPERVISOR)
+    tested.handle(M, 5)
+    assert tested.owed == 0
+    tested.handle(EOB)
+    tested.handle(EOB)
+    assert (tested.state, tested.owed) == (State.BUSY, 2)
+
+
+def test_batch_that_was_begun_ahead_is_filled_on() -> None:
+    """When the last EOP owed is there, the open batch is what remains."""
+    tested = session(Mode.BATCH_SUPERVISOR, EOB, EOB, M)
+    assert (tested.state, tested.owed) == (State.AHEAD, 2)
+    tested.handle(EOP)
+    assert tested.state is State.AHEAD
+    tested.handle(EOP)
+    assert (tested.state, tested.owed) == (State.FILLING, 0)

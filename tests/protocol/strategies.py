@@ -1,0 +1,86 @@
+"""What the property tests of the marker dialect draw from."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Final
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from etlstage.protocol.marker import Markers
+
+__all__ = (
+    "MARKER_SETS",
+    "PR399",
+    "REPEATED",
+    "WORDS",
+    "cut",
+    "fragments",
+    "garbage",
+    "messages",
+    "moderate",
+    "sendable",
+    "sizes",
+    "thorough",
+)
+
+WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
+REPEATED: Final = Markers(b"\n\n", b"--", b"==", b"..")
+PR399: Final = Markers(b"\n", b"\0", b"EOB", b"BNC")
+
+MARKER_SETS: Final = (
+    Markers(),
+    Markers(eop=b"\n"),
+    WORDS,
+    REPEATED,
+    Markers(b"\n\n", b"\n\n", b"==", b".."),
+    PR399,
+    Markers(b"aab", b"cc", b"xyx", b"ded"),
+)
+"""One byte, words, the same byte twice, ends as it begins; ``eop == eom`` or not."""
+
+# Two cores are shared by everything that runs: no deadline, few examples.
+moderate: Final = settings(deadline=None, max_examples=150)
+thorough: Final = settings(deadline=None, max_examples=600)
+
+sizes: Final = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+"""Lengths of reads, in bytes, used in turns."""
+
+
+def cut(data: bytes, lengths: list[int]) -> list[bytes]:
+    """Return ``data`` in reads of ``lengths``, over and over."""
+    chunks = []
+    turns = cycle(lengths)
+    while data:
+        length = next(turns)
+        chunks.append(data[:length])
+        data = data[length:]
+    return chunks
+
+
+def fragments(markers: Markers) -> st.SearchStrategy[bytes]:
+    """Draw beginnings and ends of markers, and other bytes."""
+    parts = {marker[:n] for marker in markers for n in range(1, len(marker))}
+    parts |= {marker[n:] for marker in markers for n in range(1, len(marker))}
+    return st.sampled_from([b"x", b"yy", b"zzzzz", b"\xc3\xa9", *sorted(parts)])
+
+
+def sendable(message: bytes, markers: Markers) -> bool:
+    """Return whether no marker begins in ``message``, its EOM behind it."""
+    framed = message + markers.eom
+    return not any(0 <= framed.find(marker) < len(message) for marker in markers)
+
+
+def messages(markers: Markers) -> st.SearchStrategy[bytes]:
+    """Draw messages that look as much like markers as they may."""
+    joined = st.lists(fragments(markers), max_size=4).map(b"".join)
+    return joined.filter(lambda message: sendable(message, markers))
+
+
+def garbage(markers: Markers) -> st.SearchStrategy[bytes]:
+    """Draw what a peer that has lost its way might write."""
+    parts = [markers.eom, markers.eom, *markers, markers.eom + markers.eop]
+    return st.lists(st.sampled_from(parts) | fragments(markers), max_size=9).map(
+        b"".join
+    )

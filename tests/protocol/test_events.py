@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from etlstage.protocol.events import StreamEnded
+
+
+def test_worker_start_loads_nothing_heavy() -> None:
+    """A worker imports the dialect at every start; each of these costs milliseconds."""
+    code = (
+        "import sys, etlstage.protocol.marker;"
+        "print({'dataclasses', 'inspect', 'asyncio', 'logging', 'anyio', 'pydantic'}"
+        " & set(sys.modules))"
+    )
+    loaded = subprocess.check_output([sys.executable, "-S", "-c", code], text=True)
+    assert loaded == "set()\n"
+
+
+def test_stream_ends_without_a_tail_unless_told() -> None:
+    """Most peers finish what they write."""
+    assert StreamEnded().tail == b""

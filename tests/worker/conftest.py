@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from textwrap import dedent
+from typing import Protocol
+
+import pytest
+
+import etlstage
+from tests.worker.conversation import Conversation
+
+ROOT = Path(etlstage.__file__).parent.parent
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "PYTHONPATH": str(ROOT),
+    # Only there while coverage is measured.
+    **{name: os.environ[name] for name in os.environ if name.startswith("COVERAGE_")},
+}
+
+
+class Start(Protocol):
+    """Starts the worker whose source it gets; ``worker`` is imported already."""
+
+    def __call__(
+        self, source: str, *arguments: object, env: Mapping[str, str] = ...
+    ) -> Conversation:
+        """Start it; ``env`` adds to the environment."""
+        ...
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start workers that are gone when the test is over."""
+
+    def start(
+        source: str, *arguments: object, env: Mapping[str, str] | None = None
+    ) -> Conversation:
+        script = tmp_path / "stage.py"
+        script.write_text("from etlstage import worker\n" + dedent(source))
+        command = [sys.executable, str(script), *map(str, arguments)]
+        environment = {**ENVIRONMENT, **(env or {})}
+        stderr = tmp_path / f"stderr-{next(numbers)}"
+        return workers.enter_context(Conversation(command, environment, stderr))
+
+    numbers = count(1)
+    with ExitStack() as workers:
+        yield start
+
+
+class Fence:
+    """A named pipe: who reads it waits until the fence is opened."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def open(self) -> None:
+        """Let go on who waits, and wait for somebody to do so."""
+        os.close(os.open(self._path, os.O_WRONLY))
+
+
+@pytest.fixture
+def fence(tmp_path: Path) -> Fence:
+    """Return a fence at which a worker can be made to wait."""
+    return Fence(tmp_path / "fence")

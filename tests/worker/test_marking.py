@@ -1,0 +1,151 @@
+"""Where a worker learns its markers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.marker import Markers
+from etlstage.worker.marking import find_markers
+from tests.worker.conftest import Start
+
+
+def test_defaults() -> None:
+    """Nobody has said anything."""
+    assert find_markers([], {}) == Markers()
+
+
+def test_environment() -> None:
+    """The texts are unescaped."""
+    environment = {
+        "ETLSTAGE_EOM": r"\036",
+        "ETLSTAGE_EOP": r"\x06",
+        "ETLSTAGE_EOB": "EOB",
+        "ETLSTAGE_BNC": r"\u00e9",
+        "EOM": "x",
+    }
+    assert find_markers([], environment) == Markers(
+        b"\x1e", b"\x06", b"EOB", "é".encode()
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-e", r"\036", "-E", r"\006", "--end-of-batch", "EOB"],
+        ["--end-of-message", r"\036", r"--end-of-process=\6", "--end-of-batch=EOB"],
+    ],
+)
+def test_arguments(arguments: list[str]) -> None:
+    """There are two ways to write them."""
+    assert find_markers(arguments, {}) == Markers(b"\x1e", b"\x06", b"EOB")
+
+
+def test_last_argument_counts() -> None:
+    """As everywhere."""
+    assert find_markers(["-e", "x", "-e", "y"], {}).eom == b"y"
+
+
+def test_arguments_win_over_the_environment() -> None:
+    """Each marker by itself."""
+    environment = {"ETLSTAGE_EOM": "a", "ETLSTAGE_EOP": "b"}
+    markers = find_markers(
+        ["--end-of-process=c", "--batch-not-complete=="], environment
+    )
+    assert markers == Markers(b"a", b"c", bnc=b"=")
+
+
+def test_arguments_of_others_are_left_alone() -> None:
+    """The command line is the worker's own."""
+    arguments = ["in.txt", "-v", "--end", "x", "-e=x", "-ex", "--out=-e", "-"]
+    assert find_markers(arguments, {}) == Markers()
+
+
+def test_arguments_end_at_two_dashes() -> None:
+    """What follows are file names."""
+    assert find_markers(["--", "-e", "x"], {}) == Markers()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "complaint"),
+    [
+        (["-e"], {}, "argument -e: expected a marker"),
+        (["-e", ""], {}, "marker eom is empty, expected at least one byte"),
+        ([r"--end-of-batch=\q"], {}, r"argument --end-of-batch: can't read the escape"),
+        ([], {"ETLSTAGE_BNC": r"\x0"}, "ETLSTAGE_BNC: can't read the escape"),
+        (["-E", "ab", "-e", "b"], {}, "marker eom 'b' is a part of eop 'ab'"),
+    ],
+)
+def test_wrong_markers_are_told(
+    arguments: list[str], environment: dict[str, str], complaint: str
+) -> None:
+    """The text says where they come from."""
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        find_markers(arguments, environment)
+
+
+def test_worker_takes_markers_from_its_environment(start: Start) -> None:
+    """That is how a supervisor tells them."""
+    stage = start(
+        "worker.transform(lambda message: [message])",
+        env=Markers(b"<m>", b"<p>").environment(),
+    )
+    stage.ask(b"a\n<m>", b"a\n<m><p>")
+    assert stage.finish() == (b"", 0)
+
+
+def test_worker_takes_markers_from_its_arguments(start: Start) -> None:
+    """They win, and are still there for the worker's own parser."""
+    stage = start(
+        """
+        import sys
+        worker.transform(lambda message: [message, sys.argv[2].encode()])
+        """,
+        *("in.txt", "-e", ";"),
+        env={"ETLSTAGE_EOM": ".", "ETLSTAGE_EOP": ","},
+    )
+    stage.ask(b"a.;", b"a.;-e;,")
+    assert stage.finish() == (b"", 0)
+
+
+def test_worker_that_sets_its_markers_looks_for_no_others(start: Start) -> None:
+    """Its own ``-e`` may mean something else."""
+    stage = start(
+        """
+        markers = worker.Markers(eop=b"!")
+        worker.transform(lambda message: [message], markers=markers)
+        """,
+        *("-e", ""),
+        env={"ETLSTAGE_EOM": ""},
+    )
+    stage.ask(b"a\n", b"a\n!")
+    assert stage.finish() == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "complaint"),
+    [
+        ("transform(f)", ("-e", ""), "marker eom is empty, expected at least one byte"),
+        (
+            "load(f)",
+            ("-E", r"\n"),
+            (
+                r"eop is eom (\012), so each reply must be one message; a load stage,"
+                " and on_error='skip', have none: choose another eop"
+            ),
+        ),
+        ("load_batch(f)", ("-E", r"\n"), r"eop is eom (\012)"),
+        ("transform(f, on_error='skip')", ("-E", r"\n"), r"eop is eom (\012)"),
+        ("transform_batch(f, on_error='skip')", ("-E", r"\n"), r"eop is eom (\012)"),
+    ],
+)
+def test_worker_refuses_markers_in_one_line(
+    start: Start, call: str, arguments: tuple[str, ...], complaint: str
+) -> None:
+    """They are not the author's mistake, so there is no traceback."""
+    stage = start(f"def f(m):\n    return []\nworker.{call}", *arguments)
+    assert stage.read_to_end() == (b"", 2)
+    assert stage.stderr.startswith(f"etlstage.worker: {complaint}")
+    assert stage.stderr.count("\n") == 1
