@@ -83,5 +83,6 @@ class Edge:
             yield item
 
     async def _change(self) -> None:
-        self._changed = anyio.Event()
+        if self._changed.is_set():
+            self._changed = anyio.Event()
         await self._changed.wait()

@@ -8,7 +8,7 @@ it ends the run, the workers are stopped, and the report says what is in place.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from itertools import chain
 from pathlib import Path
@@ -113,13 +113,19 @@ class Pipeline:
         """
         self._started = anyio.current_time()
         self._extracting = anyio.CancelScope()
+        if self._drained:
+            self.drain()
+        whole = False
         try:
             with anyio.CancelScope() as scope:
                 await self._run_stages(scope)
+            whole = self._error is None
         finally:
             self._ended = anyio.current_time()
             self._take_stock()
-            self.ledger.settle()
+            # What a whole run can't account for is a fault, and no loss.
+            if not whole:
+                self.ledger.settle()
         if self._error is not None:
             return self.report("failed")
         status: Status = "done" if self._exhausted else "drained"
@@ -192,7 +198,7 @@ class Pipeline:
                 if not isinstance(item, Position):
                     account.received += len(item)
                     yield item
-                elif account.done == account.received:
+                elif account.done == account.received and not positions:
                     await out.put(item)
                 else:
                     positions.append((account.received, item))
@@ -210,14 +216,16 @@ class Pipeline:
                 account.done += len(answer.messages)
                 self._tick(account)
                 while positions and positions[0][0] <= account.done:
-                    await out.put(positions.popleft()[1])
+                    # It stays the first until it is through: none may overtake it.
+                    await out.put(positions[0][1])
+                    positions.popleft()
         out.close()
 
     async def _load(self, edge: Edge) -> None:
         sink = self._sink
         positions: deque[tuple[int, Position]] = deque()
-        async with sink:
-            async for item in self._items_to_load(edge):
+        async with sink, aclosing(self._items_to_load(edge)) as items:
+            async for item in items:
                 if isinstance(item, Position):
                     positions.append((sink.received, item))
                 else:
@@ -228,7 +236,7 @@ class Pipeline:
             self._take_stock()
             await self._acknowledge(positions)
 
-    async def _items_to_load(self, edge: Edge) -> AsyncIterator[Item]:
+    async def _items_to_load(self, edge: Edge) -> AsyncGenerator[Item, None]:
         flush_at = anyio.current_time() + self._flush_every
         while True:
             late = anyio.CancelScope(deadline=flush_at)

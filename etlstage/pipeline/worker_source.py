@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +73,12 @@ class WorkerSource:
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
-        async with AsyncSupervisor(self._stage) as supervisor:
-            async with aclosing(self._rounds(supervisor)) as rounds:
-                async for item in rounds:
-                    yield item
+        async with (
+            AsyncSupervisor(self._stage) as supervisor,
+            aclosing(self._rounds(supervisor)) as rounds,
+        ):
+            async for item in rounds:
+                yield item
 
     def drain(self) -> bool:
         """End behind the round that is under way; a plain run has no such point."""
@@ -123,9 +125,10 @@ class WorkerSource:
             if policy.end is not None:
                 end = min(end, policy.end)
             found = False
-            async for run in self._round(supervisor, start, end):
-                found = True
-                yield run
+            async with aclosing(self._round(supervisor, start, end)) as runs:
+                async for run in runs:
+                    found = True
+                    yield run
             if found or policy.end is not None:
                 start = end
                 yield Position(end)
@@ -140,14 +143,11 @@ class WorkerSource:
             await self._draining.wait()
         return self._draining.is_set()
 
-    async def _round(
+    def _round(
         self, supervisor: AsyncSupervisor, start: int, end: int
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncGenerator[Run, None]:
         template = self._offsets.template
-        rounds = supervisor.extract_runs(start=start, end=end, template=template)
-        async with aclosing(rounds) as runs:
-            async for run in runs:
-                yield run
+        return supervisor.extract_runs(start=start, end=end, template=template)
 
     def _first_offset(self) -> int:
         stored = self._file.load() if self._file is not None else None

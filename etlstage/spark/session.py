@@ -114,10 +114,7 @@ class Session:
         self._owned = False
         spark, self._spark = self._spark, None
         spark.stop()
-        if self._warehouse is not None:
-            # Only when empty: a table in there is the user's.
-            with suppress(OSError):
-                os.rmdir(self._warehouse)
+        self._drop_warehouse()
 
     async def __aenter__(self) -> Self:
         await anyio.to_thread.run_sync(self.start)
@@ -147,6 +144,7 @@ class Session:
             with launch:
                 spark = builder.getOrCreate()
         except Exception as error:
+            self._drop_warehouse()
             keep(self.log_path)
             raise SparkUnavailable(
                 f"can't start a Spark session on {where}: "
@@ -155,6 +153,12 @@ class Session:
         if self.log_path is not None:
             divert(self.log_path)
         return spark
+
+    def _drop_warehouse(self) -> None:
+        if self._warehouse is not None:
+            # Only when empty: a table in there is the user's.
+            with suppress(OSError):
+                os.rmdir(self._warehouse)
 
     @property
     def _local(self) -> bool:

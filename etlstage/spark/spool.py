@@ -46,7 +46,7 @@ class Spooled(NamedTuple):
     messages: int
     """Messages in the file."""
     nulls: int
-    """Messages that were null, and are not in the file."""
+    """How many of them are null."""
 
 
 def spooled(
@@ -116,7 +116,6 @@ def _cutting(messages: int, size: int) -> Cut:
 
 def spool_into(directory: str, nonce: str, cut: Cut) -> Callable[[Batches], Batches]:
     """Return the function that writes a partition into a file of ``directory``."""
-
     unseen = _UNSEEN
 
     def write(batches: Batches, path: str) -> tuple[int, int]:
@@ -129,8 +128,7 @@ def spool_into(directory: str, nonce: str, cut: Cut) -> Callable[[Batches], Batc
                 column = batch.column(0).cast(pa.binary())
                 nulls += column.null_count
                 messages += len(column)
-                whole = pa.record_batch([column.drop_null()], schema=schema)
-                for piece in cut(whole):
+                for piece in cut(pa.record_batch([column], schema=schema)):
                     stream.write_batch(piece)
         return messages, nulls
 
@@ -176,9 +174,8 @@ def _pack(cut: Cut) -> Callable[[Batches], Batches]:
         assert task is not None
         for batch in batches:
             column = batch.column(0).cast(pa.binary())
-            nulls = column.null_count
-            whole = pa.record_batch({"message": column.drop_null()})
-            for piece in list(cut(whole)) or [whole]:
+            for piece in cut(pa.record_batch({"message": column})):
+                nulls = piece.column(0).null_count
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, piece.schema) as stream:
                     stream.write_batch(piece)
@@ -189,6 +186,5 @@ def _pack(cut: Cut) -> Callable[[Batches], Batches]:
                         "nulls": pa.array([nulls], pa.int64()),
                     }
                 )
-                nulls = 0
 
     return pack

@@ -16,8 +16,8 @@ import anyio
 import anyio.lowlevel
 
 from etlstage.errors import EtlstageError
-from etlstage.protocol.events import ProtocolFailed, RepliesCompleted
-from etlstage.protocol.marker import escape
+from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
+from etlstage.protocol.marker import Mode, State, escape
 from etlstage.supervisor.alarm import Alarm
 from etlstage.supervisor.events import (
     SupervisorEvent,
@@ -71,9 +71,13 @@ class Connection:
         self._batch_due = Alarm(self._pump_all)
         self._unanswered_bytes = 0  # read since the last complete reply
         self._told_to_stop = False
+        self._lost = 0  # messages that it held when it was given up
+        self._closed = ""  # the pipe that the worker closed first
         self._drained = anyio.Event()
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was told to stop."""
+        self.finished = anyio.Event()
+        """The process is gone, and what it held is answered."""
         tell(WorkerStarted(name, self._process.pid))
 
     def __repr__(self) -> str:
@@ -99,7 +103,7 @@ class Connection:
         if gave:
             self._unsent.extend(map(memoryview, self._protocol.data_to_send()))
             self._flush()
-            if idle:
+            if idle or self._stage.mode is Mode.BATCH_WORKER:
                 self._expect_answer(now)
         return gave
 
@@ -110,21 +114,25 @@ class Connection:
 
     async def run(self) -> None:
         """Serve the worker until its process is gone; see :meth:`Worker.run`."""
-        status = await self._worker.run(
-            self._read,
-            self._write_when_full,
-            self._answer_due.run,
-            self._batch_due.run,
-            drained=self._drained,
-        )
-        held = self._feeder.held
-        if self._told_to_stop:
-            self._feeder.abandon(self._worker.lost("was stopped", held))
-        elif self.error is None:
-            self.error = self._worker.died(held)
-            self._feeder.abandon(self.error)
-        self._process.close()
-        self._tell(WorkerExited(self._worker.name, self._process.pid, status, held))
+        try:
+            status = await self._worker.run(
+                self._read,
+                self._write_when_full,
+                self._answer_due.run,
+                self._batch_due.run,
+                drained=self._drained,
+            )
+            held = self._feeder.held
+            if self._told_to_stop:
+                self._feeder.abandon(self._worker.lost("was stopped", held))
+            elif self.error is None:
+                self.error = self._worker.died(held, self._closed)
+                self._feeder.abandon(self.error)
+            lost = held + self._lost
+            self._tell(WorkerExited(self._worker.name, self._process.pid, status, lost))
+        finally:
+            self._process.close()
+            self.finished.set()
 
     # --- bytes --------------------------------------------------------------
 
@@ -146,6 +154,7 @@ class Connection:
                 turn = 0
                 await anyio.lowlevel.checkpoint()
         self._drained.set()
+        self._closed = self._closed or "stdout"
         # Normally the process exits now; if it doesn't, it is of no use.
         self._worker.stop()
 
@@ -160,7 +169,10 @@ class Connection:
                 self._expect_answer(now)
             elif isinstance(event, ProtocolFailed):
                 self._give_up(self._worker.blamed(event.error))
-        self.pump(now)
+            elif isinstance(event, MoreRequested):
+                self._expect_answer(now)
+        # More than once: of what was taken, all may have been refused.
+        self._pump_all(now)
 
     def _flush(self) -> bool:
         """Write what the pipe takes; return whether that was all."""
@@ -176,6 +188,7 @@ class Connection:
         except BrokenPipeError:
             # Its exit follows, or else it is told to; replies may still come.
             unsent.clear()
+            self._closed = self._closed or "stdin"
             self._worker.stop()
         return True
 
@@ -196,7 +209,9 @@ class Connection:
     def _expect_answer(self, now: float) -> None:
         limit = self._stage.timeout.message
         if limit is not None:
-            self._answer_due.set(now + limit if self._protocol.owed else None)
+            # A worker that asked for more waits for us.
+            due = self._protocol.owed and self._protocol.state is not State.WANTED
+            self._answer_due.set(now + limit if due else None)
 
     def _miss_answer(self, now: float) -> None:
         what = "batch" if self._stage.mode.batches else "message"
@@ -214,6 +229,7 @@ class Connection:
 
     def _give_up(self, error: EtlstageError) -> None:
         self.error = error
+        self._lost = self._feeder.held
         others = self._worker.lost("was stopped after an earlier fault")
         self._feeder.abandon(error, others)
         self._tell(WorkerFailed(self._worker.name, self._process.pid, error))

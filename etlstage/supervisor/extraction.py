@@ -8,10 +8,11 @@ extraction through the pipe. There is nothing to pair, and so nothing to pump.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from etlstage.errors import RemoteProtocolError
@@ -57,7 +58,8 @@ class Extraction:
         self._tasks = tasks
         self._tell = tell
         self._rounds = 0
-        self._turn = anyio.Lock()
+        # Not a lock: another task may close the round that one task began.
+        self._turn = anyio.Semaphore(1)
         self._worker: Worker | None = None
         self._protocol: MarkerProtocol | None = None
         if stage.mode is Mode.CYCLIC:
@@ -87,8 +89,8 @@ class Extraction:
                 await self._end(patient=False)
 
     async def aclose(self) -> None:
-        """Stop the worker, if there is one."""
-        await self._end(patient=True)
+        """Stop the worker, if there is one; at once in the middle of a round."""
+        await self._end(patient=self._turn.value > 0)
 
     async def _plain_round(self) -> AsyncGenerator[Run, None]:
         worker, protocol = self._launch(stdin=False)
@@ -96,10 +98,7 @@ class Extraction:
             protocol.receive_data(data)
             for run in self._output(worker, protocol):
                 yield run
-        with anyio.move_on_after(self._stage.timeout.stop):
-            await worker.exited.wait()
-        if worker.status is None:
-            raise worker.lost("closed its stdout, but did not exit")
+        await self._exit(worker)
         if worker.status:
             raise worker.died()
         protocol.receive_eof()
@@ -124,7 +123,7 @@ class Extraction:
         while protocol.owed:
             data = await self._read(worker, self._stage.timeout.message)
             if not data:
-                await worker.exited.wait()
+                await self._exit(worker)
                 raise worker.died(held=1)
             protocol.receive_data(data)
             for run in self._output(worker, protocol):
@@ -143,17 +142,23 @@ class Extraction:
         self._tasks.start_soon(worker.run)
         return self._worker, self._protocol
 
-    def _output(self, worker: Worker, protocol: MarkerProtocol) -> list[Run]:
-        runs: list[Run] = []
+    async def _exit(self, worker: Worker) -> None:
+        with anyio.move_on_after(self._stage.timeout.stop):
+            await worker.exited.wait()
+        if worker.quit.is_set():
+            raise worker.lost("was stopped")
+        if worker.status is None:
+            raise worker.lost("closed its stdout, but did not exit")
+
+    def _output(self, worker: Worker, protocol: MarkerProtocol) -> Iterator[Run]:
         for event in protocol.events_received():
             if isinstance(event, OutputPassed):
-                runs.append(event.messages)
+                yield event.messages
             elif isinstance(event, RepliesCompleted):
                 # Empty, unless EOP is EOM: then the reply is its only message.
-                runs += [list(group) for group in event.groups if group]
+                yield from (list(group) for group in event.groups if group)
             elif isinstance(event, ProtocolFailed):
                 raise self._fault(worker, event.error)
-        return runs
 
     def _fault(self, worker: Worker, error: Exception) -> RemoteProtocolError:
         blamed = worker.blamed(RemoteProtocolError(str(error)))
@@ -161,7 +166,11 @@ class Extraction:
         return blamed
 
     async def _read(self, worker: Worker, patience: float | None = None) -> bytes:
+        # A worker can write faster than its messages are consumed.
+        await anyio.lowlevel.checkpoint()
         while (data := worker.process.read_stdout(_CHUNK)) is None:
+            if worker.finished.is_set():
+                return b""  # whoever holds the pipe open is not the worker
             try:
                 with anyio.fail_after(patience):
                     await worker.process.stdout_readable()

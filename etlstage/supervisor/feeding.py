@@ -178,6 +178,20 @@ class _ClosingFeeder(_BatchFeeder):
             self.due = ripe if self.due is None else min(ripe, self.due)
         return False
 
+    def _send(self, taken: Taken) -> None:
+        """Send a batch, but only up to a message that contains a marker: it fails."""
+        try:
+            self._protocol.send(MessagesPassed(taken.messages))
+        except MessageRefused as refused:
+            before, taken = _split(taken, refused.index)
+            culprit, behind = _split(taken, 1)
+            # They are a batch of their own, for which there may be no room now.
+            behind.submission.give_back(behind)
+            super()._send(before)
+            self._refuse(culprit, refused)
+        else:
+            self._sent(taken)
+
     def _sent(self, taken: Taken) -> None:
         super()._sent(taken)
         self._protocol.send(BatchEnded())
@@ -231,6 +245,7 @@ class _AskedFeeder(_BatchFeeder):
             held.taken = batch._replace(
                 messages=batch.messages + more.messages, size=batch.size + more.size
             )
+            held.size += more.size
             self._held_bytes += more.size
         return True
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Mapping
 from typing import Final
 
 from etlstage.errors import WorkerStartFailed
@@ -48,7 +48,7 @@ def launch(stage: Stage, worker: str, *, stdin: bool = True) -> Process:
     command = _substitute(stage.command, stage.markers)
     try:
         return Process(command, env=_environment(stage), cwd=stage.cwd, stdin=stdin)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         reason = _reason(stage, command[0], error)
         raise WorkerStartFailed(
             f"stage {stage.name}: can't start worker {worker}: {reason};"
@@ -67,13 +67,9 @@ def _substitute(command: tuple[str, ...], markers: Markers) -> list[str]:
         f"{{{name}}}": escape(value)
         for name, value in zip(MARKER_NAMES, markers, strict=True)
     }
-    return [_replace(argument, texts) for argument in command]
-
-
-def _replace(argument: str, texts: Mapping[str, str]) -> str:
-    for placeholder, text in texts.items():
-        argument = argument.replace(placeholder, text)
-    return argument
+    # All at once: the text of a marker may look like a placeholder.
+    any_of_them = re.compile("|".join(map(re.escape, texts)))
+    return [any_of_them.sub(lambda found: texts[found[0]], a) for a in command]
 
 
 def _environment(stage: Stage) -> dict[str, str]:
@@ -88,7 +84,9 @@ def _environment(stage: Stage) -> dict[str, str]:
     )
 
 
-def _reason(stage: Stage, program: str, error: OSError) -> str:
+def _reason(stage: Stage, program: str, error: OSError | ValueError) -> str:
+    if isinstance(error, ValueError):
+        return f"{error} in the command or in env"
     if stage.cwd is not None and not stage.cwd.is_dir():
         return f"working directory {stage.cwd} does not exist; check cwd"
     if isinstance(error, FileNotFoundError):
@@ -97,6 +95,8 @@ def _reason(stage: Stage, program: str, error: OSError) -> str:
         if os.path.exists(os.path.join(stage.cwd or "", program)):
             return f"the interpreter in the first line of {program} does not exist"
         return f"there is no file {program}; check the command"
+    if os.path.isdir(os.path.join(stage.cwd or "", program)):
+        return f"{program} is a folder, not a program; check the command"
     if isinstance(error, PermissionError):
         return f"{program} is not executable; run: chmod +x {shlex.quote(program)}"
     if error.errno == 8:  # ENOEXEC

@@ -7,15 +7,18 @@ A worker whose stderr nobody reads stops for ever after 64 KiB of warnings.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
+import anyio.lowlevel
 import structlog
 
 from etlstage.transport import Process
 
 __all__ = ("StderrLog",)
 
-_CHUNK: Final = 65536  # bytes a read
+_CHUNK: Final = 8192  # bytes a read; logging them takes longer than reading them
+_AT_ONCE: Final = 65536  # bytes that are read while everybody waits
 _LINE: Final = 8192  # bytes of a line; a longer one is logged in pieces
 _TAIL: Final = 10  # lines kept for error messages
 
@@ -42,13 +45,18 @@ class StderrLog:
                 break
             else:
                 self._take(data)
+                # A worker can write faster than we log.
+                await anyio.lowlevel.checkpoint()
         self.finish()
 
     def drain(self) -> None:
-        """Read what is there, without waiting."""
-        while data := self._process.read_stderr(_CHUNK):
+        """Read what is there, or some of it, without waiting."""
+        for _ in range(_AT_ONCE // _CHUNK):
+            data = self._process.read_stderr(_CHUNK)
+            if not data:
+                self.finish()
+                return
             self._take(data)
-        self.finish()
 
     def finish(self) -> None:
         """Log what has no line end."""
@@ -68,4 +76,6 @@ class StderrLog:
     def _line(self, line: bytes) -> None:
         text = line.decode("utf-8", "backslashreplace").rstrip("\r")
         self.tail.append(text)
-        self._log.info("worker wrote to stderr", line=text)
+        # Where the host logs to may be gone; the worker's stderr is read all the same.
+        with suppress(OSError, ValueError):
+            self._log.info("worker wrote to stderr", line=text)

@@ -8,6 +8,7 @@ them is told through the callbacks.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -61,11 +62,18 @@ class Submission:
 
     Args:
         on_answer: Called when :meth:`collect` has something new.
+        max_unread: Bytes of replies that may lie here; when there are more, workers
+            are given no further messages. Those before the first one that waits are
+            all with a worker, so it goes on.
 
     """
 
-    def __init__(self, on_answer: Callable[[], None]) -> None:
+    def __init__(
+        self, on_answer: Callable[[], None], *, max_unread: float = math.inf
+    ) -> None:
         self._on_answer = on_answer
+        self._max_unread = max_unread
+        self._unread = 0
         self._fed: deque[_Fed] = deque()
         self._start = 0  # place of the first message that nobody has taken
         self._answers: dict[int, Answer] = {}
@@ -86,6 +94,11 @@ class Submission:
     def finished(self) -> bool:
         """Whether everything was fed, answered and collected."""
         return self.closed and self._next == self._total
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the consumer must take replies first."""
+        return self._unread > self._max_unread
 
     @property
     def oldest(self) -> float:
@@ -152,10 +165,20 @@ class Submission:
             )
         return batch
 
+    def give_back(self, taken: Taken) -> None:
+        """Undo the end of what was just taken; it is the first to be taken again."""
+        if not taken.messages:
+            return
+        self._fed.appendleft(_Fed(taken.messages, taken.size, 0.0))
+        self._start = taken.start
+        self.waiting += len(taken.messages)
+        self.waiting_bytes += taken.size
+
     def deliver(self, answer: Answer) -> None:
         """Take an answer from a worker, in whatever order."""
         self._answers[answer.start] = answer
         self.held_bytes += answer.reply_size
+        self._unread += answer.reply_size
         if answer.start == self._next:
             self._on_answer()
 
@@ -167,7 +190,14 @@ class Submission:
             self._next += len(answer.messages)
             self.held -= len(answer.messages)
             self.held_bytes -= answer.size + answer.reply_size
+            self._unread -= answer.reply_size
         return collected
+
+    def forget(self) -> None:
+        """Drop all that waits: a batch that is open is not filled with it."""
+        self._fed.clear()
+        self.waiting = self.waiting_bytes = 0
+        self.closed = True
 
     def fail(self, error: Exception) -> None:
         """Answer with ``error`` all that waits, and all that is still to come."""
@@ -200,11 +230,12 @@ class Work:
     def drop(self, submission: Submission) -> None:
         """Forget a submission: its caller is gone, or it is finished."""
         self._submissions.remove(submission)
+        submission.forget()
 
     def waiting(self) -> list[Submission]:
         """Return the submissions with waiting messages; the callers take turns."""
         self._submissions.rotate(-1)
-        return [s for s in self._submissions if s.waiting]
+        return [s for s in self._submissions if s.waiting and not s.stalled]
 
     def fail(self, error: Exception) -> None:
         """Answer everything with ``error``: there is no worker left."""

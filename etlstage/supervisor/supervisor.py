@@ -14,13 +14,14 @@ from collections.abc import (
     AsyncIterator,
     Iterable,
 )
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from itertools import islice, repeat
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import anyio
+import anyio.lowlevel
 import structlog
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -28,7 +29,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from etlstage.errors import LocalProtocolError, WorkerLost
 from etlstage.messages import Result, Run
 from etlstage.supervisor.connection import Connection
-from etlstage.supervisor.events import SupervisorEvent, WorkerExited, WorkerFailed
+from etlstage.supervisor.events import SupervisorEvent, WorkerFailed
 from etlstage.supervisor.extraction import Extraction
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import Answer, Submission, Work
@@ -39,6 +40,7 @@ _RUN = 1024  # messages taken at once from an iterable
 
 _log = structlog.get_logger("etlstage")
 _to_result = partial(tuple.__new__, Result)
+_T = TypeVar("_T")
 
 
 class AsyncSupervisor:
@@ -78,6 +80,7 @@ class AsyncSupervisor:
         self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
         self._tasks: TaskGroup | None = None
         self._extraction: Extraction | None = None
+        self._ended = False
 
     def __repr__(self) -> str:
         alive = sum(c.usable for c in self._connections)
@@ -106,10 +109,16 @@ class AsyncSupervisor:
         await self._finish()
 
     async def aclose(self) -> None:
-        """Stop the workers; what they still hold is answered with an error."""
+        """
+        Stop the workers and wait until they are gone.
+
+        What they still hold is answered with an error.
+        """
         with anyio.CancelScope(shield=True):
             for connection in self._connections:
                 connection.stop()
+            for connection in self._connections:
+                await connection.finished.wait()
             if self._extraction is not None:
                 await self._extraction.aclose()
 
@@ -149,7 +158,11 @@ class AsyncSupervisor:
             tasks.start_soon(feeding.run)
             try:
                 while True:
-                    for answer in submission.collect():
+                    stalled = submission.stalled
+                    answers = submission.collect()
+                    if stalled:
+                        self._kick()
+                    for answer in answers:
                         feeding.room.set()
                         yield answer
                     if submission.finished:
@@ -159,6 +172,9 @@ class AsyncSupervisor:
                     raise feeding.error
             finally:
                 feeding.scope.cancel()
+                # Who closes the stream may close its input next: leave it alone.
+                with anyio.CancelScope(shield=True):
+                    await feeding.ended.wait()
 
     async def extract(
         self, *, start: object = None, end: object = None
@@ -212,7 +228,10 @@ class AsyncSupervisor:
         It ends with the supervisor. Close it when you stop reading.
         """
         send, receive = anyio.create_memory_object_stream[SupervisorEvent](math.inf)
-        self._listeners.append(send)
+        if self._ended:
+            send.close()
+        else:
+            self._listeners.append(send)
         return receive
 
     # --- inside -------------------------------------------------------------
@@ -231,21 +250,28 @@ class AsyncSupervisor:
     async def _serve(self, connection: Connection) -> None:
         await connection.run()
         if not any(c.usable for c in self._connections):
-            error = connection.error or WorkerLost(
-                f"stage {self.stage.name}: the supervisor is closed",
-                stage=self.stage.name,
-            )
-            self._work.fail(error)
+            self._work.fail(connection.error or self._closed())
 
     async def _finish(self) -> None:
         assert self._tasks is not None
-        await self.aclose()
-        await self._tasks.__aexit__(None, None, None)
-        for listener in self._listeners:
-            listener.close()
+        try:
+            await self.aclose()
+        finally:
+            # A stream that was left open would read its input for ever.
+            self._tasks.cancel_scope.cancel()
+            try:
+                await self._tasks.__aexit__(None, None, None)
+            finally:
+                self._ended = True
+                for listener in self._listeners:
+                    listener.close()
+
+    def _closed(self) -> WorkerLost:
+        name = self.stage.name
+        return WorkerLost(f"stage {name}: the supervisor is closed", stage=name)
 
     def _running(self) -> TaskGroup:
-        if self._tasks is None:
+        if self._tasks is None or self._ended:
             raise LocalProtocolError(
                 f"{self!r} is not running; use it as `async with AsyncSupervisor(...)`"
             )
@@ -259,7 +285,7 @@ class AsyncSupervisor:
             )
         self._running()
         changed = _Signal()
-        submission = Submission(changed.set)
+        submission = Submission(changed.set, max_unread=self._max_bytes)
         self._work.open(submission)
         try:
             yield submission, changed
@@ -283,15 +309,18 @@ class AsyncSupervisor:
         )
 
     def _tell(self, event: SupervisorEvent) -> None:
+        # Where the host logs to may be gone; workers are stopped all the same.
         if isinstance(event, WorkerFailed):
-            _log.warning("worker failed", stage=self.stage.name, error=str(event.error))
-        elif isinstance(event, WorkerExited):
-            _log.debug("worker exited", stage=self.stage.name, **event._asdict())
+            with suppress(OSError, ValueError):
+                _log.warning(
+                    "worker failed", stage=self.stage.name, error=str(event.error)
+                )
         for listener in self._listeners:
             # Broken when the reader has closed its end.
             try:
                 listener.send_nowait(event)
             except anyio.BrokenResourceError:
+                listener.close()
                 self._listeners = [x for x in self._listeners if x is not listener]
 
 
@@ -322,25 +351,37 @@ class _Feeding:
     ) -> None:
         self.room = _Signal()
         self.scope = anyio.CancelScope()
-        self.error: Exception | None = None
+        self.ended = anyio.Event()
+        self.error: Exception | None = supervisor._closed()
         self._supervisor = supervisor
         self._submission = submission
         self._runs = runs
 
     async def run(self) -> None:
-        """Feed until the input ends, or the scope is cancelled."""
-        with self.scope:
-            try:
-                if isinstance(self._runs, AsyncIterable):
-                    async for run in self._runs:
-                        await self._feed(run)
-                else:
-                    for run in self._runs:
-                        await self._feed(run)
-            except Exception as error:
-                self.error = error
+        """Feed until the input ends, or the stream or the supervisor is closed."""
+        try:
+            with self.scope:
+                await self._read()
+        finally:
             self._submission.close()
-            self._supervisor._kick()
+            self.ended.set()
+
+    async def _read(self) -> None:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        try:
+            if isinstance(self._runs, AsyncIterable):
+                async with _iterating(self._runs) as runs:
+                    async for run in runs:
+                        await self._feed(run)
+            else:
+                for run in self._runs:
+                    await self._feed(run)
+        except Exception as error:
+            self.error = error
+        else:
+            self.error = None
+        self._submission.close()
+        self._supervisor._kick()
 
     async def _feed(self, run: Run) -> None:
         while not self._supervisor._has_room(self._submission):
@@ -358,10 +399,30 @@ async def _in_runs(
     messages: Iterable[bytes] | AsyncIterable[bytes],
 ) -> AsyncIterator[Run]:
     if isinstance(messages, AsyncIterable):
-        async for message in messages:
-            yield [message]
-    else:
-        rest = iter(messages)
-        while run := list(islice(rest, _RUN)):
-            yield run
-            await anyio.lowlevel.checkpoint()
+        async with _iterating(messages) as rest:
+            async for message in rest:
+                yield [message]
+        return
+    taken = iter(messages)
+    while True:
+        run: Run = []
+        try:
+            run.extend(islice(taken, _RUN))
+        except Exception:
+            yield run  # what came before the error
+            raise
+        if not run:
+            return
+        yield run
+        await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def _iterating(items: AsyncIterable[_T]) -> AsyncIterator[AsyncIterator[_T]]:
+    """Close a generator that is not read to its end: nobody else does."""
+    iterator = aiter(items)
+    try:
+        yield iterator
+    finally:
+        if isinstance(iterator, AsyncGenerator):
+            await iterator.aclose()

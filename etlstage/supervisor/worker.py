@@ -55,6 +55,7 @@ class Worker:
         self._stderr = StderrLog(self.process, stage=stage.name, worker=name)
         self._silent = anyio.Event()
         self._patient = True
+        self._signalled = False
 
     def __repr__(self) -> str:
         return f"<Worker {self.name!r} {self.process!r}>"
@@ -100,6 +101,7 @@ class Worker:
                         await drained.wait()
                 group.cancel_scope.cancel()
         self._stderr.drain()
+        self.process.stop_waiting()
         self.finished.set()
         return status
 
@@ -108,10 +110,21 @@ class Worker:
         what = f" while it held {held} message{'s' * (held != 1)}" if held else ""
         return WorkerLost(self._describe(f"{fate}{what}"), stage=self._stage.name)
 
-    def died(self, held: int = 0) -> WorkerLost:
-        """Return the error for a worker that is gone without being told to."""
+    def died(self, held: int = 0, closed: str = "") -> WorkerLost:
+        """
+        Return the error for a worker that is gone without being told to.
+
+        Args:
+            held: Messages that it had.
+            closed: The pipe that it closed before; if it went no further by itself,
+                this is what it died of.
+
+        """
         assert self.status is not None
-        return self.lost(describe_status(self.status), held)
+        fate = describe_status(self.status)
+        if closed and self._signalled:
+            fate = f"closed its {closed}, but did not exit, and was stopped"
+        return self.lost(fate, held)
 
     def blamed(self, error: EtlstageError) -> RemoteProtocolError:
         """Return ``error``, a breach of the protocol, with who committed it."""
@@ -126,6 +139,7 @@ class Worker:
         self.process.close_stdin()
         for signal in (None, SIGTERM, SIGKILL) if self._patient else (SIGTERM, SIGKILL):
             if signal is not None:
+                self._signalled = True
                 self.process.signal_group(signal)
             with anyio.move_on_after(self._stage.timeout.stop):
                 await self.exited.wait()

@@ -97,9 +97,10 @@ class Process:
             return 0
 
     async def stdout_readable(self) -> None:
-        """Wait until reading stdout would not block."""
+        """Wait until reading stdout would not block, or :meth:`stop_waiting`."""
         assert self._popen.stdout is not None
-        await anyio.wait_readable(self._popen.stdout.fileno())
+        with suppress(anyio.ClosedResourceError):
+            await anyio.wait_readable(self._popen.stdout.fileno())
 
     async def stderr_readable(self) -> None:
         """Wait until reading stderr would not block."""
@@ -112,6 +113,11 @@ class Process:
         if stdin is not None and not stdin.closed:
             with suppress(anyio.ClosedResourceError):
                 await anyio.wait_writable(stdin.fileno())
+
+    def stop_waiting(self) -> None:
+        """Wake who waits for stdout: the process is gone, and the pipe may stay open."""
+        assert self._popen.stdout is not None
+        anyio.notify_closing(self._popen.stdout.fileno())
 
     def close_stdin(self) -> None:
         """Close the worker's stdin; safe to call twice."""
@@ -164,6 +170,8 @@ def _read(pipe: object, size: int) -> bytes | None:
         return os.read(pipe.fileno(), size)  # type: ignore[attr-defined]
     except BlockingIOError:
         return None
+    except ValueError:
+        return b""  # we have closed it
 
 
 def _enlarge(fd: int) -> None:

@@ -45,10 +45,13 @@ anyio.run(main)
 @pytest.mark.spark
 def test_screen_stays_quiet(program: Program, tmp_path: Path) -> None:
     """Not a line of Spark's own, its workers' or its errors' reaches the screen."""
-    done = program(ONE_LINE)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = program(ONE_LINE, TMPDIR=str(temporary))
     first, log, *rest = done.stdout.splitlines()
     assert (first, rest, done.stderr) == ("3 mine", [], "")
-    assert not Path(log).exists()
+    assert Path(log).parent == temporary
+    assert list(temporary.iterdir()) == []
     assert list((tmp_path / "cwd").iterdir()) == []
 
 
@@ -71,7 +74,7 @@ def test_java_of_the_wheel_runs_spark(program: Program, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_spark_that_does_not_start_is_told(program: Program) -> None:
+def test_spark_that_does_not_start_is_told(program: Program, tmp_path: Path) -> None:
     """The error is one line with a cause and the log, which stays."""
     done = program(
         """
@@ -83,14 +86,14 @@ def test_spark_that_does_not_start_is_told(program: Program) -> None:
         except SparkUnavailable as error:
             print(error)
             print(session.log_path)
-        """
+        """,
+        TMPDIR=str(tmp_path),
     )
     line, log = done.stdout.splitlines()
     assert line.startswith("can't start a Spark session on local[nonsense]: ")
     assert "local[nonsense]" in line.partition(": ")[2]
     assert done.stderr == ""
-    assert Path(log).exists()
-    Path(log).unlink()
+    assert list(tmp_path.glob("etlstage-*")) == [Path(log)]
 
 
 def test_unusable_java_home_is_told_before_spark_starts(

@@ -233,6 +233,11 @@ async def test_null_message_names_the_partition(spark: SparkSession) -> None:
     )
 
 
+def test_frame_may_be_cancelled_anywhere(spark: SparkSession) -> None:
+    """No point of a DataFrame is better than another to go on from."""
+    assert not DataFrameSource(spark.range(1)).drain()
+
+
 async def test_spool_is_removed(spark: SparkSession, tmp_path: Path) -> None:
     """While it is read the spool is private; after that it is gone."""
     source = DataFrameSource(spark.range(10), spool_dir=tmp_path)

@@ -162,7 +162,7 @@ def _unescape_one(text: str, at: int) -> tuple[bytes, int]:
     width = {"x": 2, "u": 4}[kind] if kind in "xu" else 0
     digits = text[at + 1 : at + 1 + width]
     # int() alone would read "+f" and " f" too.
-    if len(digits) != width or not width or not _HEXADECIMAL.issuperset(digits):
+    if len(digits) != width or not _HEXADECIMAL.issuperset(digits):
         raise ValueError(digits)
     code = int(digits, 16)
     value = bytes([code]) if kind == "x" else chr(code).encode()

@@ -233,6 +233,7 @@ def test_escapes_are_read(text: str, value: bytes) -> None:
         ("\\", "\\"),
         ("ab\\", "\\"),
         (r"\q", r"\q"),
+        (r"\qf", r"\qf"),
         (r"\8", r"\8"),
         (r"x\400y", r"\400"),
         (r"\x", r"\x"),

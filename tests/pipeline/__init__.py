@@ -1,0 +1,1 @@
+"""Pipelines, with ends in memory and with workers."""

@@ -1,0 +1,160 @@
+"""A source and a sink in memory, which do as they are told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import anyio
+
+from etlstage.errors import SinkFailed, SourceFailed
+from etlstage.messages import Position, Run
+
+__all__ = ("MemorySink", "MemorySource", "Wait", "refuse_at", "unreadable")
+
+
+class Wait:
+    """A place in a script where it waits for the test, and the test for it."""
+
+    def __init__(self) -> None:
+        self.reached = anyio.Event()
+        self.released = anyio.Event()
+
+    async def here(self) -> None:
+        """Say that this place was reached, and wait until the test goes on."""
+        self.reached.set()
+        await self.released.wait()
+
+
+Script: TypeAlias = Iterable[Run | Position | Wait | Exception]
+
+
+class MemorySource:
+    """
+    Plays a script: runs, positions, places to wait, and an error to end with.
+
+    Args:
+        script: What to do.
+        alike: What :meth:`drain` says: whether it may be cancelled right away.
+
+    """
+
+    def __init__(self, script: Script, *, alike: bool = True) -> None:
+        self.name = "source"
+        self.acknowledged: list[object] = []
+        self.closed = 0
+        self.drained = False
+        self.yielded = 0
+        self._script = script
+        self._alike = alike
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Play the script."""
+        for step in self._script:
+            match step:
+                case Wait():
+                    await step.here()
+                case Exception():
+                    raise step
+                case _:
+                    yield step
+                    self.yielded += 1
+                    if self.drained and isinstance(step, Position):
+                        return
+
+    def drain(self) -> bool:
+        """End at the next position."""
+        self.drained = True
+        return not self._alike
+
+    async def acknowledge(self, position: Position) -> None:
+        """Note the position."""
+        self.acknowledged.append(position.value)
+
+    async def aclose(self) -> None:
+        """Note that it was closed."""
+        self.closed += 1
+
+
+class MemorySink:
+    """
+    Keeps what is written, and counts it as its test wants.
+
+    Args:
+        durable: Whether what is written is durable at once, and not when flushed.
+        before: Called with the number of messages so far, before each run is taken;
+            may raise.
+        gate: Where each write waits.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        durable: bool = True,
+        before: Callable[[int], None] | None = None,
+        gate: Wait | None = None,
+    ) -> None:
+        self.name = "sink"
+        self.received = self.loaded = self.failed = 0
+        self.messages: Run = []
+        self.flushed = self.finished = 0
+        self.open: bool | None = None
+        self._durable = durable
+        self._before = before
+        self._gate = gate
+
+    async def __aenter__(self) -> Self:
+        """Open."""
+        self.open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.open = False
+
+    async def write(self, run: Run) -> None:
+        """Take a run."""
+        self.received += len(run)
+        if self._gate is not None:
+            await self._gate.here()
+        if self._before is not None:
+            self._before(len(self.messages))
+        self.messages += run
+        if self._durable:
+            self.loaded += len(run)
+
+    async def flush(self) -> None:
+        """Make all durable."""
+        self.flushed += 1
+        self.loaded = len(self.messages)
+
+    async def finish(self) -> None:
+        """Flush and mark as whole."""
+        await self.flush()
+        self.finished += 1
+
+    def landed(self) -> str:
+        """Say how many messages there are."""
+        return f"{self.loaded} landed"
+
+
+def refuse_at(count: int) -> Callable[[int], None]:
+    """Let a sink fail when it holds ``count`` messages or more."""
+
+    def before(held: int) -> None:
+        if held >= count:
+            raise SinkFailed(f"stage sink: full at {held}", stage="sink")
+
+    return before
+
+
+def unreadable() -> SourceFailed:
+    """Return an error of a source."""
+    return SourceFailed("stage source: unreadable", stage="source")

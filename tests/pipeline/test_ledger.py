@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.errors import LedgerImbalance
+from etlstage.messages import StageKind
+from etlstage.pipeline.ledger import Account, Ledger
+
+
+def ledger() -> Ledger:
+    """Return the balanced ledger of a run: ten messages, one too many words."""
+    made = Ledger(
+        [
+            ("read", StageKind.EXTRACT),
+            ("split", StageKind.TRANSFORM),
+            ("write", StageKind.LOAD),
+        ]
+    )
+    made[0].produced = 10
+    made[1].received = made[1].done = 10
+    made[1].produced = 11
+    made[2].received = made[2].done = 11
+    return made
+
+
+def imbalance(wrong: Ledger, *, whole: bool = True) -> str:
+    """Return why a ledger does not balance."""
+    with pytest.raises(LedgerImbalance) as caught:
+        wrong.check(whole=whole)
+    return str(caught.value)
+
+
+def test_balanced_ledger_passes() -> None:
+    """Each stage gave each message an outcome, and nothing is left in between."""
+    ledger().check()
+
+    assert ledger().undelivered == 0
+
+
+def test_accounts_are_in_the_order_of_the_stages() -> None:
+    """By index, by iteration, and counted."""
+    made = ledger()
+
+    assert [a.stage for a in made] == ["read", "split", "write"]
+    assert made[1].stage == "split"
+    assert len(made) == 3
+
+
+def test_message_without_an_outcome_is_an_imbalance() -> None:
+    """The text has the stage and its numbers."""
+    wrong = ledger()
+    wrong[1].done -= 3
+    wrong[1].failed = 1
+
+    assert imbalance(wrong) == (
+        "stage split: 10 received, but 7 done + 1 failed + 0 lost"
+    )
+
+
+def test_message_with_two_outcomes_is_an_imbalance() -> None:
+    """More outcomes than messages."""
+    wrong = ledger()
+    wrong[2].lost = 1
+
+    assert (
+        imbalance(wrong) == "stage write: 11 received, but 11 done + 0 failed + 1 lost"
+    )
+
+
+def test_message_that_did_not_arrive_is_an_imbalance() -> None:
+    """When the run ended by itself; else it was under way."""
+    wrong = ledger()
+    wrong[2].received = wrong[2].done = 9
+
+    assert imbalance(wrong) == "11 left stage split, but 9 reached write"
+    assert wrong.undelivered == 2
+    wrong.check(whole=False)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_message_out_of_nowhere_is_an_imbalance(*, whole: bool) -> None:
+    """However the run ended."""
+    wrong = ledger()
+    wrong[1].received = wrong[1].done = 12
+
+    assert imbalance(wrong, whole=whole) == "10 left stage read, but 12 reached split"
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    """Accounts first, then what is between them."""
+    wrong = ledger()
+    wrong[1].received = 12
+    wrong[2].done = 0
+
+    assert imbalance(wrong).split("; ") == [
+        "stage split: 12 received, but 10 done + 0 failed + 0 lost",
+        "stage write: 11 received, but 0 done + 0 failed + 0 lost",
+        "10 left stage read, but 12 reached split",
+    ]
+
+
+def test_settled_messages_are_lost() -> None:
+    """Their workers are gone."""
+    made = ledger()
+    made[1].done -= 4
+    made[1].failed = 1
+    made.settle()
+
+    assert made[1] == Account(
+        "split", StageKind.TRANSFORM, received=10, done=6, failed=1, lost=3, produced=11
+    )
+    assert made[1].pending == 0
+    made.check()
+
+
+counts = st.integers(0, 5)
+
+
+@given(st.lists(st.tuples(counts, counts, counts, counts, counts), min_size=2))
+def test_check_agrees_with_counting(rows: list[tuple[int, ...]]) -> None:
+    """Every imbalance is found, and nothing else."""
+    made = Ledger((f"s{n}", StageKind.TRANSFORM) for n in range(len(rows)))
+    for account, row in zip(made, rows, strict=True):
+        account.received, account.done, account.failed, account.lost = row[:4]
+        account.produced = row[4]
+    sound = all(r[0] == r[1] + r[2] + r[3] for r in rows) and all(
+        a[4] == b[0] for a, b in pairwise(rows)
+    )
+    if sound:
+        made.check()
+    else:
+        assert re.search(r"received, but|left stage", imbalance(made))

@@ -1,0 +1,607 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from etlstage.errors import (
+    ConfigError,
+    LedgerImbalance,
+    MessageRefused,
+    SinkFailed,
+    SourceFailed,
+    WorkerLost,
+    WorkerStartFailed,
+)
+from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline import OffsetPolicy, Pipeline, Report, WorkerSink, WorkerSource
+from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.pipeline.state import PositionFile
+from etlstage.supervisor import Stage
+from tests.pipeline.ends import (
+    MemorySink,
+    MemorySource,
+    Wait,
+    refuse_at,
+    unreadable,
+)
+from tests.supervisor.workers import QUICK, cyclic, load, plain, stage
+
+
+def pipeline(
+    source: Source, *stages: Stage, sink: Sink, flush_every: float = 60.0
+) -> Pipeline:
+    """Return a pipeline, called ``p``."""
+    return Pipeline(
+        name="p", source=source, stages=stages, sink=sink, flush_every=flush_every
+    )
+
+
+async def run(made: Pipeline) -> Report:
+    """Run a pipeline that must not hang."""
+    with anyio.fail_after(15):
+        return await made.run()
+
+
+async def run_until(
+    made: Pipeline, reached: anyio.Event, then: Callable[[], Awaitable[None]]
+) -> Report:
+    """Run a pipeline, and do something at a place in a script."""
+    reports = []
+
+    async def start() -> None:
+        reports.append(await run(made))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(start)
+        with anyio.fail_after(10):
+            await reached.wait()
+        await then()
+    return reports[0]
+
+
+def numbers(start: int, end: int) -> Run:
+    """Return messages that can be told apart."""
+    return [b"%d" % n for n in range(start, end)]
+
+
+def counts(report: Report) -> list[tuple[int, int, int, int, int]]:
+    """Return, by stage: received, done, failed, lost, produced."""
+    return [(a.received, a.done, a.failed, a.lost, a.produced) for a in report.ledger]
+
+
+words = stage("words", name="words")
+echo = stage("echo", name="echo")
+
+
+# --- runs that succeed ---------------------------------------------------------------
+
+
+async def test_messages_pass_from_end_to_end() -> None:
+    """In order, through two stages, zero, one and many; all of it is counted."""
+    source = MemorySource([[b"a b", b""], [b"c", b"d e f"]])
+    sink = MemorySink()
+    report = await run(pipeline(source, words, echo, sink=sink))
+
+    assert report.status == "done"
+    assert report.error is None
+    assert sink.messages == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    assert counts(report) == [
+        (0, 0, 0, 0, 4),
+        (4, 4, 0, 0, 6),
+        (6, 6, 0, 0, 6),
+        (6, 6, 0, 0, 0),
+    ]
+    assert report.undelivered == 0
+    assert (sink.finished, sink.open, source.closed) == (1, False, 1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 30_000])
+async def test_any_number_of_messages(count: int) -> None:
+    """None is as good as many."""
+    script = [numbers(at, min(at + 1000, count)) for at in range(0, count, 1000)]
+    sink = MemorySink()
+    made = pipeline(MemorySource(script), stage("fast", workers=2), sink=sink)
+    report = await run(made)
+
+    assert report.status == "done"
+    assert sink.messages == numbers(0, count)
+    assert counts(report)[1] == (count, count, 0, 0, count)
+    assert sink.finished == 1
+
+
+async def test_stages_are_not_needed() -> None:
+    """A source and a sink make a pipeline."""
+    sink = MemorySink()
+    report = await run(pipeline(MemorySource([[b"a"]]), sink=sink))
+
+    assert report.status == "done"
+    assert counts(report) == [(0, 0, 0, 0, 1), (1, 1, 0, 0, 0)]
+
+
+async def test_stage_that_swallows_everything() -> None:
+    """Nothing arrives, and that is right."""
+    sink = MemorySink()
+    report = await run(
+        pipeline(MemorySource([numbers(0, 9)]), stage("swallow"), sink=sink)
+    )
+
+    assert report.status == "done"
+    assert counts(report)[1:] == [(9, 9, 0, 0, 0), (0, 0, 0, 0, 0)]
+
+
+async def test_workers_at_both_ends(tmp_path: Path) -> None:
+    """E, T and L are all workers."""
+    target = tmp_path / "target"
+    source = WorkerSource(plain("extract", "one two", "", "three"))
+    sink = WorkerSink(load("append", target))
+    report = await run(pipeline(source, words, sink=sink))
+
+    assert report.status == "done"
+    assert target.read_bytes() == b"one\ntwo\nthree\n"
+    assert report.landed == "3 messages confirmed by stage l; whole"
+
+
+async def test_report_as_json() -> None:
+    """What ``--report`` writes."""
+    report = await run(pipeline(MemorySource([[b"a b"]]), words, sink=MemorySink()))
+    plainly = json.loads(json.dumps(report.to_dict()))
+    for part in [plainly, *plainly["stages"]]:
+        assert part.pop("seconds") >= 0
+
+    assert plainly == {
+        "pipeline": "p",
+        "status": "done",
+        "error": None,
+        "stages": [
+            {
+                "stage": "source",
+                "kind": "extract",
+                "in": 0,
+                "done": 0,
+                "failed": 0,
+                "lost": 0,
+                "out": 1,
+            },
+            {
+                "stage": "words",
+                "kind": "transform",
+                "in": 1,
+                "done": 1,
+                "failed": 0,
+                "lost": 0,
+                "out": 2,
+            },
+            {
+                "stage": "sink",
+                "kind": "load",
+                "in": 2,
+                "done": 2,
+                "failed": 0,
+                "lost": 0,
+                "out": 0,
+            },
+        ],
+        "undelivered": 0,
+        "landed": "2 landed",
+    }
+
+
+async def test_full_edges_stop_the_source() -> None:
+    """A sink that takes nothing: only what edges and a stage hold is read."""
+    gate = Wait()
+    source = MemorySource([[b"x" * 1_000_000] for _ in range(500)])
+    sink = MemorySink(gate=gate)
+    made = pipeline(source, stage("fast"), sink=sink)
+
+    async def look() -> None:
+        before = -1
+        while source.yielded > before:
+            before = source.yielded
+            for _ in range(100):
+                await anyio.wait_all_tasks_blocked()
+        assert 30 < source.yielded < 200
+        gate.released.set()
+
+    report = await run_until(made, gate.reached, look)
+
+    assert report.status == "done"
+    assert len(sink.messages) == 500
+
+
+# --- positions -----------------------------------------------------------------------
+
+
+async def test_positions_are_acknowledged_when_what_they_cover_is_durable() -> None:
+    """Not when it is written, and not those behind which something is missing."""
+    second = Wait()
+    source = MemorySource(
+        [[b"1", b"2"], Position("a"), [b"3"], Position("b"), second, [b"4"]]
+    )
+    sink = MemorySink(durable=False)
+    made = pipeline(source, echo, sink=sink)
+
+    async def flush() -> None:
+        while len(sink.messages) < 3:
+            await anyio.wait_all_tasks_blocked()
+        assert source.acknowledged == []
+        sink.loaded = 2
+        second.released.set()
+
+    report = await run_until(made, second.reached, flush)
+
+    assert report.status == "done"
+    assert source.acknowledged == ["a", "b"]
+
+
+async def test_position_waits_for_slow_workers() -> None:
+    """It stays behind the answers to all messages before it; the last one counts."""
+    script: list[Run | Position] = []
+    for n in range(50):
+        script += [[b"%d" % n], Position(n)]
+    source, sink = MemorySource(script), MemorySink()
+    slow = stage("uneven", 3, workers=3)
+    report = await run(pipeline(source, slow, sink=sink))
+
+    assert report.status == "done"
+    assert source.acknowledged == sorted(source.acknowledged)  # type: ignore[type-var]
+    assert source.acknowledged[-1] == 49
+
+
+async def test_positions_do_not_overtake_each_other_at_a_full_edge() -> None:
+    """However long they must wait for room."""
+    script: list[Run | Position] = []
+    for n in range(60):
+        script += [[b"x" * 1_000_000], Position(n), Position(n + 0.5)]
+    source = MemorySource(script)
+    made = pipeline(source, stage("fast", window=2), sink=MemorySink(gate=Wait()))
+    gate = made._sink._gate  # type: ignore[attr-defined]
+
+    async def release() -> None:
+        for _ in range(300):
+            await anyio.wait_all_tasks_blocked()
+        gate.released.set()
+
+    report = await run_until(made, gate.reached, release)
+
+    assert report.status == "done"
+    assert source.acknowledged == sorted(source.acknowledged)  # type: ignore[type-var]
+    assert source.acknowledged[-1] == 59.5
+
+
+async def test_position_in_front_of_everything_is_acknowledged() -> None:
+    """It covers nothing, so what it covers is durable."""
+    source = MemorySource([Position(0), [b"a"]])
+    report = await run(pipeline(source, echo, sink=MemorySink()))
+
+    assert report.status == "done"
+    assert source.acknowledged == [0]
+
+
+async def test_positions_of_a_failed_run_stay_behind() -> None:
+    """Another run reads from there again."""
+    source = MemorySource([[b"a"], Position(1), [b"b"], Position(2)])
+    sink = MemorySink(before=refuse_at(1))
+    report = await run(pipeline(source, sink=sink))
+
+    assert report.status == "failed"
+    assert source.acknowledged == [1]
+
+
+async def test_endless_extraction_is_flushed_now_and_then() -> None:
+    """The sink would wait for more, the positions would wait for the sink."""
+    wait = Wait()
+    source = MemorySource([[b"a"], Position(1), wait])
+    sink = MemorySink(durable=False)
+    made = pipeline(source, sink=sink, flush_every=0.05)
+
+    async def look() -> None:
+        while not source.acknowledged:
+            await anyio.wait_all_tasks_blocked()
+            await anyio.lowlevel.checkpoint()
+        assert not sink.finished
+        wait.released.set()
+
+    report = await run_until(made, wait.reached, look)
+
+    assert report.status == "done"
+    assert source.acknowledged == [1]
+
+
+async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -> None:
+    """The sink fails in the middle; nothing is missing after the second run."""
+    offsets = OffsetPolicy(by="supervisor", step=3, end=12)
+    loaded: Run = []
+    statuses = []
+    for limit in 5, 100:
+        sink = MemorySink(before=refuse_at(limit))
+        source = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
+        statuses.append((await run(pipeline(source, echo, sink=sink))).status)
+        stored = PositionFile(tmp_path, "e").load()
+        assert isinstance(stored, int)
+        loaded += sink.messages
+        assert set(numbers(0, stored)) <= set(loaded)
+
+    assert statuses == ["failed", "done"]
+    assert stored == 12
+    assert set(loaded) == set(numbers(0, 12))
+
+
+# --- runs that fail ------------------------------------------------------------------
+
+
+async def test_worker_that_dies_fails_the_run() -> None:
+    """What it held is lost, what was under way is counted, the others are stopped."""
+    source = MemorySource([numbers(0, 5), [b"end", b"behind"], numbers(0, 3)])
+    sink = MemorySink()
+    dying = stage("exits_at_word", "end", name="dies", window=1)
+    made = pipeline(source, echo, dying, stage("deaf_to_eof", timeout=QUICK), sink=sink)
+    report = await run(made)
+
+    assert report.status == "failed"
+    assert isinstance(report.error, WorkerLost)
+    assert "stage dies: worker dies-1" in str(report.error)
+    account = report.ledger[2]
+    assert (account.done, account.failed) == (5, 0)
+    assert account.lost == account.received - 5 > 0
+    assert all(a.pending == 0 for a in report.ledger)
+    assert not sink.finished
+    assert (sink.open, source.closed) == (False, 1)
+    report.ledger.check(whole=False)
+    assert str(report.error) == report.to_dict()["error"]
+
+
+async def test_message_with_a_marker_fails_the_run() -> None:
+    """It has failed, and is not lost."""
+    source = MemorySource([[b"good", b"b\0ad"]])
+    report = await run(pipeline(source, echo, sink=MemorySink()))
+
+    assert isinstance(report.error, MessageRefused)
+    assert report.ledger[1].failed == 1
+
+
+async def test_source_that_fails_fails_the_run() -> None:
+    """What it gave before may be in place; the output is not marked as whole."""
+    sink = MemorySink()
+    source = MemorySource([numbers(0, 3), unreadable()])
+    report = await run(pipeline(source, echo, sink=sink))
+
+    assert report.status == "failed"
+    assert isinstance(report.error, SourceFailed)
+    assert not sink.finished
+    assert source.closed == 1
+
+
+async def test_sink_that_fails_fails_the_run() -> None:
+    """What it refused is lost, in the books, and the source is stopped."""
+    gate = Wait()
+    source = MemorySource([numbers(0, 4), numbers(4, 8), gate])
+    sink = MemorySink(before=refuse_at(4))
+    report = await run(pipeline(source, sink=sink))
+
+    assert isinstance(report.error, SinkFailed)
+    assert counts(report) == [(0, 0, 0, 0, 8), (8, 4, 0, 4, 0)]
+    assert report.landed == "4 landed"
+    assert sink.open is False
+
+
+@pytest.mark.parametrize("where", ["source", "middle", "sink"])
+async def test_program_that_is_missing_fails_the_run(where: str) -> None:
+    """Whichever it is; nothing is loaded as a whole."""
+    missing = {"name": "gone", "command": ("no-such-program",)}
+    loading = Stage(kind=StageKind.LOAD, **missing)  # type: ignore[arg-type]
+    extract = plain("extract")
+    report = await run(
+        pipeline(
+            WorkerSource(
+                Stage(kind=extract.kind, mode=extract.mode, **missing)  # type: ignore[arg-type]
+            )
+            if where == "source"
+            else MemorySource([[b"a"]]),
+            *([Stage(**missing)] if where == "middle" else []),  # type: ignore[arg-type]
+            sink=WorkerSink(loading) if where == "sink" else MemorySink(),
+        )
+    )
+
+    assert report.status == "failed"
+    assert isinstance(report.error, WorkerStartFailed)
+    assert "no program 'no-such-program' on PATH" in str(report.error)
+
+
+async def test_first_error_wins() -> None:
+    """What fails because of it is not told."""
+    gate = Wait()
+    sink = MemorySink(before=refuse_at(0), gate=gate)
+    source = MemorySource([[b"a"], gate, unreadable()])
+    made = pipeline(source, sink=sink)
+
+    async def go() -> None:
+        gate.released.set()
+
+    report = await run_until(made, gate.reached, go)
+
+    assert isinstance(report.error, SinkFailed | SourceFailed)
+    assert report.status == "failed"
+
+
+async def test_undelivered_messages_are_counted() -> None:
+    """Those that were between two stages when the run ended."""
+    gate = Wait()
+    source = MemorySource([[b"x"], [b"y"], [b"z"], gate])
+    sink = MemorySink(gate=Wait())
+    made = pipeline(source, sink=sink)
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            await gate.reached.wait()
+            scope.cancel()
+    report = made.report("forced")
+
+    assert counts(report) == [(0, 0, 0, 0, 3), (1, 0, 0, 1, 0)]
+    assert report.undelivered == 2
+    assert report.to_dict()["undelivered"] == 2
+
+
+# --- a ledger that does not balance --------------------------------------------------
+
+
+class Miscounting(MemorySink):
+    """A sink that says it loaded more, or less, than it was given."""
+
+    def __init__(self, wrong: int) -> None:
+        super().__init__()
+        self._wrong = wrong
+
+    async def finish(self) -> None:
+        """Finish, and miscount."""
+        await super().finish()
+        self.loaded += self._wrong
+
+
+@pytest.mark.parametrize("wrong", [-1, 1])
+async def test_sink_that_miscounts_is_found_out(wrong: int) -> None:
+    """A run that can't prove where all messages are has not succeeded."""
+    made = pipeline(MemorySource([numbers(0, 5)]), echo, sink=Miscounting(wrong))
+
+    with pytest.raises(
+        LedgerImbalance,
+        match=rf"stage sink: 5 received, but {5 + wrong} done \+ 0 failed \+ 0 lost",
+    ):
+        await run(made)
+
+
+class Forgetful(MemorySink):
+    """A sink that does not count all that it takes."""
+
+    async def write(self, run: Run) -> None:
+        """Take a run, and count one message too few."""
+        await super().write(run[1:])
+
+
+async def test_sink_that_forgets_is_found_out() -> None:
+    """What left one stage must reach the next."""
+    made = pipeline(MemorySource([numbers(0, 5)]), sink=Forgetful())
+
+    with pytest.raises(
+        LedgerImbalance, match="5 left stage source, but 4 reached sink"
+    ):
+        await run(made)
+
+
+# --- drain and cancel ----------------------------------------------------------------
+
+
+async def test_drained_run_lands_what_was_extracted() -> None:
+    """Extraction is cancelled where all its points are alike."""
+    wait = Wait()
+    source = MemorySource([numbers(0, 5), wait, numbers(5, 10)])
+    sink = MemorySink(durable=False)
+    made = pipeline(source, echo, sink=sink)
+
+    async def drain() -> None:
+        made.drain()
+
+    report = await run_until(made, wait.reached, drain)
+
+    assert report.status == "drained"
+    assert sink.messages == numbers(0, 5)
+    assert (sink.loaded, sink.flushed, sink.finished) == (5, 1, 0)
+    assert source.closed == 1
+
+
+async def test_drained_run_ends_at_a_position() -> None:
+    """Where the source can go on from."""
+    wait = Wait()
+    source = MemorySource(
+        [[b"1"], Position(1), wait, [b"2"], Position(2), [b"3"]], alike=False
+    )
+    sink = MemorySink()
+    made = pipeline(source, echo, sink=sink)
+
+    async def drain() -> None:
+        made.drain()
+        wait.released.set()
+
+    report = await run_until(made, wait.reached, drain)
+
+    assert report.status == "drained"
+    assert sink.messages == [b"1", b"2"]
+    assert source.acknowledged == [1, 2]
+
+
+async def test_drained_extraction_by_a_worker(tmp_path: Path) -> None:
+    """A plain worker is stopped; what it wrote until then is loaded."""
+    gate = Wait()
+    sink = MemorySink(gate=gate)
+    source = WorkerSource(plain("extract_for_ever", timeout=QUICK))
+    made = pipeline(source, sink=sink)
+
+    async def drain() -> None:
+        made.drain()
+        gate.released.set()
+
+    report = await run_until(made, gate.reached, drain)
+
+    assert report.status == "drained"
+    assert len(sink.messages) == report.ledger[0].produced > 0
+
+
+async def test_drained_before_it_began() -> None:
+    """A signal may come that early: nothing more is extracted than must be."""
+    sink = MemorySink()
+    made = pipeline(
+        MemorySource([[b"1"], Wait()], alike=True),
+        sink=sink,
+    )
+    made.drain()
+    report = await run(made)
+
+    assert report.status == "drained"
+    assert not sink.finished
+
+
+async def test_cancelled_run_stops_its_workers() -> None:
+    """The report of a forced end still balances: what has no outcome is lost."""
+    wait = Wait()
+    source = MemorySource([numbers(0, 5), wait])
+    sink = MemorySink(gate=Wait())
+    made = pipeline(source, stage("deaf_to_sigterm", timeout=QUICK), sink=sink)
+    with anyio.fail_after(10), anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            await wait.reached.wait()
+            scope.cancel()
+    report = made.report("forced")
+
+    assert report.status == "forced"
+    assert report.error is None
+    assert all(account.pending == 0 for account in report.ledger)
+    assert report.ledger[2].done == 0
+    assert (sink.open, source.closed) == (False, 1)
+
+
+# --- pipelines that can't be ---------------------------------------------------------
+
+
+def test_two_stages_with_one_name() -> None:
+    """Reports and state files go by name."""
+    with pytest.raises(
+        ConfigError, match="two stages are called source; names must differ"
+    ):
+        pipeline(MemorySource([]), stage("echo", name="source"), sink=MemorySink())
+
+
+def test_stage_in_the_middle_that_does_not_transform() -> None:
+    """The text says what it is."""
+    with pytest.raises(
+        ConfigError,
+        match="stage l is of kind load: between the source and the sink only transform",
+    ):
+        pipeline(
+            MemorySource([]),
+            load("append"),
+            sink=MemorySink(),
+        )

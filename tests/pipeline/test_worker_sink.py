@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage.errors import MessageRefused, WorkerLost, WorkerStartFailed
+from etlstage.messages import StageKind
+from etlstage.pipeline import WorkerSink
+from etlstage.supervisor import Stage
+from tests.supervisor.workers import load
+
+
+async def test_answered_messages_are_loaded(tmp_path: Path) -> None:
+    """When ``write`` returns they are there, and counted."""
+    target = tmp_path / "target"
+    sink = WorkerSink(load("append", target))
+    assert sink.landed() == "0 messages confirmed by stage l; not whole"
+    async with sink:
+        await sink.write([b"one", b"two"])
+        assert target.read_bytes() == b"one\ntwo\n"
+        await sink.write([b"three"])
+        await sink.flush()
+        assert sink.landed() == "3 messages confirmed by stage l; not whole"
+        await sink.finish()
+
+    assert (sink.name, sink.received, sink.loaded, sink.failed) == ("l", 3, 3, 0)
+    assert sink.landed() == "3 messages confirmed by stage l; whole"
+
+
+async def test_worker_that_dies(tmp_path: Path) -> None:
+    """What it confirmed is loaded; the rest is neither loaded nor failed, but lost."""
+    target = tmp_path / "target"
+    sink = WorkerSink(load("append_until", target, "three"))
+    async with sink:
+        with anyio.fail_after(10), pytest.raises(WorkerLost, match="disk full"):
+            await sink.write([b"one", b"two", b"three", b"four"])
+
+    assert (sink.received, sink.loaded, sink.failed) == (4, 2, 0)
+    assert target.read_bytes() == b"one\ntwo\n"
+
+
+async def test_message_that_can_not_be_sent(tmp_path: Path) -> None:
+    """It has failed; what stands behind it in the run is loaded all the same."""
+    sink = WorkerSink(load("append", tmp_path / "target"))
+    async with sink:
+        with pytest.raises(MessageRefused, match="contains marker eop"):
+            await sink.write([b"one", b"t\0wo", b"three"])
+
+    assert (sink.received, sink.loaded, sink.failed) == (3, 2, 1)
+
+
+async def test_worker_that_writes_messages_is_told_on_once() -> None:
+    """An L stage makes none: they go nowhere."""
+    with capture_logs() as logs:
+        async with WorkerSink(load("echo")) as sink:
+            await sink.write([b"one"])
+            await sink.write([b"two"])
+
+    assert sink.loaded == 2
+    warnings = [entry for entry in logs if entry["log_level"] == "warning"]
+    assert warnings == [
+        {
+            "event": "load worker writes messages, which go nowhere",
+            "log_level": "warning",
+            "stage": "l",
+        }
+    ]
+
+
+async def test_worker_that_can_not_be_started() -> None:
+    """It is found out on entering."""
+    missing = Stage(name="l", command=("no-such-program",), kind=StageKind.LOAD)
+    with pytest.raises(WorkerStartFailed, match="stage l: can't start worker l-1"):
+        async with WorkerSink(missing):
+            raise AssertionError("it started")

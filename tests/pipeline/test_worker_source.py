@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from etlstage.errors import ConfigError, SourceFailed, WorkerLost
+from etlstage.messages import Position, Run
+from etlstage.pipeline import OffsetPolicy, WorkerSource
+from etlstage.pipeline.state import PositionFile
+from tests.supervisor.workers import collect, cyclic, plain
+
+Played = list[bytes | Position]
+
+
+async def play(source: WorkerSource, *, until: int | None = None) -> Played:
+    """Return the messages and positions of a source, or the first so many of them."""
+    seen: Played = []
+    with anyio.fail_after(10):
+        async with aclosing(source.runs()) as items:
+            async for item in items:
+                assert item != []
+                seen += [item] if isinstance(item, Position) else item
+                if until is not None and len(seen) >= until:
+                    break
+    await source.aclose()
+    return seen
+
+
+def numbers(start: int, end: int) -> Run:
+    """Return what the worker of ranges gives."""
+    return [b"%d" % n for n in range(start, end)]
+
+
+# --- plain ---------------------------------------------------------------------------
+
+
+async def test_plain_source_runs_once() -> None:
+    """It has no positions: a run of the program can't be resumed."""
+    assert await play(WorkerSource(plain("extract", "a", "b"))) == [b"a", b"b"]
+
+
+async def test_plain_source_can_be_repeated() -> None:
+    """With ``every`` it is run again, for ever."""
+    source = WorkerSource(plain("extract", "a", "b"), every=0.01)
+
+    assert await play(source, until=6) == [b"a", b"b"] * 3
+
+
+async def test_empty_plain_source_is_repeated_too() -> None:
+    """There may be something next time; draining ends it between two runs."""
+    source = WorkerSource(plain("extract"), every=0.01)
+    with anyio.move_on_after(0.2) as scope:
+        await play(source)
+    assert scope.cancelled_caught
+    assert source.drain() is False
+
+    assert await play(source) == []
+
+
+async def test_plain_source_that_fails() -> None:
+    """What came before the failure is passed on."""
+    seen: list[Run | Position] = []
+    source = WorkerSource(plain("extract_tail", 1, "", "a"))
+    with pytest.raises(WorkerLost, match="exited with status 1"):
+        await collect(seen, source.runs())
+
+    assert seen == [[b"a"]]
+
+
+# --- cyclic, offsets at the worker ---------------------------------------------------
+
+
+async def test_worker_with_offsets_is_asked_until_there_is_nothing_new() -> None:
+    """An empty round is the end."""
+    source = WorkerSource(cyclic("rounds", "a b", "c", "", "d"))
+
+    assert await play(source) == [b"a", b"b", b"c"]
+
+
+async def test_worker_with_offsets_can_be_asked_for_ever() -> None:
+    """An empty round is none, with ``every``."""
+    source = WorkerSource(cyclic("rounds", "a b", "", "c"), every=0.01)
+
+    assert await play(source, until=3) == [b"a", b"b", b"c"]
+
+
+async def test_drained_source_ends_behind_its_round() -> None:
+    """It can be waited for: the worker has an end in each round."""
+    source = WorkerSource(cyclic("rounds", "a", "b", "c"), every=3600)
+    seen: list[object] = []
+    with anyio.fail_after(10):
+        async with aclosing(source.runs()) as items:
+            async for item in items:
+                seen.append(item)
+                assert source.drain() is True
+
+    assert seen == [[b"a"]]
+
+
+# --- cyclic, offsets at the supervisor -----------------------------------------------
+
+
+async def test_rounds_advance_by_a_step_up_to_the_end() -> None:
+    """A position behind each; the last round is shorter; empty rounds don't end it."""
+    offsets = OffsetPolicy(by="supervisor", start=2, step=4, end=11)
+    source = WorkerSource(cyclic("ranges", 8), offsets=offsets)
+
+    assert await play(source) == [
+        *numbers(2, 6),
+        Position(6),
+        *numbers(6, 8),
+        Position(10),
+        Position(11),
+    ]
+
+
+async def test_without_an_end_an_empty_round_is_the_end() -> None:
+    """Nothing was covered by it, so it has no position."""
+    offsets = OffsetPolicy(by="supervisor", step=5)
+    source = WorkerSource(cyclic("ranges", 7), offsets=offsets)
+
+    assert await play(source) == [
+        *numbers(0, 5),
+        Position(5),
+        *numbers(5, 7),
+        Position(10),
+    ]
+
+
+async def test_empty_round_is_asked_for_again() -> None:
+    """With ``every``: what is not there yet may come."""
+    offsets = OffsetPolicy(by="supervisor", start=5, step=5)
+    source = WorkerSource(cyclic("late_ranges", 2), offsets=offsets, every=0.01)
+
+    assert await play(source, until=6) == [*numbers(5, 10), Position(10)]
+
+
+async def test_source_may_be_left_in_the_middle_of_a_round() -> None:
+    """The worker is stopped."""
+    offsets = OffsetPolicy(by="supervisor", step=1_000_000)
+    source = WorkerSource(cyclic("ranges"), offsets=offsets)
+
+    assert (await play(source, until=1))[:2] == [b"0", b"1"]
+
+
+async def test_end_before_which_nothing_is_left() -> None:
+    """Nothing is asked for."""
+    offsets = OffsetPolicy(by="supervisor", start=5, end=5)
+
+    assert await play(WorkerSource(cyclic("ranges"), offsets=offsets)) == []
+
+
+async def test_template_of_the_request() -> None:
+    """In place of the JSON object."""
+    offsets = OffsetPolicy(
+        by="supervisor", step=3, end=3, template="from {start} to {end}"
+    )
+    seen = await play(WorkerSource(cyclic("requests"), offsets=offsets))
+
+    assert seen[0] == b"<from 0 to 3>"
+
+
+async def test_drained_source_ends_at_a_position() -> None:
+    """Another run reads on from there."""
+    offsets = OffsetPolicy(by="supervisor", step=2)
+    source = WorkerSource(cyclic("ranges"), offsets=offsets)
+    seen: Played = []
+    with anyio.fail_after(10):
+        async with aclosing(source.runs()) as items:
+            async for item in items:
+                seen += [item] if isinstance(item, Position) else item
+                assert source.drain() is True
+
+    assert seen == [b"0", b"1", Position(2)]
+
+
+async def test_second_run_reads_on(tmp_path: Path) -> None:
+    """From what was acknowledged, and not from what was read."""
+    offsets = OffsetPolicy(by="supervisor", start=0, step=3, end=9)
+    first = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
+    assert len(await play(first)) == 9 + 3
+    await first.acknowledge(Position(3))
+    second = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
+
+    assert await play(second) == [
+        *numbers(3, 6),
+        Position(6),
+        *numbers(6, 9),
+        Position(9),
+    ]
+    await second.acknowledge(Position(9))
+    assert await play(second) == []
+
+
+async def test_without_a_state_nothing_is_stored(tmp_path: Path) -> None:
+    """Each run begins at the start."""
+    offsets = OffsetPolicy(by="supervisor", step=3, end=3)
+    source = WorkerSource(cyclic("ranges"), offsets=offsets)
+    await source.acknowledge(Position(3))
+
+    assert len(await play(source)) == 4
+
+
+async def test_stored_position_of_another_kind(tmp_path: Path) -> None:
+    """The text has the value."""
+    PositionFile(tmp_path, "e").store("yesterday")
+    source = WorkerSource(
+        cyclic("ranges"), offsets=OffsetPolicy(by="supervisor"), state=tmp_path
+    )
+
+    with pytest.raises(
+        SourceFailed,
+        match="stage e: the stored position is 'yesterday', expected an integer",
+    ):
+        await play(source)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"step": 0}, "offsets.step must be 1 or more, got 0"),
+        ({"start": 5, "end": 4}, "offsets.end is 4, before offsets.start 5"),
+    ],
+)
+def test_offsets_that_lead_nowhere(settings: dict[str, Any], problem: str) -> None:
+    """They are refused when they are made."""
+    with pytest.raises(ConfigError, match=problem):
+        OffsetPolicy(by="supervisor", **settings)

@@ -1,0 +1,1 @@
+"""The supervisor, with real workers and in memory."""

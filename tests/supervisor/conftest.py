@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.supervisor.workers import open_files
+
+
+def _children() -> set[str]:
+    """Return our children, zombies too."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {pid for task in tasks for pid in task.read_text().split()}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Let a test fail that leaves a process, a zombie or an open file behind."""
+    files, children = open_files(), _children()
+    yield
+    assert _children() - children == set()
+    assert open_files() - files == set()

@@ -1,0 +1,585 @@
+"""
+The workers of the tests: one program, told by its first argument how to behave.
+
+It imports no more than it must, and nothing of etlstage: a test starts it many times.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+EOM, EOP, EOB, BNC = (
+    os.environ.get(f"ETLSTAGE_{name}", default)
+    .encode()
+    .decode("unicode_escape")
+    .encode("latin-1")
+    for name, default in (
+        ("EOM", r"\n"),
+        ("EOP", r"\0"),
+        ("EOB", r"\27"),
+        ("BNC", r"\5"),
+    )
+)
+
+
+def write(data: bytes) -> None:
+    """Write all of ``data`` to stdout."""
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def reply(*outputs: bytes) -> None:
+    """Answer one exchange."""
+    write(b"".join(output + EOM for output in outputs) + EOP)
+
+
+def complain(text: str) -> None:
+    """Write a line to stderr."""
+    os.write(2, f"{text}\n".encode())
+
+
+def chunks() -> Iterator[bytes]:
+    """Yield what can be read, until the end of the input."""
+    while chunk := os.read(0, 1024 * 1024):
+        yield chunk
+
+
+def messages() -> Iterator[bytes]:
+    """Yield each message."""
+    rest = b""
+    for chunk in chunks():
+        *whole, rest = (rest + chunk).split(EOM)
+        yield from whole
+
+
+def batches() -> Iterator[list[bytes]]:
+    """Yield each batch that an EOB ends."""
+    rest = b""
+    for chunk in chunks():
+        *whole, rest = (rest + chunk).split(EOB)
+        for batch in whole:
+            yield batch.removeprefix(EOM).split(EOM)[:-1] if batch else []
+
+
+def wait_for_ever() -> None:
+    """Wait until killed."""
+    while True:
+        time.sleep(3600)
+
+
+# --- workers that behave ---------------------------------------------------------
+
+
+def echo() -> None:
+    """Answer each message with itself."""
+    for message in messages():
+        reply(message)
+
+
+def fast() -> None:
+    """Do as ``echo``, a chunk at a time."""
+    rest = b""
+    for chunk in chunks():
+        *whole, rest = (rest + chunk).split(EOM)
+        write(b"".join(message + EOM + EOP for message in whole))
+
+
+def words() -> None:
+    """Answer each message with its words: none, one or many."""
+    for message in messages():
+        reply(*message.split())
+
+
+def swallow() -> None:
+    """Answer each message with nothing."""
+    for _ in messages():
+        reply()
+
+
+def one_to_one() -> None:
+    """Answer each message with itself, where EOP is EOM."""
+    for message in messages():
+        write(message + EOM)
+
+
+def signed() -> None:
+    """Answer each message with our pid, too."""
+    for message in messages():
+        reply(message, str(os.getpid()).encode())
+
+
+def uneven(seed: str) -> None:
+    """Answer now at once and now after a moment; say who we are."""
+    state = int(seed) + os.getpid()
+    for message in messages():
+        state = state * 1103515245 + 12345 & 0x7FFFFFFF
+        time.sleep((state >> 16) % 4 / 1000)
+        reply(message, str(os.getpid()).encode())
+
+
+def variables() -> None:
+    """Answer each message with the variables of the environment."""
+    for message in messages():
+        values = [f"{name}={value}" for name, value in sorted(os.environ.items())]
+        reply(message, *(value.encode() for value in values))
+
+
+def arguments(*words: str) -> None:
+    """Answer each message with our arguments, as hexadecimal numbers."""
+    for _ in messages():
+        reply(*(word.encode().hex().encode() for word in words))
+
+
+def where() -> None:
+    """Answer each message with the working directory."""
+    for _ in messages():
+        reply(os.getcwd().encode())
+
+
+def megabytes() -> None:
+    """Answer each message, a number, with so many megabytes in one message."""
+    for message in messages():
+        reply(b"x" * (int(message) * 1000 * 1000))
+
+
+def answers_early(size: str) -> None:
+    """Write each answer before the message has been read to its end."""
+    rest = b""
+    for chunk in chunks():
+        if not rest:
+            write(b"x" * int(size) + EOM)
+        rest += chunk
+        while EOM in rest:
+            _, rest = rest.split(EOM, 1)
+            write(EOP)
+            if rest:
+                write(b"x" * int(size) + EOM)
+
+
+def chatty(lines: str) -> None:
+    """Write so many lines to stderr before each reply."""
+    text = "".join(f"line {n:06d} {'.' * 85}\n" for n in range(int(lines))).encode()
+    for message in messages():
+        rest = text
+        while rest:
+            rest = rest[os.write(2, rest) :]
+        reply(message)
+
+
+def complains(count: str) -> None:
+    """Write a line of that length to stderr before each reply."""
+    for message in messages():
+        text = b"x" * int(count)
+        while text:
+            text = text[os.write(2, text) :]
+        reply(message)
+
+
+def gated(gate: str) -> None:
+    """Answer each message once the gate lets one byte through."""
+    with open(gate, "rb", buffering=0) as turnstile:
+        for message in messages():
+            turnstile.read(1)
+            reply(message)
+
+
+def lock_step() -> None:
+    """Answer each message with how many bytes came behind it unasked."""
+    rest = b""
+    while chunk := os.read(0, 65536):
+        rest += chunk
+        if EOM in rest:
+            _, rest = rest.split(EOM, 1)
+            time.sleep(0.01)
+            os.set_blocking(0, False)
+            with suppress(BlockingIOError):
+                rest += os.read(0, 65536)
+            os.set_blocking(0, True)
+            reply(str(len(rest)).encode())
+
+
+def ahead(count: str) -> None:
+    """Answer only when ``count`` messages are here: with how many those are."""
+    held = 0
+    for _ in messages():
+        held += 1
+        if held == int(count):
+            time.sleep(0.01)
+            os.set_blocking(0, False)
+            more = 0
+            with suppress(BlockingIOError):
+                more = os.read(0, 65536).count(EOM)
+            os.set_blocking(0, True)
+            for _ in range(held):
+                reply(str(held + more).encode())
+            held = 0
+
+
+# --- batches ---------------------------------------------------------------------
+
+
+def batch() -> None:
+    """Answer each batch with its messages, joined."""
+    for messages in batches():
+        reply(b" ".join(messages))
+
+
+def silent_batch() -> None:
+    """Answer each batch with nothing."""
+    for _ in batches():
+        reply()
+
+
+def dies_at_batch(number: str) -> None:
+    """Exit at the end of that batch, without an answer."""
+    for count, messages in enumerate(batches(), 1):
+        if count == int(number):
+            sys.exit(4)
+        reply(b" ".join(messages))
+
+
+def asking(size: str, style: str = "") -> None:
+    """
+    Fill batches with BNC; answer each with its messages, joined.
+
+    Styles: ``literal`` writes BNC also after the last message, as the page does;
+    ``deaf`` sees EOB only when an EOM follows, and answers that with BNC.
+    """
+    buffer = b""
+    held: list[bytes] = []
+    for chunk in chunks():
+        buffer += chunk
+        while buffer:
+            if buffer.startswith(EOB):
+                if style == "deaf" and EOM not in buffer:
+                    break
+                buffer = buffer[len(EOB) :]
+                reply(b" ".join(held))
+                held = []
+                if style == "deaf":
+                    # The EOM behind it is an empty message to this worker.
+                    buffer = buffer[len(EOM) :]
+                    write(BNC)
+                continue
+            if EOM not in buffer:
+                break
+            message, buffer = buffer.split(EOM, 1)
+            held.append(message)
+            full = len(held) == int(size)
+            if not full or style == "literal":
+                write(BNC)
+            if full:
+                reply(b" ".join(held))
+                held = []
+
+
+# --- workers that misbehave ------------------------------------------------------
+
+
+def exits(status: str) -> None:
+    """Exit at once."""
+    sys.exit(int(status))
+
+
+def exits_at(number: str, status: str) -> None:
+    """Exit at that message, without an answer to it."""
+    for count, message in enumerate(messages(), 1):
+        if count == int(number):
+            complain(f"can't go on at message {count}")
+            sys.exit(int(status))
+        reply(message)
+
+
+def exits_at_word(word: str) -> None:
+    """Exit at that message, without an answer to it."""
+    for message in messages():
+        if message == word.encode():
+            sys.exit(3)
+        reply(message)
+
+
+def killed_at(number: str) -> None:
+    """Be killed at that message."""
+    for count, message in enumerate(messages(), 1):
+        if count == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        reply(message)
+
+
+def closes_stdout() -> None:
+    """Close stdout at the first message, and live on."""
+    for _ in messages():
+        os.close(1)
+        wait_for_ever()
+
+
+def closes_stdin() -> None:
+    """Close stdin, then say so on stdout, as an answer to the first message."""
+    next(messages())
+    os.close(0)
+    reply(b"closed")
+    wait_for_ever()
+
+
+def never_answers() -> None:
+    """Read messages and answer none."""
+    for _ in messages():
+        pass
+
+
+def sleeps() -> None:
+    """Read nothing, write nothing."""
+    wait_for_ever()
+
+
+def half_answers() -> None:
+    """Answer each message without an EOP."""
+    for message in messages():
+        write(message + EOM)
+
+
+def skips_bad() -> None:
+    """Write no EOP for a bad message; go on with the next."""
+    for message in messages():
+        if message == b"bad":
+            complain("(WARN) bad message")
+        else:
+            reply(message)
+
+
+def answers_twice() -> None:
+    """Write an EOP that nobody asked for."""
+    for message in messages():
+        write(message + EOM + EOP + EOP)
+
+
+def prints_first() -> None:
+    """Write a greeting to stdout before anything was asked."""
+    write(b"Hello, I am ready" + EOM)
+    echo()
+
+
+def asks_for_more() -> None:
+    """Write BNC."""
+    for _ in messages():
+        write(BNC)
+
+
+def long_answer(size: str) -> None:
+    """Answer each message with one that is ``size`` bytes long."""
+    for _ in messages():
+        reply(b"x" * int(size))
+
+
+def floods_stderr() -> None:
+    """Write to stderr for ever."""
+    while True:
+        os.write(2, b"still alive\n" * 5000)
+
+
+# --- workers that don't want to go -------------------------------------------------
+
+
+def deaf_to_eof() -> None:
+    """Echo; live on when the input has ended."""
+    echo()
+    wait_for_ever()
+
+
+def deaf_to_sigterm() -> None:
+    """Echo; live on when the input has ended, and when told to terminate."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    echo()
+    wait_for_ever()
+
+
+def spins() -> None:
+    """Echo; at the end of the input, burn the processor."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    echo()
+    while True:
+        pass
+
+
+def has_child(ends: str, own_session: str = "") -> None:
+    """
+    Start a child that holds our pipes and never ends; answer with its pid.
+
+    Args:
+        ends: Message at which we exit.
+        own_session: Not empty: the child leaves our process group.
+
+    """
+    ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", f"{ignore} time.sleep(3600)"],
+        start_new_session=bool(own_session),
+    )
+    for message in messages():
+        if message == ends.encode():
+            os._exit(0)
+        reply(message, str(child.pid).encode())
+
+
+# --- extraction --------------------------------------------------------------------
+
+
+def extract(*outputs: str) -> None:
+    """Write the arguments, each with EOM."""
+    write(b"".join(text.encode() + EOM for text in outputs))
+
+
+def extract_tail(status: str, tail: str, *outputs: str) -> None:
+    """Write messages, a tail without EOM, and exit."""
+    extract(*outputs)
+    write(tail.encode())
+    complain("that was all")
+    sys.exit(int(status))
+
+
+def extract_for_ever() -> None:
+    """Write messages for ever."""
+    number = 0
+    while True:
+        write(b"".join(b"%d" % n + EOM for n in range(number, number + 1000)))
+        number += 1000
+
+
+def extract_counted() -> None:
+    """Write messages of 100 kB for ever; say on stderr how many are out."""
+    number = 0
+    while True:
+        write(b"x" * 100_000 + EOM)
+        number += 1
+        complain(str(number))
+
+
+def extract_and_stay() -> None:
+    """Write a message, close stdout and live on."""
+    extract("one")
+    os.close(1)
+    wait_for_ever()
+
+
+def extract_and_leave_child() -> None:
+    """Write a message and exit; a child in its own session holds the pipes."""
+    extract("one")
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(3600)"],
+        start_new_session=True,
+    )
+    complain(f"child {child.pid}")
+    os._exit(0)
+
+
+def extract_cut_markers() -> None:
+    """Write an EOP where there are no cycles."""
+    write(b"one" + EOM + EOP)
+
+
+def rounds(*outputs: str) -> None:
+    """Answer request number n with the n-th argument's words; then with nothing."""
+    rest = list(outputs)
+    for _ in messages():
+        reply(*(rest.pop(0).encode().split() if rest else ()))
+
+
+def ranges(end: str = "1000000000") -> None:
+    """Answer a request for a range with its numbers, up to ``end``."""
+    import json
+
+    for message in messages():
+        asked = json.loads(message)
+        numbers = range(asked["start"], min(asked["end"], int(end)))
+        reply(*(str(n).encode() for n in numbers))
+
+
+def late_ranges(empty: str) -> None:
+    """Do as ``ranges``, after so many requests that are answered with nothing."""
+    import json
+
+    for count, message in enumerate(messages()):
+        asked = json.loads(message)
+        numbers = range(asked["start"], asked["end"] if count >= int(empty) else 0)
+        reply(*(str(n).encode() for n in numbers))
+
+
+def requests() -> None:
+    """Answer each request with itself, and with our pid."""
+    for message in messages():
+        reply(b"<" + message + b">", str(os.getpid()).encode())
+
+
+def endless_round() -> None:
+    """Answer each request without an end."""
+    for message in messages():
+        while True:
+            write((message or b"more") + EOM)
+
+
+def dies_in_round(number: str) -> None:
+    """Die in the middle of that round."""
+    for count, _ in enumerate(messages(), 1):
+        write(b"first" + EOM)
+        if count == int(number):
+            complain("out of luck")
+            sys.exit(1)
+        write(EOP)
+
+
+def ends_after_round() -> None:
+    """Answer one request, say with which pid, and exit."""
+    next(messages())
+    reply(str(os.getpid()).encode())
+
+
+def talks_between_rounds(cue: str) -> None:
+    """Write something behind EOP, before the next request, when a file is there."""
+    for message in messages():
+        reply(message)
+        while not Path(cue).exists():
+            time.sleep(0.001)
+        write(b"by the way" + EOM)
+        Path(cue).unlink()
+
+
+def stays_after_round() -> None:
+    """Close stdout in the middle of a round, and live on."""
+    for _ in messages():
+        write(b"one" + EOM)
+        os.close(1)
+        wait_for_ever()
+
+
+# --- loading -----------------------------------------------------------------------
+
+
+def append(path: str) -> None:
+    """Append each message to a file as a line."""
+    for message in messages():
+        with open(path, "ab") as target:
+            target.write(message + b"\n")
+        reply()
+
+
+def append_until(path: str, word: str) -> None:
+    """Append each message to a file as a line; exit with 1 at ``word``."""
+    for message in messages():
+        if message == word.encode():
+            complain("disk full")
+            sys.exit(1)
+        with open(path, "ab") as target:
+            target.write(message + b"\n")
+        reply()
+
+
+if __name__ == "__main__":
+    _behave: Callable[..., None] = globals()[sys.argv[1]]
+    _behave(*sys.argv[2:])

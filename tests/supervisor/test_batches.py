@@ -1,0 +1,414 @@
+"""Batches through real workers: who closes them, when, and whose the outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from etlstage.messages import Result, StageKind
+from etlstage.protocol.marker import Mode
+from etlstage.supervisor import AsyncSupervisor, BatchPolicy, Stage, Timeouts
+from tests.supervisor.workers import errors, numbers, outputs, stage
+
+NEVER = 3600.0  # seconds
+
+
+def closed_by_us(
+    behaviour: str = "batch", *arguments: object, **policy: object
+) -> Stage:
+    """Return a stage with supervisor-driven batches that time does not close."""
+    batch = BatchPolicy(**{"seconds": NEVER} | policy)  # type: ignore[arg-type]
+    return stage(
+        behaviour,
+        *arguments,
+        mode=Mode.BATCH_SUPERVISOR,
+        batch=batch,
+        timeout=Timeouts(message=5, stop=0.5),
+    )
+
+
+def closed_by_worker(wanted: int, style: str = "", **policy: object) -> Stage:
+    """Return a stage whose worker wants so many messages; time closes no batch."""
+    batch = BatchPolicy(**{"seconds": NEVER} | policy)  # type: ignore[arg-type]
+    return stage(
+        "asking",
+        wanted,
+        style,
+        mode=Mode.BATCH_WORKER,
+        batch=batch,
+        timeout=Timeouts(message=5, stop=0.5),
+    )
+
+
+def batches(results: list[Result]) -> list[list[bytes]]:
+    """Return the batches that a worker saw, which answers each with its messages."""
+    assert [r.error for r in results if r.error is not None] == []
+    seen, batch = [], []
+    for result in results:
+        batch.append(result.message)
+        if result.outputs:
+            assert result.outputs == (b" ".join(batch),)
+            seen.append(batch)
+            batch = []
+    assert batch == []
+    return seen
+
+
+async def submit(run: Stage, messages: list[bytes]) -> list[Result]:
+    """Return the results of a supervisor that must not hang."""
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            results = await supervisor.submit(messages)
+    assert [r.message for r in results] == messages
+    return results
+
+
+def sizes(run: list[list[bytes]]) -> list[int]:
+    """Return how many messages each batch has."""
+    return [len(batch) for batch in run]
+
+
+# --- the supervisor drives -----------------------------------------------------------
+
+
+async def test_batch_is_closed_by_count() -> None:
+    """The last one is closed by the end of the input."""
+    assert sizes(batches(await submit(closed_by_us(size=4), numbers(10)))) == [4, 4, 2]
+
+
+async def test_batch_is_closed_by_bytes() -> None:
+    """A message that would pass the bound is in the next batch; a long one is alone."""
+    messages = [b"1", b"22", b"333", b"4444", b"x" * 99, b"5", b"6"]
+    seen = batches(await submit(closed_by_us(bytes=5), messages))
+
+    assert seen == [
+        [b"1", b"22"],
+        [b"333"],
+        [b"4444"],
+        [b"x" * 99],
+        [b"5", b"6"],
+    ]
+
+
+async def test_batch_is_closed_by_time() -> None:
+    """The input stalls, and what there is goes out."""
+    answered = anyio.Event()
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+        await answered.wait()
+
+    seen = []
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(closed_by_us(seconds=0.05)) as supervisor:
+            async for result in supervisor.stream(messages()):
+                seen.append(result)
+                if result.message == b"two":
+                    answered.set()
+
+    assert batches(seen) == [[b"one", b"two"]]
+
+
+async def test_batch_is_closed_by_the_end_of_input() -> None:
+    """However long it might wait."""
+    assert batches(await submit(closed_by_us(), numbers(3))) == [[b"0", b"1", b"2"]]
+
+
+async def test_outputs_belong_to_the_last_message() -> None:
+    """They depend on all of the batch, so none comes before its last message."""
+    results = await submit(closed_by_us(size=2), numbers(3))
+
+    assert outputs(results) == [(), (b"0 1",), (b"2",)]
+
+
+async def test_batch_without_outputs_is_answered() -> None:
+    """As an L worker does."""
+    run = closed_by_us("silent_batch", size=2)
+    assert outputs(await submit(run, numbers(5))) == [()] * 5
+
+
+async def test_callers_never_share_a_batch() -> None:
+    """Each gets the outputs of its own messages and of no others."""
+    seen: dict[int, list[list[bytes]]] = {}
+
+    async def use(number: int) -> None:
+        messages = [b"%d-%d" % (number, n) for n in range(5)]
+        seen[number] = batches(await supervisor.submit(messages))
+
+    with anyio.fail_after(10):
+        async with (
+            AsyncSupervisor(closed_by_us(size=3)) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+            for number in range(20):
+                tasks.start_soon(use, number)
+
+    assert {number: sizes(run) for number, run in seen.items()} == {
+        number: [3, 2] for number in range(20)
+    }
+
+
+async def test_batches_written_ahead_keep_their_order() -> None:
+    """Several workers and windows; each reply is paired with its batch."""
+    run = closed_by_us(size=7)
+    run = Stage(
+        name="t",
+        command=run.command,
+        mode=run.mode,
+        batch=run.batch,
+        workers=3,
+        window=4,
+    )
+    seen = batches(await submit(run, numbers(1000)))
+
+    assert [m for batch in seen for m in batch] == numbers(1000)
+    assert max(sizes(seen)) == 7
+
+
+async def test_bad_message_is_left_out_of_its_batch() -> None:
+    """It fails alone; what was around it passes."""
+    messages = [b"0", b"1", b"\n", b"2", b"\x17", b"3"]
+    results = await submit(closed_by_us(size=6), messages)
+
+    assert [bool(text) for text in errors(results)] == [
+        message in (b"\n", b"\x17") for message in messages
+    ]
+    good = [r for r in results if r.error is None]
+    assert b" ".join(o for r in good for o in r.outputs) == b"0 1 2 3"
+
+
+async def test_batch_of_bad_messages_alone() -> None:
+    """There is nothing to send, and nothing to wait for."""
+    results = await submit(closed_by_us(size=2), [b"\n"] * 5 + [b"good"])
+
+    assert [bool(r.error) for r in results] == [True] * 5 + [False]
+
+
+async def test_dead_worker_loses_whole_batches() -> None:
+    """It answered the first; what it held of the others is lost together."""
+    results = await submit(closed_by_us("dies_at_batch", 2, size=2), numbers(6))
+
+    assert batches(results[:2]) == [[b"0", b"1"]]
+    assert all("exited with status 4" in text for text in errors(results)[2:])
+
+
+async def test_batch_that_is_not_answered() -> None:
+    """The text says that it was a batch; all of it has the same error."""
+    run = closed_by_us("never_answers", size=2)
+    run = Stage(
+        name="t",
+        command=run.command,
+        mode=run.mode,
+        batch=run.batch,
+        window=2,
+        timeout=Timeouts(message=0.2, stop=0.2),
+    )
+    results = await submit(run, numbers(4))
+
+    for text in errors(results)[:2]:
+        assert "did not answer a batch within 0.2 s" in text
+    for text in errors(results)[2:]:
+        assert "did not answer a batch" in text or "after an earlier fault" in text
+
+
+async def test_load_stage_in_batches() -> None:
+    """One batch at a time by default."""
+    run = closed_by_us("silent_batch", size=3)
+    load = Stage(
+        name="l",
+        command=run.command,
+        kind=StageKind.LOAD,
+        mode=run.mode,
+        batch=run.batch,
+    )
+    assert outputs(await submit(load, numbers(8))) == [()] * 8
+
+
+# --- the worker drives ---------------------------------------------------------------
+
+
+async def test_worker_closes_its_batch() -> None:
+    """It asks until it has enough, without BNC behind the last: as PR 399 does."""
+    seen = batches(await submit(closed_by_worker(3), numbers(9)))
+
+    assert sizes(seen) == [3, 3, 3]
+
+
+async def test_end_of_input_closes_the_batch_of_a_worker() -> None:
+    """It waits for more, and gets EOB."""
+    assert sizes(batches(await submit(closed_by_worker(4), numbers(10)))) == [4, 4, 2]
+
+
+async def test_our_size_closes_the_batch_of_a_worker() -> None:
+    """A worker that wants more than we give has EOB in place of a message."""
+    run = closed_by_worker(100, size=3)
+
+    assert sizes(batches(await submit(run, numbers(7)))) == [3, 3, 1]
+
+
+async def test_bytes_close_the_batch_of_a_worker() -> None:
+    """A message that would pass the bound opens the next batch."""
+    messages = [b"1", b"22", b"333", b"x" * 99, b"4"]
+    seen = batches(await submit(closed_by_worker(100, bytes=5), messages))
+
+    assert seen == [[b"1", b"22"], [b"333"], [b"x" * 99], [b"4"]]
+
+
+async def test_time_closes_the_batch_of_a_worker() -> None:
+    """The input stalls while the worker waits for more."""
+    answered = anyio.Event()
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+        await answered.wait()
+        yield b"three"
+
+    seen = []
+    with anyio.fail_after(10):
+        run = closed_by_worker(100, seconds=0.05)
+        async with AsyncSupervisor(run) as supervisor:
+            async for result in supervisor.stream(messages()):
+                seen.append(result)
+                if result.message == b"two":
+                    answered.set()
+
+    assert batches(seen) == [[b"one", b"two"], [b"three"]]
+
+
+async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
+    """It asked for more and gets nothing; the time for its answer does not run."""
+    more = anyio.Event()
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b"one"
+        await more.wait()
+        yield b"two"
+
+    run = closed_by_worker(2)
+    run = Stage(
+        name="t",
+        command=run.command,
+        mode=run.mode,
+        batch=run.batch,
+        timeout=Timeouts(message=0.2, stop=0.2),
+    )
+    seen = []
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            stream = supervisor.stream(messages())
+            async with anyio.create_task_group() as tasks:
+
+                async def consume() -> None:
+                    seen.extend([result async for result in stream])
+
+                tasks.start_soon(consume)
+                with supervisor.events() as events:
+                    # Twice the time for an answer, and the worker must not fail.
+                    with anyio.move_on_after(0.4):
+                        pytest.fail(str(await events.receive()))
+                more.set()
+
+    assert batches(seen) == [[b"one", b"two"]]
+
+
+async def test_worker_that_stops_in_its_batch_is_noticed() -> None:
+    """It has a message and asks for nothing."""
+    run = stage(
+        "never_answers",
+        mode=Mode.BATCH_WORKER,
+        timeout=Timeouts(message=0.2, stop=0.2),
+    )
+    results = await submit(run, numbers(2))
+
+    assert "did not answer a batch within 0.2 s" in errors(results)[0]
+
+
+async def test_literal_page_asks_after_the_last_message_too() -> None:
+    """That BNC asks for nothing: the replies are on their way."""
+    run = closed_by_worker(3, "literal", size=3, bnc_after_last=True)
+
+    assert sizes(batches(await submit(run, numbers(7)))) == [3, 3, 1]
+
+
+async def test_worker_that_sees_eob_with_the_next_eom_only() -> None:
+    """With ``eob_then_eom`` it sees it at once, and its extra BNC is left out."""
+    run = closed_by_worker(100, "deaf", size=3, eob_then_eom=True)
+
+    assert sizes(batches(await submit(run, numbers(7)))) == [3, 3, 1]
+
+
+async def test_bad_message_closes_the_batch_of_a_worker() -> None:
+    """It fails alone, and the worker, which waits for a message, gets EOB."""
+    messages = [b"0", b"1", b"\n", b"2", b"3", b"\n"]
+    results = await submit(closed_by_worker(100), messages)
+
+    assert [bool(text) for text in errors(results)] == [m == b"\n" for m in messages]
+    assert batches([r for r in results if r.error is None]) == [
+        [b"0", b"1"],
+        [b"2", b"3"],
+    ]
+
+
+async def test_bad_messages_at_the_start_of_a_batch() -> None:
+    """The first good one opens it."""
+    results = await submit(closed_by_worker(2), [b"\n", b"\n", b"0", b"1", b"\n"])
+
+    assert [bool(text) for text in errors(results)] == [True, True, False, False, True]
+
+
+async def test_callers_never_share_the_batch_of_a_worker() -> None:
+    """A caller with nothing more to give has EOB sent for it."""
+    seen: dict[int, list[list[bytes]]] = {}
+
+    async def use(number: int) -> None:
+        messages = [b"%d-%d" % (number, n) for n in range(number % 4)]
+        seen[number] = batches(await supervisor.submit(messages))
+
+    with anyio.fail_after(10):
+        async with (
+            AsyncSupervisor(closed_by_worker(3)) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+            for number in range(20):
+                tasks.start_soon(use, number)
+
+    assert all(sizes(seen[n]) == [n % 4] * bool(n % 4) for n in range(20))
+
+
+async def test_caller_that_is_gone_does_not_fill_a_batch() -> None:
+    """Its messages are not sent any more, and the next caller is served."""
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(closed_by_worker(100, size=50)) as supervisor:
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(supervisor.submit, numbers(10_000))
+                    await anyio.wait_all_tasks_blocked()
+                    scope.cancel()
+            assert batches(await supervisor.submit(numbers(3))) == [numbers(3)]
+
+
+async def test_caller_that_is_gone_does_not_hold_a_worker() -> None:
+    """Its open batch is closed at once, though time would not close it."""
+
+    async def one() -> AsyncIterator[bytes]:
+        yield b"one"
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(closed_by_worker(100)) as supervisor:
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+
+                    async def consume() -> None:
+                        async for _ in supervisor.stream(one()):
+                            pass
+
+                    tasks.start_soon(consume)
+                    for _ in range(20):
+                        await anyio.wait_all_tasks_blocked()
+                    scope.cancel()
+            assert batches(await supervisor.submit(numbers(3))) == [numbers(3)]

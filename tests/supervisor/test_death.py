@@ -1,0 +1,308 @@
+"""Workers that die, or do what they must not: nothing is dropped, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage import errors as faults
+from etlstage.messages import Result
+from etlstage.supervisor import AsyncSupervisor, Stage, Timeouts, WorkerFailed
+from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
+
+SHORT = Timeouts(message=0.2, stop=0.2)
+
+
+def story(fate: str, behaviour: str, stderr: str = "nothing on its stderr") -> str:
+    """Return the pattern of an error: stage, worker, pid, fate, command, last words."""
+    return (
+        rf"^stage t: worker t-1 \(pid \d+\) {fate}; command: .*python\S* -S"
+        rf" \S+program\.py {behaviour}; {stderr}$"
+    )
+
+
+async def submit(run: Stage, messages: list[bytes]) -> list[Result]:
+    """Return the results, one for each message, of a supervisor that must not hang."""
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            results = await supervisor.submit(messages)
+            assert [r.message for r in results] == messages
+            again = await supervisor.submit([b"later"])
+            if results[-1].error is not None:
+                # All workers are gone, and it goes on saying so.
+                assert again[0].error is not None
+                assert [r.error async for r in supervisor.stream([b"later"])] == [
+                    again[0].error
+                ]
+    return results
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "fate"),
+    [
+        ("exits_at 3 0", "exited with status 0 while it held 3 messages"),
+        ("exits_at 3 1", "exited with status 1 while it held 3 messages"),
+        ("killed_at 3", "was killed by SIGKILL while it held 3 messages"),
+    ],
+)
+async def test_what_a_dead_worker_held_is_lost(behaviour: str, fate: str) -> None:
+    """What it answered is there; the rest has an error that tells its story."""
+    results = await submit(stage(*behaviour.split(), window=5), numbers(5))
+
+    assert outputs(results[:2]) == [(b"0",), (b"1",)]
+    words = (
+        "its last words on stderr: can't go on at message 3"
+        if "exits" in behaviour
+        else "nothing on its stderr"
+    )
+    for text in errors(results[2:]):
+        assert re.match(story(fate, behaviour, words), text)
+    assert {type(r.error) for r in results[2:]} == {faults.WorkerLost}
+
+
+async def test_messages_that_nobody_took_fail_with_the_last_worker() -> None:
+    """In lock-step a dead worker held one; the others have no worker left."""
+    results = await submit(stage("exits_at", 2, 7, window=1), numbers(4))
+
+    assert outputs(results[:1]) == [(b"0",)]
+    for text in errors(results[1:]):
+        assert "exited with status 7 while it held 1 message; " in text
+
+
+async def test_other_workers_go_on() -> None:
+    """One of two dies: what it held is lost, all else is answered."""
+    messages = [b"x", b"end", *numbers(500)]
+    with anyio.fail_after(10):
+        run = stage("exits_at_word", "end", workers=2, window=2)
+        async with AsyncSupervisor(run) as supervisor:
+            results = await supervisor.submit(messages)
+            again = await supervisor.submit([b"later"])
+
+    assert [r.message for r in results] == messages
+    lost = [r for r in results if r.error is not None]
+    assert b"end" in [r.message for r in lost]
+    assert len(lost) <= 2
+    assert all("exited with status 3" in str(r.error) for r in lost)
+    assert outputs(again) == [(b"later",)]
+
+
+async def test_worker_that_exits_at_once() -> None:
+    """It is noticed although nothing was asked."""
+    results = await submit(stage("exits", 5), [b"one"])
+
+    assert re.match(
+        story("exited with status 5(?: while it held 1 message)?", "exits 5"),
+        errors(results)[0],
+    )
+
+
+async def test_last_lines_of_stderr_are_told() -> None:
+    """The last ten, in order; the traceback of a Python worker ends with its error."""
+    code = "import sys; [print(n, file=sys.stderr) for n in range(12)]; 1/0"
+    run = Stage(name="t", command=(sys.executable, "-S", "-c", code))
+    results = await submit(run, [b"one"])
+
+    assert errors(results)[0].endswith(
+        "its last words on stderr: 5; 6; 7; 8; 9; 10; 11;"
+        ' Traceback (most recent call last):;   File "<string>", line 1, in <module>;'
+        " ZeroDivisionError: division by zero"
+    )
+
+
+async def test_worker_that_closes_its_stdout_and_lives() -> None:
+    """It can't answer any more: it is stopped, and the text says why."""
+    results = await submit(stage("closes_stdout", timeout=QUICK), [b"one"])
+
+    assert re.match(
+        story(
+            "closed its stdout, but did not exit, and was stopped"
+            " while it held 1 message",
+            "closes_stdout",
+        ),
+        errors(results)[0],
+    )
+
+
+async def test_worker_that_closes_its_stdin_and_lives() -> None:
+    """What it answered counts; it is noticed with the next message."""
+    run = stage("closes_stdin", timeout=QUICK, window=1)
+    results = await submit(run, numbers(3))
+
+    assert outputs(results[:1]) == [(b"closed",)]
+    for text in errors(results[1:]):
+        assert re.match(
+            story(
+                "closed its stdin, but did not exit, and was stopped"
+                " while it held 1 message",
+                "closes_stdin",
+            ),
+            text,
+        )
+
+
+@pytest.mark.parametrize("window", [1, 3])
+async def test_worker_that_never_answers(window: int) -> None:
+    """The oldest message is to blame; those behind it were only in its queue."""
+    run = stage("never_answers", window=window, timeout=SHORT)
+    results = await submit(run, numbers(3))
+
+    first, *others = errors(results)
+    assert re.match(
+        story(
+            r"did not answer a message within 0.2 s: it wrote nothing;"
+            r" does it flush its output after each reply\?",
+            "never_answers",
+        ),
+        first,
+    )
+    fate = "was stopped after an earlier fault" if window > 1 else "did not answer .*"
+    for text in others:
+        assert re.match(story(fate, "never_answers"), text)
+
+
+async def test_worker_that_writes_no_eop() -> None:
+    """The text says how much it wrote, and which marker is missing."""
+    results = await submit(stage("half_answers", timeout=SHORT), [b"12345"])
+
+    assert re.match(
+        story(
+            "did not answer a message within 0.2 s: it wrote 6 bytes without the"
+            r" marker eop '\\\\000' behind its reply",
+            "half_answers",
+        ),
+        errors(results)[0],
+    )
+
+
+async def test_worker_that_skips_a_bad_message() -> None:
+    """A real worker's fault: no EOP after bad input. Its stderr says what it was."""
+    run = stage("skips_bad", timeout=SHORT, window=1)
+    results = await submit(run, [b"good", b"bad", b"good"])
+
+    assert outputs(results[:1]) == [(b"good",)]
+    assert errors(results)[1].endswith("stderr: (WARN) bad message")
+
+
+async def test_slow_answers_in_a_row_are_not_late() -> None:
+    """The time runs for the message whose turn it is, not for those behind it."""
+    run = stage("uneven", 1, window=400, timeout=Timeouts(message=0.3))
+    async with AsyncSupervisor(run) as supervisor:
+        results = await supervisor.submit(numbers(400))
+
+    assert len(outputs(results)) == 400
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "fault"),
+    [
+        (
+            "answers_twice",
+            (
+                r"can't handle EOP in state IDLE: no message is to be answered"
+                r" \(offset 5, found 00\)"
+            ),
+        ),
+        (
+            "prints_first",
+            (
+                r"can't handle output in state IDLE: no message is to be answered;"
+                r" diagnostics belong on stderr \(offset 0,"
+                r" found 48 65 6c 6c 6f 2c 20 49 20 61 6d 20 72 65 61 64\)"
+            ),
+        ),
+        (
+            "asks_for_more",
+            (
+                r"can't handle BNC in state BUSY: the worker fills batches;"
+                r" set batch.driver: worker \(offset 0, found 05\)"
+            ),
+        ),
+        (
+            "long_answer 100",
+            (
+                "message is 100 bytes long, expected no more than 99 bytes;"
+                " see max_message_bytes"
+            ),
+        ),
+    ],
+)
+async def test_worker_that_breaks_the_protocol(behaviour: str, fault: str) -> None:
+    """It is stopped; the text says what it did and where."""
+    run = stage(*behaviour.split(), max_message_bytes=99, window=1)
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            with supervisor.events() as events:
+                if behaviour == "prints_first":
+                    assert isinstance(await events.receive(), WorkerFailed)
+                results = await supervisor.submit([b"one"])
+                results += await supervisor.submit([b"two"])
+
+    assert [r.message for r in results] == [b"one", b"two"]
+    error = results[-1].error
+    assert isinstance(error, faults.RemoteProtocolError)
+    assert re.match(story(f"broke the protocol: {fault}", behaviour), str(error))
+
+
+async def test_answer_before_a_fault_counts() -> None:
+    """An EOP too many comes behind a good answer: that one is delivered."""
+    run = stage("answers_twice", window=1)
+    results = await submit(run, numbers(3))
+
+    assert outputs(results[:1]) == [(b"0",)]
+    assert "can't handle EOP in state IDLE" in errors(results)[1]
+
+
+@pytest.mark.parametrize("own_session", ["", "yes"])
+async def test_grandchild_that_holds_the_pipes(own_session: str) -> None:
+    """The worker is gone, so its pipes are of no use, whoever else has them."""
+    with anyio.fail_after(10):
+        run = stage("has_child", "end", own_session, window=1)
+        async with AsyncSupervisor(run) as supervisor:
+            results = await supervisor.submit([b"one", b"end", b"lost"])
+
+    assert outputs(results[:1])[0][0] == b"one"
+    pid = int(results[0].outputs[1])
+    for text in errors(results[1:]):
+        assert "exited with status 0 while it held 1 message" in text
+    if own_session:
+        assert runs(pid)
+        os.kill(pid, signal.SIGKILL)
+    assert ends(pid)
+
+
+async def test_flood_on_stderr_holds_up_nothing() -> None:
+    """Ten megabytes before an answer: all of them are logged, and it comes."""
+    with anyio.fail_after(15), capture_logs() as logs:
+        async with AsyncSupervisor(stage("chatty", 100_000)) as supervisor:
+            assert len(outputs(await supervisor.submit([b"one"]))) == 1
+
+    lines = [entry["line"] for entry in logs if "line" in entry]
+    assert [line[:11] for line in lines] == [f"line {n:06d}" for n in range(100_000)]
+
+
+async def test_worker_that_writes_to_stderr_for_ever() -> None:
+    """Other tasks get their turn, the deadline is kept, and the block ends."""
+    run = stage("floods_stderr", timeout=SHORT)
+    with anyio.fail_after(10), capture_logs():
+        async with AsyncSupervisor(run) as supervisor:
+            results = await supervisor.submit([b"one"])
+
+    assert "did not answer a message within 0.2 s" in errors(results)[0]
+    assert errors(results)[0].endswith("still alive")
+
+
+async def test_partial_message_in_a_full_pipe_is_lost_with_the_worker(
+    tmp_path: Path,
+) -> None:
+    """A worker dies while ten megabytes wait to be written to it."""
+    run = stage("exits_at", 1, 1, window=4)
+    results = await submit(run, [b"x", *[b"y" * 5_000_000] * 2])
+
+    assert ["exited with status 1" in text for text in errors(results)] == [True] * 3

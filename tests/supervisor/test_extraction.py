@@ -1,0 +1,391 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage import errors as faults
+from etlstage.protocol.marker import Markers
+from etlstage.supervisor import AsyncSupervisor, Stage, Timeouts
+from tests.supervisor.workers import QUICK, collect, cyclic, ends, plain
+
+
+async def take(messages: AsyncIterator[bytes]) -> list[bytes]:
+    """Return all messages of a round that must not hang."""
+    with anyio.fail_after(10):
+        return [message async for message in messages]
+
+
+async def broken(run: Stage) -> tuple[list[bytes], str]:
+    """Return what a round gave, and the error in which it ended."""
+    seen: list[bytes] = []
+    async with AsyncSupervisor(run) as supervisor:
+        with anyio.fail_after(10), pytest.raises(faults.EtlstageError) as caught:
+            await collect(seen, supervisor.extract())
+    return seen, str(caught.value)
+
+
+# --- plain ---------------------------------------------------------------------------
+
+
+async def test_plain_round_is_one_run_of_the_program() -> None:
+    """All it wrote, empty messages too; the next round is the next run."""
+    async with AsyncSupervisor(plain("extract", "one", "", "two")) as supervisor:
+        for _ in range(2):
+            assert await take(supervisor.extract()) == [b"one", b"", b"two"]
+
+
+async def test_plain_round_may_be_empty() -> None:
+    """A program that writes nothing has extracted nothing."""
+    async with AsyncSupervisor(plain("extract")) as supervisor:
+        assert await take(supervisor.extract()) == []
+
+
+async def test_last_message_may_lack_its_end_when_all_went_well() -> None:
+    """The last line of a file often has no line end."""
+    run = plain("extract_tail", 0, "two", "one")
+    async with AsyncSupervisor(run) as supervisor:
+        assert await take(supervisor.extract()) == [b"one", b"two"]
+
+
+async def test_last_message_without_end_is_dropped_when_it_failed() -> None:
+    """It may be half of one. What came before is valid; the error says the rest."""
+    seen, error = await broken(plain("extract_tail", 7, "tw", "one"))
+
+    assert seen == [b"one"]
+    assert re.fullmatch(
+        r"stage e: worker e-1 \(pid \d+\) exited with status 7; command: .*"
+        r" extract_tail 7 tw one; its last words on stderr: that was all",
+        error,
+    )
+
+
+async def test_runs_are_lists_of_messages() -> None:
+    """Who moves many messages takes them as they come; none is empty."""
+    async with (
+        AsyncSupervisor(plain("extract_for_ever")) as supervisor,
+        aclosing(supervisor.extract_runs()) as runs,
+    ):
+        seen = [run async for run, _ in zip_async(runs, 20)]
+
+    messages = [message for run in seen for message in run]
+    assert messages == [b"%d" % n for n in range(len(messages))]
+    assert all(seen)
+
+
+async def zip_async(
+    runs: AsyncIterator[list[bytes]], count: int
+) -> AsyncIterator[tuple[list[bytes], int]]:
+    """Yield the first ``count`` runs, numbered."""
+    number = 0
+    async for run in runs:
+        yield run, number
+        number += 1
+        if number == count:
+            return
+
+
+async def test_plain_round_may_be_broken_off() -> None:
+    """The worker is stopped then, and another round works."""
+    async with AsyncSupervisor(plain("extract_for_ever")) as supervisor:
+        for _ in range(2):
+            async with aclosing(supervisor.extract()) as messages:
+                async for message in messages:
+                    if message == b"5000":
+                        break
+
+
+async def test_endless_round_lets_others_run() -> None:
+    """The loop over its messages never waits, and is cancelled all the same."""
+    with anyio.move_on_after(0.2) as scope:
+        async with AsyncSupervisor(plain("extract_for_ever")) as supervisor:
+            async for _ in supervisor.extract():
+                pass
+
+    assert scope.cancelled_caught
+
+
+async def test_slow_consumer_stops_the_worker_through_the_pipe() -> None:
+    """It can't be more ahead than the pipe and one read hold."""
+    async with (
+        AsyncSupervisor(plain("extract_counted")) as supervisor,
+        aclosing(supervisor.extract()) as messages,
+    ):
+        with capture_logs() as logs:
+            assert await anext(messages) == b"x" * 100_000
+            for _ in range(50):
+                await anyio.wait_all_tasks_blocked()
+    counted = [int(entry["line"]) for entry in logs if "line" in entry]
+
+    assert max(counted, default=0) <= 21
+
+
+async def test_plain_worker_that_closes_stdout_and_lives() -> None:
+    """It is stopped, and the text says why."""
+    seen, error = await broken(plain("extract_and_stay", timeout=QUICK))
+
+    assert seen == [b"one"]
+    assert "closed its stdout, but did not exit" in error
+
+
+async def test_plain_worker_whose_child_holds_the_pipe() -> None:
+    """The worker has exited, so the round is complete."""
+    with capture_logs() as logs:
+        async with AsyncSupervisor(plain("extract_and_leave_child")) as supervisor:
+            assert await take(supervisor.extract()) == [b"one"]
+    (child,) = (entry["line"].split()[1] for entry in logs if "line" in entry)
+
+    os.kill(int(child), signal.SIGKILL)
+    assert ends(int(child))
+
+
+async def test_plain_worker_that_writes_eop() -> None:
+    """What came before it is delivered; the text names the setting."""
+    seen, error = await broken(plain("extract_cut_markers"))
+
+    assert seen == [b"one"]
+    assert (
+        "broke the protocol: can't handle EOP in state STREAMING: the worker works in"
+        " cycles; set mode: cyclic (offset 4, found 00)" in error
+    )
+
+
+async def test_plain_message_that_is_too_long() -> None:
+    """The text has the setting."""
+    seen, error = await broken(plain("extract", "1", "12345", max_message_bytes=4))
+
+    assert seen == [b"1"]
+    assert "message is 5 bytes long, expected no more than 4 bytes" in error
+    assert "see max_message_bytes" in error
+
+
+# --- cyclic --------------------------------------------------------------------------
+
+
+async def test_worker_keeps_the_offsets() -> None:
+    """One worker answers round after round to empty messages."""
+    run = cyclic("rounds", "a b", "", "c")
+    async with AsyncSupervisor(run) as supervisor:
+        rounds = [await take(supervisor.extract()) for _ in range(4)]
+
+    assert rounds == [[b"a", b"b"], [], [b"c"], []]
+
+
+async def test_supervisor_keeps_the_offsets() -> None:
+    """Each request carries a range, as JSON."""
+    async with AsyncSupervisor(cyclic("ranges", 12)) as supervisor:
+        first = await take(supervisor.extract(start=0, end=3))
+        second = await take(supervisor.extract(start=10, end=20))
+
+    assert first == [b"0", b"1", b"2"]
+    assert second == [b"10", b"11"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "request_"),
+    [
+        ({}, b""),
+        ({"start": 1, "end": 2}, b'{"start": 1, "end": 2}'),
+        ({"start": "2020-01-01"}, b'{"start": "2020-01-01", "end": null}'),
+        ({"end": 0}, b'{"start": null, "end": 0}'),
+        ({"start": 1, "end": 2, "template": "{start}-{end}|{x}"}, b"1-2|{x}"),
+        ({"template": "more"}, b"more"),
+    ],
+)
+async def test_request(arguments: dict[str, object], request_: bytes) -> None:
+    """Empty without offsets, a JSON object with them, or what the template says."""
+    async with AsyncSupervisor(cyclic("requests")) as supervisor:
+        with anyio.fail_after(10):
+            runs = [
+                run
+                async for run in supervisor.extract_runs(**arguments)  # type: ignore[arg-type]
+            ]
+
+    assert runs[0][0] == b"<" + request_ + b">"
+
+
+async def test_round_with_a_marker_in_its_request_is_refused() -> None:
+    """Nothing is sent, and the next round works."""
+    async with AsyncSupervisor(cyclic("requests")) as supervisor:
+        with pytest.raises(faults.MessageRefused, match="contains marker eom"):
+            await take(
+                m async for run in supervisor.extract_runs(template="a\nb") for m in run
+            )
+        assert (await take(supervisor.extract()))[0] == b"<>"
+
+
+async def test_rounds_of_one_message_where_eop_is_eom() -> None:
+    """Each request has exactly one message."""
+    run = cyclic("one_to_one", markers=Markers(eop=b"\n"))
+    async with AsyncSupervisor(run) as supervisor:
+        assert await take(supervisor.extract(start=1, end=2)) == [
+            b'{"start": 1, "end": 2}'
+        ]
+        assert await take(supervisor.extract()) == [b""]
+
+
+async def test_rounds_wait_for_each_other() -> None:
+    """Two tasks extract from one worker, one after the other."""
+    rounds: list[list[bytes]] = []
+
+    async def extract(start: int) -> None:
+        rounds.append(await take(supervisor.extract(start=start, end=start + 2)))
+
+    async with (
+        AsyncSupervisor(cyclic("ranges")) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        for start in 0, 2, 4:
+            tasks.start_soon(extract, start)
+
+    assert sorted(rounds) == [[b"0", b"1"], [b"2", b"3"], [b"4", b"5"]]
+
+
+async def test_round_may_be_broken_off() -> None:
+    """What the worker writes next belongs to no round: another worker takes over."""
+    async with AsyncSupervisor(cyclic("endless_round", timeout=QUICK)) as supervisor:
+        for _ in range(2):
+            async with aclosing(supervisor.extract()) as messages:
+                async for message in messages:
+                    assert message == b"more"
+                    break
+
+
+async def test_round_that_is_left_open_does_not_block_the_next() -> None:
+    """Without ``aclosing`` the generator is closed by the event loop, in its own task."""
+    async with AsyncSupervisor(cyclic("ranges")) as supervisor:
+        messages = supervisor.extract(start=0, end=5)
+        assert await anext(messages) == b"0"
+
+        async def close() -> None:
+            await messages.aclose()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(close)
+        assert await take(supervisor.extract(start=7, end=8)) == [b"7"]
+
+
+async def test_worker_that_dies_in_a_round() -> None:
+    """What it wrote is valid, the error tells its story, and the next round works."""
+    async with AsyncSupervisor(cyclic("dies_in_round", 2)) as supervisor:
+        for number in 1, 2:
+            seen = await take(supervisor.extract())
+            with anyio.fail_after(10), pytest.raises(faults.WorkerLost) as caught:
+                await collect(seen, supervisor.extract())
+            assert seen == [b"first"] * 2
+            assert re.fullmatch(
+                rf"stage e: worker e-{number} \(pid \d+\) exited with status 1 while it"
+                r" held 1 message; command: .* dies_in_round 2;"
+                r" its last words on stderr: out of luck",
+                str(caught.value),
+            )
+
+
+async def test_worker_that_exits_between_rounds() -> None:
+    """It answered all it was asked: a new one is started."""
+    async with AsyncSupervisor(cyclic("ends_after_round")) as supervisor:
+        with supervisor.events() as events:
+            first = await take(supervisor.extract())
+            assert ends(int(first[0]))
+            second = await take(supervisor.extract())
+            assert events.statistics().current_buffer_used >= 2
+
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+async def test_worker_that_talks_between_rounds(tmp_path: Path) -> None:
+    """Its words would be taken for an answer: the next round fails, and says why."""
+    cue = tmp_path / "cue"
+    async with AsyncSupervisor(cyclic("talks_between_rounds", cue)) as supervisor:
+        assert await take(supervisor.extract()) == [b""]
+        cue.touch()
+        with anyio.fail_after(10):
+            while cue.exists():
+                await anyio.lowlevel.checkpoint()
+            with pytest.raises(
+                faults.RemoteProtocolError,
+                match="can't handle output in state IDLE: no message is to be answered;"
+                " diagnostics belong on stderr",
+            ):
+                await take(supervisor.extract())
+
+
+async def test_cyclic_worker_that_never_answers() -> None:
+    """The text says what it waited for."""
+    run = cyclic("never_answers", timeout=Timeouts(message=0.2, stop=0.2))
+    seen, error = await broken(run)
+
+    assert seen == []
+    assert (
+        "wrote nothing for 0.2 s, and no EOP; does it flush its output? while it held"
+        " 1 message; " in error
+    )
+
+
+async def test_cyclic_worker_that_closes_stdout_and_lives() -> None:
+    """It is not waited for without end."""
+    seen, error = await broken(cyclic("stays_after_round", timeout=QUICK))
+
+    assert seen == [b"one"]
+    assert "closed its stdout, but did not exit" in error
+
+
+async def test_cyclic_worker_that_asks_for_more() -> None:
+    """There are no batches here."""
+    _, error = await broken(cyclic("asks_for_more"))
+
+    assert "can't handle BNC in state BUSY: an extract stage has no batches" in error
+
+
+# --- stop ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", [plain("extract_for_ever"), cyclic("endless_round")])
+async def test_supervisor_closed_in_the_middle_of_a_round(run: Stage) -> None:
+    """Who reads on has an error, and not half a round that looks whole."""
+    async with AsyncSupervisor(run) as supervisor:
+        messages = supervisor.extract_runs()
+        assert await anext(messages)
+        with anyio.fail_after(10):
+            await supervisor.aclose()
+            with pytest.raises(faults.WorkerLost, match="was stopped; command: "):
+                async for _ in messages:
+                    pass
+
+
+async def test_supervisor_closed_while_a_round_waits() -> None:
+    """The one who waits for messages is woken, and told."""
+    texts: list[str] = []
+
+    async def extract() -> None:
+        with pytest.raises(faults.WorkerLost) as caught:
+            await take(supervisor.extract())
+        texts.append(str(caught.value))
+
+    async with (
+        anyio.create_task_group() as tasks,
+        AsyncSupervisor(plain("sleeps", timeout=QUICK)) as supervisor,
+    ):
+        tasks.start_soon(extract)
+        await anyio.wait_all_tasks_blocked()
+
+    assert "was stopped" in texts[0]
+
+
+@pytest.mark.parametrize("run", [plain("extract_for_ever"), cyclic("endless_round")])
+async def test_host_cancelled_in_the_middle_of_a_round(run: Stage) -> None:
+    """The worker is gone with the block."""
+    with anyio.CancelScope() as scope:
+        async with AsyncSupervisor(run) as supervisor:
+            async for _ in supervisor.extract():
+                scope.cancel()
+
+    assert scope.cancelled_caught

@@ -1,0 +1,216 @@
+"""How far ahead anything runs: windows, pipes, back-pressure, memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from etlstage.messages import StageKind
+from etlstage.supervisor import AsyncSupervisor
+from tests.supervisor.workers import memory, numbers, outputs, stage
+
+# --- windows -------------------------------------------------------------------------
+
+
+async def test_window_of_one_is_lock_step() -> None:
+    """Nothing is behind a message before it is answered."""
+    async with AsyncSupervisor(stage("lock_step", window=1)) as supervisor:
+        assert outputs(await supervisor.submit(numbers(20))) == [(b"0",)] * 20
+
+
+async def test_load_stage_is_lock_step_by_default() -> None:
+    """What a worker holds when it dies may be loaded or not: that is one message."""
+    async with AsyncSupervisor(stage("lock_step", kind=StageKind.LOAD)) as supervisor:
+        assert outputs(await supervisor.submit(numbers(20))) == [(b"0",)] * 20
+
+
+async def test_window_of_five_is_five_ahead() -> None:
+    """A worker that waits for five gets five, and never more."""
+    async with AsyncSupervisor(stage("ahead", 5, window=5)) as supervisor:
+        with anyio.fail_after(10):
+            results = await supervisor.submit(numbers(20))
+
+    assert outputs(results) == [(b"5",)] * 20
+
+
+async def test_window_of_two_is_two_ahead_though_messages_are_big() -> None:
+    """A message that does not fit the pipe is ahead as well as a small one."""
+    messages = [b"x" * 3_000_000] * 4
+    async with AsyncSupervisor(stage("echo", window=2)) as supervisor:
+        with anyio.fail_after(10):
+            results = await supervisor.submit(messages)
+
+    assert outputs(results) == [(m,) for m in messages]
+
+
+# --- pipes ---------------------------------------------------------------------------
+
+
+async def test_big_message_in_both_directions() -> None:
+    """Ten megabytes, more than any pipe holds."""
+    message = os.urandom(5_000_000).hex().encode()
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        with anyio.fail_after(10):
+            results = await supervisor.submit([b"a", message, b"b"])
+
+    assert outputs(results) == [(b"a",), (message,), (b"b",)]
+
+
+async def test_big_answers() -> None:
+    """A short message may have a long answer."""
+    async with AsyncSupervisor(stage("megabytes")) as supervisor:
+        with anyio.fail_after(10):
+            results = await supervisor.submit([b"10", b"0", b"3"])
+
+    assert [len(o[0]) for o in outputs(results)] == [10_000_000, 0, 3_000_000]
+
+
+async def test_full_pipes_are_no_deadlock() -> None:
+    """The worker answers before it has read everything, and both pipes fill up."""
+    async with AsyncSupervisor(stage("answers_early", 4_000_000)) as supervisor:
+        with anyio.fail_after(10):
+            results = await supervisor.submit([b"x" * 10_000_000, b"last"])
+
+    assert [len(o[0]) for o in outputs(results)] == [4_000_000] * 2
+
+
+# --- back-pressure -------------------------------------------------------------------
+
+
+class Tap:
+    """Gives messages for ever and counts them."""
+
+    def __init__(self, message: bytes = b"x" * 100) -> None:
+        self.pulled = 0
+        self.message = message
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            self.pulled += 1
+            yield self.message
+
+    async def flow(self) -> AsyncIterator[bytes]:
+        """Give the same, asynchronously."""
+        for message in self:
+            yield message
+
+
+async def settle() -> None:
+    """Let all tasks do what they can."""
+    for _ in range(50):
+        await anyio.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("plainly", [True, False], ids=["plain", "async"])
+async def test_slow_consumer_stops_the_reading_of_input(plainly: bool) -> None:
+    """No more is read than ``max_messages``, and a slice, beyond what is consumed."""
+    tap = Tap()
+    async with AsyncSupervisor(stage("fast"), max_messages=1000) as supervisor:
+        messages = tap if plainly else tap.flow()
+        async with aclosing(supervisor.stream(messages)) as stream:
+            for consumed in range(1, 4):
+                with anyio.fail_after(10):
+                    await anext(stream)
+                    await settle()
+                # What is in a slice, or an answer, is let in as a whole.
+                assert tap.pulled <= (4096 if plainly else consumed + 2001)
+
+
+async def test_slow_worker_stops_the_reading_of_input(tmp_path: Path) -> None:
+    """It answers nothing yet: only what may be held is read."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    tap = Tap()
+    turnstile = os.open(gate, os.O_RDWR)
+    try:
+        run = stage("gated", gate, window=3)
+        async with (
+            AsyncSupervisor(run, max_messages=10) as supervisor,
+            aclosing(supervisor.stream(tap.flow())) as stream,
+        ):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anext, stream)
+                await settle()
+                assert tap.pulled <= 11
+                os.write(turnstile, b".")
+            os.write(turnstile, b".." * 20)
+            await settle()
+            assert tap.pulled <= 12
+    finally:
+        os.close(turnstile)
+
+
+async def test_bytes_bound_what_is_read_ahead() -> None:
+    """Of big messages fewer are held."""
+    tap = Tap(b"x" * 100_000)
+    run = stage("echo")
+    async with (
+        AsyncSupervisor(run, max_bytes=1_000_000) as supervisor,
+        aclosing(supervisor.stream(tap.flow())) as stream,
+    ):
+        with anyio.fail_after(10):
+            await anext(stream)
+            await settle()
+
+    # Ten are held; as many may be on their way to the consumer.
+    assert tap.pulled <= 10 + 10 + 2
+
+
+async def test_answers_that_nobody_takes_stop_the_workers() -> None:
+    """Short messages are all read; their long answers are not, until there is room."""
+    before = memory()
+    messages = [b"1"] * 300  # megabytes, each
+    run = stage("megabytes")
+    async with (
+        AsyncSupervisor(run, max_bytes=5_000_000) as supervisor,
+        aclosing(supervisor.stream(messages)) as stream,
+    ):
+        with anyio.fail_after(15):
+            first = await anext(stream)
+            while True:
+                held = memory()
+                for _ in range(5):
+                    await settle()
+                if memory() <= held:
+                    break
+            rest = [len(result.outputs[0]) async for result in stream]
+
+    assert len(first.outputs[0]) == 1_000_000
+    assert rest == [1_000_000] * 299
+    assert held - before < 100_000_000
+
+
+async def test_memory_is_bounded_for_big_messages() -> None:
+    """Four hundred megabytes pass through, and a fraction of them is held."""
+    tap = Tap(b"x" * 2_000_000)
+    most = before = memory()
+    run = stage("echo")
+    async with (
+        AsyncSupervisor(run, max_bytes=8_000_000) as supervisor,
+        aclosing(supervisor.stream(tap.flow())) as stream,
+    ):
+        for _ in range(200):
+            result = await anext(stream)
+            assert result.outputs == (tap.message,)
+            most = max(most, memory())
+
+    assert most - before < 100_000_000
+
+
+async def test_one_slow_caller_does_not_stop_another() -> None:
+    """Each stream has a bound of its own."""
+    async with (
+        AsyncSupervisor(stage("fast"), max_messages=10) as supervisor,
+        aclosing(supervisor.stream(Tap().flow())) as slow,
+    ):
+        await anext(slow)
+        await settle()
+        with anyio.fail_after(10):
+            results = await supervisor.submit(numbers(5000))
+
+    assert len(outputs(results)) == 5000

@@ -1,0 +1,331 @@
+"""
+Every scenario of the stage protocol, with real workers of every language.
+
+What the workers do with single bytes is tested in ``tests/examples``; here they run
+under the supervisor, as the users of the examples will run them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Unpack
+
+import anyio
+import pytest
+
+import etlstage
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.supervisor import AsyncSupervisor, BatchPolicy, Stage
+from tests.examples.languages import ALL, ANY_MARKERS, PYTHONS, Language
+from tests.supervisor.workers import Settings, outputs
+
+each_language = pytest.mark.parametrize("language", ALL, ids=str)
+each_with_any_markers = pytest.mark.parametrize("language", ANY_MARKERS, ids=str)
+each_python = pytest.mark.parametrize("language", PYTHONS, ids=str)
+
+LINES = [b"%d %s" % (n, b"x" * (n % 5)) for n in range(2500)]
+ODD = Markers(b"<eom>", b"\0\0", b"\\\xff", b"<bnc>")
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """Name a folder for the programs that shell workers find first."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    return folder
+
+
+def example(
+    language: Language,
+    worker: str,
+    tools: Path,
+    *arguments: object,
+    **settings: Unpack[Settings],
+) -> Stage:
+    """Return a stage that runs an example worker."""
+    if missing := language.missing():
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    for tool, program in language.tools.items():
+        (tools / tool).symlink_to(shutil.which(program) or program)
+    program, *options = language.interpreter
+    command = (shutil.which(program), *options, language.script(worker), *arguments)
+    root = Path(etlstage.__file__).parent.parent
+    env = {"PATH": f"{tools}:/usr/bin:/bin", "PYTHONPATH": str(root)}
+    settings |= {"name": worker, "env": env}
+    return Stage(command=tuple(map(str, command)), **settings)
+
+
+async def submit(stage: Stage, messages: list[bytes]) -> list[tuple[bytes, ...]]:
+    """Return the outputs of each message; no worker may fail or hang."""
+    with anyio.fail_after(15):
+        async with AsyncSupervisor(stage) as supervisor:
+            results = await supervisor.submit(messages)
+    assert [r.message for r in results] == messages
+    return outputs(results)
+
+
+async def take(messages: AsyncIterator[bytes]) -> list[bytes]:
+    """Return the messages of a round."""
+    with anyio.fail_after(15):
+        return [message async for message in messages]
+
+
+# --- T and L, single messages --------------------------------------------------------
+
+
+@each_language
+async def test_transform_single(language: Language, tools: Path) -> None:
+    """None, one and many replies; more than the pipes hold; two workers, in order."""
+    stage = example(language, "transform", tools, workers=2)
+
+    assert await submit(stage, [b"", *LINES]) == [
+        tuple(line.split()) for line in [b"", *LINES]
+    ]
+
+
+@each_with_any_markers
+async def test_transform_single_with_other_markers(
+    language: Language, tools: Path
+) -> None:
+    """They travel in the environment."""
+    stage = example(language, "transform", tools, markers=ODD)
+
+    assert await submit(stage, LINES[:99]) == [tuple(m.split()) for m in LINES[:99]]
+
+
+@each_language
+async def test_load_single(language: Language, tools: Path, tmp_path: Path) -> None:
+    """No output, one EOP each, and all of it is there in order."""
+    target = tmp_path / "target"
+    stage = example(language, "load", tools, target, kind=StageKind.LOAD)
+
+    assert await submit(stage, LINES[:200]) == [()] * 200
+    assert target.read_bytes() == b"".join(line + b"\n" for line in LINES[:200])
+
+
+# --- T and L, batches that the supervisor closes -------------------------------------
+
+REPEATED = [b"a", b"b", b"a", b"", b"c", b"c", b"", b"d"]
+CLOSED = BatchPolicy(size=3, seconds=3600)
+
+
+@each_language
+async def test_transform_batch_by_supervisor(language: Language, tools: Path) -> None:
+    """What is repeated in a batch is passed on once."""
+    stage = example(
+        language, "transform_batch", tools, mode=Mode.BATCH_SUPERVISOR, batch=CLOSED
+    )
+
+    assert await submit(stage, REPEATED) == [
+        (),
+        (),
+        (b"a", b"b"),
+        (),
+        (),
+        (b"", b"c"),
+        (),
+        (b"", b"d"),
+    ]
+
+
+@each_language
+async def test_batches_ahead_of_their_answers(language: Language, tools: Path) -> None:
+    """Many batches are on the way; two workers; the order is kept."""
+    stage = example(
+        language,
+        "transform_batch",
+        tools,
+        mode=Mode.BATCH_SUPERVISOR,
+        batch=BatchPolicy(size=7),
+        workers=2,
+        window=9,
+    )
+    seen = await submit(stage, LINES)
+
+    assert [message for group in seen for message in group] == LINES
+
+
+@each_with_any_markers
+async def test_transform_batch_with_other_markers(
+    language: Language, tools: Path
+) -> None:
+    """EOB and EOM of several bytes, NUL among them."""
+    stage = example(
+        language,
+        "transform_batch",
+        tools,
+        mode=Mode.BATCH_SUPERVISOR,
+        batch=CLOSED,
+        markers=ODD,
+    )
+    seen = await submit(stage, REPEATED)
+
+    assert [o for group in seen for o in group] == [b"a", b"b", b"", b"c", b"", b"d"]
+
+
+@each_python
+async def test_load_batch_by_supervisor(
+    language: Language, tools: Path, tmp_path: Path
+) -> None:
+    """Each batch is a transaction, and answered with EOP alone."""
+    target = tmp_path / "target.sqlite"
+    stage = example(
+        language,
+        "load_batch",
+        tools,
+        target,
+        kind=StageKind.LOAD,
+        mode=Mode.BATCH_SUPERVISOR,
+        batch=CLOSED,
+    )
+
+    assert await submit(stage, LINES[:20]) == [()] * 20
+    assert rows(target) == LINES[:20]
+
+
+# --- T and L, batches that the worker closes -----------------------------------------
+
+
+@each_python
+@pytest.mark.parametrize("size", [1, 3, 100])
+async def test_transform_batch_by_worker(
+    language: Language, tools: Path, size: int
+) -> None:
+    """It closes its batch when it holds ``size``; we close one at the end of input."""
+    stage = example(
+        language,
+        "transform_batch",
+        tools,
+        size,
+        mode=Mode.BATCH_WORKER,
+        batch=BatchPolicy(seconds=3600),
+    )
+    seen = await submit(stage, REPEATED)
+
+    batches = [REPEATED[at : at + size] for at in range(0, len(REPEATED), size)]
+    assert [group for group in seen if group] == [
+        tuple(dict.fromkeys(batch)) for batch in batches
+    ]
+
+
+@each_python
+async def test_transform_batch_by_worker_with_other_markers(
+    language: Language, tools: Path
+) -> None:
+    """BNC of several bytes; a batch that we close for the worker."""
+    stage = example(
+        language,
+        "transform_batch",
+        tools,
+        100,
+        mode=Mode.BATCH_WORKER,
+        markers=ODD,
+        batch=CLOSED,
+    )
+    seen = await submit(stage, REPEATED)
+
+    assert [o for group in seen for o in group] == [b"a", b"b", b"", b"c", b"", b"d"]
+
+
+@each_python
+async def test_load_batch_by_worker(
+    language: Language, tools: Path, tmp_path: Path
+) -> None:
+    """Each batch is a transaction, the last one too."""
+    target = tmp_path / "target.sqlite"
+    stage = example(
+        language,
+        "load_batch",
+        tools,
+        target,
+        6,
+        kind=StageKind.LOAD,
+        mode=Mode.BATCH_WORKER,
+        batch=BatchPolicy(seconds=3600),
+    )
+
+    assert await submit(stage, LINES[:20]) == [()] * 20
+    assert rows(target) == LINES[:20]
+
+
+def rows(database: Path) -> list[bytes]:
+    """Return what is in the database."""
+    with closing(sqlite3.connect(database)) as connection:
+        found = connection.execute("SELECT message FROM messages ORDER BY rowid")
+        return [message for (message,) in found]
+
+
+# --- E -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """Write the lines to a file."""
+    path = tmp_path / "lines"
+    path.write_bytes(b"".join(line + b"\n" for line in LINES))
+    return path
+
+
+@each_python
+async def test_extract_plain(language: Language, tools: Path, lines: Path) -> None:
+    """Two rounds are two runs of the program."""
+    stage = example(
+        language, "extract", tools, lines, kind=StageKind.EXTRACT, mode=Mode.PLAIN
+    )
+    async with AsyncSupervisor(stage) as supervisor:
+        for _ in range(2):
+            assert await take(supervisor.extract()) == LINES
+    async with AsyncSupervisor(replace(stage, markers=ODD)) as supervisor:
+        assert await take(supervisor.extract()) == LINES
+
+
+@each_python
+async def test_extract_cyclic_with_offsets_at_the_supervisor(
+    language: Language, tools: Path, lines: Path
+) -> None:
+    """It gives what is asked for, again and out of order too."""
+    stage = example(
+        language,
+        "extract_cycle_supervisor_offsets",
+        tools,
+        lines,
+        kind=StageKind.EXTRACT,
+        mode=Mode.CYCLIC,
+    )
+    async with AsyncSupervisor(stage) as supervisor:
+        for start, end in (0, 10), (2000, 9999), (5, 5), (0, 10):
+            messages = await take(supervisor.extract(start=start, end=end))
+            assert messages == LINES[start:end]
+
+
+@each_python
+async def test_extract_cyclic_with_offsets_at_the_worker(
+    language: Language, tools: Path, lines: Path, tmp_path: Path
+) -> None:
+    """Each round gives what is new; a second worker goes on where the first was."""
+    stage = example(
+        language,
+        "extract_cycle_worker_offsets",
+        tools,
+        lines,
+        tmp_path / "offset",
+        kind=StageKind.EXTRACT,
+        mode=Mode.CYCLIC,
+    )
+    async with AsyncSupervisor(stage) as supervisor:
+        assert await take(supervisor.extract()) == LINES
+        assert await take(supervisor.extract()) == []
+        with lines.open("ab") as log:
+            log.write(b"new\nstill open")
+        assert await take(supervisor.extract()) == [b"new"]
+        assert await take(supervisor.extract()) == []
+    with lines.open("ab") as log:
+        log.write(b"\n")
+    async with AsyncSupervisor(stage) as supervisor:
+        assert await take(supervisor.extract()) == [b"still open"]

@@ -1,0 +1,210 @@
+"""However the block ends, and whatever the worker thinks of it: all is gone then."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from etlstage import errors as faults
+from etlstage.messages import Result
+from etlstage.supervisor import AsyncSupervisor, Timeouts, WorkerExited
+from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
+
+
+async def exit_status(behaviour: str, *arguments: object) -> int:
+    """Return how a worker ends that was asked something and is then stopped."""
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(
+            stage(behaviour, *arguments, timeout=QUICK)
+        ) as supervisor:
+            events = supervisor.events()
+            await supervisor.submit([b"one"])
+        with events:
+            exited = [event async for event in events]
+    (event,) = exited
+    assert isinstance(event, WorkerExited)
+    assert ends(event.pid)
+    return event.status
+
+
+async def test_worker_ends_with_its_input() -> None:
+    """A worker that behaves is never signalled."""
+    assert await exit_status("echo") == 0
+
+
+async def test_worker_that_ignores_the_end_of_input_is_terminated() -> None:
+    """SIGTERM is the second step."""
+    assert await exit_status("deaf_to_eof") == -15
+
+
+@pytest.mark.parametrize("behaviour", ["deaf_to_sigterm", "spins"])
+async def test_worker_that_ignores_sigterm_is_killed(behaviour: str) -> None:
+    """SIGKILL is the third step."""
+    assert await exit_status(behaviour) == -9
+
+
+async def test_full_pipe_is_no_reason_to_fail() -> None:
+    """The worker never reads: what could not be written is lost, and nothing raises."""
+    with anyio.fail_after(10):
+        async with (
+            AsyncSupervisor(stage("sleeps", timeout=QUICK)) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def submit() -> None:
+                results.extend(await supervisor.submit([b"x" * 10_000_000]))
+
+            results: list[Result] = []
+            tasks.start_soon(submit)
+            for _ in range(9):  # until the writer waits, too
+                await anyio.wait_all_tasks_blocked()
+            await supervisor.aclose()
+
+    assert "was stopped while it held 1 message" in errors(results)[0]
+
+
+async def test_grandchildren_go_with_the_worker() -> None:
+    """The process group is killed, though the worker itself ended well."""
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(stage("has_child", "end")) as supervisor:
+            (reply,) = outputs(await supervisor.submit([b"one"]))
+            child = int(reply[1])
+            assert runs(child)
+
+    assert ends(child)
+
+
+async def test_messages_under_way_are_lost_at_the_stop() -> None:
+    """What the worker holds has an error that says it was stopped."""
+    results: list[str] = []
+
+    async def submit() -> None:
+        results.extend(errors(await supervisor.submit(numbers(5))))
+
+    with anyio.fail_after(10):
+        run = stage("never_answers", window=2, timeout=QUICK)
+        async with (
+            anyio.create_task_group() as tasks,
+            AsyncSupervisor(run) as supervisor,
+        ):
+            tasks.start_soon(submit)
+            await anyio.wait_all_tasks_blocked()
+
+    assert len(results) == 5
+    assert all("was stopped while it held 2 messages; " in r for r in results[:2])
+    assert results[2:] == ["stage t: the supervisor is closed"] * 3
+
+
+async def test_aclose_returns_when_the_workers_are_gone() -> None:
+    """From then on everything fails, with a text that says why."""
+    async with AsyncSupervisor(stage("echo", workers=3)) as supervisor:
+        with supervisor.events() as events:
+            await supervisor.aclose()
+            exited = [events.receive_nowait() for _ in range(3)]
+        await supervisor.aclose()
+        results = await supervisor.submit([b"one"])
+        stream = [r async for r in supervisor.stream([b"two"])]
+
+    assert {type(event) for event in exited} == {WorkerExited}
+    assert errors(results) == errors(stream) == ["stage t: the supervisor is closed"]
+
+
+async def test_nothing_can_be_submitted_behind_the_block() -> None:
+    """It says that the supervisor does not run."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        pass
+
+    with pytest.raises(faults.LocalProtocolError, match="is not running; use it as"):
+        await supervisor.submit([b"one"])
+
+
+@pytest.mark.parametrize("error", [LookupError("body"), KeyboardInterrupt("body")])
+async def test_error_in_the_block_passes_as_it_is(error: BaseException) -> None:
+    """No group is wrapped around it."""
+
+    async def body() -> None:
+        async with AsyncSupervisor(stage("echo")) as supervisor:
+            await supervisor.submit([b"one"])
+            raise error
+
+    with pytest.raises(type(error), match=r"^body$"):
+        await body()
+
+
+async def test_host_may_be_cancelled() -> None:
+    """Cancelling ends the block, and workers that cling to life."""
+    with anyio.move_on_after(10) as scope:
+        async with AsyncSupervisor(
+            stage("deaf_to_sigterm", workers=2, timeout=QUICK)
+        ) as supervisor:
+            await supervisor.submit([b"one"])
+            scope.cancel()
+            await supervisor.submit([b"two"])
+
+    assert scope.cancelled_caught
+
+
+async def test_host_may_be_cancelled_in_the_middle_of_a_stream() -> None:
+    """Input, stream and workers end with the task that holds them."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 1000
+
+    with anyio.CancelScope() as scope:
+        async with AsyncSupervisor(stage("fast"), max_messages=50) as supervisor:
+            async for result in supervisor.stream(endless()):
+                assert result.error is None
+                scope.cancel()
+
+    assert scope.cancelled_caught
+
+
+async def test_cancelled_before_anything_happened() -> None:
+    """A scope that is cancelled already starts and stops all the same."""
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with AsyncSupervisor(stage("echo")):
+            await anyio.lowlevel.checkpoint()
+
+    assert scope.cancelled_caught
+
+
+async def test_exit_is_waited_for_although_cancelled() -> None:
+    """The worker is gone when the block is, not some time later."""
+    pids: list[int] = []
+    with anyio.CancelScope() as scope:
+        async with AsyncSupervisor(stage("deaf_to_eof", timeout=QUICK)) as supervisor:
+            (reply,) = outputs(await supervisor.submit([b"one"]))
+            assert reply == (b"one",)
+            pids = [c._process.pid for c in supervisor._connections]
+            scope.cancel()
+
+    assert pids
+    assert not any(runs(pid) for pid in pids)
+
+
+async def test_dead_workers_are_not_waited_for() -> None:
+    """However long the steps of stopping are, they are for the living."""
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(
+            stage("exits", 3, timeout=Timeouts(stop=3600))
+        ) as supervisor:
+            with supervisor.events() as events:
+                assert isinstance(await events.receive(), WorkerExited)
+
+
+async def test_many_supervisors_leave_nothing_behind() -> None:
+    """Fifty, one after the other and side by side; the fixture counts what is open."""
+
+    async def use(number: int) -> None:
+        async with AsyncSupervisor(stage("echo")) as supervisor:
+            assert len(outputs(await supervisor.submit(numbers(number)))) == number
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(25):
+            tasks.start_soon(use, number)
+    for number in range(25):
+        await use(number)

@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from etlstage import errors as faults
+from etlstage.messages import Result, StageKind
+from etlstage.supervisor import AsyncSupervisor
+from tests.supervisor.workers import collect, errors, numbers, outputs, plain, stage
+
+# --- submit ------------------------------------------------------------------------
+
+
+async def test_each_message_has_its_outputs() -> None:
+    """Zero, one and many replies, and those of an empty message, stay apart."""
+    async with AsyncSupervisor(stage("words")) as supervisor:
+        results = await supervisor.submit([b"one", b"", b"two three four", b" ", b"5"])
+
+    assert results == [
+        Result(b"one", (b"one",), None),
+        Result(b"", (), None),
+        Result(b"two three four", (b"two", b"three", b"four"), None),
+        Result(b" ", (), None),
+        Result(b"5", (b"5",), None),
+    ]
+
+
+async def test_empty_message_can_be_an_output() -> None:
+    """An output without bytes is one, and not none."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        assert outputs(await supervisor.submit([b"", b"x", b""])) == [
+            (b"",),
+            (b"x",),
+            (b"",),
+        ]
+
+
+async def test_nothing_to_submit_gives_nothing() -> None:
+    """No message, no result, and no wait."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        assert await supervisor.submit([]) == []
+        assert await supervisor.submit(iter([])) == []
+
+
+async def test_any_iterable_can_be_submitted() -> None:
+    """A generator does as well as a list."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        results = await supervisor.submit(b"%d" % n for n in range(3))
+
+    assert [r.message for r in results] == numbers(3)
+
+
+async def test_many_messages_come_back_in_order() -> None:
+    """More than a pipe holds: the worker is read while it is written to."""
+    messages = [b"%07d" % n * 10 for n in range(50_000)]
+    async with AsyncSupervisor(stage("fast")) as supervisor:
+        results = await supervisor.submit(messages)
+
+    assert [r.message for r in results] == messages
+    assert outputs(results) == [(m,) for m in messages]
+
+
+async def test_three_workers_keep_the_order() -> None:
+    """Workers of random speed share the messages; results are in input order."""
+    messages = numbers(300)
+    async with AsyncSupervisor(stage("uneven", 1, workers=3, window=2)) as supervisor:
+        results = await supervisor.submit(messages)
+
+    assert [r.message for r in results] == messages
+    assert [o[0] for o in outputs(results)] == messages
+    assert len({o[1] for o in outputs(results)}) == 3
+
+
+async def test_idle_workers_take_messages_first() -> None:
+    """Three messages for three workers: one each."""
+    async with AsyncSupervisor(stage("signed", workers=3)) as supervisor:
+        results = await supervisor.submit(numbers(3))
+
+    assert len({o[1] for o in outputs(results)}) == 3
+
+
+async def test_two_hundred_tasks_submit_at_once() -> None:
+    """Each gets the results of its own messages."""
+    answers: dict[int, list[tuple[bytes, ...]]] = {}
+
+    async def submit(number: int) -> None:
+        messages = [b"%d-%d" % (number, n) for n in range(number % 7)]
+        answers[number] = outputs(await supervisor.submit(messages))
+
+    async with (
+        AsyncSupervisor(stage("echo", workers=2)) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(200):
+            tasks.start_soon(submit, number)
+
+    assert answers == {
+        number: [(b"%d-%d" % (number, n),) for n in range(number % 7)]
+        for number in range(200)
+    }
+
+
+async def test_load_stage_answers_with_nothing(tmp_path: Path) -> None:
+    """An L worker's receipt is an EOP alone."""
+    target = tmp_path / "target"
+    load = stage("append", target, kind=StageKind.LOAD)
+    async with AsyncSupervisor(load) as supervisor:
+        assert outputs(await supervisor.submit(numbers(3))) == [(), (), ()]
+
+    assert target.read_bytes() == b"0\n1\n2\n"
+
+
+# --- stream ------------------------------------------------------------------------
+
+
+async def test_stream_takes_a_plain_iterable() -> None:
+    """A generator that is no coroutine is read as far as there is room."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        stream = supervisor.stream(b"%d" % n for n in range(5000))
+        results = [result async for result in stream]
+
+    assert outputs(results) == [(b"%d" % n,) for n in range(5000)]
+
+
+async def test_stream_takes_an_async_iterable() -> None:
+    """What comes bit by bit is answered bit by bit."""
+    answered = anyio.Event()
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b"first"
+        await answered.wait()
+        yield b"second"
+
+    seen = []
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        with anyio.fail_after(10):
+            async for result in supervisor.stream(messages()):
+                seen.append(result.message)
+                answered.set()
+
+    assert seen == [b"first", b"second"]
+
+
+async def test_stream_of_nothing_ends() -> None:
+    """Empty input of either kind gives no results."""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        for message in list[bytes]():
+            yield message
+
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        assert [r async for r in supervisor.stream([])] == []
+        assert [r async for r in supervisor.stream(nothing())] == []
+
+
+async def test_error_of_the_input_comes_behind_the_results_before_it() -> None:
+    """What the input raised is raised, as it is, where the input broke."""
+
+    async def messages() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+        raise LookupError("no three")
+
+    seen: list[Result] = []
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        with pytest.raises(LookupError, match="no three"):
+            await collect(seen, supervisor.stream(messages()))
+        again = await supervisor.submit([b"four"])
+
+    assert [r.message for r in seen] == [b"one", b"two"]
+    assert outputs(again) == [(b"four",)]
+
+
+async def test_error_of_a_plain_iterable_is_raised_too() -> None:
+    """Messages taken in the same slice as the error are lost with it, none is doubled."""
+
+    def messages() -> Iterator[bytes]:
+        yield from numbers(1500)
+        raise LookupError("no more")
+
+    seen: list[Result] = []
+    async with AsyncSupervisor(stage("fast")) as supervisor:
+        with pytest.raises(LookupError, match="no more"):
+            await collect(seen, supervisor.stream(messages()))
+
+    assert [r.message for r in seen] == numbers(1500)
+
+
+@pytest.mark.parametrize("plainly", [True, False], ids=["plain", "async"])
+async def test_consumer_may_break_off(plainly: bool) -> None:
+    """Input that has no end is read no further, and others go on."""
+    closed = []
+
+    def endless() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"message"
+        finally:
+            closed.append(True)
+
+    async def endless_too() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"message"
+        finally:
+            closed.append(True)
+
+    async with AsyncSupervisor(stage("fast"), max_messages=100) as supervisor:
+        messages = endless() if plainly else endless_too()
+        async with aclosing(supervisor.stream(messages)) as stream:
+            async for result in stream:
+                assert result.error is None
+                break
+        assert outputs(await supervisor.submit([b"other"])) == [(b"other",)]
+        if not plainly:
+            assert closed == [True]
+
+
+async def test_input_is_left_alone_once_the_stream_is_closed() -> None:
+    """Whoever closes the stream may close the input right after it."""
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        await anyio.sleep_forever()
+
+    async with (
+        AsyncSupervisor(stage("echo")) as supervisor,
+        aclosing(endless()) as messages,
+        aclosing(supervisor.stream(messages)) as stream,
+    ):
+        async for _ in stream:
+            break
+
+
+async def test_consumer_may_be_cancelled() -> None:
+    """A stream that is cancelled takes its input with it, and others go on."""
+    ended = anyio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            yield b"one"
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        with anyio.CancelScope() as scope:
+            async with aclosing(supervisor.stream(endless())) as stream:
+                async for _ in stream:
+                    scope.cancel()
+        with anyio.fail_after(10):
+            await ended.wait()
+        assert outputs(await supervisor.submit([b"other"])) == [(b"other",)]
+
+
+async def test_submit_may_be_cancelled() -> None:
+    """Messages of a caller that is gone are answered to nobody."""
+    async with AsyncSupervisor(stage("ahead", 2, window=1)) as supervisor:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.submit, numbers(9))
+                await anyio.lowlevel.checkpoint()
+                scope.cancel()
+        # The first of the cancelled ones is with the worker, which wants two.
+    assert scope.cancelled_caught
+
+
+async def test_stream_may_be_left_open_at_the_end_of_the_block() -> None:
+    """Input without end does not keep the supervisor from ending."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"one"
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(stage("echo")) as supervisor:
+            stream = supervisor.stream(endless())
+            first = await anext(stream)
+        with pytest.raises(
+            faults.WorkerLost, match="stage t: the supervisor is closed"
+        ):
+            await anext(stream)
+
+    assert first.message == b"one"
+
+
+async def test_error_in_a_loop_over_a_stream_passes() -> None:
+    """A body that raises leaves the generator open; the block ends all the same."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"one"
+
+    async def body() -> None:
+        async with AsyncSupervisor(stage("echo"), max_messages=10) as supervisor:
+            streams.append(supervisor.stream(endless()))
+            async for _ in streams[0]:
+                raise LookupError("body")
+
+    streams: list[AsyncGenerator[Result, None]] = []
+    with anyio.fail_after(10), pytest.raises(LookupError, match=r"^body$"):
+        await body()
+    await streams[0].aclose()
+
+
+# --- what can't be sent --------------------------------------------------------------
+
+
+async def test_message_with_a_marker_fails_alone() -> None:
+    """It fails with a text that says which marker and where; the others pass."""
+    messages = [b"good", b"ba\0d", b"better", b"worse\n", b"\x17", b"\x05", b"best"]
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        with anyio.fail_after(10):
+            results = await supervisor.submit(messages)
+
+    assert [r.message for r in results] == messages
+    assert [r.outputs for r in results] == [
+        (b"good",),
+        (),
+        (b"better",),
+        (),
+        (),
+        (),
+        (b"best",),
+    ]
+    remedy = "choose other markers, or encode the message"
+    assert errors(results) == [
+        "",
+        (
+            rf"stage t: message contains marker eop '\\000' at offset 2; {remedy}"
+            " (message 2 of its input)"
+        ),
+        "",
+        (
+            rf"stage t: message contains marker eom '\\012' at offset 5; {remedy}"
+            " (message 4 of its input)"
+        ),
+        (
+            rf"stage t: message contains marker eob '\\027' at offset 0; {remedy}"
+            " (message 5 of its input)"
+        ),
+        (
+            rf"stage t: message contains marker bnc '\\005' at offset 0; {remedy}"
+            " (message 6 of its input)"
+        ),
+        "",
+    ]
+    assert all(isinstance(r.error, faults.MessageRefused) for r in results if r.error)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_bad_messages_anywhere_stop_nothing(
+    window: int | None, workers: int
+) -> None:
+    """However many of them come in a row, what is behind them passes."""
+    messages = [b"bad\n"] * 3 + [b"good", b"bad\n"] * 50 + [b"bad\n"] * 3000 + [b"end"]
+    run = stage("echo", window=window, workers=workers)
+    async with AsyncSupervisor(run) as supervisor:
+        with anyio.fail_after(10):
+            results = await supervisor.submit(messages)
+
+    assert [bool(r.error) for r in results] == [m == b"bad\n" for m in messages]
+
+
+async def test_message_that_is_too_long_fails_alone() -> None:
+    """The text has the size, the limit and the setting."""
+    run = stage("echo", max_message_bytes=10)
+    async with AsyncSupervisor(run) as supervisor:
+        results = await supervisor.submit([b"x" * 10, b"x" * 11, b"x"])
+
+    assert errors(results) == [
+        "",
+        (
+            "stage t: message is 11 bytes long, expected no more than 10 bytes;"
+            " see max_message_bytes (message 2 of its input)"
+        ),
+        "",
+    ]
+
+
+# --- how it is used ------------------------------------------------------------------
+
+
+async def test_supervisor_can_be_entered_only_once() -> None:
+    """Its workers are gone after the first time."""
+    supervisor = AsyncSupervisor(stage("echo"))
+    async with supervisor:
+        with pytest.raises(faults.LocalProtocolError, match="was entered already"):
+            await supervisor.__aenter__()
+    with pytest.raises(faults.LocalProtocolError, match="was entered already"):
+        await supervisor.__aenter__()
+
+
+async def test_supervisor_must_be_entered_first() -> None:
+    """The text says how."""
+    supervisor = AsyncSupervisor(stage("echo"))
+
+    with pytest.raises(
+        faults.LocalProtocolError,
+        match=r"<AsyncSupervisor 't' workers=0> is not running;"
+        r" use it as `async with AsyncSupervisor\(...\)`",
+    ):
+        await supervisor.submit([b"one"])
+
+
+async def test_transform_stage_does_not_extract() -> None:
+    """The text names the stage and its kind."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        with pytest.raises(
+            faults.LocalProtocolError,
+            match="stage t is of kind transform: it can't extract",
+        ):
+            await anext(supervisor.extract())
+
+
+async def test_extract_stage_takes_no_messages() -> None:
+    """The text names the stage."""
+    async with AsyncSupervisor(plain("extract", "one")) as supervisor:
+        with pytest.raises(
+            faults.LocalProtocolError, match="stage e extracts: it takes no messages"
+        ):
+            await supervisor.submit([b"one"])
+
+
+async def test_repr_tells_how_many_workers_live() -> None:
+    """Before, while and after."""
+    supervisor = AsyncSupervisor(stage("echo", workers=2))
+    seen = [repr(supervisor)]
+    async with supervisor:
+        seen.append(repr(supervisor))
+    seen.append(repr(supervisor))
+
+    assert seen == [f"<AsyncSupervisor 't' workers={n}>" for n in (0, 2, 0)]
+
+
+# --- inside plain asyncio ------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_embedded_in_plain_asyncio() -> None:
+    """Tasks of asyncio submit side by side, and one of them is cancelled."""
+    async with AsyncSupervisor(stage("gated", "/dev/zero")) as supervisor:
+        tasks = [asyncio.create_task(supervisor.submit(numbers(n))) for n in range(10)]
+        doomed = asyncio.create_task(supervisor.submit(numbers(100)))
+        await asyncio.sleep(0)
+        doomed.cancel()
+        results = await asyncio.gather(*tasks)
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+
+    assert [len(outputs(r)) for r in results] == list(range(10))
+
+
+@pytest.mark.asyncio
+async def test_task_of_asyncio_that_holds_a_supervisor_is_cancelled() -> None:
+    """The workers are gone when the task is."""
+    inside = asyncio.Event()
+
+    async def hold() -> None:
+        async with AsyncSupervisor(stage("echo")) as supervisor:
+            await supervisor.submit([b"one"])
+            inside.set()
+            await asyncio.sleep(3600)
+
+    task = asyncio.create_task(hold())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,157 @@
+"""
+Stages of the worker program, and ways to look at what became of their processes.
+
+A behaviour is a function of ``program.py``, and is called by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import AsyncIterable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, TypedDict, TypeVar, Unpack
+
+from etlstage.messages import Result, StageKind
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.supervisor import BatchPolicy, Stage, Timeouts
+
+__all__ = (
+    "PROGRAM",
+    "QUICK",
+    "Settings",
+    "collect",
+    "command",
+    "cyclic",
+    "ends",
+    "errors",
+    "load",
+    "memory",
+    "numbers",
+    "open_files",
+    "outputs",
+    "plain",
+    "runs",
+    "stage",
+)
+
+T = TypeVar("T")
+
+PROGRAM: Final = Path(__file__).with_name("program.py")
+QUICK: Final = Timeouts(stop=0.2)
+"""For workers that don't go by themselves."""
+
+
+def command(behaviour: str, *arguments: object) -> tuple[str, ...]:
+    """Return the command line of a worker that behaves so."""
+    # -S: no site, starts in half the time.
+    words = (sys.executable, "-S", PROGRAM, behaviour, *arguments)
+    return tuple(map(str, words))
+
+
+class Settings(TypedDict, total=False):
+    """What may be said about a stage beside its command."""
+
+    name: str
+    kind: StageKind
+    mode: Mode
+    markers: Markers
+    batch: BatchPolicy
+    workers: int
+    window: int | None
+    timeout: Timeouts
+    env: Mapping[str, str]
+    cwd: Path | None
+    max_message_bytes: int
+
+
+def stage(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
+    """Return a transform stage, called ``t``, whose workers behave so."""
+    settings.setdefault("name", "t")
+    return Stage(command=command(behaviour, *arguments), **settings)
+
+
+def load(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
+    """Return a load stage, called ``l``."""
+    settings["kind"] = StageKind.LOAD
+    settings.setdefault("name", "l")
+    return stage(behaviour, *arguments, **settings)
+
+
+def plain(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
+    """Return an extract stage, called ``e``, in plain mode."""
+    settings["kind"] = StageKind.EXTRACT
+    settings.setdefault("mode", Mode.PLAIN)
+    settings.setdefault("name", "e")
+    return stage(behaviour, *arguments, **settings)
+
+
+def cyclic(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
+    """Return an extract stage, called ``e``, in cyclic mode."""
+    settings["mode"] = Mode.CYCLIC
+    return plain(behaviour, *arguments, **settings)
+
+
+def numbers(count: int) -> list[bytes]:
+    """Return messages that can be told apart."""
+    return [b"%d" % n for n in range(count)]
+
+
+def outputs(results: Iterable[Result]) -> list[tuple[bytes, ...]]:
+    """Return the outputs of each result, none of which may be an error."""
+    rows = list(results)
+    assert [r.error for r in rows if r.error is not None] == []
+    return [r.outputs for r in rows]
+
+
+def errors(results: Iterable[Result]) -> list[str]:
+    """Return each result's error as text; an empty one where there is none."""
+    return [str(r.error) if r.error is not None else "" for r in results]
+
+
+def ends(pid: int) -> bool:
+    """Return whether a process ends soon, or has ended; a zombie has."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(2000))
+    finally:
+        os.close(process)
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    # The name of the program, in parentheses, may be anything.
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def memory() -> int:
+    """Return how much memory we take, in bytes."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def collect(seen: list[T], items: AsyncIterable[T]) -> None:
+    """Append items as they come: what came before an error is there then."""
+    async for item in items:
+        seen += [item]
+
+
+def open_files() -> set[str]:
+    """Return our open descriptors and what each of them is."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    return found
