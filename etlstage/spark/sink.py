@@ -28,6 +28,8 @@ from etlstage.spark.rows import Misfits, rows_of
 
 __all__ = ("DataFrameSink",)
 
+_FILE_BYTES = 32 << 20  # of messages; also what one task of an epoch writes
+
 
 class DataFrameSink:
     """
@@ -237,7 +239,9 @@ class DataFrameSink:
                 f"{self.loaded + rows.place + 1} is the first, {rows.why}; "
                 f"nothing of epoch {self.epochs + 1} is loaded"
             )
-        self._destination.write(rows, first=not self.epochs, last=last)
+        # Arrow brings a partition for every 10,000 rows, and each would be a file.
+        files = max(1, round(epoch.size / _FILE_BYTES))
+        self._destination.write(rows.coalesce(files), first=not self.epochs, last=last)
 
     def _failure(self, text: str) -> SinkFailed:
         return SinkFailed(f"{self.name}: {text}", stage=self.name)

@@ -74,6 +74,8 @@ class Connection:
         self._lost = 0  # messages that it held when it was given up
         self._closed = ""  # the pipe that the worker closed first
         self._drained = anyio.Event()
+        self._batches = stage.mode.batches
+        self._asked = stage.mode is Mode.BATCH_WORKER
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was told to stop."""
         self.finished = anyio.Event()
@@ -91,21 +93,22 @@ class Connection:
     @property
     def usable(self) -> bool:
         """Whether the worker may be given messages."""
-        return self.error is None and not self._worker.quit.is_set()
+        return self.error is None and not self._worker.told
 
     def pump(self, now: float) -> bool:
         """Give the worker what it may have now; return whether there was anything."""
         if not self.usable or (self._unsent and not self._flush()):
             return False
         idle = not self._protocol.owed
-        gave = self._feeder.feed(now)
-        self._batch_due.set(self._feeder.due)
-        if gave:
-            self._unsent.extend(map(memoryview, self._protocol.data_to_send()))
-            self._flush()
-            if idle or self._stage.mode is Mode.BATCH_WORKER:
-                self._expect_answer(now)
-        return gave
+        if not self._feeder.feed(now):
+            if self._batches:
+                self._batch_due.set(self._feeder.due)
+            return False
+        self._unsent.extend(map(memoryview, self._protocol.data_to_send()))
+        self._flush()
+        if idle or self._asked:
+            self._expect_answer(now)
+        return True
 
     def stop(self) -> None:
         """Let :meth:`run` stop the worker."""
@@ -209,8 +212,9 @@ class Connection:
     def _expect_answer(self, now: float) -> None:
         limit = self._stage.timeout.message
         if limit is not None:
-            # A worker that asked for more waits for us.
-            due = self._protocol.owed and self._protocol.state is not State.WANTED
+            due = self._protocol.owed
+            if self._asked and self._protocol.state is State.WANTED:
+                due = 0  # it asked for more, and waits for us
             self._answer_due.set(now + limit if due else None)
 
     def _miss_answer(self, now: float) -> None:

@@ -328,16 +328,22 @@ class _Signal:
     """An event that is there again once it was waited for."""
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
+        self._is_set = False
+        self._event: anyio.Event | None = None
 
     def set(self) -> None:
         """Wake who waits, or the next who will."""
-        self._event.set()
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
 
     async def wait(self) -> None:
         """Wait until set since the last time."""
-        await self._event.wait()
-        self._event = anyio.Event()
+        if not self._is_set:
+            self._event = anyio.Event()
+            await self._event.wait()
+            self._event = None
+        self._is_set = False
 
 
 class _Feeding:

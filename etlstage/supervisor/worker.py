@@ -45,6 +45,8 @@ class Worker:
         self.process = launch(stage, name, stdin=stdin)
         self.quit = anyio.Event()
         """The worker is to go; set it by :meth:`stop`."""
+        self.told = False
+        """The same, for who looks often."""
         self.exited = anyio.Event()
         """The process is gone and reaped."""
         self.finished = anyio.Event()
@@ -69,6 +71,7 @@ class Worker:
 
         """
         self._patient = patient
+        self.told = True
         self.quit.set()
 
     async def run(
