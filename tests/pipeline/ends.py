@@ -43,6 +43,7 @@ class MemorySource:
     def __init__(self, script: Script, *, alike: bool = True) -> None:
         self.name = "source"
         self.acknowledged: list[object] = []
+        self.stored = anyio.Event()
         self.closed = 0
         self.drained = False
         self.yielded = 0
@@ -71,6 +72,7 @@ class MemorySource:
     async def acknowledge(self, position: Position) -> None:
         """Note the position."""
         self.acknowledged.append(position.value)
+        self.stored.set()
 
     async def aclose(self) -> None:
         """Note that it was closed."""

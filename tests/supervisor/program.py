@@ -339,10 +339,31 @@ def sleeps() -> None:
     wait_for_ever()
 
 
-def half_answers() -> None:
-    """Answer each message without an EOP."""
+def half_answers(number: str = "1") -> None:
+    """Answer messages without an EOP, from that message on."""
+    for count, message in enumerate(messages(), 1):
+        write(message + EOM + (EOP if count < int(number) else b""))
+
+
+def answers_too_late() -> None:
+    """Answer all messages when told to go."""
+    held: list[bytes] = []
+
+    def answer(number: int, frame: object) -> None:
+        for message in held:
+            reply(message)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, answer)
     for message in messages():
-        write(message + EOM)
+        held.append(message)  # noqa: PERF402 - one at a time, as they come
+
+
+def asks_and_sleeps() -> None:
+    """Ask for a second message, and do nothing with it."""
+    next(messages())
+    write(BNC)
+    wait_for_ever()
 
 
 def skips_bad() -> None:

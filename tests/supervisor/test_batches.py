@@ -327,6 +327,18 @@ async def test_worker_that_stops_in_its_batch_is_noticed() -> None:
     assert "did not answer a batch within 0.2 s" in errors(results)[0]
 
 
+async def test_worker_that_stops_after_it_asked_is_noticed() -> None:
+    """It got what it asked for: from then on the time runs again."""
+    run = stage(
+        "asks_and_sleeps",
+        mode=Mode.BATCH_WORKER,
+        timeout=Timeouts(message=0.2, stop=0.2),
+    )
+    results = await submit(run, numbers(3))
+
+    assert "did not answer a batch within 0.2 s" in errors(results)[0]
+
+
 async def test_literal_page_asks_after_the_last_message_too() -> None:
     """That BNC asks for nothing: the replies are on their way."""
     run = closed_by_worker(3, "literal", size=3, bnc_after_last=True)

@@ -169,16 +169,27 @@ async def test_worker_that_never_answers(window: int) -> None:
 
 async def test_worker_that_writes_no_eop() -> None:
     """The text says how much it wrote, and which marker is missing."""
-    results = await submit(stage("half_answers", timeout=SHORT), [b"12345"])
+    run = stage("half_answers", 2, timeout=SHORT, window=1)
+    results = await submit(run, [b"123456789", b"12345"])
 
+    assert outputs(results[:1]) == [(b"123456789",)]
     assert re.match(
         story(
             "did not answer a message within 0.2 s: it wrote 6 bytes without the"
             r" marker eop '\\\\000' behind its reply",
-            "half_answers",
+            "half_answers 2",
         ),
-        errors(results)[0],
+        errors(results)[1],
     )
+
+
+async def test_answers_that_come_too_late_are_not_taken() -> None:
+    """The messages have an outcome already, and have no second one."""
+    run = stage("answers_too_late", timeout=SHORT, window=3)
+    results = await submit(run, numbers(3))
+
+    assert "did not answer a message within 0.2 s" in errors(results)[0]
+    assert all(errors(results))
 
 
 async def test_worker_that_skips_a_bad_message() -> None:
