@@ -222,7 +222,7 @@ class Connection:
         if self._unanswered_bytes:
             wrote = (
                 f"it wrote {self._unanswered_bytes} bytes without the marker eop"
-                f" {escape(self._stage.markers.eop)!r} behind its reply"
+                f" '{escape(self._stage.markers.eop)}' behind its reply"
             )
         else:
             wrote = "it wrote nothing; does it flush its output after each reply?"

@@ -545,6 +545,15 @@ def endless_round() -> None:
             write((message or b"more") + EOM)
 
 
+def slow_round(cue: str) -> None:
+    """Write a message, wait until a file is there, and write another one."""
+    for _ in messages():
+        write(b"first" + EOM)
+        while not Path(cue).exists():
+            time.sleep(0.001)
+        reply(b"second")
+
+
 def dies_in_round(number: str) -> None:
     """Die in the middle of that round."""
     for count, _ in enumerate(messages(), 1):

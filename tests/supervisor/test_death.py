@@ -176,7 +176,7 @@ async def test_worker_that_writes_no_eop() -> None:
     assert re.match(
         story(
             "did not answer a message within 0.2 s: it wrote 6 bytes without the"
-            r" marker eop '\\\\000' behind its reply",
+            r" marker eop '\\000' behind its reply",
             "half_answers 2",
         ),
         errors(results)[1],

@@ -332,20 +332,20 @@ async def test_message_with_a_marker_fails_alone() -> None:
     assert errors(results) == [
         "",
         (
-            rf"stage t: message contains marker eop '\\000' at offset 2; {remedy}"
+            rf"stage t: message contains marker eop '\000' at offset 2; {remedy}"
             " (message 2 of its input)"
         ),
         "",
         (
-            rf"stage t: message contains marker eom '\\012' at offset 5; {remedy}"
+            rf"stage t: message contains marker eom '\012' at offset 5; {remedy}"
             " (message 4 of its input)"
         ),
         (
-            rf"stage t: message contains marker eob '\\027' at offset 0; {remedy}"
+            rf"stage t: message contains marker eob '\027' at offset 0; {remedy}"
             " (message 5 of its input)"
         ),
         (
-            rf"stage t: message contains marker bnc '\\005' at offset 0; {remedy}"
+            rf"stage t: message contains marker bnc '\005' at offset 0; {remedy}"
             " (message 6 of its input)"
         ),
         "",

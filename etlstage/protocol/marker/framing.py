@@ -127,7 +127,7 @@ def _complain(messages: Run, markers: Markers, limit: int) -> None:
             at = framed.find(marker)
             if 0 <= at < len(message):
                 raise MessageRefused(
-                    f"message contains marker {name} {escape(marker)!r} at offset {at};"
+                    f"message contains marker {name} '{escape(marker)}' at offset {at};"
                     " choose other markers, or encode the message",
                     index=index,
                 )

@@ -83,7 +83,7 @@ def _problems(markers: Markers) -> Iterator[str]:
             yield f"marker {name} is empty, expected at least one byte"
     for (a, x), (b, y) in combinations(named.items(), 2):
         if x == y and (a, b) != ("eom", "eop"):
-            yield f"markers {a} and {b} are both {escape(x)!r}, expected them to differ"
+            yield f"markers {a} and {b} are both '{escape(x)}', expected them to differ"
     # Only markers of one direction can be mistaken for each other. To the worker
     # go EOM and EOB; from it come EOM, EOP and BNC.
     for a, b in ("eom", "eob"), ("eom", "eop"), ("eom", "bnc"), ("eop", "bnc"):
@@ -91,14 +91,14 @@ def _problems(markers: Markers) -> Iterator[str]:
         if x != y and (x in y or y in x):
             inner, outer = (a, b) if x in y else (b, a)
             yield (
-                f"marker {inner} {escape(named[inner])!r} is a part of {outer}"
-                f" {escape(named[outer])!r}: a boundary could be read in two ways"
+                f"marker {inner} '{escape(named[inner])}' is a part of {outer}"
+                f" '{escape(named[outer])}': a boundary could be read in two ways"
             )
         for first, second in ((a, b), (b, a)):
             if x != y and _overlap(named[first], named[second]):
                 yield (
-                    f"marker {first} {escape(named[first])!r} ends as {second}"
-                    f" {escape(named[second])!r} begins:"
+                    f"marker {first} '{escape(named[first])}' ends as {second}"
+                    f" '{escape(named[second])}' begins:"
                     " a boundary could be read in two ways"
                 )
 

@@ -84,12 +84,12 @@ def test_reply_is_its_message_when_eop_is_eom() -> None:
 @pytest.mark.parametrize(
     ("message", "name", "marker", "at"),
     [
-        (b"\n", "eom", r"\\012", 0),
-        (b"ab\n", "eom", r"\\012", 2),
-        (b"a\0b", "eop", r"\\000", 1),
-        (b"\x17", "eob", r"\\027", 0),
-        (b"abc\x05d", "bnc", r"\\005", 3),
-        (b"a\x05b\n", "eom", r"\\012", 3),
+        (b"\n", "eom", r"\012", 0),
+        (b"ab\n", "eom", r"\012", 2),
+        (b"a\0b", "eop", r"\000", 1),
+        (b"\x17", "eob", r"\027", 0),
+        (b"abc\x05d", "bnc", r"\005", 3),
+        (b"a\x05b\n", "eom", r"\012", 3),
     ],
 )
 def test_message_with_a_marker_is_refused(
@@ -105,7 +105,7 @@ def test_message_with_a_marker_is_refused(
 def test_refusal_names_the_first_bad_message_of_a_run() -> None:
     """Its index says which of the run to leave out."""
     assert refused([b"a", b"", b"b\0", b"\n"]).startswith(
-        r"2: message contains marker eop '\\000' at offset 1;"
+        r"2: message contains marker eop '\000' at offset 1;"
     )
 
 
@@ -132,7 +132,7 @@ def test_parts_of_words_are_no_markers() -> None:
 def test_message_that_begins_the_eom_behind_it_is_refused() -> None:
     """LF before LF LF: the reader would see the boundary one byte too early."""
     assert refused([b"x", b"y\n"], REPEATED) == (
-        r"1: message contains marker eom '\\012\\012' at offset 1;"
+        r"1: message contains marker eom '\012\012' at offset 1;"
         " choose other markers, or encode the message"
     )
 

@@ -76,7 +76,7 @@ def test_markers_are_read_from_escaped_texts() -> None:
 
 def test_texts_that_stand_for_a_refused_combination_are_refused() -> None:
     """Escapes hide nothing: both are the line feed."""
-    with pytest.raises(ConfigError, match=r"markers eom and eob are both '\\\\012'"):
+    with pytest.raises(ConfigError, match=r"markers eom and eob are both '\\012'"):
         Markers.from_text(eom=r"\n", eob=r"\x0a")
 
 
@@ -104,7 +104,7 @@ def test_empty_marker_is_refused(name: str) -> None:
 def test_equal_markers_are_refused(first: str, second: str) -> None:
     """A marker says one thing."""
     text = problem(**{first: b"\x1e", second: b"\x1e"})
-    equal = rf"markers {first} and {second} are both '\\036'"
+    equal = rf"markers {first} and {second} are both '\036'"
     assert text == f"{equal}, expected them to differ"
 
 
@@ -116,7 +116,7 @@ def test_eop_may_be_eom() -> None:
 def test_eop_that_is_eom_is_no_excuse_for_bnc() -> None:
     """One pair may be equal, not three markers."""
     text = problem(eop=b"\n", bnc=b"\n")
-    assert text == r"markers eom and bnc are both '\\012', expected them to differ"
+    assert text == r"markers eom and bnc are both '\012', expected them to differ"
 
 
 @pytest.mark.parametrize(
