@@ -294,7 +294,7 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
         command=run.command,
         mode=run.mode,
         batch=run.batch,
-        timeout=Timeouts(message=0.2, stop=0.2),
+        timeout=Timeouts(message=0.6, stop=0.2),
     )
     seen = []
     with anyio.fail_after(10):
@@ -308,7 +308,7 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
                 tasks.start_soon(consume)
                 with supervisor.events() as events:
                     # Twice the time for an answer, and the worker must not fail.
-                    with anyio.move_on_after(0.4):
+                    with anyio.move_on_after(1.2):
                         pytest.fail(str(await events.receive()))
                 more.set()
 

@@ -18,6 +18,8 @@ from etlstage.supervisor import AsyncSupervisor, Stage, Timeouts, WorkerFailed
 from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
 
 SHORT = Timeouts(message=0.2, stop=0.2)
+ONE = Timeouts(message=1.0, stop=0.2)
+"""For workers that must start, and answer something, before they fail."""
 
 
 def story(fate: str, behaviour: str, stderr: str = "nothing on its stderr") -> str:
@@ -169,13 +171,13 @@ async def test_worker_that_never_answers(window: int) -> None:
 
 async def test_worker_that_writes_no_eop() -> None:
     """The text says how much it wrote, and which marker is missing."""
-    run = stage("half_answers", 2, timeout=SHORT, window=1)
+    run = stage("half_answers", 2, timeout=ONE, window=1)
     results = await submit(run, [b"123456789", b"12345"])
 
     assert outputs(results[:1]) == [(b"123456789",)]
     assert re.match(
         story(
-            "did not answer a message within 0.2 s: it wrote 6 bytes without the"
+            "did not answer a message within 1.0 s: it wrote 6 bytes without the"
             r" marker eop '\\000' behind its reply",
             "half_answers 2",
         ),
@@ -194,7 +196,7 @@ async def test_answers_that_come_too_late_are_not_taken() -> None:
 
 async def test_worker_that_skips_a_bad_message() -> None:
     """A real worker's fault: no EOP after bad input. Its stderr says what it was."""
-    run = stage("skips_bad", timeout=SHORT, window=1)
+    run = stage("skips_bad", timeout=ONE, window=1)
     results = await submit(run, [b"good", b"bad", b"good"])
 
     assert outputs(results[:1]) == [(b"good",)]
@@ -203,11 +205,11 @@ async def test_worker_that_skips_a_bad_message() -> None:
 
 async def test_slow_answers_in_a_row_are_not_late() -> None:
     """The time runs for the message whose turn it is, not for those behind it."""
-    run = stage("uneven", 1, window=400, timeout=Timeouts(message=0.3))
+    run = stage("uneven", 1, window=500, timeout=Timeouts(message=0.6))
     async with AsyncSupervisor(run) as supervisor:
-        results = await supervisor.submit(numbers(400))
+        results = await supervisor.submit(numbers(500))
 
-    assert len(outputs(results)) == 400
+    assert len(outputs(results)) == 500
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,19 @@ def test_plain_worker_writes_no_other_marker(
     assert failed.endswith("(offset 9")
 
 
+@pytest.mark.parametrize(
+    ("data", "name"), [(b"aEOMEOPBNC", "EOP"), (b"aEOMBNCEOP", "BNC")]
+)
+def test_first_of_two_misplaced_markers_is_to_blame(
+    chop: Chop, data: bytes, name: str
+) -> None:
+    """What comes after a fault does not matter any more."""
+    protocol = MarkerProtocol(S, Mode.PLAIN, WORDS)
+    text = failure(protocol, chop(data), OutputPassed([b"a"]))
+    assert text.startswith(f"can't handle {name} in state STREAMING")
+    assert text.endswith("(offset 4")
+
+
 def test_plain_worker_may_have_one_marker_for_eom_and_eop(chop: Chop) -> None:
     """Then the marker is EOM: there is no reply to complete."""
     protocol = MarkerProtocol(S, Mode.PLAIN, ONE_TO_ONE)
