@@ -16,12 +16,11 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
-from itertools import islice, repeat
+from itertools import repeat
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import anyio
-import anyio.lowlevel
 import structlog
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -31,16 +30,14 @@ from etlstage.messages import Result, Run
 from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.events import SupervisorEvent, WorkerFailed
 from etlstage.supervisor.extraction import Extraction
+from etlstage.supervisor.intake import Intake, Signal, in_runs
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import Answer, Submission, Work
 
 __all__ = ("AsyncSupervisor",)
 
-_RUN = 1024  # messages taken at once from an iterable
-
 _log = structlog.get_logger("etlstage")
 _to_result = partial(tuple.__new__, Result)
-_T = TypeVar("_T")
 
 
 class AsyncSupervisor:
@@ -143,7 +140,7 @@ class AsyncSupervisor:
         The input is read ahead within ``max_messages`` and ``max_bytes``. What it
         raises is raised here, behind the results of what came before.
         """
-        async with aclosing(self.answers(_in_runs(messages))) as answers:
+        async with aclosing(self.answers(in_runs(messages))) as answers:
             async for answer in answers:
                 for result in _results(answer):
                     yield result
@@ -154,8 +151,14 @@ class AsyncSupervisor:
         """Do as :meth:`stream`, a run at a time: for who moves millions of messages."""
         async with self._submission() as (submission, changed):
             tasks = self._running()
-            feeding = _Feeding(self, submission, runs)
-            tasks.start_soon(feeding.run)
+            intake = Intake(
+                submission,
+                runs,
+                has_room=self._has_room,
+                fed=self._kick,
+                closed=self._closed(),
+            )
+            tasks.start_soon(intake.run)
             try:
                 while True:
                     stalled = submission.stalled
@@ -163,18 +166,18 @@ class AsyncSupervisor:
                     if stalled:
                         self._kick()
                     for answer in answers:
-                        feeding.room.set()
+                        intake.room.set()
                         yield answer
                     if submission.finished:
                         break
                     await changed.wait()
-                if feeding.error is not None:
-                    raise feeding.error
+                if intake.error is not None:
+                    raise intake.error
             finally:
-                feeding.scope.cancel()
+                intake.scope.cancel()
                 # Who closes the stream may close its input next: leave it alone.
                 with anyio.CancelScope(shield=True):
-                    await feeding.ended.wait()
+                    await intake.ended.wait()
 
     async def extract(
         self, *, start: object = None, end: object = None
@@ -278,13 +281,13 @@ class AsyncSupervisor:
         return self._tasks
 
     @asynccontextmanager
-    async def _submission(self) -> AsyncIterator[tuple[Submission, _Signal]]:
+    async def _submission(self) -> AsyncIterator[tuple[Submission, Signal]]:
         if self.stage.mode.extracts:
             raise LocalProtocolError(
                 f"stage {self.stage.name} extracts: it takes no messages"
             )
         self._running()
-        changed = _Signal()
+        changed = Signal()
         submission = Submission(changed.set, max_unread=self._max_bytes)
         self._work.open(submission)
         try:
@@ -324,111 +327,6 @@ class AsyncSupervisor:
                 self._listeners = [x for x in self._listeners if x is not listener]
 
 
-class _Signal:
-    """An event that is there again once it was waited for."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._event: anyio.Event | None = None
-
-    def set(self) -> None:
-        """Wake who waits, or the next who will."""
-        self._is_set = True
-        if self._event is not None:
-            self._event.set()
-
-    async def wait(self) -> None:
-        """Wait until set since the last time."""
-        if not self._is_set:
-            self._event = anyio.Event()
-            await self._event.wait()
-            self._event = None
-        self._is_set = False
-
-
-class _Feeding:
-    """Reads one caller's input ahead, as far as there is room."""
-
-    def __init__(
-        self,
-        supervisor: AsyncSupervisor,
-        submission: Submission,
-        runs: Iterable[Run] | AsyncIterable[Run],
-    ) -> None:
-        self.room = _Signal()
-        self.scope = anyio.CancelScope()
-        self.ended = anyio.Event()
-        self.error: Exception | None = supervisor._closed()
-        self._supervisor = supervisor
-        self._submission = submission
-        self._runs = runs
-
-    async def run(self) -> None:
-        """Feed until the input ends, or the stream or the supervisor is closed."""
-        try:
-            with self.scope:
-                await self._read()
-        finally:
-            self._submission.close()
-            self.ended.set()
-
-    async def _read(self) -> None:
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        try:
-            if isinstance(self._runs, AsyncIterable):
-                async with _iterating(self._runs) as runs:
-                    async for run in runs:
-                        await self._feed(run)
-            else:
-                for run in self._runs:
-                    await self._feed(run)
-        except Exception as error:
-            self.error = error
-        else:
-            self.error = None
-        self._submission.close()
-        self._supervisor._kick()
-
-    async def _feed(self, run: Run) -> None:
-        while not self._supervisor._has_room(self._submission):
-            await self.room.wait()
-        self._submission.feed(run, anyio.current_time())
-        self._supervisor._kick()
-
-
 def _results(answer: Answer) -> list[Result]:
     rows = zip(answer.messages, answer.groups, repeat(answer.error), strict=False)
     return list(map(_to_result, rows))
-
-
-async def _in_runs(
-    messages: Iterable[bytes] | AsyncIterable[bytes],
-) -> AsyncIterator[Run]:
-    if isinstance(messages, AsyncIterable):
-        async with _iterating(messages) as rest:
-            async for message in rest:
-                yield [message]
-        return
-    taken = iter(messages)
-    while True:
-        run: Run = []
-        try:
-            run.extend(islice(taken, _RUN))
-        except Exception:
-            yield run  # what came before the error
-            raise
-        if not run:
-            return
-        yield run
-        await anyio.lowlevel.checkpoint()
-
-
-@asynccontextmanager
-async def _iterating(items: AsyncIterable[_T]) -> AsyncIterator[AsyncIterator[_T]]:
-    """Close a generator that is not read to its end: nobody else does."""
-    iterator = aiter(items)
-    try:
-        yield iterator
-    finally:
-        if isinstance(iterator, AsyncGenerator):
-            await iterator.aclose()

@@ -410,6 +410,14 @@ async def test_program_that_is_missing_fails_the_run(where: str) -> None:
     assert "no program 'no-such-program' on PATH" in str(report.error)
 
 
+async def test_cause_in_a_group_is_told() -> None:
+    """A group of one says no more than what is in it."""
+    group = ExceptionGroup("errors", [ExceptionGroup("errors", [unreadable()])])
+    report = await run(pipeline(MemorySource([group]), sink=MemorySink()))
+
+    assert isinstance(report.error, SourceFailed)
+
+
 class Clumsy(MemorySink):
     """A sink that can't be closed."""
 

@@ -232,6 +232,25 @@ async def test_rounds_of_one_message_where_eop_is_eom() -> None:
         assert await take(supervisor.extract()) == [b""]
 
 
+async def test_request_that_does_not_fit_the_pipe() -> None:
+    """It is written as the worker reads it."""
+    async with AsyncSupervisor(cyclic("requests")) as supervisor:
+        runs = supervisor.extract_runs(template="x" * 3_000_000)
+        with anyio.fail_after(10):
+            messages = [message async for run in runs for message in run]
+
+    assert messages[0] == b"<" + b"x" * 3_000_000 + b">"
+
+
+async def test_cyclic_worker_that_closes_its_stdin() -> None:
+    """It can't be asked any more, and does not answer."""
+    run = cyclic("closes_stdin", timeout=Timeouts(message=1.0, stop=0.2))
+    async with AsyncSupervisor(run) as supervisor:
+        assert await take(supervisor.extract()) == [b"closed"]
+        with pytest.raises(faults.WorkerLost, match=r"wrote nothing for 1.0 s"):
+            await take(supervisor.extract())
+
+
 async def test_rounds_wait_for_each_other() -> None:
     """Two tasks extract from one worker, one after the other."""
     rounds: list[list[bytes]] = []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from etlstage import errors as faults
 from etlstage.messages import Result, StageKind
-from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor import AsyncSupervisor, Timeouts
 from tests.supervisor.workers import collect, errors, numbers, outputs, plain, stage
 
 # --- submit ------------------------------------------------------------------------
@@ -144,6 +145,20 @@ async def test_stream_takes_an_async_iterable() -> None:
                 answered.set()
 
     assert seen == [b"first", b"second"]
+
+
+async def test_stream_takes_what_is_no_generator() -> None:
+    """Such as the end of a channel; it stays open."""
+    send, receive = anyio.create_memory_object_stream[bytes](9)
+    with send, receive:
+        for message in numbers(3):
+            send.send_nowait(message)
+        send.close()
+        async with AsyncSupervisor(stage("echo")) as supervisor:
+            results = [r async for r in supervisor.stream(receive)]
+        assert receive.statistics().open_receive_streams == 1
+
+    assert [r.message for r in results] == numbers(3)
 
 
 async def test_stream_of_nothing_ends() -> None:
@@ -437,6 +452,24 @@ async def test_repr_tells_how_many_workers_live() -> None:
     seen.append(repr(supervisor))
 
     assert seen == [f"<AsyncSupervisor 't' workers={n}>" for n in (0, 2, 0)]
+
+
+async def test_repr_tells_what_a_worker_owes() -> None:
+    """Its name, its pid, and the exchanges that it has not answered."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        (connection,) = supervisor._connections
+        text = repr(connection)
+
+    assert re.fullmatch(
+        r"<Connection <Worker 't-1' <Process pid=\d+ running>> owed=0>", text
+    )
+
+
+async def test_answers_may_take_for_ever() -> None:
+    """Without a limit none is watched for."""
+    run = stage("echo", timeout=Timeouts(message=None))
+    async with AsyncSupervisor(run) as supervisor:
+        assert outputs(await supervisor.submit([b"one"])) == [(b"one",)]
 
 
 # --- inside plain asyncio ------------------------------------------------------------
