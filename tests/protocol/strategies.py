@@ -79,8 +79,11 @@ def messages(markers: Markers) -> st.SearchStrategy[bytes]:
 
 
 def garbage(markers: Markers) -> st.SearchStrategy[bytes]:
-    """Draw what a peer that has lost its way might write."""
-    parts = [markers.eom, markers.eom, *markers, markers.eom + markers.eop]
-    return st.lists(st.sampled_from(parts) | fragments(markers), max_size=9).map(
-        b"".join
-    )
+    """Draw what a peer that loses its way now and then might write."""
+    eom, eop, eob, bnc = markers
+    replies = [eop, b"x" + eom + eop, b"x" + eom + b"yy" + eom + eop]
+    parts = [eom, b"x" + eom, eob, bnc, b"x" + eom + eob, eom + eop]
+    return st.lists(
+        st.sampled_from(replies) | st.sampled_from(parts) | fragments(markers),
+        max_size=9,
+    ).map(b"".join)

@@ -39,6 +39,7 @@ from tests.protocol.strategies import MARKER_SETS, messages
 Exchanges = list[list[bytes]]
 
 COUNT: Final = st.integers(1, 3)
+READ: Final = st.integers(0, 3) | st.integers(0, 40)
 
 
 class Wire:
@@ -208,7 +209,7 @@ class Talk(RuleBasedStateMachine):
 
     # --- what the wires do --------------------------------------------------
 
-    @rule(to_worker=st.integers(0, 30), to_supervisor=st.integers(0, 30))
+    @rule(to_worker=READ, to_supervisor=READ)
     def reach(self, to_worker: int, to_supervisor: int) -> None:
         """Let some bytes arrive at both."""
         self.reach_worker(to_worker)
