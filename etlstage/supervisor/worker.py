@@ -139,11 +139,13 @@ class Worker:
 
     async def _stop_when_told(self) -> None:
         await self.quit.wait()
-        self.process.close_stdin()
         for signal in (None, SIGTERM, SIGKILL) if self._patient else (SIGTERM, SIGKILL):
             if signal is not None:
                 self._signalled = True
                 self.process.signal_group(signal)
+            # Behind the signal, if there is one: which of the two it dies of is then
+            # no matter of chance.
+            self.process.close_stdin()
             with anyio.move_on_after(self._stage.timeout.stop):
                 await self.exited.wait()
                 return

@@ -42,7 +42,7 @@ MARKER_SETS: Final = (
 
 # Two cores are shared by everything that runs: no deadline, few examples.
 moderate: Final = settings(deadline=None, max_examples=150)
-thorough: Final = settings(deadline=None, max_examples=600)
+thorough: Final = settings(deadline=None, max_examples=2000)
 
 sizes: Final = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 """Lengths of reads, in bytes, used in turns."""
