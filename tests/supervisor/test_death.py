@@ -106,15 +106,15 @@ async def test_worker_that_exits_at_once() -> None:
 
 
 async def test_last_lines_of_stderr_are_told() -> None:
-    """The last ten, in order; the traceback of a Python worker ends with its error."""
-    code = "import sys; [print(n, file=sys.stderr) for n in range(12)]; 1/0"
+    """The last ten, in order."""
+    code = (
+        "import sys; [print(n, file=sys.stderr) for n in range(12)]; sys.exit('gone')"
+    )
     run = Stage(name="t", command=(sys.executable, "-S", "-c", code))
     results = await submit(run, [b"one"])
 
     assert errors(results)[0].endswith(
-        "its last words on stderr: 5; 6; 7; 8; 9; 10; 11;"
-        ' Traceback (most recent call last):;   File "<string>", line 1, in <module>;'
-        " ZeroDivisionError: division by zero"
+        "its last words on stderr: 3; 4; 5; 6; 7; 8; 9; 10; 11; gone"
     )
 
 

@@ -269,7 +269,8 @@ def test_forked_child_holds_nothing(start: Start, fence: Fence) -> None:
     """
     stage = start(
         """
-        import atexit, os, sys
+        import atexit, os, sys, warnings
+        warnings.simplefilter("ignore")  # of a fork beside the thread that flushes
         atexit.register(os.write, 2, b"ended\\n")
         def f(message):
             if message == b"fork" and not os.fork():
