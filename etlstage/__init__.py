@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from etlstage.protocol.marker import Mode as Mode
     from etlstage.supervisor import AsyncSupervisor as AsyncSupervisor
     from etlstage.supervisor import BatchPolicy as BatchPolicy
+    from etlstage.supervisor import ErrorBudget as ErrorBudget
+    from etlstage.supervisor import ErrorPolicy as ErrorPolicy
+    from etlstage.supervisor import Order as Order
+    from etlstage.supervisor import RecyclePolicy as RecyclePolicy
+    from etlstage.supervisor import ResourceLimits as ResourceLimits
+    from etlstage.supervisor import RestartPolicy as RestartPolicy
     from etlstage.supervisor import Stage as Stage
     from etlstage.supervisor import Timeouts as Timeouts
 
@@ -27,11 +33,17 @@ __all__ = (
     "AsyncSupervisor",
     "BatchPolicy",
     "ConfigError",
+    "ErrorBudget",
+    "ErrorPolicy",
     "EtlstageError",
     "Markers",
     "Mode",
+    "Order",
     "Pipeline",
+    "RecyclePolicy",
     "Report",
+    "ResourceLimits",
+    "RestartPolicy",
     "Result",
     "Stage",
     "StageKind",
@@ -44,6 +56,12 @@ _HOMES = {
     "BatchPolicy": "etlstage.supervisor",
     "ConfigError": "etlstage.errors",
     "EtlstageError": "etlstage.errors",
+    "RestartPolicy": "etlstage.supervisor",
+    "ResourceLimits": "etlstage.supervisor",
+    "RecyclePolicy": "etlstage.supervisor",
+    "Order": "etlstage.supervisor",
+    "ErrorPolicy": "etlstage.supervisor",
+    "ErrorBudget": "etlstage.supervisor",
     "Markers": "etlstage.protocol.marker",
     "Mode": "etlstage.protocol.marker",
     "Pipeline": "etlstage.pipeline",

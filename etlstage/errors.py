@@ -22,8 +22,10 @@ This module is a leaf: a worker imports it at every start.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 __all__ = (
+    "Attempt",
     "ConfigError",
     "EtlstageError",
     "LedgerImbalance",
@@ -41,8 +43,30 @@ __all__ = (
 )
 
 
+class Attempt(NamedTuple):
+    """One worker's failure at a message."""
+
+    worker: str
+    pid: int
+    error: str
+    """What happened, in one line."""
+    story: tuple[str, ...] = ()
+    """The last things that happened to the worker, oldest first."""
+    stderr: tuple[str, ...] = ()
+    """The last lines that it wrote to stderr."""
+
+
 class EtlstageError(Exception):
-    """Base of all errors that etlstage raises on purpose."""
+    """
+    Base of all errors that etlstage raises on purpose.
+
+    Attributes:
+        attempts: For the error of a message: every worker that failed at it, in
+            order; the last one is what the text is about.
+
+    """
+
+    attempts: tuple[Attempt, ...] = ()
 
 
 class ConfigError(EtlstageError):

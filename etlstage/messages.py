@@ -8,13 +8,25 @@ the message itself, so nothing here wraps a single one on its way through.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-__all__ = ("Position", "Result", "Run", "StageKind")
+__all__ = ("KeyedRun", "Position", "Result", "Run", "StageKind")
 
 Run: TypeAlias = list[bytes]
 """Messages that travel together, in order."""
+
+
+class KeyedRun(list[bytes]):
+    """A run whose messages each have a key beside them: a number, from the source."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self, messages: Iterable[bytes], keys: Sequence[int]) -> None:
+        super().__init__(messages)
+        self.keys = keys
+        """As many as there are messages; equal for messages that keep their order."""
 
 
 class StageKind(Enum):

@@ -24,7 +24,7 @@ from etlstage.config.model import (
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
-from etlstage.supervisor.stage import BatchPolicy, Stage, Timeouts
+from etlstage.supervisor import BatchPolicy, Stage, Timeouts
 
 __all__ = ("extract_stage", "load_stage", "located", "transform_stage")
 

@@ -6,14 +6,26 @@ from etlstage.supervisor.events import SupervisorEvent as SupervisorEvent
 from etlstage.supervisor.events import WorkerExited as WorkerExited
 from etlstage.supervisor.events import WorkerFailed as WorkerFailed
 from etlstage.supervisor.events import WorkerStarted as WorkerStarted
-from etlstage.supervisor.stage import BatchPolicy as BatchPolicy
+from etlstage.supervisor.policy import BatchPolicy as BatchPolicy
+from etlstage.supervisor.policy import ErrorBudget as ErrorBudget
+from etlstage.supervisor.policy import ErrorPolicy as ErrorPolicy
+from etlstage.supervisor.policy import Order as Order
+from etlstage.supervisor.policy import RecyclePolicy as RecyclePolicy
+from etlstage.supervisor.policy import ResourceLimits as ResourceLimits
+from etlstage.supervisor.policy import Timeouts as Timeouts
+from etlstage.supervisor.restart import RestartPolicy as RestartPolicy
 from etlstage.supervisor.stage import Stage as Stage
-from etlstage.supervisor.stage import Timeouts as Timeouts
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 
 __all__ = (
     "AsyncSupervisor",
     "BatchPolicy",
+    "ErrorBudget",
+    "ErrorPolicy",
+    "Order",
+    "RecyclePolicy",
+    "ResourceLimits",
+    "RestartPolicy",
     "Stage",
     "SupervisorEvent",
     "Timeouts",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from etlstage.supervisor.stage import BatchPolicy
+from etlstage.supervisor.policy import BatchPolicy
 from etlstage.supervisor.submission import Submission
 
 __all__ = ("Window", "ripe_at")

@@ -14,54 +14,19 @@ from pathlib import Path
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
+from etlstage.supervisor.policy import (
+    BatchPolicy,
+    ErrorPolicy,
+    Order,
+    RecyclePolicy,
+    ResourceLimits,
+    Timeouts,
+)
+from etlstage.supervisor.restart import RestartPolicy
 
-__all__ = ("BatchPolicy", "Stage", "Timeouts")
+__all__ = ("Stage",)
 
 MiB = 1024 * 1024
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchPolicy:
-    """
-    When a batch is closed: at the first of three bounds.
-
-    A batch also closes when the input ends, or when a worker that asks for more
-    messages can't get any before ``seconds`` are over.
-    """
-
-    size: int = 100
-    """Messages in a batch, at most."""
-    bytes: int = MiB
-    """Bytes in a batch, at most; a longer message is a batch of its own."""
-    seconds: float = 1.0
-    """How long the first message of a batch waits for others, in seconds."""
-    eob_then_eom: bool = False
-    """Write EOM after EOB, for workers that see EOB only with the next EOM."""
-    bnc_after_last: bool = False
-    """The worker writes BNC also after message number ``size`` of a batch."""
-
-    def __post_init__(self) -> None:
-        for name in ("size", "bytes", "seconds"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(
-                    f"batch.{name} must be positive, got {getattr(self, name)}"
-                )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timeouts:
-    """How long a worker may take, in seconds; None waits for ever."""
-
-    message: float | None = 300.0
-    """For the answer to a message or a batch, once its turn has come."""
-    stop: float = 5.0
-    """For each step of stopping: closed stdin, SIGTERM, SIGKILL."""
-
-    def __post_init__(self) -> None:
-        for name in ("message", "stop"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"timeout.{name} must be positive, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,15 +49,33 @@ class Stage:
     markers: Markers = field(default_factory=Markers)
     batch: BatchPolicy = field(default_factory=BatchPolicy)
     workers: int = 1
-    """Processes that share the work; replies keep the order of the input."""
+    """Processes that share the work."""
+    order: Order = Order.TOTAL
+    """In which order their replies are passed on."""
+    key: str | None = None
+    """For ``Order.KEY``: a JSON pointer (RFC 6901) into each message; None takes the
+    key that the source has put beside the message."""
     window: int | None = None
     """Exchanges sent ahead of their EOP. None: 1 for a load stage, else as many as
     the worker answers in a moment."""
     timeout: Timeouts = field(default_factory=Timeouts)
+    ready: bool = False
+    """The worker says when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
+    names; it is given nothing before that."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    on_error: ErrorPolicy = field(default_factory=ErrorPolicy)
+    recycle: RecyclePolicy = field(default_factory=RecyclePolicy)
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the worker's environment."""
     cwd: Path | None = None
     """Working directory of the worker; None is ours."""
+    user: str | None = None
+    """Who the worker runs as, by name or number; None is us."""
+    group: str | None = None
+    """Its group, by name or number; None is the user's, or ours."""
+    umask: int | None = None
+    """Its file mode mask; None is ours."""
     max_message_bytes: int = 64 * MiB
     """Longest message, in either direction."""
     max_reply_bytes: int = 256 * MiB
@@ -115,4 +98,14 @@ class Stage:
             raise ConfigError(
                 f"stage {self.name}: mode {self.mode.value} does not fit"
                 f" kind {self.kind.value}"
+            )
+        if self.key is not None:
+            self._check_key(self.key)
+
+    def _check_key(self, key: str) -> None:
+        if self.order is not Order.KEY:
+            raise ConfigError(f"stage {self.name}: a key needs order: key")
+        if key and not key.startswith("/"):
+            raise ConfigError(
+                f"stage {self.name}: key must be a JSON pointer such as /id, got {key!r}"
             )

@@ -15,7 +15,7 @@ from etlstage.config.stages import (
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor.stage import BatchPolicy, Stage, Timeouts
+from etlstage.supervisor import BatchPolicy, Stage, Timeouts
 
 BASE = Path("/base")
 ENDS = """\

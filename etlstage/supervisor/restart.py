@@ -1,0 +1,87 @@
+"""
+Whether a worker that is gone is started again, and when.
+
+What counts is whether a start was of use: a worker that answered something before
+it died is started again at once, as often as it takes. One that dies without having
+answered is given time, and given up when that happens too often.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from etlstage.errors import ConfigError
+
+__all__ = ("RestartPolicy", "wait_time")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestartPolicy:
+    """When a worker that ended by itself, or was given up, is started again."""
+
+    policy: Literal["permanent", "transient", "temporary"] = "permanent"
+    """Always; only when it failed; never."""
+    max: int = 5
+    """Restarts in a row, within ``within``, of which none answered anything."""
+    within: float = 60.0
+    """Seconds that these restarts are counted for."""
+    delay: float = 0.1
+    """Seconds before the second such restart; it doubles each time."""
+    max_delay: float = 30.0
+    """Longest delay, in seconds."""
+    never_on: frozenset[int] = frozenset()
+    """Exit statuses by which a worker says that a restart is of no use."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in ("permanent", "transient", "temporary"):
+            raise ConfigError(
+                "restart.policy must be permanent, transient or temporary,"
+                f" got {self.policy!r}"
+            )
+        if self.max < 0:
+            raise ConfigError(f"restart.max must be 0 or more, got {self.max}")
+        for name in ("within", "delay", "max_delay"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(
+                    f"restart.{name} must be positive, got {getattr(self, name)}"
+                )
+
+    def wanted(self, *, failed: bool, status: int) -> bool:
+        """
+        Return whether a worker is to be started again at all.
+
+        Args:
+            failed: Whether it ended otherwise than with status 0 and nothing to do.
+            status: Its exit status, negative for a signal.
+
+        """
+        if status in self.never_on or self.policy == "temporary":
+            return False
+        return failed or self.policy == "permanent"
+
+
+def wait_time(attempt: int, policy: RestartPolicy, *, jitter: float = 0.0) -> float:
+    """
+    Return the delay before a restart, in seconds.
+
+    It is 0 for the first one, then ``delay``, ``2 * delay``, ``4 * delay``...
+
+    Args:
+        attempt: Restarts already tried since the worker last answered something.
+        policy: Where ``delay`` and ``max_delay`` are.
+        jitter: From 0 to 1: takes up to half of the delay away, so that workers
+            which died together don't start together.
+
+    Raises:
+        ValueError: If ``attempt`` is negative.
+
+    """
+    if attempt < 0:
+        raise ValueError(f"attempt must be zero or positive, got {attempt}")
+    if attempt == 0:
+        return 0.0
+    # Cap the exponent: ldexp() overflows after about a thousand restarts.
+    delay = min(policy.max_delay, math.ldexp(policy.delay, min(attempt - 1, 64)))
+    return delay * (1 - jitter / 2)
