@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shlex
 import sys
 from typing import Final
@@ -11,7 +12,8 @@ from typing import Final
 from etlstage.errors import WorkerStartFailed
 from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
 from etlstage.supervisor.stage import Stage
-from etlstage.transport import Process
+from etlstage.transport import Process, Terms, TermsRefused
+from etlstage.transport.identity import Identity, UnknownIdentity, look_up
 
 __all__ = ("command_line", "launch")
 
@@ -36,9 +38,15 @@ _INHERITED: Final = (
 pipeline often holds secrets, and a worker is any program."""
 
 
-def launch(stage: Stage, worker: str, *, stdin: bool = True) -> Process:
+def launch(stage: Stage, worker: str, *, stdin: bool = True, start: int = 1) -> Process:
     """
     Start a worker of ``stage``.
+
+    Args:
+        stage: What to run.
+        worker: Its name, such as ``clean-1``.
+        stdin: Whether it is given any.
+        start: How often a worker of this name has been started, with this time.
 
     Raises:
         WorkerStartFailed: If the program can't be run; the text says why and the
@@ -46,9 +54,19 @@ def launch(stage: Stage, worker: str, *, stdin: bool = True) -> Process:
 
     """
     command = _substitute(stage.command, stage.markers)
+    heartbeat = stage.timeout.heartbeat
     try:
-        return Process(command, env=_environment(stage), cwd=stage.cwd, stdin=stdin)
-    except (OSError, ValueError) as error:
+        identity = look_up(stage.user, stage.group)
+        environment = _environment(stage, worker, start, identity)
+        return Process(
+            command,
+            env=environment,
+            cwd=stage.cwd,
+            stdin=stdin,
+            status=stage.ready or heartbeat is not None,
+            terms=_terms(stage, identity),
+        )
+    except (OSError, ValueError, UnknownIdentity) as error:
         reason = _reason(stage, command[0], error)
         raise WorkerStartFailed(
             f"stage {stage.name}: can't start worker {worker}: {reason};"
@@ -72,21 +90,64 @@ def _substitute(command: tuple[str, ...], markers: Markers) -> list[str]:
     return [any_of_them.sub(lambda found: texts[found[0]], a) for a in command]
 
 
-def _environment(stage: Stage) -> dict[str, str]:
+def _environment(
+    stage: Stage, worker: str, start: int, identity: Identity
+) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    about = {
+        "ETLSTAGE_STAGE": stage.name,
+        "ETLSTAGE_WORKER": worker,
+        "ETLSTAGE_START": str(start),
+    }
+    if stage.timeout.heartbeat is not None:
+        about["ETLSTAGE_HEARTBEAT"] = f"{stage.timeout.heartbeat:g}"
+    if identity.name is not None and identity.home is not None:
+        # Ours are of no use to another user: he may not even read that folder.
+        about |= {"USER": identity.name, "LOGNAME": identity.name}
+        about |= {"HOME": identity.home}
     # Python workers that never flush, as those of the original system, would keep
     # their first reply until stdin is closed, and wait for ever.
     return (
         inherited
         | {"PYTHONUNBUFFERED": "1"}
         | stage.markers.environment()
+        | about
         | dict(stage.env)
     )
 
 
-def _reason(stage: Stage, program: str, error: OSError | ValueError) -> str:
-    if isinstance(error, ValueError):
+def _terms(stage: Stage, identity: Identity) -> Terms:
+    limits = stage.limits
+    values = {
+        number: value
+        for name, number in _LIMITS.items()
+        if (value := getattr(limits, name)) is not None
+    }
+    return Terms(
+        limits=values,
+        nice=limits.nice,
+        user=identity.user,
+        group=identity.group,
+        groups=identity.groups,
+        umask=stage.umask,
+    )
+
+
+_LIMITS: Final = {
+    "memory": resource.RLIMIT_AS,
+    "cpu": resource.RLIMIT_CPU,
+    "open_files": resource.RLIMIT_NOFILE,
+    "core": resource.RLIMIT_CORE,
+}
+
+
+def _reason(stage: Stage, program: str, error: Exception) -> str:
+    if isinstance(error, UnknownIdentity):
+        return str(error)
+    if not isinstance(error, OSError):
         return f"{error} in the command or in env"
+    if isinstance(error, TermsRefused):
+        return _refusal(stage, str(error.filename), error)
     if stage.cwd is not None and not stage.cwd.is_dir():
         return f"working directory {stage.cwd} does not exist; check cwd"
     if isinstance(error, FileNotFoundError):
@@ -106,3 +167,21 @@ def _reason(stage: Stage, program: str, error: OSError | ValueError) -> str:
             f" or name it in the command, as in {first}"
         )
     return error.strerror or str(error)
+
+
+def _refusal(stage: Stage, term: str, error: TermsRefused) -> str:
+    """Return why it may not be run on our terms; ``term`` is one of the launcher's."""
+    kind, _, value = term.partition("=")
+    why = error.strerror
+    if kind == "limit":
+        number = int(value.partition(",")[0])
+        name = next(name for name in _LIMITS if _LIMITS[name] == number)
+        _, hard = resource.getrlimit(number)
+        return (
+            f"limits.{name} {getattr(stage.limits, name)} is refused ({why}): more than"
+            f" {hard} only root may grant; lower it, or raise ours"
+        )
+    if kind == "nice":
+        return f"limits.nice {stage.limits.nice} is refused ({why}); only root may"
+    who = f"user {stage.user}" if stage.user is not None else f"group {stage.group}"
+    return f"we may not run it as {who} ({why}); be root, or leave out user and group"

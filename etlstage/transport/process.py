@@ -1,5 +1,5 @@
 """
-A child process and its three pipes, as raw non-blocking descriptors.
+A child process and its pipes, as raw non-blocking descriptors.
 
 Reading and writing are tried first and waited for only when the pipe says so:
 that is faster than the streams of either event loop, and needs no thread.
@@ -13,16 +13,26 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 
 import anyio
 
+from etlstage.transport.descent import descendants, heirs, session_members
+from etlstage.transport.launcher import Launcher, Terms
+from etlstage.transport.watchdog import VARIABLE, WATCHDOG
+
 __all__ = ("Process", "describe_status")
 
 _PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
 _POLL: Final = 0.02  # seconds, where the kernel has no pidfd
+PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
+"""Marks a worker, and all that inherits its environment, as this one's."""
+STATUS_VARIABLE: Final = "ETLSTAGE_STATUS"
+"""Names a file: whatever a worker writes there says that it is ready, and alive."""
+_numbers: Final = count(1)
 _F_SETPIPE_SZ: Final = getattr(fcntl, "F_SETPIPE_SZ", None)
 
 
@@ -30,8 +40,20 @@ class Process:
     """
     A running program, leader of its own session and process group.
 
+    It dies, with its group, when this process does, in whatever way. It also dies
+    with the *thread* that has started it: start it from one that lives as long.
+
+    Args:
+        command: Program, looked for on the PATH of ``env``, and arguments.
+        env: Its environment; what marks it as ours is added.
+        cwd: Its working directory.
+        stdin: Whether it is given any.
+        status: Whether it gets one more pipe, by the name of ``ETLSTAGE_STATUS``.
+        terms: Limits and identity.
+
     Raises:
         OSError: If the program can't be started; as :class:`subprocess.Popen`.
+        TermsRefused: If it is not allowed to be started on these terms.
 
     """
 
@@ -42,30 +64,93 @@ class Process:
         env: Mapping[str, str],
         cwd: Path | None = None,
         stdin: bool = True,
+        status: bool = False,
+        terms: Terms | None = None,
     ) -> None:
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=dict(env),
-            cwd=cwd,
-            start_new_session=True,
-        )
-        self.pid = self._popen.pid
-        for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                _enlarge(pipe.fileno())
+        self._pidfd: int | None = None
+        self._status: int | None = None
+        WATCHDOG.expect()
         try:
-            self._pidfd: int | None = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):
-            self._pidfd = None
+            self._start(command, dict(env), cwd, stdin, status, terms or Terms())
+        except BaseException:
+            WATCHDOG.give_up()
+            raise
+        self.pid = self._popen.pid
+        WATCHDOG.register(self.pid)
+        for descriptor in self._pipes():
+            os.set_blocking(descriptor, False)
+            if descriptor != self._status:
+                _enlarge(descriptor)
+        with suppress(AttributeError, OSError):
+            self._pidfd = os.pidfd_open(self.pid)
+
+    def _start(
+        self,
+        command: Sequence[str],
+        env: dict[str, str],
+        cwd: Path | None,
+        stdin: bool,
+        status: bool,
+        terms: Terms,
+    ) -> None:
+        env[VARIABLE] = WATCHDOG.mark
+        env[PROCESS_VARIABLE] = f"{WATCHDOG.mark}.{next(_numbers)}"
+        self._mark = f"{PROCESS_VARIABLE}={env[PROCESS_VARIABLE]}".encode()
+        with ExitStack() as stack:
+            launcher = Launcher(command, env=env, cwd=cwd, terms=terms)
+            stack.callback(launcher.close)
+            theirs = []
+            if status:
+                self._status, writing = os.pipe()
+                stack.callback(os.close, writing)
+                theirs = [writing]
+                env[STATUS_VARIABLE] = f"/dev/fd/{writing}"
+                _give(writing, terms)
+            try:
+                self._popen = subprocess.Popen(
+                    launcher.words,
+                    stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    env=env,
+                    cwd=cwd,
+                    start_new_session=True,
+                    pass_fds=(*launcher.descriptors, *theirs),
+                    umask=-1 if terms.umask is None else terms.umask,
+                )
+                for descriptor in self._pipes():
+                    _give(descriptor, terms)
+                launcher.check()
+            except BaseException:
+                self._abandon()
+                raise
+
+    def _abandon(self) -> None:
+        """Let nothing be left of what did not start."""
+        if hasattr(self, "_popen"):
+            self._popen.kill()
+            self._popen.wait()
+            for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+                if pipe is not None:
+                    pipe.close()
+        if self._status is not None:
+            os.close(self._status)
+            self._status = None
+
+    def _pipes(self) -> list[int]:
+        pipes = (self._popen.stdin, self._popen.stdout, self._popen.stderr)
+        opened = [pipe.fileno() for pipe in pipes if pipe is not None]
+        return opened if self._status is None else [*opened, self._status]
 
     def __repr__(self) -> str:
         fate = "running" if self.status is None else describe_status(self.status)
         return f"<Process pid={self.pid} {fate}>"
+
+    @property
+    def has_status(self) -> bool:
+        """Whether it has a pipe on which to say that it is ready, and alive."""
+        return self._status is not None
 
     @property
     def status(self) -> int | None:
@@ -79,6 +164,15 @@ class Process:
     def read_stderr(self, size: int) -> bytes | None:
         """Return what is there, ``b""`` at the end, None when reading would block."""
         return _read(self._popen.stderr, size)
+
+    def read_status(self, size: int) -> bytes | None:
+        """Return what is there, ``b""`` at the end, None when reading would block."""
+        if self._status is None:
+            return b""
+        try:
+            return os.read(self._status, size)
+        except BlockingIOError:
+            return None
 
     def write(self, data: memoryview | bytes) -> int:
         """
@@ -107,6 +201,12 @@ class Process:
         assert self._popen.stderr is not None
         await anyio.wait_readable(self._popen.stderr.fileno())
 
+    async def status_readable(self) -> None:
+        """Wait until reading the status would not block, or :meth:`stop_waiting`."""
+        if self._status is not None:
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_readable(self._status)
+
     async def stdin_writable(self) -> None:
         """Wait until stdin takes more, is broken, or is closed by us."""
         stdin = self._popen.stdin
@@ -115,9 +215,15 @@ class Process:
                 await anyio.wait_writable(stdin.fileno())
 
     def stop_waiting(self) -> None:
-        """Wake who waits for stdout: the process is gone, and the pipe may stay open."""
+        """
+        Wake who waits for stdout or the status.
+
+        The process is gone, and its pipes may stay open.
+        """
         assert self._popen.stdout is not None
         anyio.notify_closing(self._popen.stdout.fileno())
+        if self._status is not None:
+            anyio.notify_closing(self._status)
 
     def close_stdin(self) -> None:
         """Close the worker's stdin; safe to call twice."""
@@ -132,15 +238,40 @@ class Process:
         for pipe in (self._popen.stdout, self._popen.stderr):
             assert pipe is not None
             pipe.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        for name in ("_pidfd", "_status"):
+            if (descriptor := getattr(self, name)) is not None:
+                os.close(descriptor)
+                setattr(self, name, None)
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to the worker and to whatever it started in its group."""
-        if self._popen.returncode is None:
+        """
+        Send a signal to the worker and to whatever it started in its group.
+
+        SIGKILL also reaches what it started elsewhere, where that can be told.
+        """
+        if self._popen.returncode is not None:
+            return
+        others = []
+        if number is signal.SIGKILL:
+            # To be looked for first: the dead have no children.
+            others = [*descendants(self.pid), *session_members(self.pid)]
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+        for pid in others:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """Kill it at once, with its group, and reap it; safe to call twice."""
+        self.signal_group(signal.SIGKILL)
+        WATCHDOG.unregister(self.pid)
+        self._popen.wait()
+
+    def kill_heirs(self) -> None:
+        """Kill what it has left behind in other sessions, if it still bears our mark."""
+        for pid in heirs(self._mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     async def wait(self) -> int:
         """Return the exit status; what is left of the process group is killed."""
@@ -150,8 +281,8 @@ class Process:
             while not _exited(self.pid):  # noqa: ASYNC110 - there is nothing to wait for
                 await anyio.sleep(_POLL)
         # Until it is reaped, its pid, and so the group's id, can't be another's.
-        self.signal_group(signal.SIGKILL)
-        return self._popen.wait()
+        self.kill()
+        return self._popen.returncode
 
 
 def describe_status(status: int) -> str:
@@ -172,6 +303,13 @@ def _read(pipe: object, size: int) -> bytes | None:
         return None
     except ValueError:
         return b""  # we have closed it
+
+
+def _give(fd: int, terms: Terms) -> None:
+    # Else another user could not open it by name, such as /dev/stderr.
+    if terms.user is not None:
+        with suppress(OSError, OverflowError):
+            os.fchown(fd, terms.user, -1)
 
 
 def _enlarge(fd: int) -> None:

@@ -31,6 +31,10 @@ traceback goes to stderr and the message, or batch, is answered without messages
 An output that contains a marker counts as raised, though this is noticed only when
 it is sent: the function may have seen more messages by then.
 
+A supervisor that waits for a worker to be ready, or for its heartbeat, is told so
+from here: when the first message is about to be read, and while none is there. Load
+what takes its time, such as a model, before the call.
+
 A worker starts at every spawn and restart, so nothing here imports more than it
 must.
 """

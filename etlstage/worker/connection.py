@@ -40,6 +40,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.marker import MarkerProtocol
 from etlstage.worker.descriptors import complain, read, write
+from etlstage.worker.status import open_status
 
 __all__ = ("BLOCK", "Connection")
 
@@ -84,17 +85,20 @@ class Connection:
         self._parked = allocate_lock()
         self._started = self._awake = self._working = False
         self._failure: BaseException | None = None
+        self._status = open_status()
         os.register_at_fork(after_in_child=self._abandon)
 
     def events(self) -> Iterator[Event]:
         """
         Give what the supervisor sends, up to its end of input, waiting for it.
 
-        Before it waits, all that is pending goes out.
+        Before it waits, all that is pending goes out; while it does, signs of life.
         """
         while True:
             self.flush()
             self._working = False
+            if self._status is not None:
+                self._status.wait(self._source)
             data = read(self._source)
             if data:
                 self._protocol.receive_data(data)
@@ -116,6 +120,11 @@ class Connection:
             yield from events
             if not data:
                 return
+
+    def announce(self) -> None:
+        """Say that we are ready, for a worker that reads nothing."""
+        if self._status is not None:
+            self._status.announce()
 
     def close_batch(self) -> None:
         """Have the end of input close a batch that the supervisor left open."""
@@ -198,6 +207,8 @@ class Connection:
                 os.close(self._source)
                 os.close(self._target)
                 self._source = self._target = -1
+                if self._status is not None:
+                    self._status.close()
             else:
                 write(self._target, data)
 
@@ -227,5 +238,7 @@ class Connection:
         for descriptor in {self._source, self._target} - {-1}:
             os.close(descriptor)
         self._source = self._target = -1
+        if self._status is not None:
+            self._status.close()
         self._lock = allocate_lock()
         self.pending.clear()

@@ -45,6 +45,7 @@ class Extraction:
 
     def pass_all(self, call: Callable[[], Iterable[bytes]]) -> None:
         """Pass on what ``call`` gives."""
+        self._connection.announce()
         self._pass(call)
         self._connection.close()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.transport.watchdog import WATCHDOG
 from tests.supervisor.workers import open_files
 
 
@@ -17,6 +18,7 @@ def _children() -> set[str]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """Let a test fail that leaves a process, a zombie or an open file behind."""
+    WATCHDOG.start()  # it is ours for good
     files, children = open_files(), _children()
     yield
     assert _children() - children == set()

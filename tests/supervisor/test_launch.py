@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import resource
 import shlex
 import sys
 from pathlib import Path
 from typing import Unpack
 
+import anyio
 import pytest
 
 from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.protocol.marker import Markers
 from etlstage.supervisor import AsyncSupervisor, Stage
+from etlstage.supervisor.launch import launch
+from etlstage.supervisor.policy import ResourceLimits, Timeouts
+from etlstage.transport import TermsRefused
 from tests.supervisor.workers import Settings, command, outputs, plain, stage
 
 
@@ -24,10 +31,9 @@ async def refusal(run: Stage) -> str:
     return str(caught.value)
 
 
-def stage_of(*words: object, **settings: Unpack[Settings]) -> Stage:
+def stage_of(*words: object, **settings: object) -> Stage:
     """Return a stage, called ``clean``, with this command."""
-    settings["name"] = "clean"
-    return Stage(command=tuple(map(str, words)), **settings)
+    return Stage(name="clean", command=tuple(map(str, words)), **settings)  # type: ignore[arg-type]
 
 
 # --- programs that can't be started --------------------------------------------------
@@ -176,13 +182,47 @@ async def test_markers_are_in_the_environment() -> None:
     markers = Markers(eop=b"\0END\0", eob=b"EOB")
     seen = await seen_by_worker(markers=markers)
 
-    assert {name: seen[name] for name in seen if name.startswith("ETLSTAGE")} == {
+    assert {name: seen[name] for name in seen if name.startswith("ETLSTAGE_E")} == {
         "ETLSTAGE_EOM": r"\012",
         "ETLSTAGE_EOP": r"\000END\000",
         "ETLSTAGE_EOB": "EOB",
-        "ETLSTAGE_BNC": r"\005",
     }
+    assert seen["ETLSTAGE_BNC"] == r"\005"
     assert seen["PYTHONUNBUFFERED"] == "1"
+
+
+async def launched(run: Stage, *, start: int = 1) -> dict[str, str]:
+    """Return the environment of a worker that was launched and prints it."""
+    output = await printed(run, start=start)
+    pairs = [entry.partition("=") for entry in output.split("\0")]
+    return {name: value for name, _, value in pairs if name}
+
+
+async def printed(run: Stage, *, start: int = 1) -> str:
+    """Return what a worker prints that was launched without input."""
+    process = launch(run, "clean-2", stdin=False, start=start)
+    output = b""
+    try:
+        with anyio.fail_after(10):
+            while (data := process.read_stdout(65536)) != b"":
+                output += data or b""
+                await process.stdout_readable()
+    finally:
+        process.kill()
+        process.close()
+    return output.decode()
+
+
+async def test_worker_is_told_who_it_is() -> None:
+    """Its stage, its name, and how often it has been started."""
+    seen = await launched(stage_of("env", "-0"))
+    assert seen["ETLSTAGE_STAGE"] == "clean"
+    assert seen["ETLSTAGE_WORKER"] == "clean-2"
+    assert seen["ETLSTAGE_START"] == "1"
+    assert not {"ETLSTAGE_STATUS", "ETLSTAGE_HEARTBEAT"} & set(seen)
+
+    seen = await launched(stage_of("env", "-0"), start=3)
+    assert seen["ETLSTAGE_START"] == "3"
 
 
 async def test_env_comes_before_everything_else() -> None:
@@ -238,6 +278,135 @@ async def test_eop_may_be_eom() -> None:
         results = await supervisor.submit([b"one", b"", b"two"])
 
     assert outputs(results) == [(b"one",), (b"",), (b"two",)]
+
+
+# --- the terms on which a worker runs -------------------------------------------------
+
+
+def shell(script: str, **settings: object) -> Stage:
+    """Return a stage, called ``clean``, that is a shell script."""
+    return Stage(name="clean", command=("sh", "-c", script), **settings)  # type: ignore[arg-type]
+
+
+async def test_limits_are_those_of_the_worker() -> None:
+    """Each by its name."""
+    limits = ResourceLimits(
+        memory=512 * 1024 * 1024, cpu=100, open_files=64, core=0, nice=2
+    )
+    script = "ulimit -v; ulimit -t; ulimit -n; ulimit -c; nice; umask"
+    seen = await printed(shell(script, limits=limits, umask=0o27))
+
+    nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 2, 19)
+    assert seen.split() == ["524288", "100", "64", "0", str(nice), "0027"]
+
+
+async def test_limit_that_is_refused() -> None:
+    """It is named as in the stage, and so is what would be granted."""
+    run = stage_of("true", limits=ResourceLimits(open_files=1 << 60))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    assert (
+        f"limits.open_files {1 << 60} is refused (Operation not permitted): more than"
+        f" {hard} only root may grant; lower it, or raise ours; command: true"
+    ) in await refusal(run)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what", "problem"),
+    [
+        (
+            {"limits": ResourceLimits(nice=-5)},
+            "nice=-5",
+            "limits.nice -5 is refused (Operation not permitted); only root may;",
+        ),
+        (
+            {"user": "0"},
+            "user=0",
+            "we may not run it as user 0 (Operation not permitted); be root, or leave",
+        ),
+        ({"user": "0"}, "groups=0", "we may not run it as user 0 (Operation"),
+        ({"group": "0"}, "group=0", "we may not run it as group 0 (Operation"),
+    ],
+)
+async def test_terms_that_are_refused(
+    settings: dict[str, object],
+    what: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the system does for those who are not root."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TermsRefused(1, "Operation not permitted", what)
+
+    monkeypatch.setattr("etlstage.supervisor.launch.Process", refuse)
+    assert problem in await refusal(stage_of("true", **settings))
+
+
+async def test_user_and_group_that_do_not_exist() -> None:
+    """With what to look at."""
+    assert "can't start worker clean-1: there is no user 'no-one'; check user;" in (
+        await refusal(stage_of("true", user="no-one"))
+    )
+    assert "there is no group 'no-one'; check group;" in (
+        await refusal(stage_of("true", group="no-one"))
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+async def test_user_has_his_own_groups_and_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing of root's is left to him; ``env`` still has the last word."""
+    monkeypatch.setenv("HOME", "/root")
+    nobody = pwd.getpwnam("nobody")
+    seen = await printed(
+        shell('id -u; id -g; id -G; echo "$HOME $USER $LOGNAME"', user="nobody")
+    )
+    assert seen.splitlines() == [
+        str(nobody.pw_uid),
+        str(nobody.pw_gid),
+        " ".join(map(str, os.getgrouplist("nobody", nobody.pw_gid))),
+        f"{nobody.pw_dir} nobody nobody",
+    ]
+    run = shell("id -g; echo $HOME", user="nobody", group="12345", env={"HOME": "/x"})
+    assert (await printed(run)).split() == ["12345", "/x"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+async def test_another_user_can_open_the_status() -> None:
+    """A pipe has an owner, too."""
+    script = 'echo > "$ETLSTAGE_STATUS" && echo done'
+    assert await printed(shell(script, user="nobody", ready=True)) == "done\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "heartbeat"),
+    [
+        ({"ready": True}, None),
+        ({"timeout": Timeouts(heartbeat=1.5)}, "1.5"),
+        ({"timeout": Timeouts(heartbeat=60.0), "ready": True}, "60"),
+    ],
+)
+async def test_status_is_there_when_it_is_asked_for(
+    settings: dict[str, object], heartbeat: str | None
+) -> None:
+    """As a file, and how often something is to be written to it."""
+    process = launch(
+        shell('echo x > "$ETLSTAGE_STATUS"; env -0', **settings), "clean-1"
+    )
+    try:
+        assert process.has_status
+        with anyio.fail_after(10):
+            await process.status_readable()
+            assert process.read_status(10) == b"x\n"
+            await process.stdout_readable()
+    finally:
+        process.kill()
+        output = process.read_stdout(65536) or b""
+        process.close()
+    seen = dict(line.split("=", 1) for line in output.decode().split("\0") if line)
+    assert seen.get("ETLSTAGE_HEARTBEAT") == heartbeat
 
 
 # --- what a stage must be ------------------------------------------------------------

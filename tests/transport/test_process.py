@@ -2,30 +2,33 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from etlstage.transport.process import Process, describe_status
+from etlstage.transport.watchdog import WATCHDOG
 from tests.supervisor.workers import ends, open_files, runs
 
 ENV = {"PATH": "/usr/bin:/bin"}
 
 
 @contextmanager
-def started(*command: str, stdin: bool = True) -> Iterator[Process]:
+def started(
+    *command: str, stdin: bool = True, status: bool = False
+) -> Iterator[Process]:
     """Start a shell script, or a program; it is gone and closed at the end."""
     words = command if len(command) > 1 else ("sh", "-c", *command)
-    process = Process(words, env=ENV, stdin=stdin)
+    process = Process(words, env=ENV, stdin=stdin, status=status)
     try:
         yield process
     finally:
-        if process.status is None:
-            process.signal_group(signal.SIGKILL)
-            process._popen.wait()
+        process.kill()
         process.close()
 
 
@@ -159,6 +162,48 @@ async def test_closed_process_reads_as_ended() -> None:
     assert process.read_stderr(10) == b""
 
 
+# --- the status ----------------------------------------------------------------------
+
+
+async def test_status_is_a_file_that_any_program_can_write_to() -> None:
+    """By its name, again and again; it ends with the last who has it open."""
+    script = 'echo > "$ETLSTAGE_STATUS"; read x; printf abc >> "$ETLSTAGE_STATUS"'
+    with started(script, status=True) as process:
+        assert process.has_status
+        with anyio.fail_after(10):
+            await process.status_readable()
+            assert process.read_status(100) == b"\n"
+            assert process.read_status(100) is None
+            process.write(b"\n")
+            await process.status_readable()
+            assert process.read_status(2) == b"ab"
+            assert process.read_status(2) == b"c"
+            await wait(process)
+            await process.status_readable()
+        assert process.read_status(100) == b""
+
+
+async def test_worker_without_status() -> None:
+    """It is not told of one; who reads finds an end."""
+    with started("echo $ETLSTAGE_STATUS; ls /proc/self/fd") as process:
+        assert not process.has_status
+        assert process.read_status(100) == b""
+        await process.status_readable()
+        assert (await read_all(process)).split() == [b"0", b"1", b"2", b"3"]
+
+
+async def test_who_waits_for_the_status_can_be_woken() -> None:
+    """As those who read stdout."""
+    with started("sleep", "3600", status=True) as process:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.status_readable)
+            await anyio.wait_all_tasks_blocked()
+            process.stop_waiting()
+        assert process.read_status(10) is None
+    assert process.read_status(10) == b""
+    assert not process.has_status
+
+
 # --- the end -------------------------------------------------------------------------
 
 
@@ -223,6 +268,87 @@ async def test_signal_reaches_the_whole_group() -> None:
         process.signal_group(signal.SIGTERM)
 
 
+async def test_jobs_of_a_shell_go_with_it() -> None:
+    """They have groups of their own, but its session, even when it is dead."""
+    with started("bash", "-c", "set -m; sleep 3600 & echo $!") as process:
+        child = int(await read_line(process))
+        assert os.getpgid(child) == child
+        assert await wait(process) == 0
+        assert ends(child)
+
+
+async def test_kill_reaches_other_sessions() -> None:
+    """As long as the worker lives, its child is known as such; SIGTERM does not."""
+    script = "trap '' TERM; setsid sleep 3600 & echo $!; wait; wait"
+    with started(script) as process:
+        child = int(await read_line(process))
+        while os.getsid(child) != child:
+            await anyio.lowlevel.checkpoint()
+        process.signal_group(signal.SIGTERM)
+        assert runs(child)
+        process.signal_group(signal.SIGKILL)
+        assert await wait(process) == -signal.SIGKILL
+        assert ends(child)
+
+
+async def test_daemon_may_outlive_a_worker_that_ends_by_itself() -> None:
+    """It has left the session, and who has started it is gone."""
+    with started("setsid sleep 3600 >&- 2>&- & echo $!") as process:
+        child = int(await read_line(process))
+        while os.getsid(child) != child:
+            await anyio.lowlevel.checkpoint()
+        assert await wait(process) == 0
+        assert runs(child)
+        os.kill(child, signal.SIGKILL)
+
+
+async def test_kill_is_complete() -> None:
+    """Safe to call twice; a dead worker's number is nobody's business any more."""
+    process = Process(("sleep", "3600"), env=ENV, stdin=False)
+    assert process.pid in WATCHDOG._groups
+    process.kill()
+    process.kill()
+    assert process.status == -signal.SIGKILL
+    assert process.pid not in WATCHDOG._groups
+    assert WATCHDOG._starting == 0
+    process.close()
+
+
+async def test_worker_is_forgotten_before_it_is_reaped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After that its number may be another's, whom the watchdog must not kill."""
+    seen = []
+
+    def unregister(pid: int) -> None:
+        seen.append(process._popen.returncode)
+        assert Path(f"/proc/{pid}").exists()
+
+    with started("exit 3") as process:
+        with monkeypatch.context() as patch:
+            patch.setattr(WATCHDOG, "unregister", unregister)
+            assert await wait(process) == 3
+        assert seen == [None]
+        WATCHDOG.unregister(process.pid)
+
+
+async def test_worker_dies_with_the_thread_that_started_it() -> None:
+    """It is the thread that the parent-death signal is about, not the process."""
+    processes = []
+
+    def start() -> None:
+        processes.append(Process(("sleep", "3600"), env=ENV))
+        # Until the wrapper has asked for the signal.
+        while Path(f"/proc/{processes[0].pid}/comm").read_text() != "sleep\n":
+            os.sched_yield()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    await anyio.to_thread.run_sync(thread.join)
+    assert await wait(processes[0]) == -signal.SIGKILL
+    processes[0].close()
+
+
 async def read_line(process: Process) -> bytes:
     """Return the first line of stdout."""
     with anyio.fail_after(10):
@@ -248,9 +374,10 @@ async def test_nothing_is_open_after_close(tmp_path: Path) -> None:
 
 
 async def test_program_that_can_not_be_started_leaves_nothing_open() -> None:
-    """The system's error, and no pipe."""
+    """The system's error, and no pipe; the watchdog does not wait for it."""
     before = open_files()
     with pytest.raises(FileNotFoundError):
-        Process(("no-such-program",), env=ENV)
+        Process(("no-such-program",), env=ENV, status=True)
 
     assert open_files() == before
+    assert WATCHDOG._starting == 0

@@ -79,3 +79,5 @@ def test_work_brings_nothing_slow_either() -> None:
     )
     # CPython itself imports some of them to print a traceback.
     assert _imported(code, b"a\nb\nc") & SLOW == set()
+    ready = "import os; os.environ['ETLSTAGE_STATUS'] = '/dev/null'\n"
+    assert _imported(ready + code, b"a\nb\nc") & SLOW == set()

@@ -1,0 +1,66 @@
+"""
+What a worker has started, where it has left the worker's process group.
+
+Only what can be told from a glance at the process table, and only on Linux: members
+of the session that the worker leads, also when the worker is dead; and its children
+and theirs, as long as the line of parents is unbroken. A daemon, which has made a
+session of its own and whose parent has ended, is neither: it is known only by what
+it has inherited in its environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ("descendants", "heirs", "session_members")
+
+
+def session_members(leader: int) -> list[int]:
+    """Return the processes of the session that ``leader``, not reaped yet, leads."""
+    # No file is opened: a tenth of a millisecond for a hundred processes.
+    members = []
+    for name in _listing("/proc"):
+        if name.isdigit() and int(name) != leader:
+            try:
+                if os.getsid(int(name)) == leader:
+                    members.append(int(name))
+            except OSError:
+                continue
+    return members
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the children of ``pid`` and theirs, the eldest first."""
+    found = [pid]
+    for parent in found:
+        for task in _listing(f"/proc/{parent}/task"):
+            try:
+                children = Path(f"/proc/{parent}/task/{task}/children").read_text()
+            except OSError:
+                continue
+            found += [
+                child for child in map(int, children.split()) if child not in found
+            ]
+    return found[1:]
+
+
+def heirs(entry: bytes) -> list[int]:
+    """Return the processes whose environment has ``entry``, such as ``NAME=value``."""
+    # A file for each process: milliseconds. It is asked for only when there is one.
+    found = []
+    for name in _listing("/proc"):
+        try:
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue  # not a process, or not ours
+        if entry in environment.split(b"\0"):
+            found.append(int(name))
+    return found
+
+
+def _listing(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

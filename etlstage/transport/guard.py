@@ -1,0 +1,141 @@
+"""
+The watchdog's own program: wait for the end of the host, then kill what it left.
+
+Started by ``watchdog.py`` as a program of its own, so it imports nothing of this
+package, and coverage does not see it.
+
+stdin is a socket to the host, with a line for each thing to know:
+
+    ``?``     a worker is about to be started
+    ``+PID``  it was, and leads that process group
+    ``!``     it could not be
+    ``-PID``  that group is dead
+
+At the end of stdin the groups are killed, and two sorts of processes that are no
+longer in them: those of the sessions that the workers lead, such as the jobs of a
+shell; and those that have inherited the mark of the host in their environment, such
+as a daemon that made a session of its own. The latter also finds a worker that was
+killed so early in its start that it is neither registered nor yet has its
+parent-death signal. What has left the group *and* has cleaned its environment lives.
+
+A host that ends while no worker runs has nothing killed.
+
+Between the end of the host and the kill, which follows within a millisecond or so, a
+dead group's number could in theory become another's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from time import sleep
+
+__all__ = ("Guard",)
+
+_PAUSE = 0.05  # seconds between two looks at the process table
+_LOOKS = 20
+
+
+class Guard:
+    """
+    Knows what is to be killed.
+
+    Args:
+        variable: Entry of the environment that marks what the host has started.
+
+    """
+
+    def __init__(self, variable: bytes) -> None:
+        self.groups: set[int] = set()
+        self.starting = 0
+        self._variable = variable
+        self._rest = b""
+
+    def learn(self, data: bytes) -> None:
+        """Take in what the host says."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            sign, number = line[:1], line[1:]
+            if sign == b"?":
+                self.starting += 1
+            elif sign == b"!":
+                self.starting -= 1
+            elif sign == b"+":
+                self.starting -= self.starting > 0
+                self.groups.add(int(number))
+            elif sign == b"-":
+                self.groups.discard(int(number))
+
+    def kill(self) -> None:  # pragma: no cover
+        """Kill it all, until nothing is left of it."""
+        for group in self.groups:
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except OSError:
+                continue
+        if not self.groups and not self.starting:
+            return
+        # More than once: who is killed may just have forked, and who was just
+        # forked by the host may not have the environment yet.
+        quiet = 0
+        for _ in range(_LOOKS):
+            quiet = 0 if self._kill_strays() else quiet + 1
+            if quiet == 5:
+                break
+            sleep(_PAUSE)
+
+    def _kill_strays(self) -> int:  # pragma: no cover
+        killed = 0
+        try:
+            names = os.listdir("/proc")
+        except OSError:
+            return 0  # no Linux
+        for name in names:
+            if name.isdigit() and int(name) != os.getpid():
+                killed += self._kill_stray(int(name))
+        return killed
+
+    def _kill_stray(self, pid: int) -> bool:  # pragma: no cover
+        if not self._is_stray(pid):
+            return False
+        try:
+            process = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            return False
+        try:
+            # Once more: now the number can't become another's.
+            if not self._is_stray(pid):
+                return False
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        except OSError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(process)
+
+    def _is_stray(self, pid: int) -> bool:  # pragma: no cover
+        try:
+            if os.getsid(pid) in self.groups:
+                # A zombie is in its session until it is reaped.
+                with open(f"/proc/{pid}/stat", "rb") as stat:
+                    return stat.read().rpartition(b")")[2].split()[0] not in b"ZX"
+            with open(f"/proc/{pid}/environ", "rb") as environment:
+                return self._variable in environment.read().split(b"\0")
+        except OSError:
+            return False
+
+
+def main(variable: bytes) -> None:  # pragma: no cover
+    """Be the watchdog."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    guard = Guard(variable)
+    while data := os.read(0, 65536):
+        guard.learn(data)
+    guard.kill()
+
+
+if __name__ == "__main__":  # pragma: no cover
+    main(os.fsencode(f"ETLSTAGE_SUPERVISOR={sys.argv[1]}"))

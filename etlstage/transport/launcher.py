@@ -1,0 +1,291 @@
+"""
+What a command is wrapped in, so that it runs on our terms and dies with us.
+
+Two wrappers do it, both of which end as the command itself, with the same pid:
+
+* programs of util-linux, ``setpriv`` for the parent-death signal and ``prlimit`` for
+  limits, at a millisecond each. They are quick, but tell what goes wrong to stderr,
+  or run a script that has no ``#!`` line by a shell; so they are given only what will
+  surely start;
+* ``shim.py``, a Python program, at some ten milliseconds. It can do all the rest, and
+  reports the system's own error: whatever is in doubt goes this way.
+
+The parent-death signal is that of the *thread* that starts the worker: a worker dies
+with it, although the process lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from etlstage.transport.watchdog import program, python
+
+__all__ = ("Launcher", "Terms", "TermsRefused")
+
+_FOLDERS: Final = (
+    "/usr/bin",
+    "/bin",
+    "/usr/sbin",
+    "/sbin",
+    "/run/current-system/sw/bin",
+)
+"""Where only root can put a program. PATH is the user's, and the worker's."""
+_HEAD: Final = 4096  # bytes of a program that are looked at
+_TIGHT: Final = 64 * 1024 * 1024  # bytes of memory in which an exec may fail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """On what terms a program runs; None, or no entry, is ours."""
+
+    limits: Mapping[int, int] | None = None
+    """By ``resource.RLIMIT_...``."""
+    nice: int | None = None
+    """Added to our own."""
+    user: int | None = None
+    group: int | None = None
+    groups: Sequence[int] | None = None
+    """Supplementary groups."""
+    umask: int | None = None
+
+
+class TermsRefused(OSError):
+    """The system does not let us start a program on these terms; ``filename`` is which."""
+
+
+class Launcher:
+    """
+    Wraps one command; close it when that was started or could not be.
+
+    Attributes:
+        words: What to run instead.
+        descriptors: What it has to inherit.
+
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        terms: Terms | None = None,
+    ) -> None:
+        self._report: int | None = None
+        self._said: int | None = None
+        terms = terms or Terms()
+        words = _quick(command, env, cwd, terms)
+        if words is None:
+            try:
+                words = self._thorough(env, terms)
+            except OSError:
+                # Better without a parent-death signal than not at all.
+                if _needs_shim(terms):
+                    raise
+                words = []
+        self.words = [*words, *command]
+        self.descriptors = () if self._said is None else (self._said,)
+
+    def check(self) -> None:
+        """
+        Wait until the command runs, where that was in doubt.
+
+        Raises:
+            OSError: If it does not; as :class:`subprocess.Popen`.
+            TermsRefused: If the command is not to blame.
+
+        """
+        if self._said is not None and self._report is not None:
+            os.close(self._said)
+            self._said = None
+            with open(self._report, "rb", closefd=False) as report:
+                number, _, what = report.read().decode().partition(" ")
+            if what == "exec":
+                raise OSError(int(number), os.strerror(int(number)))
+            if number:
+                raise TermsRefused(int(number), os.strerror(int(number)), what)
+
+    def close(self) -> None:
+        """Close what is open here."""
+        for descriptor in (self._report, self._said):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._report = self._said = None
+
+    def _thorough(self, env: Mapping[str, str], terms: Terms) -> list[str]:
+        words = [*python(), *program("shim")]
+        settings = ["deathsig"]
+        for number, (soft, hard) in _pairs(terms).items():
+            settings.append(f"limit={number},{soft},{hard}")
+        if terms.nice is not None:
+            settings.append(f"nice={terms.nice}")
+        if terms.groups is not None:
+            settings.append(f"groups={','.join(map(str, terms.groups))}")
+        if terms.group is not None:
+            settings.append(f"group={terms.group}")
+        if terms.user is not None:
+            settings.append(f"user={terms.user}")
+        # Python changes it at its start, when the locale is C.
+        settings.append(f"locale={env.get('LC_CTYPE', '')}")
+        self._report, self._said = os.pipe()
+        return [*words, str(self._said), str(os.getpid()), *settings, "--"]
+
+
+def _needs_shim(terms: Terms) -> bool:
+    wanted = (terms.nice, terms.user, terms.group, terms.limits or None)
+    return any(value is not None for value in wanted)
+
+
+def _quick(
+    command: Sequence[str], env: Mapping[str, str], cwd: Path | None, terms: Terms
+) -> list[str] | None:
+    """Return the words to put before a command that will surely start, else None."""
+    if terms.nice is not None or terms.user is not None or terms.group is not None:
+        return None
+    setpriv = _setpriv()
+    if setpriv is None or not _starts(command[0], env, cwd):
+        return None
+    words = [setpriv, "--pdeathsig", "KILL", "--"]
+    if terms.limits:
+        limiting = _prlimit_words(terms)
+        if limiting is None:
+            return None
+        words += limiting
+    return words
+
+
+def _prlimit_words(terms: Terms) -> list[str] | None:
+    """Return the words that set limits without a doubt, else None."""
+    path = _find("prlimit")
+    pairs = _pairs(terms)
+    tight = pairs.get(resource.RLIMIT_AS, (_TIGHT, 0))[0] < _TIGHT
+    if path is None or tight or any(_raises(*item) for item in pairs.items()):
+        return None
+    options = [
+        f"--{_PRLIMIT[number]}={soft}:{hard}" for number, (soft, hard) in pairs.items()
+    ]
+    return [path, *options, "--"]
+
+
+_PRLIMIT: Final = {
+    resource.RLIMIT_AS: "as",
+    resource.RLIMIT_CPU: "cpu",
+    resource.RLIMIT_NOFILE: "nofile",
+    resource.RLIMIT_CORE: "core",
+}
+
+
+def _raises(number: int, pair: tuple[int, int]) -> bool:
+    hard = resource.getrlimit(number)[1]
+    return hard != resource.RLIM_INFINITY and pair[1] > hard
+
+
+def _pairs(terms: Terms) -> dict[int, tuple[int, int]]:
+    """Return the soft and the hard limit for each."""
+    pairs = {number: (value, value) for number, value in (terms.limits or {}).items()}
+    cpu = resource.RLIMIT_CPU
+    if cpu in pairs:
+        # Between the two there is SIGXCPU, which says what happened; SIGKILL doesn't.
+        value = pairs[cpu][0]
+        if not _raises(cpu, (value, value + 1)):
+            pairs[cpu] = (value, value + 1)
+    return pairs
+
+
+# --- what will surely start -----------------------------------------------------------
+
+
+def _starts(name: str, env: Mapping[str, str], cwd: Path | None) -> bool:
+    """Return whether the system will surely run this program."""
+    if os.sep in name:
+        return _is_program(os.path.join(cwd or "", name))
+    for folder in env["PATH"].split(os.pathsep) if "PATH" in env else ():
+        path = os.path.join(cwd or "", folder, name)
+        if os.path.lexists(path):
+            return _is_program(path)
+    return False
+
+
+def _is_program(path: str, *, nested: bool = False) -> bool:
+    try:
+        if not os.path.isfile(path) or not os.access(path, os.X_OK):
+            return False
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(_HEAD)
+    except (OSError, ValueError):
+        return False
+    if head.startswith(b"#!"):
+        # Older kernels look no further.
+        line, end, _ = head[2:128].partition(b"\n")
+        interpreter = os.fsdecode(line.strip(b" \t").partition(b" ")[0])
+        # One that is a script itself would need more care than it is worth.
+        return bool(end) and not nested and _is_absolute(interpreter)
+    return _is_binary(head)
+
+
+def _is_absolute(interpreter: str) -> bool:
+    return os.path.isabs(interpreter) and _is_program(interpreter, nested=True)
+
+
+def _is_binary(head: bytes) -> bool:
+    """Return whether this begins a 64-bit ELF program for this very machine."""
+    ours = _own_head()
+    if len(head) < 64 or head[:6] != ours[:6] or head[18:20] != ours[18:20]:
+        return False
+    order = "<" if head[5] == 1 else ">"
+    (kind,) = struct.unpack_from(f"{order}H", head, 16)
+    if head[:5] != b"\x7fELF\x02" or kind not in (2, 3):  # ET_EXEC, ET_DYN
+        return False
+    (start,) = struct.unpack_from(f"{order}Q", head, 32)
+    size, count = struct.unpack_from(f"{order}HH", head, 54)
+    for at in range(start, start + size * count, size or 1):
+        if at + 56 > len(head):
+            return False
+        if struct.unpack_from(f"{order}I", head, at)[0] == 3:  # PT_INTERP
+            (place,) = struct.unpack_from(f"{order}Q", head, at + 8)
+            (length,) = struct.unpack_from(f"{order}Q", head, at + 32)
+            loader = head[place : place + length].rstrip(b"\0")
+            return place + length <= len(head) and os.access(loader, os.X_OK)
+    return True
+
+
+@cache
+def _own_head() -> bytes:
+    try:
+        with open("/proc/self/exe", "rb") as file:
+            return file.read(64)
+    except OSError:
+        return b""
+
+
+# --- what is there to do it ------------------------------------------------------------
+
+
+def _find(name: str) -> str | None:
+    paths = (os.path.join(folder, name) for folder in _FOLDERS)
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
+
+
+@cache
+def _setpriv() -> str | None:
+    """Return a ``setpriv`` that can do it; that of busybox can't."""
+    path = _find("setpriv") if sys.platform == "linux" else None
+    if path is None:
+        return None
+    tried = subprocess.run(
+        [path, "--pdeathsig", "KILL", "--", path, "--version"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    return path if tried.returncode == 0 else None

@@ -1,0 +1,128 @@
+"""
+A program that becomes another one, after what only a process can do to itself.
+
+Started by ``launcher.py`` as a program of its own, so it imports nothing of this
+package, and no more of the standard library than it must; coverage does not see it. Its arguments are the
+descriptor on which to report, the pid of who starts it, settings, ``--``, and the
+command. What goes wrong is reported as ``ERRNO WHAT``; the descriptor is closed
+unwritten by a successful exec.
+
+Settings, performed in this order whatever theirs is: ``limit=NUMBER,SOFT,HARD``,
+``nice=INCREMENT``, ``groups=GID,...``, ``group=GID``, ``user=UID``, ``deathsig``,
+``locale=LC_CTYPE``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Not signal: importing it takes a third of the time of all this.
+from _signal import (  # type: ignore[import-not-found]
+    SIG_DFL,
+    SIGKILL,
+    SIGPIPE,
+    SIGXFSZ,
+    signal,
+)
+from errno import EINVAL, ENOENT, EPERM
+from resource import setrlimit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ("main",)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:  # pragma: no cover
+    """Become what the arguments say; return only after a report that we can't."""
+    report, parent = int(arguments[0]), int(arguments[1])
+    os.set_inheritable(report, False)
+    end = arguments.index("--")
+    settings, command = arguments[2:end], arguments[end + 1 :]
+    what = ""
+    try:
+        ask_for_signal = _signal_setter() if "deathsig" in settings else None
+        for what in sorted(settings, key=_order):
+            _apply(*what.partition("=")[::2])
+        if ask_for_signal is not None:
+            ask_for_signal()
+            # Who started us may have died before we asked to be told.
+            if os.getppid() != parent:
+                os.kill(os.getpid(), SIGKILL)
+        # Python ignores these, and what is ignored stays so over an exec.
+        signal(SIGPIPE, SIG_DFL)
+        signal(SIGXFSZ, SIG_DFL)
+        what = "exec"
+        _become(command)
+    except OSError as error:
+        os.write(report, f"{error.errno} {what}".encode())
+    except ValueError:  # what setrlimit makes of it
+        os.write(report, f"{EPERM} {what}".encode())
+    except OverflowError:
+        os.write(report, f"{EINVAL} {what}".encode())
+
+
+def _become(command: list[str]) -> None:  # pragma: no cover
+    """Do as :func:`os.execvpe`, which imports: the user may not read our library."""
+    program = command[0]
+    paths = [program]
+    if "/" not in program:
+        folders = os.environ.get("PATH", os.defpath).split(":")
+        paths = [os.path.join(folder, program) for folder in folders]
+    first: OSError | None = None
+    last: OSError = FileNotFoundError(ENOENT, program)
+    for path in paths:
+        try:
+            os.execve(path, command, os.environ)  # noqa: S606 - it's why we are here
+        except (FileNotFoundError, NotADirectoryError) as error:
+            last = error
+        except OSError as error:
+            first = first or error
+    raise first or last
+
+
+_ORDER = ("limit", "nice", "groups", "group", "user", "deathsig", "locale")
+
+
+def _order(setting: str) -> int:  # pragma: no cover
+    # Limits before the user: root may raise them. The parent-death signal after
+    # him: a change of credentials clears it.
+    return _ORDER.index(setting.partition("=")[0])
+
+
+def _apply(name: str, value: str) -> None:  # pragma: no cover
+    if name == "limit":
+        number, soft, hard = map(int, value.split(","))
+        setrlimit(number, (soft, hard))
+    elif name == "nice":
+        os.nice(int(value))
+    elif name == "groups":
+        os.setgroups([int(group) for group in value.split(",") if group])
+    elif name == "group":
+        os.setgid(int(value))
+    elif name == "user":
+        os.setuid(int(value))
+    elif name == "locale":
+        os.environ.pop("LC_CTYPE", None)
+        if value:
+            os.environ["LC_CTYPE"] = value
+
+
+def _signal_setter() -> Callable[[], object] | None:  # pragma: no cover
+    """Return what sets the parent-death signal; None where there is no such thing."""
+    try:
+        from ctypes import CDLL
+
+        prctl = CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(SIGKILL), 0, 0, 0)
+
+
+if __name__ == "__main__":  # pragma: no cover
+    main(sys.argv[1:])
+    os._exit(127)

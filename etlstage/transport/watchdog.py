@@ -1,0 +1,195 @@
+"""
+The host's side of the watchdog, which leaves no worker behind when we are killed.
+
+The parent-death signal (see ``launcher.py``) reaches a worker, but not what the
+worker has started. So each process that starts workers has one small child, whose
+program is ``guard.py``. It is told the process group of each worker, over a socket
+of which we alone hold the other end; at the end of that socket, however we ended, it
+kills them.
+
+It is a child of ours like the resource tracker of :mod:`multiprocessing`: started
+with the first worker, shared by all supervisors of the process, and ended by our own
+end. A forked child that does not exec gets a watchdog of its own. One that somebody
+has killed is replaced at the next start or end of a worker.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from errno import ENOSYS
+from functools import cache
+from signal import SIGKILL
+from typing import Final
+
+__all__ = ("VARIABLE", "WATCHDOG", "Watchdog", "program", "python")
+
+VARIABLE: Final = "ETLSTAGE_SUPERVISOR"
+"""Marks a worker, and all that inherits its environment, as ours."""
+_NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class Watchdog:
+    """
+    Has process groups killed when this process is gone.
+
+    Attributes:
+        mark: Value of ``VARIABLE`` for what is started by this process.
+        pid: Process of the watchdog, None before it is needed.
+
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: we are a forked child, and what we knew is our parent's."""
+        # Not to be closed before: without it our parent's watchdog could not see
+        # our parent's end. The lock may be held by a thread that we don't have.
+        line: socket.socket | None = getattr(self, "_line", None)
+        if line is not None:
+            line.close()
+        self.pid: int | None = None
+        self.mark = f"{os.getpid()}.{os.urandom(8).hex()}"
+        self._owner = os.getpid()
+        self._line: socket.socket | None = None
+        self._groups: set[int] = set()
+        self._starting = 0
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start it, if it isn't running; not waited for."""
+        self._check_owner()
+        with self._lock:
+            self._send(b"")
+
+    def expect(self) -> None:
+        """Be about to start a worker: :meth:`register` it, or :meth:`give_up`."""
+        self._check_owner()
+        with self._lock:
+            self._starting += 1
+            self._send(b"?\n")
+
+    def give_up(self) -> None:
+        """Know that the expected worker does not exist."""
+        with self._lock:
+            self._starting -= 1
+            self._send(b"!\n")
+
+    def register(self, group: int) -> None:
+        """Have an expected worker, which leads this group, killed at our end."""
+        with self._lock:
+            self._starting -= 1
+            self._groups.add(group)
+            self._send(b"+%d\n" % group)
+
+    def unregister(self, group: int) -> None:
+        """
+        Have it live, or be dead; safe to call twice.
+
+        Call it before the leader is reaped: after that the number may be another's.
+        """
+        if self._owner != os.getpid():
+            return
+        with self._lock:
+            if group in self._groups:
+                self._groups.remove(group)
+                self._send(b"-%d\n" % group)
+
+    def _check_owner(self) -> None:
+        # Some fork behind Python's back.
+        if self._owner != os.getpid():
+            self.forget()
+
+    def _send(self, line: bytes) -> None:
+        """Tell it; a watchdog that is dead, or does not listen, is replaced."""
+        if self._line is not None:
+            with suppress(OSError):
+                # Even nothing is told: only that finds out whether it lives.
+                flags = socket.MSG_DONTWAIT | _NO_SIGNAL
+                if self._line.send(line or b"\n", flags) == len(line or b"\n"):
+                    return
+        self._replace()
+
+    def _replace(self) -> None:
+        if self._line is not None and self.pid is not None:
+            # In this order: at the end of its line it would kill all groups.
+            _kill_child(self.pid)
+            self._line.close()
+            self._line = self.pid = None
+        # Without one, the parent-death signal is still there.
+        with suppress(OSError):
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    self.pid = _spawn(theirs, self.mark)
+            except OSError:
+                ours.close()
+                raise
+            self._line = ours
+            known = [b"+%d\n" % group for group in self._groups]
+            ours.send(b"".join([b"?\n" * self._starting, *known]), _NO_SIGNAL)
+
+
+def _kill_child(pid: int) -> None:
+    # The host may reap whatever ends, and then the number is not ours any more.
+    with suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            os.kill(pid, SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _spawn(line: socket.socket, mark: str) -> int:
+    # What the linker needs to find Python itself; nothing else of ours.
+    kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+    child = subprocess.Popen(
+        [*python(), *program("guard"), mark],
+        stdin=line.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+        env={name: os.environ[name] for name in kept if name in os.environ},
+    )
+    # It is never waited for, and its end is no loss: no warning is due.
+    child.returncode = 0
+    return child.pid
+
+
+@cache
+def python() -> tuple[str, ...]:
+    """
+    Return the words that start Python, bare and fast.
+
+    Raises:
+        OSError: If there is none, in a program that embeds it.
+
+    """
+    embedded = os.path.join(sys.exec_prefix, "bin", "python3")
+    for path in (sys.executable, embedded):
+        named = os.path.basename(path).startswith(("python", "pypy"))
+        if named and os.access(path, os.X_OK):
+            return (path, "-I", "-S", "-X", "utf8")
+    raise OSError(
+        ENOSYS, f"there is no Python: {sys.executable} is not, nor {embedded}"
+    )
+
+
+@cache
+def program(name: str) -> tuple[str, ...]:
+    """Return the words by which Python runs that module of this package as a program."""
+    path = os.path.join(os.path.dirname(__file__), f"{name}.py")
+    if os.path.isfile(path):
+        return (path,)
+    # In a zip, as Spark ships packages to its executors.
+    loader = __spec__.loader
+    return ("-c", loader.get_data(path).decode())  # type: ignore[union-attr]
+
+
+WATCHDOG: Final = Watchdog()
+"""That of this process. One for all: it is the process whose end it waits for."""
+os.register_at_fork(after_in_child=WATCHDOG.forget)

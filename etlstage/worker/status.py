@@ -1,0 +1,89 @@
+"""
+A worker's signs of life, for a supervisor that asks for them.
+
+It says by two variables that it does: ``ETLSTAGE_STATUS`` names a file in which any
+byte means "ready, alive", ``ETLSTAGE_HEARTBEAT`` after how many seconds without one a
+worker that has nothing to do counts as dead. We write a byte when we are about to
+read the first message, and then, while there is nothing to read, three in that time.
+"""
+
+from __future__ import annotations
+
+import os
+
+from etlstage.worker.descriptors import complain
+
+__all__ = ("Status", "open_status")
+
+_BEATS = 3  # in the time that is allowed: one may be late
+
+
+class Status:
+    """
+    Tells the supervisor that we live.
+
+    Args:
+        descriptor: Where to write, without blocking.
+        heartbeat: How often it wants to hear of us, in seconds; None is once.
+
+    """
+
+    def __init__(self, descriptor: int, heartbeat: float | None = None) -> None:
+        self._descriptor = descriptor
+        self._heartbeat = heartbeat
+        self._announced = False
+
+    def wait(self, source: int) -> None:
+        """Say that we are ready, if this is new, and alive, until there is input."""
+        self.announce()
+        if self._heartbeat is None:
+            return
+        import select
+
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
+        while not poll.poll(self._heartbeat / _BEATS * 1000):
+            self._tell()
+
+    def announce(self) -> None:
+        """Say that we are ready, once."""
+        if not self._announced:
+            self._announced = True
+            self._tell()
+
+    def close(self) -> None:
+        """Say no more; safe to call twice."""
+        if self._descriptor != -1:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _tell(self) -> None:
+        try:
+            os.write(self._descriptor, b"\n")
+        except OSError:
+            # Full or closed: who does not listen is not to be told.
+            return
+
+
+def open_status() -> Status | None:
+    """
+    Return what the supervisor wants to be told by, None if it does not.
+
+    The variables are taken out of the environment: in a program that we start, the
+    descriptor of that name is another file.
+    """
+    path = os.environ.pop("ETLSTAGE_STATUS", "")
+    heartbeat = os.environ.pop("ETLSTAGE_HEARTBEAT", "")
+    if not path:
+        return None
+    try:
+        # A descriptor of our own: a flag on theirs would be everybody's.
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        status = Status(os.open(path, flags), float(heartbeat) if heartbeat else None)
+    except (OSError, ValueError) as error:
+        complain(f"ETLSTAGE_STATUS and ETLSTAGE_HEARTBEAT: {error}")
+        return None
+    folder, _, number = path.rpartition("/")
+    if folder == "/dev/fd" and number.isdigit() and int(number) > 2:
+        os.close(int(number))
+    return status

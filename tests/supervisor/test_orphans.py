@@ -1,0 +1,250 @@
+"""What becomes of workers, and of what they have started, when we are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+import etlstage
+from tests.supervisor import orphans
+
+ROOT = Path(etlstage.__file__).parent.parent
+PATIENCE = 5.0  # seconds, the promise
+
+
+class Host:
+    """A process that supervises; all that it told of is gone at the end of a test."""
+
+    def __init__(self, place: str, launcher: str = "setpriv") -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, orphans.__file__, place, launcher],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+            bufsize=0,
+        )
+        self.pid = self._process.pid
+        self._told: list[psutil.Process] = []
+
+    def started(self) -> list[psutil.Process]:
+        """Return who supervises, the worker, its child, and its child far away."""
+        assert self._process.stdout is not None
+        pids = map(int, self._process.stdout.readline().split())
+        told = [psutil.Process(pid) for pid in pids]
+        self._told += [*told, *watchdogs(self.pid)]
+        return told
+
+    def go_on(self) -> None:
+        """Have it start the next thing."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+
+    def kill(self) -> None:
+        """Kill it, and reap it."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself."""
+        return self._process.wait(10)
+
+    def close(self) -> None:
+        """Leave nothing."""
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        for process in self._told:
+            if lives(process):
+                process.kill()
+
+
+HostMaker = Callable[..., Host]
+
+
+@pytest.fixture
+def host() -> Iterator[HostMaker]:
+    """Start hosts that are gone at the end."""
+    hosts: list[Host] = []
+
+    def start(place: str, launcher: str = "setpriv") -> Host:
+        hosts.append(Host(place, launcher))
+        return hosts[-1]
+
+    yield start
+    for one in hosts:
+        one.close()
+
+
+def watchdogs(pid: int) -> list[psutil.Process]:
+    """Return the watchdog of a process, if it has one."""
+    children = psutil.Process(pid).children()
+    return [c for c in children if any("guard.py" in word for word in c.cmdline())]
+
+
+def lives(process: psutil.Process) -> bool:
+    """Return whether a process is there, and more than a zombie."""
+    try:
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and not zombie)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until_gone(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Wait until processes are gone; return those that are not in time."""
+    deadline = time.monotonic() + PATIENCE
+    while (left := [p for p in processes if lives(p)]) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return left
+
+
+@pytest.mark.parametrize("launcher", ["setpriv", "shim"])
+@pytest.mark.parametrize("place", ["main", "thread"])
+def test_nothing_outlives_a_killed_host(
+    host: HostMaker, place: str, launcher: str
+) -> None:
+    """
+    Worker, child and grandchild end neither by EOF nor by SIGTERM, and hold pipes.
+
+    One of them has made a session of its own.
+    """
+    killed = host(place, launcher)
+    _, *started = killed.started()
+    assert len(started) == 3
+    assert all(map(lives, started))
+    killed.kill()
+
+    assert until_gone(started) == []
+
+
+def test_nothing_outlives_a_killed_fork(host: HostMaker) -> None:
+    """A fork without an exec has a watchdog of its own; its parent's is undisturbed."""
+    parent = host("fork")
+    _, *first = parent.started()
+    (watchdog,) = watchdogs(parent.pid)
+    parent.go_on()
+    child, *second = parent.started()
+    assert child.pid != parent.pid
+    assert watchdogs(child.pid) not in ([], [watchdog])
+    child.kill()
+
+    assert until_gone(second) == []
+    assert all(map(lives, [*first, watchdog]))
+    parent.kill()
+    assert until_gone([*first, watchdog]) == []
+
+
+def test_fork_does_not_hide_the_end_of_its_parent(host: HostMaker) -> None:
+    """The line to the parent's watchdog, which it inherits, is closed in it."""
+    parent = host("fork")
+    _, *first = parent.started()
+    parent.go_on()
+    child, *second = parent.started()
+    parent.kill()
+
+    assert until_gone(first) == []
+    assert all(map(lives, [child, *second]))
+    child.kill()
+    assert until_gone(second) == []
+
+
+def test_fork_that_never_heard_of_us_hides_nothing(host: HostMaker) -> None:
+    """What it has inherited is closed in it without its doing anything."""
+    parent = host("fork to no end")
+    _, *started = parent.started()
+    parent.go_on()
+    (child,) = parent.started()
+    parent.kill()
+
+    assert until_gone(started) == []
+    assert lives(child)
+
+
+def test_killed_watchdog_is_replaced(host: HostMaker) -> None:
+    """With the next worker; the new one knows the old worker, too."""
+    killed = host("main")
+    _, *first = killed.started()
+    (watchdog,) = watchdogs(killed.pid)
+    watchdog.kill()
+    assert until_gone([watchdog]) == []
+    assert all(map(lives, first))
+    killed.go_on()
+    _, *second = killed.started()
+    (replacement,) = watchdogs(killed.pid)
+    assert replacement != watchdog
+    killed.kill()
+
+    assert until_gone([*first, *second, replacement]) == []
+
+
+@pytest.mark.parametrize("launcher", ["setpriv", "shim"])
+def test_worker_dies_with_us_without_a_watchdog(host: HostMaker, launcher: str) -> None:
+    """The kernel sends it the signal that it has asked for before it was anything."""
+    killed = host("main", launcher)
+    _, worker, *_ = killed.started()
+    (watchdog,) = watchdogs(killed.pid)
+    watchdog.kill()
+    assert until_gone([watchdog]) == []
+    killed.kill()
+
+    assert until_gone([worker]) == []
+
+
+def test_watchdog_kills_what_is_deaf_to_all_else(host: HostMaker) -> None:
+    """A host that ends in an orderly way, but forgets its worker, is no different."""
+    careless = host("once")
+    _, worker = careless.started()
+    watching = watchdogs(careless.pid)
+    careless.go_on()
+    assert careless.wait() == 0
+
+    assert until_gone([worker, *watching]) == []
+
+
+def test_watchdog_holds_nothing_of_ours(host: HostMaker) -> None:
+    """Who waits for the end of our output does not wait for it; it's in no way."""
+    watched = host("once")
+    watched.started()
+    (watchdog,) = watchdogs(watched.pid)
+    links = [os.readlink(f) for f in Path(f"/proc/{watchdog.pid}/fd").iterdir()]
+
+    assert {link.partition(":")[0] for link in links} <= {"socket", "/dev/null"}
+    assert watchdog.cwd() == "/"
+    assert os.getsid(watchdog.pid) == watchdog.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_watchdog_is_not_to_be_told_to_go(
+    host: HostMaker, number: signal.Signals
+) -> None:
+    """Who tells all programs to terminate does not mean it: it goes behind them."""
+    watched = host("once")
+    watched.started()
+    (watchdog,) = watchdogs(watched.pid)
+    deadline = time.monotonic() + PATIENCE
+    while not _ignored(watchdog.pid) >> (number - 1) & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def _ignored(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("SigIgn:")[2].split()[0], 16)
+
+
+def test_worker_inherits_nothing_of_the_watchdog(host: HostMaker) -> None:
+    """It could hide our end."""
+    watched = host("once")
+    _, worker = watched.started()
+    links = [os.readlink(f) for f in Path(f"/proc/{worker.pid}/fd").iterdir()]
+
+    assert {link.partition(":")[0] for link in links} == {"pipe"}

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from etlstage.transport import descent
+from etlstage.transport.descent import descendants, session_members
+
+SCRIPT = "set -m; setsid -w sleep 3600 & sleep 3600 & echo; wait"
+
+
+@contextmanager
+def started() -> Iterator[int]:
+    """Start a shell that leads a session, with two jobs; one leaves the session."""
+    process = subprocess.Popen(
+        ["/bin/bash", "-c", SCRIPT], stdout=subprocess.PIPE, start_new_session=True
+    )
+    pids = {process.pid}
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while not any(os.getsid(p) == p for p in descendants(process.pid)):
+            os.sched_yield()
+        pids |= set(descendants(process.pid))
+        yield process.pid
+    finally:
+        for pid in pids:
+            os.kill(pid, 9)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_descendants_are_found_in_whatever_session() -> None:
+    """Children and theirs; not the process itself."""
+    with started() as pid:
+        found = descendants(pid)
+        assert len(found) == 3  # setsid forks, for it leads a group
+        assert {os.getsid(one) == pid for one in found} == {True, False}
+        assert pid not in found
+
+
+def test_members_of_a_session_are_found_in_whatever_group() -> None:
+    """Not its leader, which is known."""
+    with started() as pid:
+        members = session_members(pid)
+        assert sorted(members) == sorted(
+            one for one in descendants(pid) if os.getsid(one) == pid
+        )
+        assert len(members) == 2
+
+
+def test_process_that_is_gone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is there anything to see where there is no Linux."""
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    assert descendants(process.pid) == []
+    assert session_members(process.pid) == []
+    monkeypatch.setattr(descent, "_listing", lambda _: ["1"])
+    assert descendants(process.pid) == []
+    monkeypatch.setattr(descent, "_listing", lambda _: [])
+    assert session_members(os.getsid(0)) == []

@@ -1,0 +1,519 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+
+from etlstage.transport import Process, Terms, TermsRefused, launcher, shim
+from etlstage.transport.launcher import Launcher
+from etlstage.transport.watchdog import program, python
+from tests.supervisor.workers import open_files
+
+ENV = {"PATH": "/usr/bin:/bin"}
+MiB = 1024 * 1024
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do this")
+
+
+@pytest.fixture(params=["setpriv", "shim"])
+def wrapper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Start programs by each of the two; a program in doubt always by the shim."""
+    if request.param == "shim":
+        monkeypatch.setattr(launcher, "_setpriv", lambda: None)
+    return str(request.param)
+
+
+async def output_of(
+    *command: str, env: Mapping[str, str] = ENV, terms: Terms | None = None
+) -> str:
+    """Return what a program says on stdout; it must end well."""
+    process = Process(command, stdin=False, env=env, terms=terms)
+    said = b""
+    try:
+        with anyio.fail_after(10):
+            while (data := process.read_stdout(65536)) != b"":
+                said += data or b""
+                await process.stdout_readable()
+            assert await process.wait() == 0, process.read_stderr(65536)
+    finally:
+        process.kill()
+        process.close()
+    return said.decode()
+
+
+async def output_of_shell(script: str, *, terms: Terms | None = None) -> str:
+    """Return what a shell script says."""
+    return (await output_of("sh", "-c", script, terms=terms)).strip()
+
+
+def is_quick(
+    command: str,
+    *,
+    env: Mapping[str, str] = ENV,
+    cwd: Path | None = None,
+    terms: Terms | None = None,
+) -> bool:
+    """Return whether a command is not given to the shim."""
+    one = Launcher((command,), env=env, cwd=cwd, terms=terms)
+    one.close()
+    return one.words[0].endswith("/setpriv")
+
+
+def bare(*command: str, env: Mapping[str, str] = ENV) -> bytes:
+    """Return what a program says that nobody wraps."""
+    return subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE).stdout
+
+
+# --- what is the same ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"LC_CTYPE": "C"}, {"LC_ALL": "C"}, {"X": "\udcff"}]
+)
+async def test_program_sees_no_wrapper(wrapper: str, more: Mapping[str, str]) -> None:
+    """Arguments are its own, and the environment is, but for the marks."""
+    env = {**ENV, **more}
+    words = (
+        "awk",
+        'BEGIN { for (n in ENVIRON) print n "=" ENVIRON[n] }',
+        "é",
+        "\udcff",
+    )
+    seen = (await output_bytes(*words, env=env)).splitlines()
+    ours = (b"ETLSTAGE_SUPERVISOR=", b"ETLSTAGE_PROCESS=")
+    marks = [line for line in seen if line.startswith(ours)]
+
+    assert len(marks) == 2
+    assert sorted(set(seen) - set(marks)) == sorted(bare(*words, env=env).splitlines())
+
+
+async def output_bytes(*command: str, env: Mapping[str, str]) -> bytes:
+    """Return the bytes that a program says."""
+    text = await output_of("sh", "-c", '"$@" | od -An -v -tx1', "sh", *command, env=env)
+    # The shell adds one of its own.
+    lines = bytes.fromhex(text.replace("\n", "")).splitlines()
+    return b"\n".join(line for line in lines if not line.startswith((b"PWD=", b"_=")))
+
+
+async def test_arguments_are_passed_on_as_they_are(wrapper: str) -> None:
+    """Whatever they look like, and the first one too."""
+    words = ["--", "-c", "", "a b", "\n", "é", "--as=1", "deathsig"]
+    code = "import sys; print(sys.argv[1:], sys.orig_argv[0])"
+    seen = await output_of("python3", "-c", code, *words)
+
+    assert seen == f"{words} python3\n"
+
+
+async def test_signals_are_as_popen_leaves_them(wrapper: str) -> None:
+    """Python ignores some, which a program would inherit: ``yes | head`` never ended."""
+    words = ("grep", "^Sig[BIC]", "/proc/self/status")
+
+    assert await output_of(*words) == bare(*words).decode()
+
+
+async def test_nothing_but_the_pipes_is_inherited(wrapper: str) -> None:
+    """Neither what the shim reports on, nor what the watchdog hears by."""
+    assert (await output_of("ls", "/proc/self/fd")).split() == ["0", "1", "2", "3"]
+
+
+async def test_pid_is_that_of_the_program(wrapper: str) -> None:
+    """The wrapper becomes it."""
+    process = Process(("sh", "-c", "echo $$ $PPID; read x"), env=ENV)
+    with anyio.fail_after(10):
+        await process.stdout_readable()
+    assert process.read_stdout(100) == b"%d %d\n" % (process.pid, os.getpid())
+    process.kill()
+    process.close()
+
+
+# --- what can't be started -------------------------------------------------------------
+
+
+def _no_file(folder: Path) -> Path:
+    return folder / "program"
+
+
+def _empty(folder: Path) -> Path:
+    return _write(folder, b"")
+
+
+def _not_executable(folder: Path) -> Path:
+    (folder / "program").write_text("#!/bin/sh\n")
+    return folder / "program"
+
+
+def _no_first_line(folder: Path) -> Path:
+    return _write(folder, b"echo hello\n")
+
+
+def _no_interpreter(folder: Path) -> Path:
+    return _write(folder, b"#!/no/such/interpreter -x\n")
+
+
+def _no_interpreter_of_interpreter(folder: Path) -> Path:
+    script = _no_interpreter(folder).rename(folder / "interpreter")
+    return _write(folder, b"#!%s\n" % bytes(script))
+
+
+def _interpreter_is_a_folder(folder: Path) -> Path:
+    return _write(folder, b"#!/usr\n")
+
+
+def _nothing_in_first_line(folder: Path) -> Path:
+    return _write(folder, b"#!  \n")
+
+
+def _folder(folder: Path) -> Path:
+    return folder
+
+
+def _behind_a_file(folder: Path) -> Path:
+    return _empty(folder) / "program"
+
+
+def _broken_link(folder: Path) -> Path:
+    (folder / "program").symlink_to(folder / "nowhere")
+    return folder / "program"
+
+
+def _no_loader(folder: Path) -> Path:
+    binary = Path("/bin/true").read_bytes()
+    at = binary.index(b"/ld-linux")
+    return _write(folder, binary[:at] + b"/ld-nowhe" + binary[at + 9 :])
+
+
+def _other_machine(folder: Path) -> Path:
+    binary = Path("/bin/true").read_bytes()
+    return _write(folder, binary[:18] + b"\x16\x00" + binary[20:])
+
+
+def _cut_binary(folder: Path) -> Path:
+    return _write(folder, Path("/bin/true").read_bytes()[:50])
+
+
+def _write(folder: Path, content: bytes) -> Path:
+    program = folder / "program"
+    program.write_bytes(content)
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize("how", ["by its path", "on the path", "in the folder"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        _no_file,
+        _empty,
+        _not_executable,
+        _no_first_line,
+        _no_interpreter,
+        _no_interpreter_of_interpreter,
+        _interpreter_is_a_folder,
+        _nothing_in_first_line,
+        _folder,
+        _behind_a_file,
+        _broken_link,
+        _no_loader,
+        _other_machine,
+        _cut_binary,
+    ],
+)
+def test_error_is_the_one_of_popen(
+    make: Callable[[Path], Path], how: str, tmp_path: Path, wrapper: str
+) -> None:
+    """The system's own, with nothing left behind; no shell takes over the script."""
+    program = make(tmp_path)
+    env = {"PATH": f"/nowhere:{program.parent}"}
+    word, cwd = {
+        "by its path": (str(program), None),
+        "on the path": (program.name, None),
+        "in the folder": (f"./{program.name}", program.parent),
+    }[how]
+    if cwd is not None and not cwd.is_dir():
+        cwd = None
+    with pytest.raises(OSError, match="Errno") as plain:
+        subprocess.Popen([word, "x"], env=env, cwd=cwd)
+    before = open_files()
+    with pytest.raises(OSError, match="Errno") as ours:
+        Process((word, "x"), env=env, cwd=cwd)
+
+    assert type(ours.value) is type(plain.value)
+    assert ours.value.errno == plain.value.errno
+    assert open_files() == before
+
+
+async def test_search_goes_on_behind_what_can_not_be_run(
+    tmp_path: Path, wrapper: str
+) -> None:
+    """As that of the system does; a folder of that name does not end it."""
+    (tmp_path / "sh").mkdir()
+    env = {"PATH": f"{tmp_path}:/bin"}
+
+    assert await output_of("sh", "-c", "echo found", env=env) == "found\n"
+    assert await output_of("/bin/sh", "-c", "echo found", env={}) == "found\n"
+    assert await output_of("sh", "-c", "echo found", env={}) == "found\n"
+
+
+async def test_scripts_run(tmp_path: Path, wrapper: str) -> None:
+    """By their interpreter, with its argument, or by one that is a script itself."""
+    _write(tmp_path, b"#!/bin/sh -e\necho $0 $1\nfalse\necho bad\nexit 0\n")
+    inner = (tmp_path / "program").rename(tmp_path / "inner")
+    inner.write_bytes(inner.read_bytes().replace(b"false\necho bad\n", b""))
+    outer = _write(tmp_path, b"#! %s\t\n" % bytes(inner))
+
+    assert await output_of(str(inner), "x") == f"{inner} x\n"
+    assert await output_of(str(outer), "x") == f"{inner} {outer}\n"
+
+
+def test_what_will_surely_start_is_quick(tmp_path: Path) -> None:
+    """A binary, and a script that a binary interprets; whatever can be in doubt isn't."""
+    script = str(_write(tmp_path, b"#!/bin/sh -e\n"))
+
+    assert is_quick("true")
+    assert is_quick("/bin/true")
+    assert is_quick(sys.executable)
+    assert is_quick(script)
+    assert is_quick("./program", cwd=tmp_path)
+    assert is_quick("true", terms=Terms(limits={resource.RLIMIT_CORE: 0}, umask=0))
+    assert not is_quick("true", env={})
+    assert not is_quick("true", terms=Terms(nice=1))
+    assert not is_quick("true", terms=Terms(user=1))
+    assert not is_quick("true", terms=Terms(limits={resource.RLIMIT_AS: MiB}))
+    assert not is_quick("tr\0ue")
+
+
+def test_binary_is_looked_at_closely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is odd about it is in doubt; one that needs no loader is not odd."""
+    binary = Path("/bin/true").read_bytes()
+    start = int.from_bytes(binary[32:40], "little")
+    headers = 56 * int.from_bytes(binary[56:58], "little")
+    static = binary[:start] + b"\1".ljust(56, b"\0") * (headers // 56)
+    odd = {
+        "no table": binary[:32] + b"\0\0\1" + binary[35:],
+        "no program": binary[:16] + b"\1" + binary[17:],
+        "32 bits": binary[:4] + b"\1" + binary[5:],
+    }
+    assert is_quick(str(_write(tmp_path, binary)))
+    assert is_quick(str(_write(tmp_path, static)))
+    for name, content in odd.items():
+        assert not is_quick(str(_write(tmp_path, content))), name
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    program = str(_write(tmp_path, binary))
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", refuse)
+        assert not is_quick(program)
+        assert launcher._own_head.__wrapped__() == b""
+
+
+def test_setpriv_that_does_not_know_the_signal_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of busybox is such a one; nor is one that anybody could have put there."""
+    monkeypatch.setattr(launcher, "_FOLDERS", (str(tmp_path),))
+    assert launcher._setpriv.__wrapped__() is None
+    file = tmp_path / "setpriv"
+    file.write_text("#!/bin/sh\nexit 1\n")
+    file.chmod(0o755)
+    assert launcher._setpriv.__wrapped__() is None
+    file.write_text("#!/bin/sh\nexit 0\n")
+    assert launcher._setpriv.__wrapped__() == str(file)
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert launcher._setpriv.__wrapped__() is None
+
+
+def test_worker_whose_parent_died_before_it_asked_does_not_start() -> None:
+    """The signal would never come."""
+    report, said = os.pipe()
+    words = [*python(), *program("shim"), str(said)]
+    for parent, status in ((os.getpid(), 0), (1, -signal.SIGKILL)):
+        done = subprocess.run(
+            [*words, str(parent), "deathsig", "--", "true"],
+            pass_fds=[said],
+            check=False,
+        )
+        assert done.returncode == status
+    os.close(said)
+    assert os.read(report, 100) == b""
+    os.close(report)
+
+
+async def test_program_without_python_runs_plainly(
+    wrapper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a program that embeds it; on terms that only it can set there is an error."""
+
+    def refuse() -> tuple[str, ...]:
+        raise OSError(errno.ENOSYS, "there is no Python")
+
+    monkeypatch.setattr(launcher, "python", refuse)
+    assert await output_of("echo", "x") == "x\n"
+    assert await output_of_shell("umask", terms=Terms(umask=0o27, limits={})) == "0027"
+    with pytest.raises(FileNotFoundError):
+        Process(("no-such-program",), env=ENV)
+    for terms in (Terms(nice=1), Terms(limits={resource.RLIMIT_AS: MiB})):
+        with pytest.raises(OSError, match="there is no Python"):
+            Process(("echo", "x"), env=ENV, terms=terms)
+
+
+# --- terms ------------------------------------------------------------------------------
+
+
+LIMITS = {
+    resource.RLIMIT_AS: 512 * MiB,
+    resource.RLIMIT_CPU: 100,
+    resource.RLIMIT_NOFILE: 64,
+    resource.RLIMIT_CORE: 0,
+}
+
+
+async def test_limits_are_seen_by_the_program(wrapper: str) -> None:
+    """Both the soft and the hard ones; of SIGXCPU it is told a second before its end."""
+    terms = Terms(limits=LIMITS)
+    assert is_quick("sh", terms=terms) == (wrapper == "setpriv")
+    script = "for l in v t n c; do ulimit -S$l; ulimit -H$l; done"
+    seen = (await output_of_shell(script, terms=terms)).split()
+
+    assert seen == ["524288", "524288", "100", "101", "64", "64", "0", "0"]
+
+
+async def test_hard_limit_of_ours_is_not_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there is no second more, there is no warning; nor does that need root."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    terms = Terms(limits={resource.RLIMIT_CPU: 100})
+    assert is_quick("sh", terms=terms)
+    assert await output_of_shell("ulimit -Ht", terms=terms) == "100"
+    assert not is_quick("sh", terms=Terms(limits={resource.RLIMIT_CPU: 101}))
+
+
+async def test_limits_that_are_not_named_stay(wrapper: str) -> None:
+    """As ours are."""
+    terms = Terms(limits={resource.RLIMIT_NOFILE: 64})
+    script = "ulimit -v; ulimit -t; ulimit -c"
+
+    assert (await output_of_shell(script, terms=terms)) == bare(
+        "sh", "-c", script
+    ).decode().strip()
+
+
+async def test_end_by_the_cpu_limit_says_what_it_was(wrapper: str) -> None:
+    """SIGKILL would not."""
+    terms = Terms(limits={resource.RLIMIT_CPU: 1})
+    process = Process(("sh", "-c", "while :; do :; done"), env=ENV, terms=terms)
+    with anyio.fail_after(15):
+        assert await process.wait() == -signal.SIGXCPU
+    process.close()
+
+
+async def test_niceness_is_added_to_ours(wrapper: str) -> None:
+    """19 is the kindest."""
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    seen = await output_of_shell("nice", terms=Terms(nice=3))
+
+    assert int(seen) == min(ours + 3, 19)
+
+
+async def test_umask(wrapper: str) -> None:
+    """Zero is one, too."""
+    assert await output_of_shell("umask", terms=Terms(umask=0)) == "0000"
+    assert await output_of_shell("umask", terms=Terms(umask=0o27)) == "0027"
+
+
+@root_only
+async def test_user_and_groups(wrapper: str) -> None:
+    """Nothing of ours is left; the program may open its pipes by name."""
+    terms = Terms(user=54321, group=12345, groups=(12345, 12346))
+    script = "id -u; id -g; id -G; grep ^Uid /proc/$$/status"
+    seen = (await output_of_shell(script, terms=terms)).split()
+    assert seen[:4] == ["54321", "12345", "12345", "12346"]
+    assert seen[5:] == ["54321"] * 4
+    assert await output_of_shell("echo x > /dev/stdout", terms=terms) == "x"
+    alone = await output_of_shell("id -g; id -G", terms=Terms(group=12345))
+    assert alone.split()[0] == "12345"
+
+
+@root_only
+async def test_parent_death_signal_survives_a_change_of_user(wrapper: str) -> None:
+    """Such a change clears one that is set before."""
+    code = (
+        "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n));"
+        " print(n.value)"
+    )
+    for terms in (Terms(user=54321, group=12345, groups=()), Terms(nice=0), Terms()):
+        seen = await output_of("/usr/bin/python3", "-c", code, terms=terms)
+        assert int(seen) == signal.SIGKILL
+
+
+@root_only
+def test_program_that_the_user_may_not_run(tmp_path: Path) -> None:
+    """It is his rights that count."""
+    program = shutil.copy("/bin/true", tmp_path / "program")
+    os.chmod(program, 0o700)
+    with pytest.raises(PermissionError):
+        Process(
+            (str(program),), env=ENV, terms=Terms(user=54321, group=12345, groups=())
+        )
+
+
+def refused(terms: Terms) -> tuple[str, int | None]:
+    """Return which of the terms is refused, and by what error; nothing stays open."""
+    before = open_files()
+    with pytest.raises(TermsRefused) as caught:
+        Process(("true",), env=ENV, stdin=False, terms=terms)
+    assert open_files() == before
+    return str(caught.value.filename), caught.value.errno
+
+
+@pytest.mark.parametrize(
+    ("terms", "what", "number"),
+    [
+        (Terms(limits={resource.RLIMIT_NOFILE: 1 << 60}), "limit=7,", errno.EPERM),
+        (Terms(user=1 << 40), f"user={1 << 40}", errno.EINVAL),
+        (Terms(group=(1 << 32) - 1), f"group={(1 << 32) - 1}", errno.EINVAL),
+    ],
+)
+def test_terms_that_nobody_may_set(terms: Terms, what: str, number: int) -> None:
+    """What the system does not grant is named."""
+    found, why = refused(terms)
+
+    assert found.startswith(what)
+    assert why == number
+
+
+@root_only
+@pytest.mark.parametrize(
+    "setting", ["groups=0", "user=0", "group=0", "nice=-1", "limit=7,1048576,1048576"]
+)
+def test_terms_that_only_root_may_set(setting: str) -> None:
+    """Somebody else is told which of them it was."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        # Not by a Process: Python may be where he can't read.
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+            os.setgroups([])
+            os.setgid(12345)
+            os.setuid(54321)
+            shim.main([str(writing), "1", "locale=", setting, "--", "true"])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 100).decode() == f"{errno.EPERM} {setting}"
+    os.close(reading)
+    os.waitpid(pid, 0)

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from etlstage.transport import watchdog as module
+from etlstage.transport.guard import Guard
+from etlstage.transport.watchdog import VARIABLE, WATCHDOG, Watchdog, program, python
+from tests.supervisor.workers import ends, open_files, runs
+
+PATH = {"PATH": "/usr/bin:/bin"}
+
+
+class Kennel:
+    """A watchdog, and processes for it to know of."""
+
+    def __init__(self) -> None:
+        self.watchdog = Watchdog()
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(
+        self, *, env: Mapping[str, str] | None = None, command: str = "sleep 3600"
+    ) -> int:
+        """Start a script that leads a session; return its pid."""
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"echo; exec {command}"],
+            env=env or {},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._processes.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process.pid
+
+    def read_pid(self) -> int:
+        """Return a pid that the last of them prints."""
+        stdout = self._processes[-1].stdout
+        assert stdout is not None
+        return int(stdout.readline())
+
+    def registered(self, pid: int) -> int:
+        """Register it, as its starter does."""
+        self.watchdog.expect()
+        self.watchdog.register(pid)
+        return pid
+
+    def end(self) -> None:
+        """Do what the end of this process would do."""
+        pid, self.watchdog.pid = self.watchdog.pid, None
+        self.watchdog.forget()
+        if pid is not None:
+            os.waitpid(pid, 0)
+
+    def close(self) -> None:
+        """Leave nothing."""
+        self.end()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.fixture
+def kennel() -> Iterator[Kennel]:
+    """Start with a watchdog that does not run yet."""
+    kennel = Kennel()
+    yield kennel
+    kennel.close()
+
+
+def test_registered_groups_are_killed_at_the_end(kennel: Kennel) -> None:
+    """Those that have been unregistered are not."""
+    first, second, third = (kennel.registered(kennel.start()) for _ in range(3))
+    kennel.watchdog.unregister(second)
+    kennel.watchdog.unregister(second)
+    assert all(map(runs, (first, second, third)))
+    kennel.end()
+
+    assert ends(first)
+    assert ends(third)
+    assert runs(second)
+
+
+def test_session_is_killed_with_the_group(kennel: Kennel) -> None:
+    """A shell gives each of its jobs a group of its own."""
+    script = "/bin/bash -c 'set -m; sleep 3600 & echo $!; wait'"
+    leader = kennel.start(command=script, env=PATH)
+    job = kennel.read_pid()
+    assert os.getpgid(job) == job
+    kennel.registered(leader)
+    kennel.end()
+
+    assert ends(leader)
+    assert ends(job)
+
+
+def test_marked_processes_are_killed_with_the_groups(kennel: Kennel) -> None:
+    """They have left group and session; what bears another mark is not ours."""
+    mark = kennel.watchdog.mark
+    marked = kennel.start(env={"A": "B", VARIABLE: mark, "C": "D"})
+    others = [
+        kennel.start(env={VARIABLE: mark + "0"}),
+        kennel.start(env={VARIABLE: "0" + mark}),
+        kennel.start(env={"X" + VARIABLE: mark}),
+        kennel.start(),
+    ]
+    kennel.registered(kennel.start())
+    kennel.end()
+
+    assert ends(marked)
+    assert all(map(runs, others))
+
+
+def test_worker_that_is_being_started_is_killed(kennel: Kennel) -> None:
+    """We may die between its start and its registration."""
+    kennel.watchdog.expect()
+    early = kennel.start(env={VARIABLE: kennel.watchdog.mark})
+    kennel.end()
+
+    assert ends(early)
+
+
+def test_orderly_end_kills_nothing(kennel: Kennel) -> None:
+    """A worker that was to leave a daemon behind may do so."""
+    daemon = kennel.start(env={VARIABLE: kennel.watchdog.mark})
+    kennel.watchdog.unregister(kennel.registered(kennel.start()))
+    kennel.watchdog.expect()
+    kennel.watchdog.give_up()
+    kennel.end()
+
+    assert runs(daemon)
+
+
+def test_it_is_not_running_before_it_is_needed(kennel: Kennel) -> None:
+    """What has no worker has no watchdog; starting it twice makes one."""
+    assert kennel.watchdog.pid is None
+    kennel.watchdog.unregister(1)
+    assert kennel.watchdog.pid is None
+    kennel.watchdog.start()
+    pid = kennel.watchdog.pid
+    assert pid is not None
+    kennel.watchdog.start()
+    assert kennel.watchdog.pid == pid
+
+
+def test_killed_watchdog_is_replaced(kennel: Kennel) -> None:
+    """At the next opportunity; nothing that it knew is forgotten or killed."""
+    first = kennel.registered(kennel.start())
+    kennel.watchdog.expect()
+    early = kennel.start(env={VARIABLE: kennel.watchdog.mark})
+    before = kennel.watchdog.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    assert ends(before)
+    second = kennel.start()
+    kennel.watchdog.expect()
+    kennel.watchdog.register(second)
+    assert kennel.watchdog.pid != before
+    assert all(map(runs, (first, second, early)))
+    kennel.end()
+
+    assert ends(first)
+    assert ends(second)
+    assert ends(early)
+
+
+def test_watchdog_that_does_not_listen_is_replaced(kennel: Kennel) -> None:
+    """We don't wait for one that somebody has stopped, nor does it kill anybody."""
+    group = kennel.registered(kennel.start())
+    before = kennel.watchdog.pid
+    assert before is not None
+    os.kill(before, signal.SIGSTOP)
+    for _ in range(100_000):
+        kennel.watchdog.expect()
+        kennel.watchdog.give_up()
+        if kennel.watchdog.pid != before:
+            break
+    assert kennel.watchdog.pid != before
+    assert ends(before)
+    assert runs(group)
+    kennel.end()
+
+    assert ends(group)
+
+
+def test_watchdog_that_can_not_be_started_is_done_without(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers run all the same, and nothing stays open."""
+
+    def refuse(*_: object) -> int:
+        raise FileNotFoundError
+
+    before = open_files()
+    monkeypatch.setattr(module, "_spawn", refuse)
+    kennel.registered(12345)
+    kennel.watchdog.unregister(12345)
+
+    assert kennel.watchdog.pid is None
+    assert open_files() == before
+
+
+def test_fork_behind_our_back_is_noticed(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process has another watchdog, and does not touch ours."""
+    kennel.watchdog.start()
+    pid, mark = kennel.watchdog.pid, kennel.watchdog.mark
+    assert pid is not None
+    monkeypatch.setattr(kennel.watchdog, "_owner", 1)
+    kennel.watchdog.unregister(12345)
+    kennel.watchdog.expect()
+    kennel.watchdog.give_up()
+
+    assert kennel.watchdog.pid not in (None, pid)
+    assert kennel.watchdog.mark != mark
+    os.waitpid(pid, 0)
+
+
+def test_groups_are_killed_without_a_process_table(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every system has one that can be read."""
+
+    def refuse(_: str) -> list[str]:
+        raise FileNotFoundError
+
+    script = "/bin/sh -c 'sleep 3600 & echo $!; wait'"
+    leader = kennel.start(command=script, env=PATH)
+    child = kennel.read_pid()
+    guard = Guard(b"X=1")
+    guard.learn(b"?\n+%d\n?\n+%d\n" % (1 << 29, leader))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refuse)
+        patch.setattr("etlstage.transport.guard.sleep", lambda _: None)
+        guard.kill()
+
+    assert ends(leader)
+    assert ends(child)
+
+
+def test_lines_may_be_cut_anywhere() -> None:
+    """A socket does not keep them together."""
+    guard = Guard(b"")
+    for byte in b"?\n+123\n?\n?\n\n+45\n!\n-123\n?\n":
+        guard.learn(bytes([byte]))
+
+    assert guard.groups == {45}
+    assert guard.starting == 1
+
+
+def test_program_in_a_zip_is_given_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark ships packages so; Python can't be told to run such a file."""
+    ((path,),) = [program("guard")]
+    assert os.path.isfile(path)
+    monkeypatch.setattr(os.path, "isfile", lambda _: False)
+    option, text = program.__wrapped__("guard")
+
+    assert option == "-c"
+    assert "class Guard:" in text
+
+
+def test_program_that_embeds_python_is_not_run_as_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server would start a second time; the interpreter of its prefix is taken."""
+    monkeypatch.setattr("sys.executable", "/usr/sbin/uwsgi")
+    monkeypatch.setattr("sys.exec_prefix", "/usr")
+    monkeypatch.setattr(os, "access", lambda path, _: path == "/usr/bin/python3")
+
+    assert python.__wrapped__()[0] == "/usr/bin/python3"
+    monkeypatch.setattr("sys.exec_prefix", "/nowhere")
+    with pytest.raises(
+        OSError, match="there is no Python: /usr/sbin/uwsgi is not, nor"
+    ):
+        python.__wrapped__()
+
+
+def test_watchdog_that_somebody_else_has_reaped_is_replaced(kennel: Kennel) -> None:
+    """Its number may be another's by now, so nobody is killed."""
+    kennel.watchdog.start()
+    pid = kennel.watchdog.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    kennel.start(command="/bin/sh -c 'sleep 3600 & echo $!; wait'", env=PATH)
+    kennel.watchdog.pid = stranger = kennel.read_pid()
+    kennel.watchdog.start()
+
+    assert kennel.watchdog.pid not in (None, stranger)
+    assert runs(stranger)
+    os.kill(stranger, signal.SIGKILL)
+
+
+def test_ours_is_one() -> None:
+    """The supervising process is what it watches."""
+    assert WATCHDOG.mark.startswith(f"{os.getpid()}.")

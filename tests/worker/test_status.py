@@ -1,0 +1,224 @@
+"""Signs of life: when a worker is ready, and that it is there while it is idle."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.worker.conftest import ENVIRONMENT, Fence, Start
+from tests.worker.conversation import PATIENCE
+
+ECHO = "worker.transform(lambda message: [message])"
+
+
+class Status:
+    """A named pipe in which a worker gives its signs of life."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self._reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What tells a worker of it."""
+        return {"ETLSTAGE_STATUS": str(self.path)}
+
+    def expect(self, count: int = 1) -> None:
+        """Wait for so many signs."""
+        while count > 0:
+            assert select.select([self._reading], [], [], PATIENCE)[0]
+            count -= len(os.read(self._reading, count))
+
+    @property
+    def silent(self) -> bool:
+        """Whether there is nothing to read, now."""
+        return not select.select([self._reading], [], [], 0)[0]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody has it open any more."""
+        assert select.select([self._reading], [], [], PATIENCE)[0]
+        return os.read(self._reading, 1) == b""
+
+    def close(self) -> None:
+        """Look at it no more; safe to call twice."""
+        if self._reading != -1:
+            os.close(self._reading)
+            self._reading = -1
+
+
+@pytest.fixture
+def status(tmp_path: Path) -> Iterator[Status]:
+    """Return the pipe, with nobody at its other end."""
+    status = Status(tmp_path / "status")
+    yield status
+    status.close()
+
+
+def test_worker_is_ready_when_it_is_about_to_read(
+    start: Start, status: Status, fence: Fence
+) -> None:
+    """What it does before, such as to load a model, belongs to its start."""
+    stage = start(
+        f"import sys; open(sys.argv[1]).read()\n{ECHO}", fence, env=status.env
+    )
+    fence.open()
+    status.expect()
+    stage.ask(b"a\n", b"a\n\0")
+
+
+def test_worker_is_not_ready_before(start: Start, status: Status, fence: Fence) -> None:
+    """It may take as long as it likes."""
+    wait = "import os, sys; os.write(2, b'here'); open(sys.argv[1]).read()"
+    stage = start(f"{wait}\n{ECHO}", fence, env=status.env)
+    stage.wait_for_stderr("here")
+    assert status.silent
+    fence.open()
+    status.expect()
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "answer"),
+    [
+        ("transform_batch(lambda messages: messages)", b"a\n\x17", b"a\n\0"),
+        ("load(lambda message: None)", b"a\n", b"\0"),
+        ("extract_cycle(lambda: [b'a'])", b"\n", b"a\n\0"),
+        ("extract(lambda: [b'a'])", b"", b"a\n"),
+    ],
+)
+def test_every_sort_of_worker_tells(
+    start: Start, status: Status, call: str, request_: bytes, answer: bytes
+) -> None:
+    """Also one that reads nothing: it is ready when it begins."""
+    stage = start(f"worker.{call}", env=status.env)
+    status.expect()
+    stage.write(request_)
+    assert stage.finish() == (answer, 0)
+    assert status.ended
+
+
+def test_worker_tells_once_where_no_heartbeat_is_asked_for(
+    start: Start, status: Status
+) -> None:
+    """Its answers say enough."""
+    stage = start(ECHO, env=status.env)
+    status.expect()
+    for _ in range(3):
+        stage.ask(b"a\n", b"a\n\0")
+    assert status.silent
+
+
+def test_idle_worker_tells_that_it_lives(start: Start, status: Status) -> None:
+    """Three times in the time it is given; it still hears what it is asked."""
+    stage = start(ECHO, env=status.env | {"ETLSTAGE_HEARTBEAT": "0.03"})
+    status.expect(10)
+    stage.ask(b"a\n", b"a\n\0")
+    status.expect(10)
+    stage.ask(b"b\n", b"b\n\0")
+    assert stage.finish() == (b"", 0)
+
+
+def test_patient_supervisor_is_not_bothered(start: Start, status: Status) -> None:
+    """The time that it gives is in seconds."""
+    stage = start(ECHO, env=status.env | {"ETLSTAGE_HEARTBEAT": "600"})
+    status.expect()
+    stage.ask(b"a\n", b"a\n\0")
+    assert status.silent
+
+
+def test_worker_does_not_care_whether_it_is_heard(start: Start, status: Status) -> None:
+    """Neither by one who does not read nor by one who is gone."""
+    filling = os.open(status.path, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(filling, b"x" * 4096)
+    except BlockingIOError:
+        os.close(filling)
+    stage = start(ECHO, env=status.env | {"ETLSTAGE_HEARTBEAT": "0.003"})
+    stage.ask(b"a\n", b"a\n\0")
+    status.close()
+    stage.ask(b"b\n", b"b\n\0")
+    assert stage.finish() == (b"", 0)
+    assert stage.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ({"ETLSTAGE_STATUS": "/no/such/file"}, "No such file or directory"),
+        (
+            {"ETLSTAGE_STATUS": "/dev/null", "ETLSTAGE_HEARTBEAT": "often"},
+            "could not convert string to float: 'often'",
+        ),
+    ],
+)
+def test_what_can_not_be_done_is_told(
+    start: Start, env: dict[str, str], problem: str
+) -> None:
+    """The work can be done all the same."""
+    stage = start(ECHO, env=env)
+    stage.ask(b"a\n", b"a\n\0")
+    assert stage.finish() == (b"", 0)
+    assert stage.stderr.startswith("etlstage.worker: ETLSTAGE_STATUS and ETLSTAGE_HEAR")
+    assert problem in stage.stderr
+
+
+def test_forked_child_does_not_hold_it(
+    start: Start, status: Status, fence: Fence
+) -> None:
+    """As it holds nothing else of the protocol."""
+    stage = start(
+        """
+        import os, sys
+        def f(message):
+            if not os.fork():
+                open(sys.argv[1]).read()
+                os._exit(0)
+            return [message]
+        worker.transform(f)
+        """,
+        fence,
+        env=status.env,
+    )
+    status.expect()
+    stage.ask(b"a\n", b"a\n\0")
+    assert stage.finish() == (b"", 0)
+    assert status.ended
+    fence.open()
+
+
+def test_programs_are_not_told_of_it() -> None:
+    """They would give signs of life in our name, or write to another file."""
+    code = """
+from etlstage import worker
+import subprocess
+def f(message):
+    ls = ["ls", "/proc/self/fd"]
+    opened = subprocess.run(ls, stdout=subprocess.PIPE, close_fds=False).stdout.split()
+    seen = subprocess.run(["env"], stdout=subprocess.PIPE).stdout
+    return [b" ".join(opened), b"%d" % (b"ETLSTAGE_" in seen)]
+worker.transform(f)
+"""
+    reading, writing = os.pipe()
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        input=b"a\n",
+        stdout=subprocess.PIPE,
+        pass_fds=[writing],
+        env=ENVIRONMENT
+        | {"ETLSTAGE_STATUS": f"/dev/fd/{writing}", "ETLSTAGE_HEARTBEAT": "60"},
+        check=True,
+    )
+    os.close(writing)
+    # ls itself has the folder open.
+    assert result.stdout == b"0 1 2 3\n0\n\0"
+    assert os.read(reading, 10) == b"\n"
+    assert os.read(reading, 10) == b""
+    os.close(reading)
