@@ -1,0 +1,29 @@
+"""
+What a stage tells about itself: metrics, and what its workers write to stderr.
+
+Metrics go to a :class:`Meter`, which the host makes and passes on: nothing is
+global. :class:`PrometheusMeter` needs no library; :class:`OpenTelemetryMeter` imports
+OpenTelemetry's API when it is made. ``stage.py`` lists the metrics.
+"""
+
+from __future__ import annotations
+
+from etlstage.telemetry.meter import Counter as Counter
+from etlstage.telemetry.meter import Gauge as Gauge
+from etlstage.telemetry.meter import Histogram as Histogram
+from etlstage.telemetry.meter import Meter as Meter
+from etlstage.telemetry.opentelemetry import OpenTelemetryMeter as OpenTelemetryMeter
+from etlstage.telemetry.prometheus import PrometheusMeter as PrometheusMeter
+from etlstage.telemetry.stage import FailureReason as FailureReason
+from etlstage.telemetry.stage import StageMetrics as StageMetrics
+
+__all__ = (
+    "Counter",
+    "FailureReason",
+    "Gauge",
+    "Histogram",
+    "Meter",
+    "OpenTelemetryMeter",
+    "PrometheusMeter",
+    "StageMetrics",
+)

@@ -1,0 +1,336 @@
+"""
+The metrics of a stage: which there are, and when they move.
+
+========================================== ========= ====== ==========================
+name                                       kind      labels counts
+========================================== ========= ====== ==========================
+``etlstage_worker_starts_total``           counter   w      processes started
+``etlstage_worker_restarts_total``         counter   w      of these, in place of one
+                                                            that was gone
+``etlstage_worker_exits_total``            counter   w, x   processes gone
+``etlstage_worker_failures_total``         counter   w, r   workers found at fault
+``etlstage_workers_running``               gauge            workers that run
+``etlstage_exchanges_total``               counter   w      exchanges answered
+``etlstage_messages_total``                counter   w      messages answered
+``etlstage_input_bytes_total``             counter   w      bytes of these messages
+``etlstage_output_bytes_total``            counter   w      bytes of the answers
+``etlstage_exchange_seconds``              histogram w      from an exchange's turn to
+                                                            its answer; of the
+                                                            exchanges answered at
+                                                            once, the first
+``etlstage_messages_in_flight``            gauge     w      messages that workers hold
+``etlstage_messages_waiting``              gauge            messages that wait for one
+``etlstage_messages_retried_total``        counter          messages given to another
+                                                            worker
+``etlstage_messages_failed_total``         counter          messages that ended with an
+                                                            error
+``etlstage_stderr_lines_total``            counter   w      lines written to stderr,
+                                                            logged or not
+========================================== ========= ====== ==========================
+
+All have the label ``stage``. *w*: ``worker``, such as ``clean-1``. *x*: ``status``,
+the exit status, or the signal as in ``SIGKILL``. *r*: ``reason``, see
+:data:`FailureReason`.
+
+Gauges are moved by what has changed: supervisors of stages with one name add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from signal import Signals
+from typing import Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeAlias
+
+import structlog
+
+from etlstage.telemetry.meter import Counter, Gauge, Histogram, Meter
+
+__all__ = ("FailureReason", "StageMetrics")
+
+FailureReason: TypeAlias = Literal["died", "silent", "protocol", "start", "heartbeat"]
+"""It ended by itself; did not answer in time; broke the protocol; could not be started
+or was not ready in time; gave no sign of life while it had nothing to do."""
+
+_BOUNDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+"""Buckets, in seconds: from a worker in C to the default deadline."""
+_WORKERS: Final = 256
+"""Workers that are told apart. An extract stage may start one every few seconds, and a
+monitoring system keeps each series that it has ever seen."""
+_OTHERS: Final = "other"
+
+_P = ParamSpec("_P")
+
+_log = structlog.get_logger("etlstage")
+
+
+def _harmless(
+    method: Callable[Concatenate[StageMetrics, _P], None],
+) -> Callable[Concatenate[StageMetrics, _P], None]:
+    """Do nothing without a meter; log once what a meter raises."""
+
+    @wraps(method)
+    def guarded(self: StageMetrics, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        if self._meter is None:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self._complain(error)
+
+    return guarded
+
+
+class StageMetrics:
+    """
+    Moves the metrics of one stage; never raises for what a meter does.
+
+    Not for several threads at a time; other stages may use the same meter in theirs,
+    if it bears it.
+
+    Args:
+        meter: None: nothing is counted.
+        stage: Name of the stage.
+
+    """
+
+    def __init__(self, meter: Meter | None, stage: str) -> None:
+        self._meter = meter
+        self._stage = stage
+        self._complained = False
+        self._workers: dict[str, _Worker] = {}
+        self._in_flight: dict[str, _Level] = {}
+        self._bind()
+        if self._complained:
+            self._meter = None
+
+    def __repr__(self) -> str:
+        return f"<StageMetrics {self._stage!r} meter={self._meter!r}>"
+
+    @_harmless
+    def worker_started(self, worker: str) -> None:
+        """Count a process that was started."""
+        self._worker(worker).starts.add(1)
+
+    @_harmless
+    def restarted(self, worker: str) -> None:
+        """Count, beside its start, that a process takes the place of another."""
+        self._worker(worker).restarts.add(1)
+
+    @_harmless
+    def worker_exited(self, worker: str, status: int) -> None:
+        """Count a process that is gone; it holds no messages any more."""
+        self._set_in_flight(worker, 0)
+        self._rare(
+            "etlstage_worker_exits_total",
+            "Worker processes that are gone, by exit status or signal.",
+            worker=worker,
+            status=_name_of(status),
+        )
+
+    @_harmless
+    def worker_failed(self, worker: str, reason: FailureReason) -> None:
+        """Count a worker that was found at fault."""
+        self._rare(
+            "etlstage_worker_failures_total",
+            "Workers found at fault, by reason.",
+            worker=worker,
+            reason=reason,
+        )
+
+    @_harmless
+    def answered(
+        self,
+        worker: str,
+        exchanges: int,
+        messages: int,
+        bytes_in: int,
+        bytes_out: int,
+        seconds: float,
+    ) -> None:
+        """
+        Count exchanges that were answered at once.
+
+        Args:
+            worker: Who answered.
+            exchanges: How many.
+            messages: In all of them.
+            bytes_in: Of these messages.
+            bytes_out: Of the answers.
+            seconds: From the moment the first one's turn came to its answer.
+
+        """
+        bound = self._worker(worker)
+        bound.exchanges.add(exchanges)
+        bound.messages.add(messages)
+        bound.bytes_in.add(bytes_in)
+        bound.bytes_out.add(bytes_out)
+        bound.seconds.observe(seconds)
+
+    @_harmless
+    def retried(self, count: int) -> None:
+        """Count messages that are given to another worker."""
+        self._retried.add(count)
+
+    @_harmless
+    def failed(self, count: int) -> None:
+        """Count messages that ended with an error."""
+        self._failed.add(count)
+
+    @_harmless
+    def waiting(self, count: int) -> None:
+        """Say how many messages wait for a worker."""
+        self._waiting.set(count)
+
+    @_harmless
+    def in_flight(self, worker: str, count: int) -> None:
+        """Say how many messages a worker holds."""
+        self._set_in_flight(worker, count)
+
+    @_harmless
+    def workers(self, running: int) -> None:
+        """Say how many workers run."""
+        self._running.set(running)
+
+    @_harmless
+    def stderr_lines(self, worker: str, count: int) -> None:
+        """Count lines that a worker wrote to stderr."""
+        self._worker(worker).stderr_lines.add(count)
+
+    @_harmless
+    def close(self) -> None:
+        """Take our part out of the gauges: the stage has ended."""
+        for worker in list(self._in_flight):
+            self._set_in_flight(worker, 0)
+        self._waiting.set(0)
+        self._running.set(0)
+
+    @_harmless
+    def _bind(self) -> None:
+        self._retried = self._counter(
+            "etlstage_messages_retried_total", "Messages given to another worker."
+        )
+        self._failed = self._counter(
+            "etlstage_messages_failed_total", "Messages that ended with an error."
+        )
+        self._waiting = _Level(
+            self._gauge("etlstage_messages_waiting", "Messages that wait for a worker.")
+        )
+        self._running = _Level(
+            self._gauge("etlstage_workers_running", "Workers that run.")
+        )
+
+    def _complain(self, error: Exception) -> None:
+        if not self._complained:
+            self._complained = True
+            # Where the host logs to may be gone, too.
+            with suppress(OSError, ValueError):
+                _log.warning(
+                    "metrics are incomplete: the meter failed",
+                    stage=self._stage,
+                    error=repr(error),
+                )
+
+    def _worker(self, worker: str) -> _Worker:
+        if bound := self._workers.get(worker):
+            return bound
+        worker = self._label(worker)
+        if worker not in self._workers:
+            self._workers[worker] = self._bind_worker(worker)
+        return self._workers[worker]
+
+    def _bind_worker(self, worker: str) -> _Worker:
+        def counter(name: str, description: str) -> Counter:
+            return self._counter(f"etlstage_{name}_total", description, worker=worker)
+
+        assert self._meter is not None
+        return _Worker(
+            starts=counter("worker_starts", "Worker processes started."),
+            restarts=counter(
+                "worker_restarts",
+                "Worker processes started in place of one that was gone.",
+            ),
+            exchanges=counter("exchanges", "Exchanges answered."),
+            messages=counter("messages", "Messages answered."),
+            bytes_in=counter("input_bytes", "Bytes of the messages answered."),
+            bytes_out=counter("output_bytes", "Bytes of the answers."),
+            stderr_lines=counter("stderr_lines", "Lines that workers wrote to stderr."),
+            seconds=self._meter.histogram(
+                "etlstage_exchange_seconds",
+                "From an exchange's turn to its answer.",
+                self._labels(worker=worker),
+                _BOUNDS,
+            ),
+        )
+
+    def _set_in_flight(self, worker: str, count: int) -> None:
+        level = self._in_flight.get(worker)
+        if level is None:
+            if not count:
+                return
+            name = "etlstage_messages_in_flight"
+            label = self._label(worker)
+            level = _Level(
+                self._gauge(name, "Messages that workers hold.", worker=label)
+            )
+            self._in_flight[worker] = level
+        level.set(count)
+
+    def _rare(self, name: str, description: str, *, worker: str, **more: str) -> None:
+        labels = {"worker": self._label(worker), **more}
+        self._counter(name, description, **labels).add(1)
+
+    def _counter(self, name: str, description: str, **labels: str) -> Counter:
+        assert self._meter is not None
+        return self._meter.counter(name, description, self._labels(**labels))
+
+    def _gauge(self, name: str, description: str, **labels: str) -> Gauge:
+        assert self._meter is not None
+        return self._meter.gauge(name, description, self._labels(**labels))
+
+    def _labels(self, **labels: str) -> dict[str, str]:
+        return {"stage": self._stage, **labels}
+
+    def _label(self, worker: str) -> str:
+        """Return the worker's label."""
+        known = worker in self._workers or len(self._workers) < _WORKERS
+        return worker if known else _OTHERS
+
+
+class _Worker(NamedTuple):
+    """What is bound to one worker."""
+
+    starts: Counter
+    restarts: Counter
+    exchanges: Counter
+    messages: Counter
+    bytes_in: Counter
+    bytes_out: Counter
+    stderr_lines: Counter
+    seconds: Histogram
+
+
+class _Level:
+    """Our part of a gauge that others move, too."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._value = 0.0
+
+    def set(self, value: float) -> None:
+        """Move the gauge by what has changed."""
+        if value != self._value:
+            self._gauge.add(value - self._value)
+            self._value = value
+
+
+def _name_of(status: int) -> str:
+    """Return an exit status as a label."""
+    try:
+        return Signals(-status).name if status < 0 else str(status)
+    except ValueError:
+        return f"signal {-status}"  # a real-time one

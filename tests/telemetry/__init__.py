@@ -1,0 +1,1 @@
+"""What a stage tells about itself, and how it is told."""

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from etlstage.telemetry import PrometheusMeter, StageMetrics, stage
+
+
+def values(meter: PrometheusMeter) -> dict[str, float]:
+    """Return samples by name and labels, without ``stage="clean"`` and the prefix."""
+    return {
+        " ".join(
+            [sample.name.removeprefix("etlstage_")]
+            + [f"{k}={v}" for k, v in sample.labels.items() if (k, v) != CLEAN]
+        ): sample.value
+        for family in text_string_to_metric_families(meter.render())
+        for sample in family.samples
+        if not sample.name.endswith("_bucket")
+    }
+
+
+CLEAN = ("stage", "clean")
+
+
+def busy(metrics: StageMetrics) -> None:
+    """Let everything happen once."""
+    metrics.worker_started("clean-1")
+    metrics.workers(1)
+    metrics.waiting(7)
+    metrics.in_flight("clean-1", 5)
+    metrics.answered("clean-1", 2, 20, 300, 4000, 0.25)
+    metrics.stderr_lines("clean-1", 3)
+    metrics.worker_failed("clean-1", "silent")
+    metrics.worker_exited("clean-1", -9)
+    metrics.restarted("clean-1")
+    metrics.worker_started("clean-1")
+    metrics.retried(5)
+    metrics.failed(1)
+
+
+def test_everything() -> None:
+    """Each metric, with its labels and value."""
+    meter = PrometheusMeter()
+    busy(StageMetrics(meter, "clean"))
+    assert values(meter) == {
+        "worker_starts_total worker=clean-1": 2,
+        "worker_restarts_total worker=clean-1": 1,
+        "worker_exits_total status=SIGKILL worker=clean-1": 1,
+        "worker_failures_total reason=silent worker=clean-1": 1,
+        "workers_running": 1,
+        "exchanges_total worker=clean-1": 2,
+        "messages_total worker=clean-1": 20,
+        "input_bytes_total worker=clean-1": 300,
+        "output_bytes_total worker=clean-1": 4000,
+        "exchange_seconds_sum worker=clean-1": 0.25,
+        "exchange_seconds_count worker=clean-1": 1,
+        "messages_in_flight worker=clean-1": 0,
+        "messages_waiting": 7,
+        "messages_retried_total": 5,
+        "messages_failed_total": 1,
+        "stderr_lines_total worker=clean-1": 3,
+    }
+
+
+def test_table_lists_every_metric() -> None:
+    """Name and kind, and nothing that is not there."""
+    meter = PrometheusMeter()
+    busy(StageMetrics(meter, "clean"))
+    types = re.findall("# TYPE (.*) (.*)", meter.render())
+    listed = re.findall(r"^``(\w+)`` +(\w+)", stage.__doc__ or "", re.MULTILINE)
+    assert sorted(listed) == sorted(types)
+
+
+@pytest.mark.parametrize(
+    ("status", "label"),
+    [(0, "0"), (3, "3"), (-15, "SIGTERM"), (-40, "signal 40")],
+)
+def test_status(status: int, label: str) -> None:
+    """As people call it."""
+    meter = PrometheusMeter()
+    StageMetrics(meter, "clean").worker_exited("clean-1", status)
+    assert values(meter)[f"worker_exits_total status={label} worker=clean-1"] == 1
+
+
+def test_counters_of_trouble_are_there_before_it() -> None:
+    """The first failure is seen as an increase only if there was a 0."""
+    meter = PrometheusMeter()
+    metrics = StageMetrics(meter, "clean")
+    assert values(meter)["messages_failed_total"] == 0
+    assert values(meter)["messages_retried_total"] == 0
+    metrics.worker_started("clean-1")
+    assert values(meter)["worker_restarts_total worker=clean-1"] == 0
+
+
+def test_supervisors_on_one_meter() -> None:
+    """Those of one stage add up; another stage is told apart."""
+    meter = PrometheusMeter()
+    first, second, other = (StageMetrics(meter, s) for s in ("clean", "clean", "b"))
+    first.waiting(5)
+    second.waiting(3)
+    first.waiting(4)
+    other.waiting(100)
+    first.workers(2)
+    second.workers(1)
+    assert values(meter)["messages_waiting"] == 7
+    assert values(meter)["messages_waiting stage=b"] == 100
+    assert values(meter)["workers_running"] == 3
+
+
+def test_end_of_a_stage_leaves_no_gauge_behind() -> None:
+    """What the others say stays."""
+    meter = PrometheusMeter()
+    first, second = (StageMetrics(meter, "clean") for _ in range(2))
+    for metrics in (first, second):
+        metrics.waiting(5)
+        metrics.workers(2)
+        metrics.in_flight("clean-1", 4)
+    first.close()
+    first.close()
+    seen = values(meter)
+    assert seen["messages_waiting"] == 5
+    assert seen["workers_running"] == 2
+    assert seen["messages_in_flight worker=clean-1"] == 4
+
+
+def test_worker_that_is_gone_holds_nothing() -> None:
+    """Nobody need say so; the next one starts from nothing."""
+    meter = PrometheusMeter()
+    metrics = StageMetrics(meter, "clean")
+    metrics.in_flight("clean-1", 4)
+    metrics.worker_exited("clean-1", 1)
+    assert values(meter)["messages_in_flight worker=clean-1"] == 0
+    metrics.in_flight("clean-1", 3)
+    assert values(meter)["messages_in_flight worker=clean-1"] == 3
+
+
+def test_series_are_bounded() -> None:
+    """Workers beyond a number count together: no name is for ever."""
+    meter = PrometheusMeter()
+    metrics = StageMetrics(meter, "clean")
+    for n in range(1000):
+        metrics.worker_started(f"clean-{n}")
+        metrics.in_flight(f"clean-{n}", 1)
+        metrics.worker_exited(f"clean-{n}", 0)
+    seen = values(meter)
+    assert len(seen) < 4000
+    assert seen["worker_starts_total worker=clean-255"] == 1
+    assert seen["worker_starts_total worker=other"] == 1000 - 256
+    assert seen["worker_exits_total status=0 worker=other"] == 1000 - 256
+    assert seen["messages_in_flight worker=other"] == 0
+
+
+def test_no_meter() -> None:
+    """Nothing is counted, and nothing is the matter."""
+    metrics = StageMetrics(None, "clean")
+    busy(metrics)
+    metrics.close()
+    assert repr(metrics) == "<StageMetrics 'clean' meter=None>"
+
+
+class Broken:
+    """Fails in what is named."""
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = parts
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (it is any meter)
+        def call(*_: object) -> Broken:
+            self.calls += 1
+            if name in self.parts:
+                raise RuntimeError("no space left")
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize(
+    "parts", [("gauge",), ("counter",), ("histogram",), ("add",), ("observe",)]
+)
+def test_broken_meter_is_logged_once(parts: Sequence[str]) -> None:
+    """The stage goes on."""
+    with capture_logs() as logs:
+        metrics = StageMetrics(Broken(*parts), "clean")
+        for _ in range(3):
+            busy(metrics)
+        metrics.close()
+    assert logs == [
+        {
+            "event": "metrics are incomplete: the meter failed",
+            "log_level": "warning",
+            "stage": "clean",
+            "error": "RuntimeError('no space left')",
+        }
+    ]
+
+
+def test_meter_that_fails_from_the_start_is_not_asked_again() -> None:
+    """There is nothing to count with."""
+    meter = Broken("gauge")
+    with capture_logs():
+        metrics = StageMetrics(meter, "clean")
+        calls = meter.calls
+        busy(metrics)
+    assert meter.calls == calls
+
+
+def test_log_that_is_gone_hurts_nobody_either() -> None:
+    """Both may be the same closed pipe."""
+
+    def broken(logger: object, method: str, event: EventDict) -> EventDict:
+        raise BrokenPipeError
+
+    settings = structlog.get_config()
+    structlog.configure(processors=[broken])
+    try:
+        busy(StageMetrics(Broken("add"), "clean"))
+    finally:
+        structlog.configure(**settings)
+
+
+class Asked:
+    """A meter that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def counter(self, name: str, description: str, labels: Mapping[str, str]) -> Asked:
+        """Note it."""
+        self.names += [name]
+        return self
+
+    gauge = counter
+
+    def histogram(
+        self,
+        name: str,
+        description: str,
+        labels: Mapping[str, str],
+        bounds: Sequence[float],
+    ) -> Asked:
+        """Note it."""
+        return self.counter(name, description, labels)
+
+    def add(self, amount: float, /) -> None:
+        """Do nothing."""
+
+    observe = add
+
+
+def test_instruments_are_bound_once() -> None:
+    """What happens often asks the meter for nothing."""
+    meter = Asked()
+    metrics = StageMetrics(meter, "clean")
+    for worker in ("clean-1", *(f"x-{n}" for n in range(300))):
+        metrics.worker_started(worker)
+    metrics.in_flight("clean-1", 1)
+    meter.names.clear()
+    for worker in ("clean-1", "x-299"):
+        metrics.answered(worker, 1, 1, 1, 1, 0.1)
+        metrics.stderr_lines(worker, 1)
+    metrics.in_flight("clean-1", 2)
+    metrics.waiting(1)
+    metrics.retried(1)
+    assert meter.names == []
