@@ -11,6 +11,7 @@ Everything that etlstage raises.
     * :class:`StageError`: one stage can't go on
         * :class:`WorkerStartFailed`
         * :class:`WorkerLost`
+        * :class:`StageFailed`: no worker is left
         * :class:`SourceFailed`
         * :class:`SinkFailed`
     * :class:`SparkUnavailable`: no usable Java, no PySpark, no session
@@ -38,6 +39,7 @@ __all__ = (
     "SourceFailed",
     "SparkUnavailable",
     "StageError",
+    "StageFailed",
     "WorkerLost",
     "WorkerStartFailed",
 )
@@ -135,6 +137,10 @@ class WorkerStartFailed(StageError):
 
 class WorkerLost(StageError):
     """Raised when a worker died, or was killed, while it held messages."""
+
+
+class StageFailed(StageError):
+    """Raised when a stage has no worker left and starts none any more."""
 
 
 class SourceFailed(StageError):

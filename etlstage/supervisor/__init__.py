@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from etlstage.supervisor.events import StartFailed as StartFailed
 from etlstage.supervisor.events import SupervisorEvent as SupervisorEvent
 from etlstage.supervisor.events import WorkerExited as WorkerExited
 from etlstage.supervisor.events import WorkerFailed as WorkerFailed
+from etlstage.supervisor.events import WorkerGivenUp as WorkerGivenUp
+from etlstage.supervisor.events import WorkerReady as WorkerReady
+from etlstage.supervisor.events import WorkerRestarting as WorkerRestarting
 from etlstage.supervisor.events import WorkerStarted as WorkerStarted
+from etlstage.supervisor.events import WorkerWorn as WorkerWorn
 from etlstage.supervisor.policy import BatchPolicy as BatchPolicy
 from etlstage.supervisor.policy import ErrorBudget as ErrorBudget
 from etlstage.supervisor.policy import ErrorPolicy as ErrorPolicy
@@ -27,9 +32,14 @@ __all__ = (
     "ResourceLimits",
     "RestartPolicy",
     "Stage",
+    "StartFailed",
     "SupervisorEvent",
     "Timeouts",
     "WorkerExited",
     "WorkerFailed",
+    "WorkerGivenUp",
+    "WorkerReady",
+    "WorkerRestarting",
     "WorkerStarted",
+    "WorkerWorn",
 )

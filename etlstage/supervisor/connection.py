@@ -8,44 +8,70 @@ writes only while the pipe is full, so that reading never waits for writing.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, Literal, Protocol
 
 import anyio
 import anyio.lowlevel
 
-from etlstage.errors import EtlstageError
+from etlstage.errors import Attempt, EtlstageError, RemoteProtocolError
 from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
 from etlstage.protocol.marker import Mode, State, escape
 from etlstage.supervisor.alarm import Alarm
 from etlstage.supervisor.events import (
-    SupervisorEvent,
+    AliveSeen,
+    Event,
     WorkerExited,
     WorkerFailed,
-    WorkerStarted,
+    WorkerReady,
+    WorkerWorn,
 )
 from etlstage.supervisor.feeding import feeder
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import Work
 from etlstage.supervisor.worker import Worker, session
+from etlstage.telemetry import StageMetrics
 
-__all__ = ("Connection",)
+__all__ = ("Connection", "Owner")
 
 _CHUNK: Final = 65536  # bytes a read; once that many came:
 _BIG_CHUNK: Final = 1024 * 1024
 _TURN: Final = 16  # reads in a row before other tasks get a turn
 
 
+class Owner(Protocol):
+    """What a connection needs of the supervisor that it belongs to."""
+
+    stage: Stage
+    work: Work
+    metrics: StageMetrics | None
+
+    def handle(self, event: Event) -> None:
+        """Take note of what happened, and act upon it."""
+        ...
+
+    def story(self, worker: str) -> tuple[str, ...]:
+        """Return the last things that happened to a worker."""
+        ...
+
+    @property
+    def stopping(self) -> bool:
+        """Whether messages that are lost now are tried no more."""
+        ...
+
+
 class Connection:
     """
-    Starts one worker, feeds it, and delivers what it answers.
+    Starts one worker, feeds it once it is told to, and delivers what it answers.
 
     Args:
-        stage: What to run.
+        owner: The supervisor.
         name: Of the worker, such as ``clean-1``.
-        work: Where to take messages from.
-        tell: Called with what the host may want to know.
+        number: Of the worker, from 0.
+        start: How often it was started, this time included.
+        max_messages: Messages after which it is worn.
 
     Raises:
         WorkerStartFailed: If the program can't be run.
@@ -54,33 +80,55 @@ class Connection:
 
     def __init__(
         self,
-        stage: Stage,
+        owner: Owner,
         name: str,
-        work: Work,
-        tell: Callable[[SupervisorEvent], None],
+        *,
+        number: int = 0,
+        start: int = 1,
+        max_messages: float = math.inf,
     ) -> None:
-        self._stage = stage
-        self._tell = tell
-        self._worker = Worker(stage, name)
+        self._owner = owner
+        self._stage = stage = owner.stage
+        self._metrics = owner.metrics
+        metrics = owner.metrics
+        self._worker = Worker(
+            stage,
+            name,
+            start=start,
+            story=partial(owner.story, name),
+            counted=partial(metrics.stderr_lines, name) if metrics else None,
+        )
         self._process = self._worker.process
         self._protocol = session(stage)
-        self._feeder = feeder(stage, self._protocol, work)
+        self._feeder = feeder(stage, self._protocol, owner.work, number)
+        self._max_messages = max_messages
         self._unsent: deque[memoryview] = deque()
         self._pipe_full = anyio.Event()
         self._answer_due = Alarm(self._miss_answer)
         self._batch_due = Alarm(self._pump_all)
         self._unanswered_bytes = 0  # read since the last complete reply
+        self._turn_came = 0.0  # when the oldest exchange that is owed became it
+        self._open = False  # it is given messages
+        self._retiring = False
         self._told_to_stop = False
-        self._lost = 0  # messages that it held when it was given up
         self._closed = ""  # the pipe that the worker closed first
+        self._reason = ""  # why it is of no more use, as a part of a sentence
+        self._blame: RemoteProtocolError | None = None  # how it broke the protocol
+        self._late = 0  # bytes read after it was given up
         self._drained = anyio.Event()
         self._batches = stage.mode.batches
         self._asked = stage.mode is Mode.BATCH_WORKER
+        self.name = name
+        self.start = start
+        self.pid = self._process.pid
+        self.answered = 0
+        """Messages that it has answered."""
+        self.idle_since: float | None = anyio.current_time()
+        """Since when it has had nothing to do; None while it has."""
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was told to stop."""
         self.finished = anyio.Event()
-        """The process is gone, and what it held is answered."""
-        tell(WorkerStarted(name, self._process.pid))
+        """The process is gone, and what it held is answered or tried elsewhere."""
 
     def __repr__(self) -> str:
         return f"<Connection {self._worker!r} owed={self.owed}>"
@@ -93,7 +141,12 @@ class Connection:
     @property
     def usable(self) -> bool:
         """Whether the worker may be given messages."""
-        return self.error is None and not self._worker.told
+        return self._open and self.error is None and not self._worker.told
+
+    def open(self) -> None:
+        """Give the worker messages from now on."""
+        self._open = True
+        self._pump_all(anyio.current_time())
 
     def pump(self, now: float) -> bool:
         """Give the worker what it may have now; return whether there was anything."""
@@ -107,35 +160,98 @@ class Connection:
         self._unsent.extend(map(memoryview, self._protocol.data_to_send()))
         self._flush()
         if idle or self._asked:
+            if idle:
+                self._turn_came = now
             self._expect_answer(now)
         return True
 
-    def stop(self) -> None:
+    def retire(self) -> None:
+        """Give no more messages; stop the worker when it has answered those it has."""
+        self._retiring = self._feeder.retiring = True
+        self._pump_all(anyio.current_time())
+        self._stop_if_retired()
+
+    def stop(self, *, patient: bool = True) -> None:
         """Let :meth:`run` stop the worker."""
         self._told_to_stop = True
-        self._worker.stop()
+        self._worker.stop(patient=patient)
+
+    def fail(
+        self,
+        reason: str,
+        cause: Literal["silent", "protocol", "start", "heartbeat"],
+        blame: RemoteProtocolError | None = None,
+    ) -> None:
+        """
+        Give the worker up.
+
+        Args:
+            reason: What it did, as a part of a sentence.
+            cause: The same in a word.
+            blame: How it broke the protocol, if it did.
+
+        """
+        if self.error is not None:
+            return
+        self._reason, self._blame = reason, blame
+        self.error = self._describe(0)
+        self._owner.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
     async def run(self) -> None:
         """Serve the worker until its process is gone; see :meth:`Worker.run`."""
+        tasks = [
+            self._read,
+            self._write_when_full,
+            self._answer_due.run,
+            self._batch_due.run,
+        ]
+        if self._process.has_status:
+            tasks.append(self._read_status)
         try:
-            status = await self._worker.run(
-                self._read,
-                self._write_when_full,
-                self._answer_due.run,
-                self._batch_due.run,
-                drained=self._drained,
-            )
-            held = self._feeder.held
-            if self._told_to_stop:
-                self._feeder.abandon(self._worker.lost("was stopped", held))
-            elif self.error is None:
-                self.error = self._worker.died(held, self._closed)
-                self._feeder.abandon(self.error)
-            lost = held + self._lost
-            self._tell(WorkerExited(self._worker.name, self._process.pid, status, lost))
+            status = await self._worker.run(*tasks, drained=self._drained)
+            self._end(status)
         finally:
             self._process.close()
             self.finished.set()
+
+    def _end(self, status: int) -> None:
+        fate = self._worker.fate(self._closed if self.error is None else "")
+        if self.error is None:
+            self._reason = "was stopped" if self._told_to_stop else fate
+        if self._owner.stopping:
+            lost = self._feeder.abandon(self._describe(self._feeder.held))
+            condemned = 0
+        else:
+            attempt = self._worker.attempt(self._reason)
+            lost, condemned = self._feeder.lose(attempt, self._last_error)
+        if self.error is None and not self._told_to_stop:
+            self.error = self._describe(lost)
+        # What it held is with others before anybody hears of its end.
+        self._owner.handle(
+            WorkerExited(
+                self.name,
+                self.pid,
+                status,
+                lost=lost,
+                answered=self.answered,
+                condemned=condemned,
+                late=self._late,
+                fate=fate,
+            )
+        )
+
+    def _describe(self, held: int, tries: int = 1) -> EtlstageError:
+        """Return the error of what the worker held, or the one it was given up for."""
+        if self._blame is not None:
+            return self._worker.blamed(self._blame, tries)
+        held = held if self.error is None else 0
+        return self._worker.lost(self._reason, held, tries)
+
+    def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
+        """Return the error of a message that this worker was the last to try."""
+        error = self._describe(1, len(attempts))
+        error.attempts = attempts
+        return error
 
     # --- bytes --------------------------------------------------------------
 
@@ -152,6 +268,8 @@ class Connection:
             chunk = _BIG_CHUNK if len(data) >= _CHUNK else _CHUNK
             if self.error is None:
                 self._receive(data)
+            else:
+                self._late += len(data)
             turn += 1
             if turn == _TURN:
                 turn = 0
@@ -167,15 +285,54 @@ class Connection:
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, RepliesCompleted):
-                self._feeder.answered(event.groups, self._unanswered_bytes, now)
-                self._unanswered_bytes = 0
-                self._expect_answer(now)
+                self._take_replies(event, now)
             elif isinstance(event, ProtocolFailed):
-                self._give_up(self._worker.blamed(event.error))
+                reason = f"broke the protocol: {event.error}"
+                self.fail(reason, "protocol", _theirs(event.error))
             elif isinstance(event, MoreRequested):
                 self._expect_answer(now)
         # More than once: of what was taken, all may have been refused.
         self._pump_all(now)
+        if self._metrics is not None:
+            self._metrics.in_flight(self.name, self._feeder.held)
+            self._metrics.waiting(self._owner.work.messages)
+        if self._retiring:
+            self._stop_if_retired()
+
+    def _take_replies(self, event: RepliesCompleted, now: float) -> None:
+        size = self._unanswered_bytes
+        messages, message_bytes = self._feeder.answered(event.groups, size, now)
+        self._unanswered_bytes = 0
+        self.answered += messages
+        if self._metrics is not None:
+            self._metrics.answered(
+                self.name,
+                len(event.groups),
+                messages,
+                message_bytes,
+                size,
+                now - self._turn_came,
+            )
+        self._turn_came = now
+        self._expect_answer(now)
+        if self.answered >= self._max_messages:
+            self._max_messages = math.inf
+            reason = f"answered {self.answered} messages"
+            self._owner.handle(WorkerWorn(self.name, reason))
+
+    async def _read_status(self) -> None:
+        announced = not self._stage.ready
+        while True:
+            data = self._process.read_status(_CHUNK)
+            if data is None:
+                await self._process.status_readable()
+            elif not data:
+                return
+            elif announced:
+                self._owner.handle(AliveSeen(self.name))
+            else:
+                announced = True
+                self._owner.handle(WorkerReady(self.name, self.pid))
 
     def _flush(self) -> bool:
         """Write what the pipe takes; return whether that was all."""
@@ -207,14 +364,18 @@ class Connection:
         while self.pump(now):
             pass
 
-    # --- a worker that is of no more use --------------------------------------
+    # --- time ---------------------------------------------------------------
 
     def _expect_answer(self, now: float) -> None:
+        due = self._protocol.owed > 0
+        if self._asked and self._protocol.state is State.WANTED:
+            due = False  # it asked for more, and waits for us
+        if due:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = now
         limit = self._stage.timeout.message
         if limit is not None:
-            due = self._protocol.owed
-            if self._asked and self._protocol.state is State.WANTED:
-                due = 0  # it asked for more, and waits for us
             self._answer_due.set(now + limit if due else None)
 
     def _miss_answer(self, now: float) -> None:
@@ -227,14 +388,12 @@ class Connection:
         else:
             wrote = "it wrote nothing; does it flush its output after each reply?"
         limit = self._stage.timeout.message
-        self._give_up(
-            self._worker.lost(f"did not answer a {what} within {limit} s: {wrote}")
-        )
+        self.fail(f"did not answer a {what} within {limit} s: {wrote}", "silent")
 
-    def _give_up(self, error: EtlstageError) -> None:
-        self.error = error
-        self._lost = self._feeder.held
-        others = self._worker.lost("was stopped after an earlier fault")
-        self._feeder.abandon(error, others)
-        self._tell(WorkerFailed(self._worker.name, self._process.pid, error))
-        self._worker.stop(patient=False)
+    def _stop_if_retired(self) -> None:
+        if not self._protocol.owed and not self._worker.told:
+            self.stop()
+
+
+def _theirs(error: EtlstageError) -> RemoteProtocolError:
+    return RemoteProtocolError(str(error))

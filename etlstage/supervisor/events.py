@@ -1,10 +1,30 @@
-"""What a supervisor tells its host."""
+"""
+What can happen to the workers of a stage.
+
+The supervisor hands these to :class:`~etlstage.supervisor.state.SupervisorState`,
+and most of them to its host as well: they happen once per life of a worker or more
+rarely, never per message.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ("SupervisorEvent", "WorkerExited", "WorkerFailed", "WorkerStarted")
+__all__ = (
+    "AliveSeen",
+    "Event",
+    "StartFailed",
+    "StopRequested",
+    "SupervisorEvent",
+    "TimerRang",
+    "WorkerExited",
+    "WorkerFailed",
+    "WorkerGivenUp",
+    "WorkerReady",
+    "WorkerRestarting",
+    "WorkerStarted",
+    "WorkerWorn",
+)
 
 
 class WorkerStarted(NamedTuple):
@@ -12,6 +32,36 @@ class WorkerStarted(NamedTuple):
 
     worker: str
     pid: int
+    start: int = 1
+    """1 for the first start of this worker, 2 for its first restart, and so on."""
+
+
+class StartFailed(NamedTuple):
+    """A worker's program can't be run."""
+
+    worker: str
+    error: Exception
+
+
+class WorkerReady(NamedTuple):
+    """A worker that says so has said that it is ready."""
+
+    worker: str
+    pid: int
+
+
+class AliveSeen(NamedTuple):
+    """A worker has given a sign of life."""
+
+    worker: str
+
+
+class TimerRang(NamedTuple):
+    """The time has come that a ``SetTimer`` named."""
+
+    worker: str
+    idle_since: float | None = None
+    """Since when the worker has had nothing to do, in seconds; None if it has."""
 
 
 class WorkerFailed(NamedTuple):
@@ -20,6 +70,17 @@ class WorkerFailed(NamedTuple):
     worker: str
     pid: int
     error: Exception
+    cause: Literal["silent", "protocol", "start", "heartbeat"] = "silent"
+    """It did not answer in time; broke the protocol; was not ready in time; gave no
+    sign of life while it had nothing to do."""
+
+
+class WorkerWorn(NamedTuple):
+    """A worker is to be replaced although nothing is wrong with it."""
+
+    worker: str
+    reason: str
+    """Such as ``answered 1000 messages``."""
 
 
 class WorkerExited(NamedTuple):
@@ -31,6 +92,56 @@ class WorkerExited(NamedTuple):
     """Exit status, negative for a signal."""
     lost: int
     """Messages that it held."""
+    answered: int = 0
+    """Messages that it has answered in its life."""
+    condemned: int = 0
+    """Messages that have now failed once too often, of those that it held."""
+    late: int = 0
+    """Bytes that it wrote when it was given up already; nobody has read them."""
+    fate: str = ""
+    """What became of it, such as ``was killed by SIGSEGV``."""
 
 
-SupervisorEvent: TypeAlias = WorkerStarted | WorkerFailed | WorkerExited
+class WorkerRestarting(NamedTuple):
+    """A worker is to be started again."""
+
+    worker: str
+    delay: float
+    """How long from now, in seconds."""
+
+
+class WorkerGivenUp(NamedTuple):
+    """A worker is not started again: too many starts were of no use."""
+
+    worker: str
+    error: Exception
+
+
+class StopRequested(NamedTuple):
+    """The supervisor is to stop all workers."""
+
+
+Event: TypeAlias = (
+    WorkerStarted
+    | StartFailed
+    | WorkerReady
+    | AliveSeen
+    | TimerRang
+    | WorkerFailed
+    | WorkerWorn
+    | WorkerExited
+    | StopRequested
+)
+"""What :class:`~etlstage.supervisor.state.SupervisorState` handles."""
+
+SupervisorEvent: TypeAlias = (
+    WorkerStarted
+    | StartFailed
+    | WorkerReady
+    | WorkerFailed
+    | WorkerWorn
+    | WorkerExited
+    | WorkerRestarting
+    | WorkerGivenUp
+)
+"""What a supervisor tells its host."""

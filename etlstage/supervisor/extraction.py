@@ -8,6 +8,7 @@ extraction through the pipe. There is nothing to pair, and so nothing to pump.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
@@ -15,7 +16,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from etlstage.errors import RemoteProtocolError
+from etlstage.errors import RemoteProtocolError, WorkerLost
 from etlstage.messages import Run
 from etlstage.protocol.events import (
     MessagesPassed,
@@ -29,10 +30,15 @@ from etlstage.supervisor.events import (
     SupervisorEvent,
     WorkerExited,
     WorkerFailed,
+    WorkerReady,
+    WorkerRestarting,
     WorkerStarted,
 )
+from etlstage.supervisor.restart import Tally
 from etlstage.supervisor.stage import Stage
+from etlstage.supervisor.story import Story
 from etlstage.supervisor.worker import Worker, session
+from etlstage.transport.process import describe_status
 
 __all__ = ("Extraction",)
 
@@ -57,7 +63,12 @@ class Extraction:
         self._stage = stage
         self._tasks = tasks
         self._tell = tell
-        self._rounds = 0
+        self._name = f"{stage.name}-1"
+        self._unready = False
+        self._closed = False
+        self._starts = 0
+        self._tally = Tally(stage.restart)
+        self._story = Story()
         # Not a lock: another task may close the round that one task began.
         self._turn = anyio.Semaphore(1)
         self._worker: Worker | None = None
@@ -68,19 +79,31 @@ class Extraction:
     async def round(
         self, start: object, end: object, template: str | None
     ) -> AsyncGenerator[Run, None]:
-        """Yield the messages of one round."""
+        """
+        Yield the messages of one round.
+
+        A round that fails before its first message is tried again, by a fresh worker;
+        later on, that would double what was passed on already.
+        """
         await self._turn.acquire()
-        finished = False
+        finished = passed = False
+        tries = 0
         try:
-            rounds = (
-                self._plain_round()
-                if self._stage.mode is Mode.PLAIN
-                else self._cyclic_round(_request(start, end, template))
-            )
-            async with aclosing(rounds):
-                async for run in rounds:
-                    yield run
-            finished = True
+            while not finished:
+                try:
+                    async with aclosing(self._attempt(start, end, template)) as runs:
+                        async for run in runs:
+                            passed = True
+                            yield run
+                    finished = True
+                except (RemoteProtocolError, WorkerLost):
+                    tries += 1
+                    delay = None if passed else self._delay(tries)
+                    if delay is None:
+                        raise
+                    await self._end(patient=False)
+                    self._tell(WorkerRestarting(self._name, delay))
+                    await anyio.sleep(delay)
         finally:
             self._turn.release()
             if not finished or self._stage.mode is Mode.PLAIN:
@@ -88,19 +111,42 @@ class Extraction:
                 # the reply to the next request.
                 await self._end(patient=False)
 
+    def _delay(self, tries: int) -> float | None:
+        """Return how long to wait before another try, or None if there is none."""
+        stage = self._stage
+        if self._closed or tries > stage.on_error.retries:
+            return None
+        worker = self._worker
+        status = worker.status if worker is not None else None
+        if not stage.restart.wanted(failed=True, status=status or 0):
+            return None
+        now = anyio.current_time()
+        self._story.note(now, "failed at a round")
+        jitter = random.random()  # noqa: S311 - no secret
+        return self._tally.next_delay(now, useful=False, jitter=jitter)
+
+    def _attempt(
+        self, start: object, end: object, template: str | None
+    ) -> AsyncGenerator[Run, None]:
+        if self._stage.mode is Mode.PLAIN:
+            return self._plain_round()
+        return self._cyclic_round(_request(start, end, template))
+
     async def aclose(self) -> None:
         """Stop the worker, if there is one; at once in the middle of a round."""
+        self._closed = True
         await self._end(patient=self._turn.value > 0)
 
     async def _plain_round(self) -> AsyncGenerator[Run, None]:
         worker, protocol = self._launch(stdin=False)
+        await self._ready(worker)
         while data := await self._read(worker):
             protocol.receive_data(data)
             for run in self._output(worker, protocol):
                 yield run
         await self._exit(worker)
         if worker.status:
-            raise worker.died()
+            raise worker.lost(worker.fate())
         protocol.receive_eof()
         # The last line of a file often has no line end. From a worker that failed it
         # could be half a message; from one that ended well it is a message.
@@ -118,13 +164,14 @@ class Extraction:
                 continue
             protocol.receive_data(stray)
             list(self._output(worker, protocol))
+        await self._ready(worker)
         protocol.send(MessagesPassed([request]))
         await self._write(worker, protocol)
         while protocol.owed:
             data = await self._read(worker, self._stage.timeout.message)
             if not data:
                 await self._exit(worker)
-                raise worker.died(held=1)
+                raise worker.lost(worker.fate(), held=1)
             protocol.receive_data(data)
             for run in self._output(worker, protocol):
                 yield run
@@ -135,12 +182,40 @@ class Extraction:
         return self._worker, self._protocol
 
     def _launch(self, *, stdin: bool) -> tuple[Worker, MarkerProtocol]:
-        self._rounds += 1
-        worker = Worker(self._stage, f"{self._stage.name}-{self._rounds}", stdin=stdin)
+        self._starts += 1
+        worker = Worker(
+            self._stage,
+            self._name,
+            start=self._starts,
+            stdin=stdin,
+            story=lambda: self._story.tell(anyio.current_time()),
+        )
+        pid = worker.process.pid
+        text = f"started (pid {pid}, start {self._starts})"
+        self._story.note(anyio.current_time(), text)
         self._worker, self._protocol = worker, session(self._stage)
-        self._tell(WorkerStarted(worker.name, worker.process.pid))
+        self._unready = self._stage.ready
+        self._tell(WorkerStarted(worker.name, pid, self._starts))
         self._tasks.start_soon(worker.run)
         return self._worker, self._protocol
+
+    async def _ready(self, worker: Worker) -> None:
+        """Wait until a worker that says when it is ready has said so."""
+        limit = self._stage.timeout.start
+        with anyio.move_on_after(limit) as scope:
+            while self._unready:
+                data = worker.process.read_status(_CHUNK)
+                if data is None:
+                    await worker.process.status_readable()
+                elif not data:
+                    return  # it will not say; its stdout tells what becomes of it
+                else:
+                    self._unready = False
+                    self._tell(WorkerReady(worker.name, worker.process.pid))
+        if scope.cancelled_caught:
+            error = worker.lost(f"was not ready within {limit} s")
+            self._tell(WorkerFailed(worker.name, worker.process.pid, error))
+            raise error
 
     async def _exit(self, worker: Worker) -> None:
         with anyio.move_on_after(self._stage.timeout.stop):
@@ -204,7 +279,9 @@ class Extraction:
         worker.process.close()
         status = worker.status
         assert status is not None
-        self._tell(WorkerExited(worker.name, worker.process.pid, status, 0))
+        fate = describe_status(status)
+        self._story.note(anyio.current_time(), fate)
+        self._tell(WorkerExited(worker.name, worker.process.pid, status, 0, fate=fate))
 
 
 def _request(start: object, end: object, template: str | None) -> bytes:

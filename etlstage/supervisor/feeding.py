@@ -8,15 +8,24 @@ Here is no I/O; the connection writes what the protocol has queued.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
-from etlstage.errors import MessageRefused
+from etlstage.errors import Attempt, MessageRefused
 from etlstage.messages import StageKind
 from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.protocol.marker import MarkerProtocol, Mode, State
 from etlstage.supervisor.batching import Window, ripe_at
+from etlstage.supervisor.retry import judge
 from etlstage.supervisor.stage import Stage
-from etlstage.supervisor.submission import Answer, Taken, Work, unanswered
+from etlstage.supervisor.submission import (
+    Answer,
+    Suspect,
+    Taken,
+    Work,
+    split,
+    unanswered,
+)
 
 __all__ = ("Feeder", "feeder")
 
@@ -34,28 +43,50 @@ class _Held:
         self.answered = 0
         self.size = taken.size
 
+    def rest(self) -> Taken:
+        """Return what is not answered."""
+        submission, start, messages, _ = self.taken
+        done = self.answered
+        return Taken(submission, start + done, messages[done:], self.size)
+
 
 class Feeder:
     """
     Gives single messages, as many ahead as the window allows.
 
+    Args:
+        stage: Of the worker.
+        protocol: The session with it.
+        work: Where to take messages from.
+        number: The worker's.
+
     Attributes:
         due: When :meth:`feed` may have something although nothing new was submitted,
             in seconds, or None.
+        retiring: Set it to begin nothing new.
 
     """
 
-    def __init__(self, stage: Stage, protocol: MarkerProtocol, work: Work) -> None:
+    _batches = False
+
+    def __init__(
+        self, stage: Stage, protocol: MarkerProtocol, work: Work, number: int = 0
+    ) -> None:
         self.due: float | None = None
+        self.retiring = False
         self._stage = stage
         self._protocol = protocol
         self._work = work
+        self._number = number
         fixed = stage.window
         if fixed is None and stage.kind is StageKind.LOAD:
             fixed = 1
         self._window = Window(fixed)
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
+        self._fresh = True  # it was given nothing but suspects
+        self._answered_any = False
+        self._alone: Suspect | None = None
 
     @property
     def held(self) -> int:
@@ -64,41 +95,99 @@ class Feeder:
 
     def feed(self, now: float) -> bool:
         """Queue what the worker may have now; return whether there was anything."""
-        room = self._window.size - self._protocol.owed
+        owed = self._protocol.owed
+        if self._work.suspects:
+            if not owed and self._try_suspect():
+                return True
+            if self._work.gone and owed:
+                return False  # nobody else may come to try them: get idle
+        room = self._window.size - owed
         if room <= 0 or (self._held and self._held_bytes >= _IN_FLIGHT):
             return False
-        if not self._protocol.owed:
+        if self._alone is not None or self.retiring:
+            return False
+        if not owed:
             self._window.started(now)
         return self._give(room, now)
 
     def answered(
         self, groups: list[tuple[bytes, ...]], reply_size: int, now: float
-    ) -> None:
-        """Deliver the replies to the oldest exchanges."""
+    ) -> tuple[int, int]:
+        """Deliver replies to the oldest exchanges; return messages and their bytes."""
         self._window.answered(len(groups), now)
-        at = 0
+        self._answered_any = True
+        at = messages = size = 0
         while at < len(groups):
-            at += self._deliver(groups, at, reply_size)
+            answer = self._deliver(groups, at, reply_size)
             reply_size = 0
+            messages += len(answer.messages)
+            size += answer.size
+            at += 1 if self._batches else len(answer.messages)
+        return messages, size
 
-    def abandon(self, error: Exception, others: Exception | None = None) -> None:
-        """Deliver ``error`` for the oldest exchange, ``others`` for those behind it."""
-        while self._held:
-            held = self._held.popleft()
-            submission, start, messages, _ = held.taken
-            start, messages = start + held.answered, messages[held.answered :]
-            cut = len(messages) if self._stage.mode.batches or others is None else 1
-            first, rest = messages[:cut], messages[cut:]
-            size = held.size * cut // len(messages)
-            submission.deliver(unanswered(start, first, size, error))
-            if rest and others is not None:
-                size = held.size - size
-                submission.deliver(unanswered(start + cut, rest, size, others))
-            error = others or error
+    def abandon(self, error: Exception) -> int:
+        """Deliver ``error`` for all that the worker holds; return how much it was."""
+        count = self.held
+        for submission, start, messages, size in self._let_go():
+            submission.deliver(unanswered(start, messages, size, error))
+        return count
+
+    def lose(
+        self, attempt: Attempt, error: Callable[[tuple[Attempt, ...]], Exception]
+    ) -> tuple[int, int]:
+        """
+        Let others try what the worker held: it is lost.
+
+        Args:
+            attempt: How it was lost.
+            error: Makes the error of a message from all attempts at it.
+
+        Returns:
+            How many messages it held, and how many of them are given up.
+
+        """
+        count, suspect = self.held, self._alone
+        found = judge(
+            self._let_go(),
+            suspect,
+            attempt,
+            retries=self._stage.on_error.retries,
+            batches=self._batches,
+            first=not self._answered_any,
+        )
+        for taken in found.innocent:
+            taken.submission.give_back(taken)
+        # In front: a fresh worker gives its verdict on the first one only.
+        self._work.suspects.extendleft(reversed(found.suspects))
+        for (submission, start, messages, size), attempts in found.condemned:
+            answer = unanswered(start, messages, size, error(attempts))
+            submission.deliver(answer)
+        return count, len(found.condemned)
+
+    def _let_go(self) -> list[Taken]:
+        held = [h.rest() for h in self._held]
+        self._held.clear()
         self._held_bytes = 0
+        self._alone = None
+        return held
+
+    def _try_suspect(self) -> bool:
+        """Give the worker a suspect, if it is fresh or has nothing better to do."""
+        if self.retiring or self._alone is not None:
+            return False
+        busy = not self._fresh and not self._work.gone
+        if busy and self._work.waiting(self._number):
+            return False
+        suspect = self._work.take_suspect(self._number)
+        if suspect is None:
+            return False
+        self._alone = suspect
+        self._send(suspect.taken)
+        return True
 
     def _give(self, room: int, now: float) -> bool:
-        for submission in self._work.waiting():
+        for submission in self._work.waiting(self._number):
+            self._fresh = False
             self._send(submission.take(room, _SLICE))
             return True
         return False
@@ -109,9 +198,9 @@ class Feeder:
             try:
                 self._protocol.send(MessagesPassed(taken.messages))
             except MessageRefused as refused:
-                before, taken = _split(taken, refused.index)
+                before, taken = split(taken, refused.index)
                 self._send(before)
-                culprit, taken = _split(taken, 1)
+                culprit, taken = split(taken, 1)
                 self._refuse(culprit, refused)
             else:
                 self._sent(taken)
@@ -131,7 +220,7 @@ class Feeder:
 
     def _deliver(
         self, groups: list[tuple[bytes, ...]], at: int, reply_size: int
-    ) -> int:
+    ) -> Answer:
         held = self._held[0]
         submission, start, messages, _ = held.taken
         left = len(messages) - held.answered
@@ -144,24 +233,30 @@ class Feeder:
         self._held_bytes -= size
         if count == left:
             self._held.popleft()
+            self._alone = None
         if len(groups) != count:
             groups = groups[at : at + count]
-        submission.deliver(Answer(start, part, groups, size, reply_size))
-        return count
+        answer = Answer(start, part, groups, size, reply_size)
+        submission.deliver(answer)
+        return answer
 
 
 class _BatchFeeder(Feeder):
     """Pairs each reply with a whole batch."""
 
+    _batches = True
+
     def _deliver(
         self, groups: list[tuple[bytes, ...]], at: int, reply_size: int
-    ) -> int:
+    ) -> Answer:
         submission, start, messages, size = self._held.popleft().taken
         self._held_bytes -= size
+        self._alone = None
         batch: list[tuple[bytes, ...]] = [()] * len(messages)
         batch[-1] = groups[at]
-        submission.deliver(Answer(start, messages, batch, size, reply_size))
-        return 1
+        answer = Answer(start, messages, batch, size, reply_size)
+        submission.deliver(answer)
+        return answer
 
 
 class _ClosingFeeder(_BatchFeeder):
@@ -170,9 +265,10 @@ class _ClosingFeeder(_BatchFeeder):
     def _give(self, room: int, now: float) -> bool:
         policy = self._stage.batch
         self.due = None
-        for submission in self._work.waiting():
+        for submission in self._work.waiting(self._number):
             ripe = ripe_at(submission, policy)
             if ripe <= now:
+                self._fresh = False
                 self._send(submission.take_batch(policy.size, policy.bytes))
                 return True
             self.due = ripe if self.due is None else min(ripe, self.due)
@@ -183,8 +279,8 @@ class _ClosingFeeder(_BatchFeeder):
         try:
             self._protocol.send(MessagesPassed(taken.messages))
         except MessageRefused as refused:
-            before, taken = _split(taken, refused.index)
-            culprit, behind = _split(taken, 1)
+            before, taken = split(taken, refused.index)
+            culprit, behind = split(taken, 1)
             # They are a batch of their own, for which there may be no room now.
             behind.submission.give_back(behind)
             super()._send(before)
@@ -201,34 +297,45 @@ class _AskedFeeder(_BatchFeeder):
     """Gives one message each time the worker asks: worker-driven."""
 
     _closes_at = 0.0
+    _rest: Taken | None = None  # of the batch that is tried alone
 
     def feed(self, now: float) -> bool:
         """Queue a message or EOB, if the worker waits for one."""
         self.due = None
         if self._protocol.state is State.IDLE:
+            if self.retiring:
+                return False
             self._closes_at = now + self._stage.batch.seconds
-            return self._give(1, now)
+            return (bool(self._work.suspects) and self._try_suspect()) or self._give(
+                1, now
+            )
         if self._protocol.state is State.WANTED:
             return self._continue(now)
         return False
 
     def _give(self, room: int, now: float) -> bool:
-        for submission in self._work.waiting():
-            self._send(submission.take(1, _SLICE))
-            return True
-        return False
+        return super()._give(1, now)
+
+    def _send(self, taken: Taken) -> None:
+        """Send the first message; of others, each when the worker asks for it."""
+        first, self._rest = split(taken, 1)
+        super()._send(first)
 
     def _continue(self, now: float) -> bool:
         policy = self._stage.batch
         held = self._held[0]
-        submission, _, messages, size = held.taken
-        if len(messages) >= policy.size:
+        batch = held.taken
+        if len(batch.messages) >= policy.size:
             if policy.bnc_after_last:
                 return False  # that BNC asks for nothing: the replies come next
-        elif submission.waiting:
-            if size + submission.next_size <= policy.bytes:
-                return self._add(held, submission.take(1, _SLICE))
-        elif not submission.closed and now < self._closes_at:
+        elif self._alone is not None:
+            if self._rest is not None and self._rest.messages:
+                more, self._rest = split(self._rest, 1)
+                return self._add(held, more)
+        elif batch.submission.waiting and not self.retiring:
+            if batch.submission.can_follow(batch, policy.bytes):
+                return self._add(held, batch.submission.take(1, _SLICE))
+        elif not (batch.submission.closed or self.retiring or now >= self._closes_at):
             self.due = self._closes_at
             return False
         self._protocol.send(BatchEnded())
@@ -249,22 +356,24 @@ class _AskedFeeder(_BatchFeeder):
             self._held_bytes += more.size
         return True
 
+    def _let_go(self) -> list[Taken]:
+        held = super()._let_go()
+        rest, self._rest = self._rest, None
+        if rest is None or not rest.messages or not held:
+            return held
+        # What it was to get next is a part of the batch that is tried alone.
+        batch = held[-1]
+        whole = batch.messages + rest.messages
+        return [batch._replace(messages=whole, size=batch.size + rest.size)]
 
-def feeder(stage: Stage, protocol: MarkerProtocol, work: Work) -> Feeder:
-    """Return what feeds a worker of ``stage``."""
+
+def feeder(
+    stage: Stage, protocol: MarkerProtocol, work: Work, number: int = 0
+) -> Feeder:
+    """Return what feeds worker ``number`` of ``stage``."""
     kinds: dict[Mode, type[Feeder]] = {
         Mode.SINGLE: Feeder,
         Mode.BATCH_SUPERVISOR: _ClosingFeeder,
         Mode.BATCH_WORKER: _AskedFeeder,
     }
-    return kinds[stage.mode](stage, protocol, work)
-
-
-def _split(taken: Taken, count: int) -> tuple[Taken, Taken]:
-    submission, start, messages, size = taken
-    first = messages[:count]
-    first_size = sum(map(len, first))
-    return (
-        Taken(submission, start, first, first_size),
-        Taken(submission, start + count, messages[count:], size - first_size),
-    )
+    return kinds[stage.mode](stage, protocol, work, number)

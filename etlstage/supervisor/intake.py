@@ -22,6 +22,7 @@ import anyio
 import anyio.lowlevel
 
 from etlstage.messages import Run
+from etlstage.supervisor.ordering import Lanes
 from etlstage.supervisor.submission import Submission
 
 __all__ = ("Intake", "Signal", "in_runs")
@@ -68,10 +69,10 @@ class Intake:
 
     def __init__(
         self,
-        submission: Submission,
+        submission: Submission | Lanes,
         runs: Iterable[Run] | AsyncIterable[Run],
         *,
-        has_room: Callable[[Submission], bool],
+        has_room: Callable[[Submission | Lanes], bool],
         fed: Callable[[], None],
         closed: Exception,
     ) -> None:

@@ -9,12 +9,13 @@ answered is given time, and given up when that happens too often.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
 from etlstage.errors import ConfigError
 
-__all__ = ("RestartPolicy", "wait_time")
+__all__ = ("RestartPolicy", "Tally", "wait_time")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,3 +86,48 @@ def wait_time(attempt: int, policy: RestartPolicy, *, jitter: float = 0.0) -> fl
     # Cap the exponent: ldexp() overflows after about a thousand restarts.
     delay = min(policy.max_delay, math.ldexp(policy.delay, min(attempt - 1, 64)))
     return delay * (1 - jitter / 2)
+
+
+class Tally:
+    """
+    Counts the restarts of one worker that were of no use.
+
+    Args:
+        policy: How many there may be.
+
+    """
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._restarts: deque[float] = deque()
+
+    def __len__(self) -> int:
+        return len(self._restarts)
+
+    def span(self, now: float) -> float:
+        """Return how long ago the oldest restart that counts was, in seconds."""
+        return now - self._restarts[0] if self._restarts else 0.0
+
+    def next_delay(self, now: float, *, useful: bool, jitter: float) -> float | None:
+        """
+        Count a restart and return how long to wait with it, in seconds.
+
+        Args:
+            now: The time, in seconds.
+            useful: Whether the start that has just ended was of use.
+            jitter: See :func:`wait_time`.
+
+        Returns:
+            None if there were too many already: the worker is given up.
+
+        """
+        restarts = self._restarts
+        if useful:
+            restarts.clear()
+        while restarts and now - restarts[0] > self._policy.within:
+            restarts.popleft()
+        if len(restarts) >= self._policy.max:
+            return None
+        delay = wait_time(len(restarts), self._policy, jitter=jitter)
+        restarts.append(now)
+        return delay

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from etlstage.errors import Attempt
 from etlstage.messages import Run
 
-__all__ = ("Answer", "Submission", "Taken", "Work", "unanswered")
+__all__ = ("Answer", "Submission", "Suspect", "Taken", "Work", "split", "unanswered")
 
 
 class Answer(NamedTuple):
@@ -44,16 +45,30 @@ class Taken(NamedTuple):
     size: int
 
 
+class Suspect(NamedTuple):
+    """Messages that a worker was lost with; they are tried again alone."""
+
+    taken: Taken
+    attempts: tuple[Attempt, ...]
+    """The workers that were lost with them, oldest first."""
+
+
 class _Fed:
     """A run of which the first ``at`` messages are taken."""
 
-    __slots__ = ("at", "messages", "size", "time")
+    __slots__ = ("at", "messages", "size", "start", "time")
 
-    def __init__(self, messages: Run, size: int, time: float) -> None:
+    def __init__(self, start: int, messages: Run, size: int, time: float) -> None:
+        self.start = start  # place of the first message, taken or not
         self.messages = messages
         self.at = 0
         self.size = size  # bytes of what is left
         self.time = time
+
+    @property
+    def next(self) -> int:
+        """Place of the first message that is not taken."""
+        return self.start + self.at
 
 
 class Submission:
@@ -63,23 +78,31 @@ class Submission:
     Args:
         on_answer: Called when :meth:`collect` has something new.
         max_unread: Bytes of replies that may lie here; when there are more, workers
-            are given no further messages. Those before the first one that waits are
-            all with a worker, so it goes on.
+            are given no further messages but the one that is collected next.
+        ordered: Whether answers are collected in the order of the messages.
+        lane: Number of the only worker that may take from here, or None.
 
     """
 
     def __init__(
-        self, on_answer: Callable[[], None], *, max_unread: float = math.inf
+        self,
+        on_answer: Callable[[], None],
+        *,
+        max_unread: float = math.inf,
+        ordered: bool = True,
+        lane: int | None = None,
     ) -> None:
+        self.lane = lane
         self._on_answer = on_answer
         self._max_unread = max_unread
         self._unread = 0
+        self._ordered = ordered
         self._fed: deque[_Fed] = deque()
-        self._start = 0  # place of the first message that nobody has taken
         self._answers: dict[int, Answer] = {}
         self._next = 0  # place of the first message that was not collected
         self._total = 0
         self._dead: Exception | None = None
+        self._forgotten = False
         self.closed = False
         """No more will be fed."""
         self.waiting = 0
@@ -93,12 +116,20 @@ class Submission:
     @property
     def finished(self) -> bool:
         """Whether everything was fed, answered and collected."""
-        return self.closed and self._next == self._total
+        return self.closed and not self.held
 
     @property
     def stalled(self) -> bool:
         """Whether the consumer must take replies first."""
         return self._unread > self._max_unread
+
+    @property
+    def takeable(self) -> bool:
+        """Whether a worker may take messages."""
+        if not self.waiting:
+            return False
+        # What a lost worker held may be what the consumer waits for.
+        return not self.stalled or self._fed[0].next == self._next
 
     @property
     def oldest(self) -> float:
@@ -121,10 +152,9 @@ class Submission:
         self.held += len(messages)
         self.held_bytes += size
         if self._dead is not None:
-            self._start = self._total
             self.deliver(unanswered(start, messages, size, self._dead))
             return
-        self._fed.append(_Fed(messages, size, now))
+        self._fed.append(_Fed(start, messages, size, now))
         self.waiting += len(messages)
         self.waiting_bytes += size
 
@@ -143,11 +173,11 @@ class Submission:
             while len(messages) > 1 and taken > size:
                 messages = messages[: len(messages) // 2]
                 taken = sum(map(len, messages))
+        start = fed.next
         fed.at += len(messages)
         fed.size -= taken
         if fed.at == len(fed.messages):
             self._fed.popleft()
-        start, self._start = self._start, self._start + len(messages)
         self.waiting -= len(messages)
         self.waiting_bytes -= taken
         return Taken(self, start, messages, taken)
@@ -156,38 +186,54 @@ class Submission:
         """Remove and return as many messages as fit; one always does."""
         batch = self.take(count, size)
         while self._fed and len(batch.messages) < count:
-            room = size - batch.size
-            if self.next_size > room:
+            if not self.can_follow(batch, size):
                 break
+            room = size - batch.size
             more = self.take(count - len(batch.messages), room)
             batch = batch._replace(
                 messages=batch.messages + more.messages, size=batch.size + more.size
             )
         return batch
 
+    def can_follow(self, batch: Taken, size: int) -> bool:
+        """Return whether the next message can join a batch of up to ``size`` bytes."""
+        fed = self._fed[0]
+        adjacent = fed.next == batch.start + len(batch.messages)
+        return adjacent and batch.size + self.next_size <= size
+
     def give_back(self, taken: Taken) -> None:
-        """Undo the end of what was just taken; it is the first to be taken again."""
-        if not taken.messages:
+        """Undo a taking: workers take these messages in the order of their places."""
+        _, start, messages, size = taken
+        if not messages or self._forgotten:
             return
-        self._fed.appendleft(_Fed(taken.messages, taken.size, 0.0))
-        self._start = taken.start
-        self.waiting += len(taken.messages)
-        self.waiting_bytes += taken.size
+        if self._dead is not None:
+            self.deliver(unanswered(start, messages, size, self._dead))
+            return
+        at = 0
+        while at < len(self._fed) and self._fed[at].next < start:
+            at += 1
+        self._fed.insert(at, _Fed(start, messages, size, -math.inf))
+        self.waiting += len(messages)
+        self.waiting_bytes += size
 
     def deliver(self, answer: Answer) -> None:
         """Take an answer from a worker, in whatever order."""
         self._answers[answer.start] = answer
         self.held_bytes += answer.reply_size
         self._unread += answer.reply_size
-        if answer.start == self._next:
+        if answer.start == self._next or not self._ordered:
             self._on_answer()
 
     def collect(self) -> list[Answer]:
         """Return, once, the answers whose turn it is, in the order of the messages."""
-        collected = []
-        while (answer := self._answers.pop(self._next, None)) is not None:
-            collected.append(answer)
-            self._next += len(answer.messages)
+        if not self._ordered:
+            collected, self._answers = list(self._answers.values()), {}
+        else:
+            collected = []
+            while (answer := self._answers.pop(self._next, None)) is not None:
+                collected.append(answer)
+                self._next += len(answer.messages)
+        for answer in collected:
             self.held -= len(answer.messages)
             self.held_bytes -= answer.size + answer.reply_size
             self._unread -= answer.reply_size
@@ -197,7 +243,7 @@ class Submission:
         """Drop all that waits: a batch that is open is not filled with it."""
         self._fed.clear()
         self.waiting = self.waiting_bytes = 0
-        self.closed = True
+        self.closed = self._forgotten = True
 
     def fail(self, error: Exception) -> None:
         """Answer with ``error`` all that waits, and all that is still to come."""
@@ -214,12 +260,27 @@ def unanswered(start: int, messages: Run, size: int, error: Exception) -> Answer
     return Answer(start, messages, [()] * len(messages), size, error=error)
 
 
+def split(taken: Taken, count: int) -> tuple[Taken, Taken]:
+    """Return the first ``count`` messages, and the others."""
+    submission, start, messages, size = taken
+    first = messages[:count]
+    first_size = sum(map(len, first))
+    return (
+        Taken(submission, start, first, first_size),
+        Taken(submission, start + count, messages[count:], size - first_size),
+    )
+
+
 class Work:
     """What all callers have submitted and no worker has taken."""
 
     def __init__(self) -> None:
         self._submissions: deque[Submission] = deque()
         self._dead: Exception | None = None
+        self.suspects: deque[Suspect] = deque()
+        """What workers were lost with; a fresh worker tries it, alone."""
+        self.gone: set[int] = set()
+        """Numbers of the workers that are not started again."""
 
     def open(self, submission: Submission) -> None:
         """Let the workers take from ``submission``."""
@@ -231,14 +292,44 @@ class Work:
         """Forget a submission: its caller is gone, or it is finished."""
         self._submissions.remove(submission)
         submission.forget()
+        if self.suspects:
+            others = (s for s in self.suspects if s.taken.submission is not submission)
+            self.suspects = deque(others)
 
-    def waiting(self) -> list[Submission]:
-        """Return the submissions with waiting messages; the callers take turns."""
+    @property
+    def messages(self) -> int:
+        """How many messages wait for a worker."""
+        suspects = sum(len(s.taken.messages) for s in self.suspects)
+        return suspects + sum(s.waiting for s in self._submissions)
+
+    def waiting(self, worker: int) -> list[Submission]:
+        """
+        Return what a worker may take messages from; the callers take turns.
+
+        Args:
+            worker: Its number.
+
+        """
         self._submissions.rotate(-1)
-        return [s for s in self._submissions if s.waiting and not s.stalled]
+        return [s for s in self._submissions if s.takeable and self._may(worker, s)]
+
+    def take_suspect(self, worker: int) -> Suspect | None:
+        """Remove and return what worker number ``worker`` is to try, if anything."""
+        for suspect in self.suspects:
+            if self._may(worker, suspect.taken.submission):
+                self.suspects.remove(suspect)
+                return suspect
+        return None
 
     def fail(self, error: Exception) -> None:
         """Answer everything with ``error``: there is no worker left."""
         self._dead = error
+        while self.suspects:
+            submission, start, messages, size = self.suspects.popleft().taken
+            submission.deliver(unanswered(start, messages, size, error))
         for submission in self._submissions:
             submission.fail(error)
+
+    def _may(self, worker: int, submission: Submission) -> bool:
+        lane = submission.lane
+        return lane is None or lane == worker or lane in self.gone

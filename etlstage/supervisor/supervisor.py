@@ -26,13 +26,24 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from etlstage.errors import LocalProtocolError, WorkerLost
-from etlstage.messages import Result, Run
-from etlstage.supervisor.connection import Connection
-from etlstage.supervisor.events import SupervisorEvent, WorkerFailed
+from etlstage.messages import KeyedRun, Result, Run
+from etlstage.supervisor.crew import Crew
+from etlstage.supervisor.events import (
+    StartFailed,
+    SupervisorEvent,
+    WorkerExited,
+    WorkerFailed,
+    WorkerGivenUp,
+    WorkerRestarting,
+    WorkerStarted,
+)
 from etlstage.supervisor.extraction import Extraction
 from etlstage.supervisor.intake import Intake, Signal, in_runs
+from etlstage.supervisor.ordering import Lanes
+from etlstage.supervisor.policy import Order
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import Answer, Submission, Work
+from etlstage.telemetry import Meter, StageMetrics
 
 __all__ = ("AsyncSupervisor",)
 
@@ -56,6 +67,7 @@ class AsyncSupervisor:
         max_messages: Messages that one :meth:`stream` may hold: read from its input
             and not yet taken by its consumer.
         max_bytes: The same in bytes, replies included.
+        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
 
     Raises:
         WorkerStartFailed: On entering, if the program can't be run.
@@ -68,19 +80,22 @@ class AsyncSupervisor:
         *,
         max_messages: int = 65536,
         max_bytes: int = 64 * 1024 * 1024,
+        meter: Meter | None = None,
     ) -> None:
         self.stage = stage
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._work = Work()
-        self._connections: list[Connection] = []
+        self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
+        self._crew: Crew | None = None
         self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
         self._tasks: TaskGroup | None = None
         self._extraction: Extraction | None = None
+        self._failed: set[str] = set()  # workers whose end is no news
         self._ended = False
 
     def __repr__(self) -> str:
-        alive = sum(c.usable for c in self._connections)
+        alive = self._crew.alive if self._crew is not None else 0
         return f"<AsyncSupervisor {self.stage.name!r} workers={alive}>"
 
     async def __aenter__(self) -> Self:
@@ -112,10 +127,9 @@ class AsyncSupervisor:
         What they still hold is answered with an error.
         """
         with anyio.CancelScope(shield=True):
-            for connection in self._connections:
-                connection.stop()
-            for connection in self._connections:
-                await connection.finished.wait()
+            if self._crew is not None:
+                await self._crew.stop()
+                self._work.fail(self._closed())
             if self._extraction is not None:
                 await self._extraction.aclose()
 
@@ -125,19 +139,30 @@ class AsyncSupervisor:
 
         Never raises for what a worker does: see :attr:`Result.error`.
         """
-        results: list[Result] = []
-        async with aclosing(self.answers([list(messages)])) as answers:
-            async for answer in answers:
-                results.extend(_results(answer))
-        return results
+        results: dict[int, list[Result]] = {}
+        async with self._submission() as (submission, changed):
+            run = messages if isinstance(messages, KeyedRun) else list(messages)
+            submission.feed(run, anyio.current_time())
+            submission.close()
+            self._kick()
+            while True:
+                stalled = submission.stalled
+                for answer in submission.collect():
+                    results[answer.start] = _results(answer)
+                if submission.finished:
+                    break
+                if stalled:
+                    self._kick()
+                await changed.wait()
+        return [result for start in sorted(results) for result in results[start]]
 
     async def stream(
         self, messages: Iterable[bytes] | AsyncIterable[bytes]
     ) -> AsyncGenerator[Result, None]:
         """
-        Pass messages through the workers and yield the results in input order.
+        Pass messages through the workers and yield the results.
 
-        The input is read ahead within ``max_messages`` and ``max_bytes``. What it
+        They come in the order of the input, or as ``stage.order`` says. The input is read ahead within ``max_messages`` and ``max_bytes``. What it
         raises is raised here, behind the results of what came before.
         """
         async with aclosing(self.answers(in_runs(messages))) as answers:
@@ -226,11 +251,15 @@ class AsyncSupervisor:
 
     def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:
         """
-        Return a stream of what happens to the workers from now on.
+        Return a stream of what happens to the workers.
 
-        It ends with the supervisor. Close it when you stop reading.
+        It begins with the workers that run now, and ends with the supervisor. Close it
+        when you stop reading.
         """
         send, receive = anyio.create_memory_object_stream[SupervisorEvent](math.inf)
+        if self._crew is not None:
+            for started in self._crew.running():
+                send.send_nowait(started)
         if self._ended:
             send.close()
         else:
@@ -240,20 +269,12 @@ class AsyncSupervisor:
     # --- inside -------------------------------------------------------------
 
     def _start(self) -> None:
+        tasks = self._running()
         if self.stage.mode.extracts:
-            assert self._tasks is not None
-            self._extraction = Extraction(self.stage, self._tasks, self._tell)
+            self._extraction = Extraction(self.stage, tasks, self._tell)
             return
-        for number in range(1, self.stage.workers + 1):
-            name = f"{self.stage.name}-{number}"
-            connection = Connection(self.stage, name, self._work, self._tell)
-            self._connections.append(connection)
-            self._running().start_soon(self._serve, connection)
-
-    async def _serve(self, connection: Connection) -> None:
-        await connection.run()
-        if not any(c.usable for c in self._connections):
-            self._work.fail(connection.error or self._closed())
+        self._crew = Crew(self.stage, self._work, tasks, self._tell, self._metrics)
+        self._crew.start()
 
     async def _finish(self) -> None:
         assert self._tasks is not None
@@ -266,6 +287,8 @@ class AsyncSupervisor:
                 await self._tasks.__aexit__(None, None, None)
             finally:
                 self._ended = True
+                if self._metrics is not None:
+                    self._metrics.close()
                 for listener in self._listeners:
                     listener.close()
 
@@ -281,43 +304,47 @@ class AsyncSupervisor:
         return self._tasks
 
     @asynccontextmanager
-    async def _submission(self) -> AsyncIterator[tuple[Submission, Signal]]:
+    async def _submission(self) -> AsyncIterator[tuple[Submission | Lanes, Signal]]:
         if self.stage.mode.extracts:
             raise LocalProtocolError(
                 f"stage {self.stage.name} extracts: it takes no messages"
             )
         self._running()
         changed = Signal()
-        submission = Submission(changed.set, max_unread=self._max_bytes)
-        self._work.open(submission)
+        submission: Submission | Lanes
+        order, most = self.stage.order, self._max_bytes
+        if order is Order.KEY:
+            submission = Lanes(self.stage, changed.set, max_unread=most)
+            lanes = submission.lanes
+        else:
+            submission = Submission(
+                changed.set, max_unread=most, ordered=order is Order.TOTAL
+            )
+            lanes = [submission]
+        for lane in lanes:
+            self._work.open(lane)
         try:
             yield submission, changed
         finally:
-            self._work.drop(submission)
+            for lane in lanes:
+                self._work.drop(lane)
 
     def _kick(self) -> None:
-        """Let the workers take what is there, the least busy first."""
-        now = anyio.current_time()
-        moved = True
-        while moved:
-            idlest = sorted(self._connections, key=lambda c: c.owed)
-            moved = False
-            for connection in idlest:
-                moved = connection.pump(now) or moved
+        assert self._crew is not None
+        self._crew.kick()
 
-    def _has_room(self, submission: Submission) -> bool:
+    def _has_room(self, submission: Submission | Lanes) -> bool:
         return (
             submission.held < self._max_messages
             and submission.held_bytes < self._max_bytes
         )
 
     def _tell(self, event: SupervisorEvent) -> None:
+        if self._metrics is not None:
+            self._count(event, self._metrics)
         # Where the host logs to may be gone; workers are stopped all the same.
-        if isinstance(event, WorkerFailed):
-            with suppress(OSError, ValueError):
-                _log.warning(
-                    "worker failed", stage=self.stage.name, error=str(event.error)
-                )
+        with suppress(OSError, ValueError):
+            self._log(event)
         for listener in self._listeners:
             # Broken when the reader has closed its end.
             try:
@@ -325,6 +352,51 @@ class AsyncSupervisor:
             except anyio.BrokenResourceError:
                 listener.close()
                 self._listeners = [x for x in self._listeners if x is not listener]
+
+    def _log(self, event: SupervisorEvent) -> None:
+        stage = self.stage.name
+        if isinstance(event, WorkerFailed):
+            self._failed.add(event.worker)
+            _log.warning("worker failed", stage=stage, error=str(event.error))
+        elif isinstance(event, StartFailed | WorkerGivenUp):
+            _log.error("worker is gone", stage=stage, error=str(event.error))
+        elif isinstance(event, WorkerExited) and event.worker in self._failed:
+            self._failed.remove(event.worker)
+        elif isinstance(event, WorkerExited) and (event.lost or event.status):
+            _log.warning(
+                "worker exited",
+                stage=stage,
+                worker=event.worker,
+                pid=event.pid,
+                fate=event.fate,
+                held=event.lost,
+                answered=event.answered,
+            )
+        elif isinstance(event, WorkerRestarting):
+            _log.info(
+                "worker is restarted",
+                stage=stage,
+                worker=event.worker,
+                seconds=round(event.delay, 3),
+            )
+
+    def _count(self, event: SupervisorEvent, metrics: StageMetrics) -> None:
+        if isinstance(event, WorkerStarted):
+            metrics.worker_started(event.worker)
+            if event.start > 1:
+                metrics.restarted(event.worker)
+        elif isinstance(event, StartFailed):
+            metrics.worker_failed(event.worker, "start")
+        elif isinstance(event, WorkerFailed):
+            metrics.worker_failed(event.worker, event.cause)
+        elif isinstance(event, WorkerExited):
+            metrics.worker_exited(event.worker, event.status)
+            metrics.retried(event.lost - event.condemned)
+            metrics.failed(event.condemned)
+            if event.worker not in self._failed and (event.lost or event.status):
+                metrics.worker_failed(event.worker, "died")
+        if self._crew is not None:
+            metrics.workers(self._crew.alive)
 
 
 def _results(answer: Answer) -> list[Result]:

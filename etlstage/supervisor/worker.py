@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from etlstage.errors import EtlstageError, RemoteProtocolError, WorkerLost
+from etlstage.errors import Attempt, EtlstageError, RemoteProtocolError, WorkerLost
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.marker import MarkerProtocol
 from etlstage.supervisor.launch import command_line, launch
@@ -23,7 +23,8 @@ from etlstage.transport.process import describe_status
 
 __all__ = ("Worker", "session")
 
-_DRAIN: Final = 1.0  # seconds for the pipes of a dead process to end
+_DRAIN: Final = (0.1, 1.0)  # seconds for the pipes of a dead process to end
+_SHOWN: Final = 5  # events of its story that an error shows
 
 
 class Worker:
@@ -33,16 +34,28 @@ class Worker:
     Args:
         stage: What to run.
         name: Such as ``clean-1``.
+        start: How often it was started, this time included.
         stdin: Whether the worker is given any.
+        story: Returns the last things that happened to it.
+        counted: Called with numbers of lines on its stderr.
 
     Raises:
         WorkerStartFailed: If the program can't be run.
 
     """
 
-    def __init__(self, stage: Stage, name: str, *, stdin: bool = True) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        name: str,
+        *,
+        start: int = 1,
+        stdin: bool = True,
+        story: Callable[[], tuple[str, ...]] = tuple,
+        counted: Callable[[int], None] | None = None,
+    ) -> None:
         self.name = name
-        self.process = launch(stage, name, stdin=stdin)
+        self.process = launch(stage, name, start=start, stdin=stdin)
         self.quit = anyio.Event()
         """The worker is to go; set it by :meth:`stop`."""
         self.told = False
@@ -54,7 +67,10 @@ class Worker:
         self.status: int | None = None
         """Exit status, negative for a signal, once it is gone."""
         self._stage = stage
-        self._stderr = StderrLog(self.process, stage=stage.name, worker=name)
+        self._story = story
+        self._stderr = StderrLog(
+            self.process, stage=stage.name, worker=name, counted=counted
+        )
         self._silent = anyio.Event()
         self._patient = True
         self._signalled = False
@@ -96,42 +112,61 @@ class Worker:
                 status = await self.process.wait()
                 self.status = status
                 self.exited.set()
-                # What it wrote last is in the pipes. Only a grandchild in a session
-                # of its own can still hold them open.
-                with anyio.move_on_after(_DRAIN):
-                    await self._silent.wait()
-                    if drained is not None:
-                        await drained.wait()
+                # What it wrote last is in the pipes. If they don't end now, then
+                # somebody in a session of its own has them: a part of this worker.
+                for patience in _DRAIN:
+                    with anyio.move_on_after(patience):
+                        await self._silent.wait()
+                        if drained is not None:
+                            await drained.wait()
+                        break
+                    self.process.kill_heirs()
                 group.cancel_scope.cancel()
         self._stderr.drain()
         self.process.stop_waiting()
         self.finished.set()
         return status
 
-    def lost(self, fate: str, held: int = 0) -> WorkerLost:
-        """Return the error for messages that the worker held when it met its fate."""
-        what = f" while it held {held} message{'s' * (held != 1)}" if held else ""
-        return WorkerLost(self._describe(f"{fate}{what}"), stage=self._stage.name)
-
-    def died(self, held: int = 0, closed: str = "") -> WorkerLost:
+    def lost(self, fate: str, held: int = 0, tries: int = 1) -> WorkerLost:
         """
-        Return the error for a worker that is gone without being told to.
+        Return the error for messages that the worker held when it met its fate.
 
         Args:
-            held: Messages that it had.
+            fate: What happened, as a part of a sentence.
+            held: How many messages it held.
+            tries: How often they were tried.
+
+        """
+        what = f" while it held {held} message{'s' * (held != 1)}" if held else ""
+        return WorkerLost(
+            self._describe(f"{fate}{what}", tries), stage=self._stage.name
+        )
+
+    def fate(self, closed: str = "") -> str:
+        """
+        Return what became of a worker that is gone without being told to.
+
+        Args:
             closed: The pipe that it closed before; if it went no further by itself,
                 this is what it died of.
 
         """
         assert self.status is not None
-        fate = describe_status(self.status)
         if closed and self._signalled:
-            fate = f"closed its {closed}, but did not exit, and was stopped"
-        return self.lost(fate, held)
+            return f"closed its {closed}, but did not exit, and was stopped"
+        return describe_status(self.status)
 
-    def blamed(self, error: EtlstageError) -> RemoteProtocolError:
+    def blamed(self, error: EtlstageError, tries: int = 1) -> RemoteProtocolError:
         """Return ``error``, a breach of the protocol, with who committed it."""
-        return RemoteProtocolError(self._describe(f"broke the protocol: {error}"))
+        return RemoteProtocolError(
+            self._describe(f"broke the protocol: {error}", tries)
+        )
+
+    def attempt(self, fate: str) -> Attempt:
+        """Return the record of what the worker held being lost with it."""
+        self._stderr.drain()
+        stderr = tuple(self._stderr.tail)
+        return Attempt(self.name, self.process.pid, fate, self._story(), stderr)
 
     async def _read_stderr(self) -> None:
         await self._stderr.run()
@@ -150,13 +185,16 @@ class Worker:
                 await self.exited.wait()
                 return
 
-    def _describe(self, fate: str) -> str:
+    def _describe(self, fate: str, tries: int) -> str:
         self._stderr.drain()
         tail = "; ".join(self._stderr.tail)
         said = f"its last words on stderr: {tail}" if tail else "nothing on its stderr"
+        again = f", after {tries} tries" if tries > 1 else ""
+        story = "; ".join(self._story()[-_SHOWN:])
         return (
             f"stage {self._stage.name}: worker {self.name} (pid {self.process.pid})"
-            f" {fate}; command: {command_line(self._stage)}; {said}"
+            f" {fate}{again}{f'; last events: {story}' * bool(story)};"
+            f" command: {command_line(self._stage)}; {said}"
         )
 
 

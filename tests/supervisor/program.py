@@ -339,6 +339,14 @@ def sleeps() -> None:
     wait_for_ever()
 
 
+def slow_at(word: str, seconds: str) -> None:
+    """Take its time over one word."""
+    for message in messages():
+        if message == word.encode():
+            time.sleep(float(seconds))
+        reply(message)
+
+
 def half_answers(number: str = "1") -> None:
     """Answer messages without an EOP, from that message on."""
     for count, message in enumerate(messages(), 1):

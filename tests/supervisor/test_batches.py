@@ -9,7 +9,13 @@ import pytest
 
 from etlstage.messages import Result, StageKind
 from etlstage.protocol.marker import Mode
-from etlstage.supervisor import AsyncSupervisor, BatchPolicy, Stage, Timeouts
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    BatchPolicy,
+    Stage,
+    Timeouts,
+    WorkerStarted,
+)
 from tests.supervisor.workers import errors, numbers, outputs, stage
 
 NEVER = 3600.0  # seconds
@@ -307,6 +313,7 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
 
                 tasks.start_soon(consume)
                 with supervisor.events() as events:
+                    assert isinstance(await events.receive(), WorkerStarted)
                     # Twice the time for an answer, and the worker must not fail.
                     with anyio.move_on_after(1.2):
                         pytest.fail(str(await events.receive()))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -14,8 +13,21 @@ from structlog.testing import capture_logs
 
 from etlstage import errors as faults
 from etlstage.messages import Result
-from etlstage.supervisor import AsyncSupervisor, Stage, Timeouts, WorkerFailed
-from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+    WorkerFailed,
+)
+from tests.supervisor.workers import (
+    QUICK,
+    ends,
+    errors,
+    numbers,
+    outputs,
+    stage,
+)
 
 SHORT = Timeouts(message=0.2, stop=0.2)
 ONE = Timeouts(message=1.0, stop=0.2)
@@ -25,7 +37,8 @@ ONE = Timeouts(message=1.0, stop=0.2)
 def story(fate: str, behaviour: str, stderr: str = "nothing on its stderr") -> str:
     """Return the pattern of an error: stage, worker, pid, fate, command, last words."""
     return (
-        rf"^stage t: worker t-1 \(pid \d+\) {fate}; command: .*python\S* -S"
+        rf"stage t: worker t-1 \(pid \d+\) {fate}; last events: started \(pid \d+,"
+        rf" start 1\) \d\.\d\d s ago.*; command: .*python\S* -S"
         rf" \S+program\.py {behaviour}; {stderr}$"
     )
 
@@ -49,14 +62,14 @@ async def submit(run: Stage, messages: list[bytes]) -> list[Result]:
 @pytest.mark.parametrize(
     ("behaviour", "fate"),
     [
-        ("exits_at 3 0", "exited with status 0 while it held 3 messages"),
-        ("exits_at 3 1", "exited with status 1 while it held 3 messages"),
-        ("killed_at 3", "was killed by SIGKILL while it held 3 messages"),
+        ("exits_at 3 0", "exited with status 0 while it held 1 message"),
+        ("exits_at 3 1", "exited with status 1 while it held 1 message"),
+        ("killed_at 3", "was killed by SIGKILL while it held 1 message"),
     ],
 )
 async def test_what_a_dead_worker_held_is_lost(behaviour: str, fate: str) -> None:
-    """What it answered is there; the rest has an error that tells its story."""
-    results = await submit(stage(*behaviour.split(), window=5), numbers(5))
+    """What it answered is there; what it held has an error that tells its story."""
+    results = await submit(stage(*behaviour.split(), window=1), numbers(5))
 
     assert outputs(results[:2]) == [(b"0",), (b"1",)]
     words = (
@@ -65,33 +78,43 @@ async def test_what_a_dead_worker_held_is_lost(behaviour: str, fate: str) -> Non
         else "nothing on its stderr"
     )
     for text in errors(results[2:]):
-        assert re.match(story(fate, behaviour, words), text)
-    assert {type(r.error) for r in results[2:]} == {faults.WorkerLost}
+        assert re.match(r"stage t: no worker is left: worker t-1 \(pid \d+\) ", text)
+        assert re.search(story(fate, behaviour, words), text)
+    assert {type(r.error) for r in results[2:]} == {faults.StageFailed}
 
 
-async def test_messages_that_nobody_took_fail_with_the_last_worker() -> None:
-    """In lock-step a dead worker held one; the others have no worker left."""
-    results = await submit(stage("exits_at", 2, 7, window=1), numbers(4))
+async def test_lone_message_of_a_dead_worker_is_blamed() -> None:
+    """It was all that the process was ever given."""
+    results = await submit(stage("exits_at", 1, 1, window=1), numbers(2))
 
-    assert outputs(results[:1]) == [(b"0",)]
-    for text in errors(results[1:]):
-        assert "exited with status 7 while it held 1 message; " in text
+    assert [type(r.error) for r in results] == [faults.WorkerLost, faults.StageFailed]
+    assert errors(results)[0].startswith("stage t: worker t-1 (pid ")
+
+
+async def test_what_was_sent_ahead_is_not_blamed() -> None:
+    """A worker that held several is gone: nobody knows which of them it was."""
+    results = await submit(stage("exits_at", 3, 1, window=5), numbers(5))
+
+    assert outputs(results[:2]) == [(b"0",), (b"1",)]
+    assert {type(r.error) for r in results[2:]} == {faults.StageFailed}
+    assert "exited with status 1 while it held 3 messages" in errors(results)[4]
 
 
 async def test_other_workers_go_on() -> None:
-    """One of two dies: what it held is lost, all else is answered."""
+    """One of two dies of a message: that one is lost, all else is answered."""
     messages = [b"x", b"end", *numbers(500)]
     with anyio.fail_after(10):
-        run = stage("exits_at_word", "end", workers=2, window=2)
+        run = stage(
+            "exits_at_word", "end", workers=2, window=2, restart=RestartPolicy()
+        )
         async with AsyncSupervisor(run) as supervisor:
             results = await supervisor.submit(messages)
             again = await supervisor.submit([b"later"])
 
     assert [r.message for r in results] == messages
     lost = [r for r in results if r.error is not None]
-    assert b"end" in [r.message for r in lost]
-    assert len(lost) <= 2
-    assert all("exited with status 3" in str(r.error) for r in lost)
+    assert [r.message for r in lost] == [b"end"]
+    assert "exited with status 3 while it held 1 message" in str(lost[0].error)
     assert outputs(again) == [(b"later",)]
 
 
@@ -99,7 +122,7 @@ async def test_worker_that_exits_at_once() -> None:
     """It is noticed although nothing was asked."""
     results = await submit(stage("exits", 5), [b"one"])
 
-    assert re.match(
+    assert re.search(
         story("exited with status 5(?: while it held 1 message)?", "exits 5"),
         errors(results)[0],
     )
@@ -110,7 +133,7 @@ async def test_last_lines_of_stderr_are_told() -> None:
     code = (
         "import sys; [print(n, file=sys.stderr) for n in range(12)]; sys.exit('gone')"
     )
-    run = Stage(name="t", command=(sys.executable, "-S", "-c", code))
+    run = replace(stage("echo"), command=(sys.executable, "-S", "-c", code))
     results = await submit(run, [b"one"])
 
     assert errors(results)[0].endswith(
@@ -122,7 +145,7 @@ async def test_worker_that_closes_its_stdout_and_lives() -> None:
     """It can't answer any more: it is stopped, and the text says why."""
     results = await submit(stage("closes_stdout", timeout=QUICK), [b"one"])
 
-    assert re.match(
+    assert re.search(
         story(
             "closed its stdout, but did not exit, and was stopped"
             " while it held 1 message",
@@ -139,7 +162,7 @@ async def test_worker_that_closes_its_stdin_and_lives() -> None:
 
     assert outputs(results[:1]) == [(b"closed",)]
     for text in errors(results[1:]):
-        assert re.match(
+        assert re.search(
             story(
                 "closed its stdin, but did not exit, and was stopped"
                 " while it held 1 message",
@@ -149,24 +172,25 @@ async def test_worker_that_closes_its_stdin_and_lives() -> None:
         )
 
 
-@pytest.mark.parametrize("window", [1, 3])
-async def test_worker_that_never_answers(window: int) -> None:
-    """The oldest message is to blame; those behind it were only in its queue."""
-    run = stage("never_answers", window=window, timeout=SHORT)
+async def test_worker_that_never_answers() -> None:
+    """The text says how long it was waited for, and what may be wrong."""
+    run = stage("never_answers", window=1, timeout=SHORT)
     results = await submit(run, numbers(3))
 
-    first, *others = errors(results)
-    assert re.match(
-        story(
-            r"did not answer a message within 0.2 s: it wrote nothing;"
-            r" does it flush its output after each reply\?",
-            "never_answers",
-        ),
-        first,
-    )
-    fate = "was stopped after an earlier fault" if window > 1 else "did not answer .*"
-    for text in others:
-        assert re.match(story(fate, "never_answers"), text)
+    for text in errors(results):
+        assert re.search(
+            story(
+                r"did not answer a message within 0.2 s: it wrote nothing;"
+                r" does it flush its output after each reply\?",
+                "never_answers",
+            ),
+            text,
+        )
+    assert [type(r.error) for r in results] == [
+        faults.WorkerLost,
+        faults.StageFailed,
+        faults.StageFailed,
+    ]
 
 
 async def test_worker_that_writes_no_eop() -> None:
@@ -175,7 +199,7 @@ async def test_worker_that_writes_no_eop() -> None:
     results = await submit(run, [b"123456789", b"12345"])
 
     assert outputs(results[:1]) == [(b"123456789",)]
-    assert re.match(
+    assert re.search(
         story(
             "did not answer a message within 1.0 s: it wrote 6 bytes without the"
             r" marker eop '\\000' behind its reply",
@@ -252,15 +276,18 @@ async def test_worker_that_breaks_the_protocol(behaviour: str, fault: str) -> No
     with anyio.fail_after(10):
         async with AsyncSupervisor(run) as supervisor:
             with supervisor.events() as events:
+                await events.receive()
                 if behaviour == "prints_first":
                     assert isinstance(await events.receive(), WorkerFailed)
                 results = await supervisor.submit([b"one"])
                 results += await supervisor.submit([b"two"])
 
     assert [r.message for r in results] == [b"one", b"two"]
-    error = results[-1].error
-    assert isinstance(error, faults.RemoteProtocolError)
-    assert re.match(story(f"broke the protocol: {fault}", behaviour), str(error))
+    error = next(r.error for r in results if r.error is not None)
+    if behaviour not in ("prints_first", "answers_twice"):
+        # These two held nothing when they did it.
+        assert isinstance(error, faults.RemoteProtocolError)
+    assert re.search(story(f"broke the protocol: {fault}", behaviour), str(error))
 
 
 async def test_answer_before_a_fault_counts() -> None:
@@ -284,20 +311,19 @@ async def test_grandchild_that_holds_the_pipes(own_session: str) -> None:
     pid = int(results[0].outputs[1])
     for text in errors(results[1:]):
         assert "exited with status 0 while it held 1 message" in text
-    if own_session:
-        assert runs(pid)
-        os.kill(pid, signal.SIGKILL)
     assert ends(pid)
 
 
 async def test_flood_on_stderr_holds_up_nothing() -> None:
-    """Ten megabytes before an answer: all of them are logged, and it comes."""
+    """Ten megabytes before an answer: it comes, and every line is accounted for."""
     with anyio.fail_after(15), capture_logs() as logs:
         async with AsyncSupervisor(stage("chatty", 100_000)) as supervisor:
             assert len(outputs(await supervisor.submit([b"one"]))) == 1
 
     lines = [entry["line"] for entry in logs if "line" in entry]
-    assert [line[:11] for line in lines] == [f"line {n:06d}" for n in range(100_000)]
+    assert lines[999].startswith("line 000999")
+    left_out = sum(entry.get("left_out", 0) for entry in logs)
+    assert len(lines) + left_out == 100_000
 
 
 async def test_worker_that_writes_to_stderr_for_ever() -> None:
@@ -308,7 +334,7 @@ async def test_worker_that_writes_to_stderr_for_ever() -> None:
             results = await supervisor.submit([b"one"])
 
     assert "did not answer a message within 0.2 s" in errors(results)[0]
-    assert errors(results)[0].endswith("still alive")
+    assert "its last words on stderr: still alive; still alive" in errors(results)[0]
 
 
 async def test_partial_message_in_a_full_pipe_is_lost_with_the_worker(

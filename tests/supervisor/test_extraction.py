@@ -62,7 +62,7 @@ async def test_last_message_without_end_is_dropped_when_it_failed() -> None:
 
     assert seen == [b"one"]
     assert re.fullmatch(
-        r"stage e: worker e-1 \(pid \d+\) exited with status 7; command: .*"
+        r"stage e: worker e-1 \(pid \d+\) exited with status 7; last events: .*; command: .*"
         r" extract_tail 7 tw one; its last words on stderr: that was all",
         error,
     )
@@ -301,8 +301,9 @@ async def test_worker_that_dies_in_a_round() -> None:
                 await collect(seen, supervisor.extract())
             assert seen == [b"first"] * 2
             assert re.fullmatch(
-                rf"stage e: worker e-{number} \(pid \d+\) exited with status 1 while it"
-                r" held 1 message; command: .* dies_in_round 2;"
+                r"stage e: worker e-1 \(pid \d+\) exited with status 1 while it"
+                rf" held 1 message; last events: .*start {number}\).*;"
+                r" command: .* dies_in_round 2;"
                 r" its last words on stderr: out of luck",
                 str(caught.value),
             )
@@ -383,7 +384,7 @@ async def test_supervisor_closed_in_the_middle_of_a_round(run: Stage) -> None:
         assert await anext(messages)
         with anyio.fail_after(10):
             await supervisor.aclose()
-            with pytest.raises(faults.WorkerLost, match="was stopped; command: "):
+            with pytest.raises(faults.WorkerLost, match="was stopped; last events: "):
                 async for _ in messages:
                     pass
 

@@ -9,7 +9,7 @@ import pytest
 
 from etlstage import errors as faults
 from etlstage.messages import Result
-from etlstage.supervisor import AsyncSupervisor, Timeouts, WorkerExited
+from etlstage.supervisor import AsyncSupervisor, Timeouts, WorkerExited, WorkerStarted
 from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
 
 
@@ -22,8 +22,8 @@ async def exit_status(behaviour: str, *arguments: object) -> int:
             events = supervisor.events()
             await supervisor.submit([b"one"])
         with events:
-            exited = [event async for event in events]
-    (event,) = exited
+            seen = [event async for event in events]
+    _, event = seen
     assert isinstance(event, WorkerExited)
     assert ends(event.pid)
     return event.status
@@ -102,12 +102,12 @@ async def test_aclose_returns_when_the_workers_are_gone() -> None:
     async with AsyncSupervisor(stage("echo", workers=3)) as supervisor:
         with supervisor.events() as events:
             await supervisor.aclose()
-            exited = [events.receive_nowait() for _ in range(3)]
+            seen = [events.receive_nowait() for _ in range(6)]
         await supervisor.aclose()
         results = await supervisor.submit([b"one"])
         stream = [r async for r in supervisor.stream([b"two"])]
 
-    assert {type(event) for event in exited} == {WorkerExited}
+    assert [type(event) for event in seen[3:]] == [WorkerExited] * 3
     assert errors(results) == errors(stream) == ["stage t: the supervisor is closed"]
 
 
@@ -175,11 +175,14 @@ async def test_cancelled_before_anything_happened() -> None:
 async def test_exit_is_waited_for_although_cancelled() -> None:
     """The worker is gone when the block is, not some time later."""
     pids: list[int] = []
-    with anyio.CancelScope() as scope:
-        async with AsyncSupervisor(stage("deaf_to_eof", timeout=QUICK)) as supervisor:
+    supervisor = AsyncSupervisor(stage("deaf_to_eof", timeout=QUICK))
+    with anyio.CancelScope() as scope, supervisor.events() as events:
+        async with supervisor:
             (reply,) = outputs(await supervisor.submit([b"one"]))
             assert reply == (b"one",)
-            pids = [c._process.pid for c in supervisor._connections]
+            started = events.receive_nowait()
+            assert isinstance(started, WorkerStarted)
+            pids = [started.pid]
             scope.cancel()
 
     assert pids
@@ -193,7 +196,8 @@ async def test_dead_workers_are_not_waited_for() -> None:
             stage("exits", 3, timeout=Timeouts(stop=3600))
         ) as supervisor:
             with supervisor.events() as events:
-                assert isinstance(await events.receive(), WorkerExited)
+                while not isinstance(await events.receive(), WorkerExited):
+                    pass
 
 
 async def test_many_supervisors_leave_nothing_behind() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,7 +133,7 @@ def test_what_is_given_back_is_taken_again() -> None:
     s.give_back(Taken(s, 1, taken.messages[1:], 2))
     s.give_back(Taken(s, 1, [], 0))
 
-    assert (s.waiting, s.waiting_bytes, s.oldest) == (2, 5, 0.0)
+    assert (s.waiting, s.waiting_bytes, s.oldest) == (2, 5, -math.inf)
     assert s.take_batch(9, 99) == Taken(s, 1, [b"22", b"333"], 5)
 
 
@@ -196,7 +198,7 @@ def test_callers_take_turns() -> None:
         work.open(caller)
     for caller in callers[:2]:
         caller.feed([b"x"], 0.0)
-    first = [work.waiting()[0] for _ in range(30)]
+    first = [work.waiting(0)[0] for _ in range(30)]
 
     assert {id(s) for s in first} == {id(s) for s in callers[:2]}
     assert min(first.count(s) for s in callers[:2]) >= 10
@@ -209,10 +211,10 @@ def test_stalled_caller_gets_no_turn() -> None:
     work.open(s)
     s.feed([b"1", b"2"], 0.0)
     s.deliver(answered(s.take(1, 9)))
-    assert work.waiting() == []
+    assert work.waiting(0) == []
     s.collect()
 
-    assert work.waiting() == [s]
+    assert work.waiting(0) == [s]
 
 
 def test_caller_that_is_gone_has_nothing_waiting() -> None:
@@ -225,7 +227,7 @@ def test_caller_that_is_gone_has_nothing_waiting() -> None:
     work.drop(s)
     s.deliver(answered(taken))
 
-    assert work.waiting() == []
+    assert work.waiting(0) == []
     assert (s.waiting, s.waiting_bytes, s.closed) == (0, 0, True)
 
 

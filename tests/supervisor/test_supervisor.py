@@ -457,7 +457,8 @@ async def test_repr_tells_how_many_workers_live() -> None:
 async def test_repr_tells_what_a_worker_owes() -> None:
     """Its name, its pid, and the exchanges that it has not answered."""
     async with AsyncSupervisor(stage("echo")) as supervisor:
-        (connection,) = supervisor._connections
+        assert supervisor._crew is not None
+        (connection,) = supervisor._crew._connections.values()
         text = repr(connection)
 
     assert re.fullmatch(

@@ -15,9 +15,18 @@ from typing import Final, TypedDict, TypeVar, Unpack
 
 from etlstage.messages import Result, StageKind
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor import BatchPolicy, Stage, Timeouts
+from etlstage.supervisor import (
+    BatchPolicy,
+    ErrorPolicy,
+    Order,
+    RecyclePolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
 
 __all__ = (
+    "ONCE",
     "PROGRAM",
     "QUICK",
     "Settings",
@@ -64,11 +73,24 @@ class Settings(TypedDict, total=False):
     env: Mapping[str, str]
     cwd: Path | None
     max_message_bytes: int
+    order: Order
+    key: str | None
+    ready: bool
+    restart: RestartPolicy
+    on_error: ErrorPolicy
+    recycle: RecyclePolicy
+
+
+ONCE: Final[Settings] = {
+    "restart": RestartPolicy(policy="temporary"),
+    "on_error": ErrorPolicy(retries=0),
+}
+"""For tests about one life of a worker: it is not started again."""
 
 
 def stage(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
     """Return a transform stage, called ``t``, whose workers behave so."""
-    settings.setdefault("name", "t")
+    settings = {"name": "t", **ONCE, **settings}
     return Stage(command=command(behaviour, *arguments), **settings)
 
 

@@ -1,0 +1,459 @@
+r"""
+What to do about what happens to the workers of a stage.
+
+The supervisor reports every event with its time, and performs the instructions that
+come back. Nothing here runs, waits or reads a clock, so every interleaving can be
+tried. Data does not pass through here: an event per message would cost more than the
+message.
+
+The life of a worker, which keeps its name over all its starts::
+
+    EXITED --> STARTING --> RUNNING --> STOPPING --> BACKOFF --> STARTING ...
+                                                 \-> EXITED   (done, or not wanted)
+                                                 \-> FATAL    (too many useless starts)
+
+*STARTING* ends when the worker says that it is ready; one that never says so is
+RUNNING at once. *STOPPING* is every way to an end that we have begun: a fault, a
+worker that is worn, the supervisor's own end. A process that ends unasked goes from
+where it is to the state behind it.
+
+A restart is of *use* when the start before it answered something, or when it found a
+message that has failed too often, in a worker that has answered something before.
+Only useless starts count against ``RestartPolicy.max``: messages that kill workers
+must not use up what protects from a program that can't even start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Final, TypeAlias
+
+from etlstage.errors import StageFailed
+from etlstage.supervisor.events import (
+    AliveSeen,
+    Event,
+    StartFailed,
+    StopRequested,
+    TimerRang,
+    WorkerExited,
+    WorkerFailed,
+    WorkerGivenUp,
+    WorkerReady,
+    WorkerRestarting,
+    WorkerStarted,
+    WorkerWorn,
+)
+from etlstage.supervisor.instructions import (
+    Fail,
+    Feed,
+    GiveUp,
+    Instruction,
+    Retire,
+    SetTimer,
+    Spawn,
+    Stop,
+    Tell,
+)
+from etlstage.supervisor.restart import Tally
+from etlstage.supervisor.stage import Stage
+from etlstage.supervisor.story import Story
+
+__all__ = ("TRANSITIONS", "State", "SupervisorState")
+
+
+class State(Enum):
+    """Where a worker is in its life."""
+
+    EXITED = "exited"
+    """There is no process, and none is wanted."""
+    STARTING = "starting"
+    """The process runs, or is about to; it is not ready."""
+    RUNNING = "running"
+    """It is given messages."""
+    STOPPING = "stopping"
+    """It is given no more; its process is on its way out."""
+    BACKOFF = "backoff"
+    """It is started again when the delay is over."""
+    FATAL = "fatal"
+    """It is not started again: too many starts were of no use."""
+
+
+_GONE: Final = frozenset({State.EXITED, State.BACKOFF, State.STARTING, State.FATAL})
+_S: TypeAlias = State
+
+TRANSITIONS: Final[Mapping[tuple[State, type[Event]], frozenset[State]]] = {
+    (_S.STARTING, WorkerStarted): frozenset({_S.STARTING, _S.RUNNING}),
+    (_S.STARTING, StartFailed): _GONE,
+    (_S.STARTING, WorkerReady): frozenset({_S.RUNNING}),
+    (_S.STARTING, AliveSeen): frozenset({_S.STARTING}),
+    (_S.STARTING, TimerRang): frozenset({_S.STARTING}),
+    (_S.STARTING, WorkerFailed): frozenset({_S.STOPPING}),
+    (_S.STARTING, WorkerExited): _GONE,
+    (_S.STARTING, StopRequested): frozenset({_S.STOPPING}),
+    (_S.RUNNING, AliveSeen): frozenset({_S.RUNNING}),
+    (_S.RUNNING, TimerRang): frozenset({_S.RUNNING, _S.STOPPING}),
+    (_S.RUNNING, WorkerFailed): frozenset({_S.STOPPING}),
+    (_S.RUNNING, WorkerWorn): frozenset({_S.RUNNING, _S.STOPPING}),
+    (_S.RUNNING, WorkerExited): _GONE,
+    (_S.RUNNING, StopRequested): frozenset({_S.STOPPING}),
+    (_S.STOPPING, StartFailed): _GONE,
+    (_S.STOPPING, WorkerReady): frozenset({_S.STOPPING}),
+    (_S.STOPPING, AliveSeen): frozenset({_S.STOPPING}),
+    (_S.STOPPING, WorkerFailed): frozenset({_S.STOPPING}),
+    (_S.STOPPING, WorkerWorn): frozenset({_S.STOPPING}),
+    (_S.STOPPING, WorkerExited): _GONE,
+    (_S.STOPPING, StopRequested): frozenset({_S.STOPPING}),
+    (_S.BACKOFF, TimerRang): frozenset({_S.STARTING}),
+    (_S.BACKOFF, StopRequested): frozenset({_S.EXITED}),
+    (_S.EXITED, StopRequested): frozenset({_S.EXITED}),
+    (_S.FATAL, StopRequested): frozenset({_S.FATAL}),
+}
+"""Into which states each event may lead; an event that is not here can't happen."""
+
+
+class _Slot:
+    """One worker, over all its starts."""
+
+    def __init__(self, name: str, tally: Tally) -> None:
+        self.name = name
+        self.tally = tally
+        self.state = State.EXITED
+        self.start = 0
+        self.pid: int | None = None
+        self.proven = False  # it has answered something, in any of its starts
+        self.failed = False  # this start did something wrong
+        self.retiring = False
+        self.worn: str | None = None  # why it is to be replaced, when it may be
+        self.alive_at = 0.0
+        self.worn_at = math.inf
+        self.timer: float | None = None
+        self.story = Story()
+
+    def __repr__(self) -> str:
+        pid = f" pid={self.pid}" if self.pid is not None else ""
+        return f"<Worker {self.name!r} {self.state.name}{pid} starts={self.start}>"
+
+
+class SupervisorState:
+    """
+    Decides over the workers of a stage.
+
+    Args:
+        stage: Its policies.
+        random: Returns a number from 0 to 1, for jitter and variance.
+
+    """
+
+    def __init__(self, stage: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
+        self._stage = stage
+        self._random = random
+        self._slots = {
+            name: _Slot(name, Tally(stage.restart))
+            for name in (f"{stage.name}-{n}" for n in range(1, stage.workers + 1))
+        }
+        self._out: list[Instruction] = []
+        self.stopping = False
+        """The supervisor is to end: no worker is started any more."""
+        self.given_up = False
+        """No worker is left, although messages may be."""
+
+    def __repr__(self) -> str:
+        return f"<SupervisorState {list(self._slots.values())}>"
+
+    def __getitem__(self, worker: str) -> State:
+        """Return the state of a worker."""
+        return self._slots[worker].state
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The names of the workers."""
+        return tuple(self._slots)
+
+    @property
+    def alive(self) -> int:
+        """How many workers have a process, or are about to."""
+        living = {State.STARTING, State.RUNNING, State.STOPPING}
+        return sum(slot.state in living for slot in self._slots.values())
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is no process, and none will be started."""
+        return all(s.state in {State.EXITED, State.FATAL} for s in self._slots.values())
+
+    def begin(self) -> list[Instruction]:
+        """Return what starts the workers."""
+        for slot in self._slots.values():
+            self._spawn(slot)
+        return self._drain()
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """
+        Return what to do about ``event``, in this order.
+
+        Args:
+            event: What happened.
+            now: When, in seconds.
+
+        Raises:
+            AssertionError: If it can't have happened.
+
+        """
+        if isinstance(event, StopRequested):
+            self.stopping = True
+            for slot in self._slots.values():
+                self._step(slot, event, now)
+        else:
+            self._step(self._slots[event.worker], event, now)
+        return self._drain()
+
+    def story(self, worker: str, now: float) -> tuple[str, ...]:
+        """Return the last things that happened to a worker, oldest first."""
+        return self._slots[worker].story.tell(now)
+
+    def validate(self) -> None:
+        """Assert what always holds between two events."""
+        retiring = [s for s in self._slots.values() if s.retiring]
+        assert len(retiring) <= 1, f"{retiring} retire at the same time"
+        for slot in self._slots.values():
+            alive = slot.state in {State.STARTING, State.RUNNING, State.STOPPING}
+            assert alive or slot.pid is None, f"{slot} has a process"
+            assert alive or not slot.retiring, f"{slot} retires"
+            assert slot.state is not State.BACKOFF or slot.timer is not None, (
+                f"{slot} would never be started again"
+            )
+            assert slot.state in {State.STARTING, State.RUNNING, State.BACKOFF} or (
+                slot.timer is None
+            ), f"{slot} has a timer"
+            assert not self.stopping or slot.state not in {
+                State.STARTING,
+                State.RUNNING,
+                State.BACKOFF,
+            }, f"{slot} goes on, but the supervisor is to stop"
+            assert len(slot.tally) <= self._stage.restart.max, f"{slot} restarts on"
+        assert not self.given_up or self.finished, "given up too early"
+        assert not self.finished or self.stopping or self.given_up, (
+            "no worker is left, and nobody is told"
+        )
+
+    # --- what happened ------------------------------------------------------
+
+    def _step(self, slot: _Slot, event: Event, now: float) -> None:
+        before = slot.state
+        allowed = TRANSITIONS.get((before, type(event)))
+        assert allowed is not None, f"can't handle {type(event).__name__} in {slot}"
+        _HANDLERS[type(event)](self, slot, event, now)
+        assert slot.state in allowed, f"{before} -> {slot} by {type(event).__name__}"
+
+    def _started(self, slot: _Slot, event: WorkerStarted, now: float) -> None:
+        slot.pid = event.pid
+        slot.story.note(now, f"started (pid {event.pid}, start {event.start})")
+        self._out.append(Tell(event))
+        if not self._stage.ready:
+            self._run(slot, now)
+        elif self._stage.timeout.start is not None:
+            self._set_timer(slot, now + self._stage.timeout.start)
+
+    def _not_started(self, slot: _Slot, event: StartFailed, now: float) -> None:
+        slot.story.note(now, "could not be started")
+        self._out.append(Tell(event))
+        self._after(slot, now, "could not be started", useful=False)
+
+    def _ready(self, slot: _Slot, event: WorkerReady, now: float) -> None:
+        if slot.state is State.STARTING:
+            slot.story.note(now, "ready")
+            self._out.append(Tell(event))
+            self._run(slot, now)
+
+    def _alive(self, slot: _Slot, _event: AliveSeen, now: float) -> None:
+        slot.alive_at = now
+
+    def _failed(self, slot: _Slot, event: WorkerFailed, now: float) -> None:
+        if slot.failed:
+            return  # one fault is enough
+        slot.failed = True
+        slot.story.note(now, "was given up")
+        self._out.append(Tell(event))
+        self._stop(slot, patient=False)
+
+    def _worn(self, slot: _Slot, event: WorkerWorn, now: float) -> None:
+        if slot.state is State.RUNNING:
+            slot.worn = event.reason
+            self._retire_one(now)
+
+    def _exited(self, slot: _Slot, event: WorkerExited, now: float) -> None:
+        slot.story.note(now, _fate(event))
+        self._out.append(Tell(event))
+        policy = self._stage.restart
+        failed = slot.failed or event.status != 0 or event.lost > 0
+        useful = (
+            event.answered > 0
+            or (slot.proven and event.condemned > 0)
+            or (slot.retiring and not failed)
+        )
+        slot.proven = slot.proven or event.answered > 0
+        wanted = slot.retiring or policy.wanted(failed=failed, status=event.status)
+        slot.retiring = False
+        self._after(slot, now, _fate(event), useful=useful, wanted=wanted)
+        self._retire_one(now)
+
+    def _rang(self, slot: _Slot, event: TimerRang, now: float) -> None:
+        slot.timer = None
+        if slot.state is State.BACKOFF:
+            self._spawn(slot)
+        elif slot.state is State.STARTING:
+            limit = self._stage.timeout.start
+            reason = f"was not ready within {limit} s"
+            self._out.append(Fail(slot.name, reason, "start"))
+        else:
+            if now >= slot.worn_at:
+                slot.worn_at = math.inf
+                slot.worn = f"lived {self._stage.recycle.max_age} s"
+                self._retire_one(now)
+            if slot.state is State.RUNNING:
+                self._watch(slot, now, event.idle_since)
+
+    def _told_to_stop(self, slot: _Slot, _event: StopRequested, now: float) -> None:
+        if slot.state in {State.STARTING, State.RUNNING}:
+            slot.story.note(now, "told to stop")
+            self._stop(slot, patient=True)
+        elif slot.state is State.STOPPING:
+            # It may be waited for to answer what it has: no longer.
+            self._out.append(Stop(slot.name, patient=not slot.failed))
+        elif slot.state is State.BACKOFF:
+            self._set_timer(slot, None)
+            slot.state = State.EXITED
+
+    # --- what follows -------------------------------------------------------
+
+    def _spawn(self, slot: _Slot) -> None:
+        recycle = self._stage.recycle
+        slot.state = State.STARTING
+        slot.start += 1
+        slot.failed = False
+        slot.worn = None
+        most = recycle.max_messages
+        limit = math.inf if most is None else max(1, int(most * self._less()))
+        self._out.append(Spawn(slot.name, slot.start, limit))
+
+    def _run(self, slot: _Slot, now: float) -> None:
+        slot.state = State.RUNNING
+        slot.alive_at = now
+        age = self._stage.recycle.max_age
+        slot.worn_at = math.inf if age is None else now + age * self._less()
+        self._out.append(Feed(slot.name))
+        self._watch(slot, now, now)
+        self._retire_one(now)
+
+    def _watch(self, slot: _Slot, now: float, idle_since: float | None) -> None:
+        """Set the timer of a running worker, unless it has been still for too long."""
+        at = slot.worn_at
+        limit = self._stage.timeout.heartbeat
+        if limit is not None:
+            seen = now if idle_since is None else max(slot.alive_at, idle_since)
+            if now >= seen + limit:
+                reason = f"gave no sign of life for {limit} s while it was idle"
+                self._out.append(Fail(slot.name, reason, "heartbeat"))
+                return
+            at = min(at, seen + limit)
+        self._set_timer(slot, None if at == math.inf else at)
+
+    def _stop(self, slot: _Slot, *, patient: bool) -> None:
+        self._set_timer(slot, None)
+        slot.state = State.STOPPING
+        self._out.append(Stop(slot.name, patient))
+
+    def _retire_one(self, now: float) -> None:
+        """Replace a worn worker, if the others are all there."""
+        slots = self._slots.values()
+        others = [s for s in slots if s.state not in {State.EXITED, State.FATAL}]
+        if any(s.state is not State.RUNNING for s in others):
+            return
+        for slot in others:
+            if slot.worn is not None:
+                slot.story.note(now, f"retired: {slot.worn}")
+                self._out.append(Tell(WorkerWorn(slot.name, slot.worn)))
+                self._set_timer(slot, None)
+                slot.state = State.STOPPING
+                slot.retiring = True
+                self._out.append(Retire(slot.name))
+                return
+
+    def _after(
+        self, slot: _Slot, now: float, fate: str, *, useful: bool, wanted: bool = True
+    ) -> None:
+        """Decide what follows the end of a process."""
+        pid, slot.pid = slot.pid, None
+        self._set_timer(slot, None)
+        slot.state = State.EXITED
+        if self.stopping:
+            return
+        span = slot.tally.span(now)
+        if wanted:
+            delay = slot.tally.next_delay(now, useful=useful, jitter=self._random())
+            if delay is not None:
+                self._restart(slot, now, delay)
+                return
+            slot.state = State.FATAL
+        reason = f"{_named(slot.name, pid)} {fate}"
+        if slot.state is State.FATAL:
+            count = len(slot.tally)
+            reason += f" after {count} useless restart{'s' * (count != 1)}"
+            reason += f" in {span:.1f} s" if count else ""
+            error = StageFailed(
+                f"stage {self._stage.name}: {reason}, and is given up;"
+                f" last events: {'; '.join(self.story(slot.name, now))}",
+                stage=self._stage.name,
+            )
+            self._out.append(Tell(WorkerGivenUp(slot.name, error)))
+        if self.finished:
+            self.given_up = True
+            self._out.append(GiveUp(slot.name, reason))
+
+    def _restart(self, slot: _Slot, now: float, delay: float) -> None:
+        self._out.append(Tell(WorkerRestarting(slot.name, delay)))
+        if delay:
+            slot.state = State.BACKOFF
+            slot.story.note(now, f"to be restarted in {delay:.2f} s")
+            self._set_timer(slot, now + delay)
+        else:
+            self._spawn(slot)
+
+    def _set_timer(self, slot: _Slot, at: float | None) -> None:
+        if at != slot.timer:
+            slot.timer = at
+            self._out.append(SetTimer(slot.name, at))
+
+    def _less(self) -> float:
+        return 1 - self._stage.recycle.variance * self._random()
+
+    def _drain(self) -> list[Instruction]:
+        out, self._out = self._out, []
+        return out
+
+
+_HANDLERS: Final[Mapping[type[Event], Callable[..., None]]] = {
+    WorkerStarted: SupervisorState._started,
+    StartFailed: SupervisorState._not_started,
+    WorkerReady: SupervisorState._ready,
+    AliveSeen: SupervisorState._alive,
+    TimerRang: SupervisorState._rang,
+    WorkerFailed: SupervisorState._failed,
+    WorkerWorn: SupervisorState._worn,
+    WorkerExited: SupervisorState._exited,
+    StopRequested: SupervisorState._told_to_stop,
+}
+
+
+def _named(worker: str, pid: int | None) -> str:
+    return f"worker {worker}" if pid is None else f"worker {worker} (pid {pid})"
+
+
+def _fate(event: WorkerExited) -> str:
+    parts = [event.fate or f"ended with status {event.status}"]
+    if event.answered:
+        parts.append(f"{event.answered} messages answered")
+    if event.lost:
+        parts.append(f"{event.lost} held")
+    return ", ".join(parts)

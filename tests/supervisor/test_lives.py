@@ -1,0 +1,338 @@
+"""Workers over several lives: restarts, readiness, signs of life, replacement."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from etlstage.errors import StageFailed, WorkerLost
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    ErrorPolicy,
+    RecyclePolicy,
+    RestartPolicy,
+    Stage,
+    SupervisorEvent,
+    Timeouts,
+    WorkerExited,
+    WorkerFailed,
+    WorkerGivenUp,
+    WorkerReady,
+    WorkerRestarting,
+    WorkerStarted,
+    WorkerWorn,
+)
+from etlstage.telemetry import PrometheusMeter
+from tests.supervisor.workers import numbers, outputs, stage
+
+ECHO = """
+import os, sys, time
+status = os.environ.get("ETLSTAGE_STATUS")
+start = int(os.environ["ETLSTAGE_START"])
+def announce():
+    with open(status, "w") as file:
+        file.write("!")
+"""
+LOOP = """
+for line in sys.stdin:
+    print(line, end="\\0", flush=True)
+"""
+
+
+def script(code: str, **policies: object) -> Stage:
+    """Return a stage whose workers run some code, with all defaults."""
+    command = (sys.executable, "-S", "-c", ECHO + code)
+    return Stage(name="t", command=command, **policies)  # type: ignore[arg-type]
+
+
+async def lives(
+    run: Stage, messages: Sequence[bytes]
+) -> tuple[list[SupervisorEvent], list[tuple[bytes, ...] | Exception]]:
+    """Return what happened to the workers, and what became of each message."""
+    supervisor = AsyncSupervisor(run)
+    with supervisor.events() as events, anyio.fail_after(15):
+        async with supervisor:
+            results = await supervisor.submit(messages)
+        seen = [event async for event in events]
+    return seen, [r.error if r.error is not None else r.outputs for r in results]
+
+
+def kinds(events: Sequence[SupervisorEvent]) -> list[type[SupervisorEvent]]:
+    """Return what the events are."""
+    return [type(event) for event in events]
+
+
+# --- restarts ------------------------------------------------------------------------
+
+
+async def test_worker_that_dies_is_started_again() -> None:
+    """Its message is tried again; the new start has its number."""
+    code = "if start == 1: sys.stdin.read(1); sys.exit(3)" + LOOP
+    events, outcomes = await lives(script(code), [b"one"])
+
+    assert outcomes == [(b"one",)]
+    assert kinds(events) == [
+        WorkerStarted,
+        WorkerExited,
+        WorkerRestarting,
+        WorkerStarted,
+        WorkerExited,
+    ]
+    assert [e.start for e in events if isinstance(e, WorkerStarted)] == [1, 2]
+
+
+async def test_program_that_never_works_is_given_up() -> None:
+    """With the story, and with its last words; nothing is dropped."""
+    run = script("sys.exit('no such table')", restart=RestartPolicy(max=2, delay=0.01))
+    events, outcomes = await lives(run, [b"one", b"two"])
+
+    assert all(isinstance(o, WorkerLost | StageFailed) for o in outcomes)
+    last = outcomes[-1]
+    assert isinstance(last, StageFailed)
+    assert "no worker is left: worker t-1 (pid " in str(last)
+    assert "after 2 useless restarts in " in str(last)
+    assert "its last words on stderr: no such table" in str(last)
+    (given_up,) = (e for e in events if isinstance(e, WorkerGivenUp))
+    assert "last events: started (pid " in str(given_up.error)
+
+
+async def test_exit_status_forbids_a_restart() -> None:
+    """The worker has said that it is of no use."""
+    run = script("sys.exit(78)", restart=RestartPolicy(never_on=frozenset({78})))
+    events, outcomes = await lives(run, [b"one"])
+
+    assert kinds(events) == [WorkerStarted, WorkerExited]
+    assert "exited with status 78" in str(outcomes[0])
+
+
+async def test_program_that_is_removed_is_tried_again(tmp_path: object) -> None:
+    """A deployment may put it back: the start fails, and the next one does not."""
+    assert hasattr(tmp_path, "joinpath")
+    program = tmp_path.joinpath("worker")
+    text = f"#!{sys.executable} -S\nimport os\nos.rename(__file__, __file__ + '~')\n"
+    program.write_text(text)
+    program.chmod(0o755)
+    run = Stage(
+        name="t", command=(str(program),), restart=RestartPolicy(max=1, delay=0.01)
+    )
+    events, outcomes = await lives(run, [b"one"])
+
+    assert isinstance(outcomes[0], StageFailed)
+    assert "there is no file" in str(outcomes[0])
+    assert kinds(events)[-2:] != [WorkerStarted, WorkerExited]
+
+
+# --- the message that hangs a worker, with default settings --------------------------
+
+
+def test_hung_worker_is_replaced_with_default_settings() -> None:
+    """Its deadline is minutes; the clock here is the test's, the worker is real."""
+    code = """
+for line in sys.stdin:
+    if start == 1 and line == "hang\\n":
+        time.sleep(1000)
+    print(line, end="\\0", flush=True)
+"""
+    run = script(code)
+
+    async def main() -> None:
+        async with AsyncSupervisor(run) as supervisor:
+            with supervisor.events() as events:
+                results = await supervisor.submit([b"one", b"hang", b"two"])
+                began = trio.current_time()
+                seen = [events.receive_nowait() for _ in range(5)]
+        assert outputs(results) == [(b"one",), (b"hang",), (b"two",)]
+        assert kinds(seen) == [
+            WorkerStarted,
+            WorkerFailed,
+            WorkerExited,
+            WorkerRestarting,
+            WorkerStarted,
+        ]
+        assert run.timeout.message is not None
+        assert began >= run.timeout.message
+
+    # Real reads are seen within the threshold; only then the clock jumps.
+    trio.run(main, clock=MockClock(autojump_threshold=0.5))
+
+
+# --- readiness and signs of life -----------------------------------------------------
+
+
+async def test_worker_is_given_nothing_before_it_is_ready() -> None:
+    """It would lose what it was given: here it throws away what came before."""
+    code = """
+import fcntl
+fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)
+time.sleep(0.2)
+assert sys.stdin.buffer.raw.read() is None, "fed too early"
+fcntl.fcntl(0, fcntl.F_SETFL, 0)
+announce()
+"""
+    events, outcomes = await lives(script(code + LOOP, ready=True), [b"one"])
+
+    assert outcomes == [(b"one",)]
+    assert kinds(events) == [WorkerStarted, WorkerReady, WorkerExited]
+
+
+async def test_worker_that_is_not_ready_in_time_is_replaced() -> None:
+    """And the next one is, so nothing is lost."""
+    code = "if start == 1: time.sleep(1000)\nannounce()" + LOOP
+    run = script(code, ready=True, timeout=Timeouts(start=0.5, stop=0.5))
+    events, outcomes = await lives(run, [b"one"])
+
+    assert outcomes == [(b"one",)]
+    failed = events[1]
+    assert isinstance(failed, WorkerFailed)
+    assert "was not ready within 0.5 s" in str(failed.error)
+    assert failed.cause == "start"
+
+
+async def test_idle_worker_without_signs_of_life_is_replaced() -> None:
+    """The one that gives them is left alone, for many times the limit."""
+    beating = """
+import select
+while True:
+    while not select.select([0], [], [], 0.05)[0]:
+        announce()
+    line = sys.stdin.readline()
+    if not line:
+        break
+    if start == 1:
+        time.sleep(1000)
+    print(line, end="\\0", flush=True)
+"""
+    run = script(beating, timeout=Timeouts(message=1.0, heartbeat=0.4, stop=0.3))
+    supervisor = AsyncSupervisor(run)
+    with supervisor.events() as events, anyio.fail_after(15):
+        async with supervisor:
+            assert isinstance(await events.receive(), WorkerStarted)
+            with anyio.move_on_after(1.2) as quiet:
+                await events.receive()
+            assert quiet.cancelled_caught
+            # Busy, it owes no sign of life: its deadline is the message's.
+            assert outputs(await supervisor.submit([b"one"])) == [(b"one",)]
+            failed = await events.receive()
+    assert isinstance(failed, WorkerFailed)
+    assert "did not answer a message within 1.0 s" in str(failed.error)
+
+
+async def test_silent_idle_worker_is_replaced() -> None:
+    """It hangs although it has nothing to do."""
+    run = script(LOOP, timeout=Timeouts(heartbeat=0.3, stop=0.3))
+    supervisor = AsyncSupervisor(run)
+    with supervisor.events() as events, anyio.fail_after(15):
+        async with supervisor:
+            assert isinstance(await events.receive(), WorkerStarted)
+            failed = await events.receive()
+    assert isinstance(failed, WorkerFailed)
+    assert "gave no sign of life for 0.3 s while it was idle" in str(failed.error)
+    assert failed.cause == "heartbeat"
+
+
+# --- worn workers --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_worker_is_replaced_after_so_many_messages(workers: int) -> None:
+    """Nothing is lost, and it counts as no failure."""
+    run = script(
+        LOOP,
+        workers=workers,
+        recycle=RecyclePolicy(max_messages=50, variance=0),
+        restart=RestartPolicy(max=1),
+        window=4,
+    )
+    events, outcomes = await lives(run, numbers(500))
+
+    assert outcomes == [(n,) for n in numbers(500)]
+    exited = [e for e in events if isinstance(e, WorkerExited)]
+    # Of two, one waits until the other is back.
+    assert len(exited) >= (8 if workers == 1 else 3)
+    assert {e.status for e in exited} == {0}
+    assert {e.lost for e in exited} == {0}
+    assert any(isinstance(e, WorkerWorn) for e in events)
+
+
+async def test_worker_is_replaced_when_it_is_old() -> None:
+    """Also when it has nothing to do."""
+    run = script(LOOP, recycle=RecyclePolicy(max_age=0.2))
+    supervisor = AsyncSupervisor(run)
+    with supervisor.events() as events, anyio.fail_after(15):
+        async with supervisor:
+            seen = [await events.receive() for _ in range(4)]
+    assert seen[1] == WorkerWorn("t-1", "lived 0.2 s")
+    assert isinstance(seen[2], WorkerExited)
+    assert isinstance(seen[3], WorkerRestarting)
+
+
+async def test_worker_is_replaced_when_it_has_grown() -> None:
+    """Its resident memory is looked at every second."""
+    code = "if start == 1: hoard = b'x' * 100_000_000" + LOOP
+    run = script(code, recycle=RecyclePolicy(max_rss=80_000_000))
+    supervisor = AsyncSupervisor(run)
+    with supervisor.events() as events, anyio.fail_after(15):
+        async with supervisor:
+            seen = [await events.receive() for _ in range(5)]
+    worn = seen[1]
+    assert isinstance(worn, WorkerWorn)
+    assert worn.reason.endswith(" bytes of memory")
+    assert isinstance(seen[4], WorkerStarted)
+
+
+@pytest.mark.parametrize("driver", ["supervisor", "worker"])
+async def test_batch_that_is_open_is_finished_first(driver: str) -> None:
+    """A worker that retires in the middle of a batch answers it."""
+    from tests.supervisor.test_batches import closed_by_worker
+
+    run = replace(
+        closed_by_worker(3),
+        recycle=RecyclePolicy(max_messages=4, variance=0),
+        restart=RestartPolicy(),
+    )
+    if driver == "supervisor":
+        run = replace(stage("batch"), mode=run.mode.BATCH_SUPERVISOR, batch=run.batch)
+    events, outcomes = await lives(run, numbers(30))
+
+    assert not any(isinstance(o, Exception) for o in outcomes)
+    assert all(e.lost == 0 for e in events if isinstance(e, WorkerExited))
+
+
+# --- what is counted -----------------------------------------------------------------
+
+
+async def test_metrics_tell_what_happened() -> None:
+    """Messages, restarts, retries and failures, by stage and worker."""
+    code = """
+for line in sys.stdin:
+    if line == "poison\\n":
+        print("oh", file=sys.stderr)
+        sys.exit(3)
+    print(line, end="\\0", flush=True)
+"""
+    meter = PrometheusMeter()
+    run = script(code, on_error=ErrorPolicy(retries=1), window=1)
+    async with AsyncSupervisor(run, meter=meter) as supervisor:
+        await supervisor.submit([b"a", b"poison", b"b"])
+        during = meter.render()
+    after = meter.render()
+
+    for line in (
+        'etlstage_messages_total{stage="t",worker="t-1"} 2',
+        'etlstage_worker_starts_total{stage="t",worker="t-1"} 3',
+        'etlstage_worker_restarts_total{stage="t",worker="t-1"} 2',
+        'etlstage_worker_failures_total{reason="died",stage="t",worker="t-1"} 2',
+        'etlstage_messages_retried_total{stage="t"} 1',
+        'etlstage_messages_failed_total{stage="t"} 1',
+        'etlstage_stderr_lines_total{stage="t",worker="t-1"} 2',
+        'etlstage_workers_running{stage="t"} 1',
+        'etlstage_messages_waiting{stage="t"} 0',
+    ):
+        assert line in during, during
+    assert 'etlstage_workers_running{stage="t"} 0' in after
