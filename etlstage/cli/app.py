@@ -30,6 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+dlq = typer.Typer(name="dlq", add_completion=False)
+app.add_typer(dlq)
+
 Debug = Annotated[
     bool, typer.Option("--debug", help="Log everything, show tracebacks.")
 ]
@@ -104,6 +107,57 @@ def _demo(
     from etlstage.cli.demo import demo
 
     return demo(folder, debug=debug)
+
+
+@dlq.callback()
+def _dlq() -> None:
+    """Look at the messages that were put aside."""
+
+
+Letters = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="The pipeline; or its state directory, or a file of dead letters.",
+    ),
+]
+
+
+@dlq.command("ls")
+def _dlq_ls(
+    file: Letters,
+    *,
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only those of this stage.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object for each, on a line.")
+    ] = False,
+) -> int:
+    """List dead letters, a line for each."""
+    from etlstage.cli.dlq import list_letters
+
+    return list_letters(file, stage=stage, as_json=as_json)
+
+
+@dlq.command("show")
+def _dlq_show(
+    file: Letters,
+    number: Annotated[
+        str, typer.Argument(metavar="ID", help="The letter, or how its id begins.")
+    ],
+    *,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Only the message, byte for byte.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="All of it as a JSON object.")
+    ] = False,
+) -> int:
+    """Show one dead letter: its message, error, attempts and stage."""
+    from etlstage.cli.dlq import show_letter
+
+    return show_letter(file, number, raw=raw, as_json=as_json)
 
 
 def main() -> NoReturn:

@@ -33,6 +33,8 @@ def show_report(report: Report, console: Console) -> None:
     seconds = [f"{account.seconds:.1f}" for account in report.ledger]
     console.print(accounts_table(report.ledger, "seconds", seconds))
     lines = [balance(report), report.landed]
+    if report.dead_letters is not None:
+        lines.append(f"to see the dead letters: {report.dead_letters}")
     lines.append(f"{report.name}: {ENDINGS[report.status]} in {report.seconds:.1f} s")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -46,6 +48,7 @@ def balance(report: Report) -> str:
     except LedgerImbalance as error:
         return f"ledger not balanced: {error}"
     counts = {
+        "put aside": sum(account.dead for account in report.ledger),
         "failed": sum(account.failed for account in report.ledger),
         "lost": sum(account.lost for account in report.ledger),
         "between two stages": report.undelivered,

@@ -34,7 +34,6 @@ SEQUENCES: Final = re.compile(
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 WORKER_LINE: Final = "worker wrote to stderr"
-WORKER_FAILED: Final = "worker failed"
 
 
 def configure(screen: Screen, *, debug: bool) -> None:
@@ -47,7 +46,6 @@ def configure(screen: Screen, *, debug: bool) -> None:
 
     """
     common: list[Processor] = [
-        *([] if debug else [_without_echoes]),
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
@@ -75,15 +73,6 @@ def configure(screen: Screen, *, debug: bool) -> None:
 def harmless(text: str) -> str:
     """Return ``text`` without what would steer a terminal."""
     return CONTROLS.sub(lambda m: f"\\x{ord(m[0]):02x}", SEQUENCES.sub("", text))
-
-
-def _without_echoes(
-    _logger: WrappedLogger, _method: str, event: EventDict
-) -> EventDict:
-    """Drop what is the run's own error, as long as one failure ends the run."""
-    if event.get("event") == WORKER_FAILED:
-        raise structlog.DropEvent
-    return event
 
 
 def _for_people(

@@ -66,13 +66,14 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("stage", no_wrap=True)
-    for heading in ("in", "out", "failed", "lost", last):
+    for heading in ("in", "out", "dead", "failed", "lost", last):
         table.add_column(heading, justify="right", no_wrap=True)
     for account, value in zip(ledger, values, strict=True):
         table.add_row(
             Text(account.stage),
             "-" if account.kind is StageKind.EXTRACT else f"{account.received:,}",
             f"{made(account):,}",
+            _alarming(account.dead),
             _alarming(account.failed),
             _alarming(account.lost),
             value,
@@ -125,7 +126,7 @@ def _waiting(ledger: Ledger) -> str:
 def _moved(account: Account) -> int:
     if account.kind is StageKind.EXTRACT:
         return account.produced
-    return account.done + account.failed + account.lost
+    return account.done + account.dead + account.failed + account.lost
 
 
 def _alarming(count: int) -> Text:
@@ -139,7 +140,11 @@ def _stage_state(account: Account, rate: float) -> str:
     parts.append(f"out {made(account):,}")
     parts += [
         f"{word} {count:,}"
-        for word, count in (("failed", account.failed), ("lost", account.lost))
+        for word, count in (
+            ("dead", account.dead),
+            ("failed", account.failed),
+            ("lost", account.lost),
+        )
         if count
     ]
     return f"{' '.join(parts)} ({rate:,.0f}/s)"

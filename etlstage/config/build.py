@@ -11,10 +11,21 @@ from typing import TYPE_CHECKING
 
 from etlstage.config.document import Document
 from etlstage.config.loader import load
-from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.model import (
+    DeadLetterKeys,
+    ExtractKeys,
+    LoadKeys,
+    PipelineKeys,
+)
 from etlstage.config.rules import stage_names
-from etlstage.config.stages import extract_stage, load_stage, transform_stage
-from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.config.stages import (
+    error_policy,
+    extract_stage,
+    load_stage,
+    transform_stage,
+)
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 
     from etlstage.config.frames import SharedSession
 
-__all__ = ("pipeline_from_yaml",)
+__all__ = ("pipeline_from_yaml", "state_folder")
 
 
 def pipeline_from_yaml(
@@ -46,6 +57,20 @@ def pipeline_from_yaml(
     return _Builder(keys, document, spark).pipeline()
 
 
+def state_folder(document: Document) -> Path:
+    """
+    Return where a pipeline keeps what outlives a run; it need not be there.
+
+    Args:
+        document: A pipeline file, of which only the name and the state need be right.
+
+    """
+    state, name = document.data.get("state"), document.data.get("name")
+    if not isinstance(state, str):
+        state = f".etlstage/{name}"
+    return document.folder / state
+
+
 class _Builder:
     """Makes the parts of one pipeline."""
 
@@ -58,6 +83,7 @@ class _Builder:
         self._spark = spark
         self._shared: SharedSession | None = None
         self._names = dict(stage_names(document.data))
+        self._letters = self._dead_letters()
 
     def pipeline(self) -> Pipeline:
         source = self._source(self._keys.extract)
@@ -66,7 +92,14 @@ class _Builder:
             for i, keys in enumerate(self._keys.transform)
         ]
         sink = self._sink(self._keys.load)
-        return Pipeline(name=self._keys.name, source=source, stages=stages, sink=sink)
+        return Pipeline(
+            name=self._keys.name,
+            source=source,
+            stages=stages,
+            sink=sink,
+            dead_letters=self._letters,
+            dead_letter_sink=self._letter_sink(self._keys.dead_letters),
+        )
 
     def _source(self, keys: ExtractKeys) -> Source:
         name = self._names["extract",]
@@ -84,8 +117,37 @@ class _Builder:
         if keys.spark is not None:
             from etlstage.config import frames
 
-            return frames.sink(keys.spark, name, self._folder, self._session())
-        return WorkerSink(load_stage(keys, name, self._folder))
+            return frames.sink(
+                keys.spark,
+                name,
+                self._folder,
+                self._session(),
+                on_error=error_policy(keys.on_error),
+                dead_letters=self._letters,
+            )
+        stage = load_stage(keys, name, self._folder)
+        return WorkerSink(stage, dead_letters=self._letters)
+
+    def _letter_sink(self, keys: DeadLetterKeys | None) -> DeadLetterSink | None:
+        if keys is None:
+            return None
+        from etlstage.config import frames
+
+        return frames.letter_frame(keys.spark, self._folder, self._session())
+
+    def _dead_letters(self) -> DeadLetters:
+        document = self._document
+        return DeadLetters(
+            state_folder(document),
+            pipeline=self._keys.name,
+            shown=str(document.path),
+            commands={
+                name: document.written((*loc, "worker", "command"))
+                for loc, name in self._names.items()
+                if document.secret((*loc, "worker", "command"))
+            },
+            hidden=document.hidden,
+        )
 
     def _session(self) -> SharedSession:
         from etlstage.config.frames import SharedSession

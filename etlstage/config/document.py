@@ -66,7 +66,8 @@ class Document:
         folder: What relative paths are relative to; absolute.
         keys: Places of mapping keys and list items.
         values: Places of values.
-        secrets: Where something was interpolated; never to be shown.
+        secrets: Where something was interpolated, never to be shown; as written.
+        hidden: All that was interpolated, and the reference that stands for it.
         broken: Locations already reported, whose value means nothing.
 
     """
@@ -76,7 +77,8 @@ class Document:
     data: dict[str, Value] = field(default_factory=dict, repr=False)
     keys: dict[Loc, Place] = field(default_factory=dict)
     values: dict[Loc, Place] = field(default_factory=dict)
-    secrets: set[Loc] = field(default_factory=set)
+    secrets: dict[Loc, str] = field(default_factory=dict)
+    hidden: dict[str, str] = field(default_factory=dict, repr=False)
     broken: set[Loc] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
 
@@ -94,6 +96,14 @@ class Document:
     def secret(self, loc: Loc) -> bool:
         """Whether anything at ``loc`` or below was interpolated: not to be shown."""
         return any(at[: len(loc)] == loc for at in self.secrets)
+
+    def written(self, loc: Loc) -> list[str]:
+        """Return the texts of the list at ``loc`` as they were before interpolation."""
+        found: Value = self.data
+        for step in loc:
+            found = found[step]  # type: ignore[index]
+        assert isinstance(found, list)
+        return [self.secrets.get((*loc, i), str(t)) for i, t in enumerate(found)]
 
     def check(self) -> None:
         """
@@ -297,8 +307,9 @@ class _Reader:
         except ConfigError as error:
             self._refuse(node, loc, str(error))
             return text
-        if value.interpolated:
-            document.secrets.add(loc)
+        if value.found:
+            document.secrets[loc] = text
+            document.hidden.update(value.found)
         return value.text
 
     def _refuse(self, node: Node, loc: Loc, text: str) -> None:

@@ -9,7 +9,7 @@ that name Spark.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -18,15 +18,23 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import anyio.to_thread
 
-from etlstage.config.model import SessionKeys, SparkSinkKeys, SparkSourceKeys
+from etlstage.config.model import (
+    SessionKeys,
+    SparkLetterKeys,
+    SparkSinkKeys,
+    SparkSourceKeys,
+)
 from etlstage.config.stages import located
 from etlstage.messages import Position, Run
+from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
 from etlstage.spark import DataFrameSink, DataFrameSource, Session, read_frame
+from etlstage.spark.dead_letter import DeadLetterFrame
+from etlstage.supervisor import ErrorPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ("SharedSession", "sink", "source")
+__all__ = ("SharedSession", "letter_frame", "sink", "source")
 
 
 class SharedSession:
@@ -90,13 +98,37 @@ def source(
     if keys.schema_ is not None:
         reading["schema"] = keys.schema_
     spool = folder / keys.spool if keys.spool else None
-    return _Source(session, reading, message=keys.message, name=name, spool_dir=spool)
+    return _Source(
+        session,
+        reading,
+        message=keys.message,
+        key=keys.key,
+        name=name,
+        spool_dir=spool,
+    )
 
 
 def sink(
-    keys: SparkSinkKeys, name: str, folder: Path, session: SharedSession
+    keys: SparkSinkKeys,
+    name: str,
+    folder: Path,
+    session: SharedSession,
+    *,
+    on_error: ErrorPolicy,
+    dead_letters: DeadLetters,
 ) -> DataFrameSink:
-    """Return the sink that the keys describe."""
+    """
+    Return the sink that the keys describe.
+
+    Args:
+        keys: The keys.
+        name: Name of the stage.
+        folder: What paths are relative to.
+        session: The session.
+        on_error: What becomes of messages that do not fit the schema.
+        dead_letters: Where they are put aside.
+
+    """
     names = ("format", "path", "table", "mode", "options", "partition_by")
     writing = _placed(keys.given(*names), folder)
     for ours, theirs in (
@@ -106,7 +138,17 @@ def sink(
     ):
         if ours is not None:
             writing[theirs] = ours
-    return _Sink(session, name=name, **writing)
+    return _Sink(
+        session, name=name, on_error=on_error, dead_letters=dead_letters, **writing
+    )
+
+
+def letter_frame(
+    keys: SparkLetterKeys, folder: Path, session: SharedSession
+) -> DeadLetterFrame:
+    """Return what appends dead letters to the DataFrame that the keys describe."""
+    writing = _placed(keys.given("format", "path", "table", "options"), folder)
+    return _LetterFrame(session, **writing)
 
 
 def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -122,14 +164,9 @@ class _Source(DataFrameSource):
         self,
         session: SharedSession,
         reading: Mapping[str, Any],
-        *,
-        message: str | None,
-        name: str,
-        spool_dir: Path | None,
+        **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
-        super().__init__(
-            self._frame_of, message=message, name=name, spool_dir=spool_dir
-        )
+        super().__init__(self._frame_of, **settings)
         self._reading = reading
         self._shared = session
         self._membership = _Membership(session)
@@ -176,6 +213,31 @@ class _Sink(DataFrameSink):
     ) -> None:
         self._shared.note(error)
         await super().__aexit__(kind, error, trace)
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            await self._membership.end()
+
+    def _start(self) -> SparkSession:
+        spark = self._shared.start()
+        self._log_path = self._shared.log_path
+        return spark
+
+
+class _LetterFrame(DeadLetterFrame):
+    def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
+        super().__init__(self._start, **settings)
+        self._shared = session
+        self._membership = _Membership(session)
+
+    async def write(self, letters: Iterator[DeadLetter]) -> None:
+        try:
+            await super().write(letters)
+        except Exception as error:
+            self._shared.note(error)
+            raise
 
     async def aclose(self) -> None:
         try:

@@ -29,8 +29,9 @@ class Expanded(NamedTuple):
     """A value after interpolation."""
 
     text: str
-    interpolated: bool
-    """Whether anything was put in; then the text is nobody's to print."""
+    found: Mapping[str, str] = {}
+    """What was put in, and the reference that stands for it; the text is then
+    nobody's to print."""
 
 
 class Interpolator:
@@ -56,18 +57,18 @@ class Interpolator:
                 reference is none of the three forms.
 
         """
-        interpolated = False
+        found: dict[str, str] = {}
 
         def replace(match: re.Match[str]) -> str:
-            nonlocal interpolated
             if match["body"] is None:
                 return "$"
             if not match["end"]:
                 raise ConfigError("'${' has no '}'; write '$${' for '${' itself")
-            interpolated = True
-            return self._look_up(match["body"])
+            value = self._look_up(match["body"])
+            found[value] = match[0]
+            return value
 
-        return Expanded(TOKEN.sub(replace, text), interpolated)
+        return Expanded(TOKEN.sub(replace, text), found)
 
     def _look_up(self, body: str) -> str:
         if body.startswith("file:"):

@@ -84,6 +84,7 @@ EXPECTED: Final = {
     "dict_type": "a mapping",
     "expected": "{text}",
     "greater_than_equal": "{ge} or more",
+    "less_than_equal": "{le} or less",
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "model_type": "a mapping",

@@ -23,20 +23,39 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from etlstage.config.quantity import Duration, Size, Window, one_of
+from etlstage.config.quantity import (
+    Budget,
+    Duration,
+    Mask,
+    Pointer,
+    Seconds,
+    Share,
+    Size,
+    SizeOrZero,
+    Window,
+    one_of,
+)
 from etlstage.errors import ConfigError
 from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.protocol.marker import Markers
 
 __all__ = (
     "BatchKeys",
+    "BudgetKeys",
+    "DeadLetterKeys",
     "EpochKeys",
+    "ErrorKeys",
     "ExtractKeys",
+    "FedStageKeys",
+    "LimitKeys",
     "LoadKeys",
     "MarkerKeys",
     "OffsetKeys",
     "PipelineKeys",
+    "RecycleKeys",
+    "RestartKeys",
     "SessionKeys",
+    "SparkLetterKeys",
     "SparkSinkKeys",
     "SparkSourceKeys",
     "TimeoutKeys",
@@ -100,6 +119,13 @@ Command = Annotated[
 ]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Status = Annotated[int, Field(ge=0, le=255)]
+Niceness = Annotated[int, Field(ge=-20, le=19)]
+Ordering = Annotated[
+    Literal["none", "key", "total"],
+    BeforeValidator(one_of("order", "none", "key", "total")),
+]
 
 
 class Keys(BaseModel):
@@ -133,6 +159,16 @@ class MarkerKeys(Keys):
         return Markers.from_text(**{n: t for n, t in texts if t is not None})
 
 
+class LimitKeys(Keys):
+    """What a worker's process may use; ``null`` is no limit of ours."""
+
+    memory: Size | None = None
+    cpu: Seconds | None = None
+    open_files: Count | None = None
+    core: SizeOrZero | None = None
+    nice: Niceness | None = None
+
+
 class WorkerKeys(Keys):
     """The program of a stage."""
 
@@ -144,6 +180,11 @@ class WorkerKeys(Keys):
     markers: MarkerKeys = MarkerKeys()
     env: dict[Annotated[str, AfterValidator(_variable)], Argument] = {}
     cwd: Argument | None = None
+    limits: LimitKeys = LimitKeys()
+    user: Argument | None = None
+    group: Argument | None = None
+    umask: Mask | None = None
+    ready: bool | None = None
 
 
 class BatchKeys(Keys):
@@ -161,10 +202,53 @@ class BatchKeys(Keys):
 
 
 class TimeoutKeys(Keys):
-    """How long a worker may take; ``null`` for ``message`` waits for ever."""
+    """How long a worker may take; ``null`` waits for ever, but never with ``stop``."""
 
+    start: Duration | None = None
     message: Duration | None = None
+    heartbeat: Duration | None = None
     stop: Duration = 5.0
+
+
+class RestartKeys(Keys):
+    """When a worker is started again."""
+
+    policy: Annotated[
+        Literal["permanent", "transient", "temporary"],
+        BeforeValidator(one_of("policy", "permanent", "transient", "temporary")),
+    ] = "permanent"
+    max: CountOrZero = 0
+    within: Duration = 0
+    delay: Duration = 0
+    max_delay: Duration = 0
+    never_on: tuple[Status, ...] = ()
+
+
+class BudgetKeys(Keys):
+    """How many messages may be put aside; both hold where both are written."""
+
+    count: CountOrZero | None = None
+    share: Share | None = None
+
+
+class ErrorKeys(Keys):
+    """What becomes of a message that can't be processed."""
+
+    retries: CountOrZero = 0
+    then: Annotated[
+        Literal["dead_letter", "fail"],
+        BeforeValidator(one_of("end of a message", "dead_letter", "fail")),
+    ] = "dead_letter"
+    budget: Annotated[BudgetKeys, Budget] = BudgetKeys()
+
+
+class RecycleKeys(Keys):
+    """When a worker is replaced although nothing is wrong; ``null`` is never."""
+
+    max_messages: Count | None = None
+    max_age: Duration | None = None
+    max_rss: Size | None = None
+    variance: Share = 0
 
 
 class WorkerStageKeys(Keys):
@@ -172,17 +256,27 @@ class WorkerStageKeys(Keys):
 
     name: Name | None = None
     timeout: TimeoutKeys = TimeoutKeys()
+    restart: RestartKeys = RestartKeys()
     max_message: Size | None = None
     max_reply: Size | None = None
 
 
-class TransformKeys(WorkerStageKeys):
+class FedStageKeys(WorkerStageKeys):
+    """What stages have in common whose workers are fed with messages."""
+
+    workers: Count = 1
+    order: Ordering | None = None
+    key: Pointer | None = None
+    window: Window = None
+    batch: BatchKeys | None = None
+    on_error: ErrorKeys = ErrorKeys()
+    recycle: RecycleKeys = RecycleKeys()
+
+
+class TransformKeys(FedStageKeys):
     """One transform stage."""
 
     worker: WorkerKeys
-    workers: Count = 1
-    window: Window = None
-    batch: BatchKeys | None = None
 
 
 class OffsetKeys(Keys):
@@ -218,6 +312,7 @@ class SparkSourceKeys(Keys):
     options: dict[str, str] = {}
     schema_: str | None = Field(default=None, alias="schema")
     message: str | None = None
+    key: str | None = None
     spool: Argument | None = None
 
 
@@ -256,14 +351,26 @@ class ExtractKeys(WorkerStageKeys):
     every: Duration | None = None
 
 
-class LoadKeys(WorkerStageKeys):
+class LoadKeys(FedStageKeys):
     """Where messages end: a DataFrame or a worker."""
 
     spark: SparkSinkKeys | None = None
     worker: WorkerKeys | None = None
-    workers: Count = 1
-    window: Window = None
-    batch: BatchKeys | None = None
+
+
+class SparkLetterKeys(Keys):
+    """A DataFrame to which the dead letters of each run are appended."""
+
+    format: str | None = None
+    path: Argument | None = None
+    table: str | None = None
+    options: dict[str, str] = {}
+
+
+class DeadLetterKeys(Keys):
+    """Where dead letters go besides their files."""
+
+    spark: SparkLetterKeys
 
 
 class SessionKeys(Keys):
@@ -293,3 +400,4 @@ class PipelineKeys(Keys):
     extract: ExtractKeys
     transform: tuple[TransformKeys, ...] = ()
     load: LoadKeys
+    dead_letters: DeadLetterKeys | None = None

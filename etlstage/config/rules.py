@@ -16,8 +16,13 @@ from etlstage.config.document import Loc, Value, dotted
 __all__ = ("Broken", "broken_rules", "stage_names")
 
 WORKER_ONLY: Final = {
-    "extract": ("mode", "offsets", "every", "timeout", "max_message", "max_reply"),
-    "load": ("workers", "window", "batch", "timeout", "max_message", "max_reply"),
+    "extract": (
+        *("mode", "offsets", "every", "timeout", "restart", "max_message", "max_reply"),
+    ),
+    "load": (
+        *("workers", "order", "key", "window", "batch", "timeout", "restart"),
+        *("recycle", "max_message", "max_reply"),
+    ),
 }
 SUPERVISOR_OFFSETS: Final = ("start", "step", "end", "template")
 
@@ -40,6 +45,10 @@ def broken_rules(data: Mapping[str, Value]) -> Iterator[Broken]:
     if "master" in session and "remote" in session:
         yield Broken(("spark", "remote"), "can't be used together with master")
     yield from _batches(data)
+    yield from _orders(data)
+    yield from _errors(data)
+    letters = _mapping(_mapping(data.get("dead_letters")).get("spark"))
+    yield from _frame(("dead_letters", "spark"), letters)
     yield from _names(data)
 
 
@@ -66,9 +75,12 @@ def _end(end: str, keys: Mapping[str, Value]) -> Iterator[Broken]:
         for key in WORKER_ONLY[end]:
             if key in keys:
                 yield Broken((end, key), "is only for a worker, not for spark")
-    frame = _mapping(keys.get("spark"))
-    if "path" in frame and "table" in frame:
-        yield Broken((end, "spark", "table"), "can't be used together with path")
+    yield from _frame((end, "spark"), _mapping(keys.get("spark")))
+
+
+def _frame(loc: Loc, keys: Mapping[str, Value]) -> Iterator[Broken]:
+    if "path" in keys and "table" in keys:
+        yield Broken((*loc, "table"), "can't be used together with path")
 
 
 def _cycles(extract: Mapping[str, Value]) -> Iterator[Broken]:
@@ -83,14 +95,49 @@ def _cycles(extract: Mapping[str, Value]) -> Iterator[Broken]:
 
 
 def _batches(data: Mapping[str, Value]) -> Iterator[Broken]:
-    transforms = data.get("transform")
-    stages: list[tuple[Loc, Value]] = [(("load",), data.get("load"))]
-    for i, stage in enumerate(transforms if isinstance(transforms, list) else ()):
-        stages.append((("transform", i), stage))
-    for loc, stage in stages:
-        batch = _mapping(_mapping(stage).get("batch"))
+    for loc, stage in _fed(data):
+        batch = _mapping(stage.get("batch"))
         if "bnc_after_last" in batch and batch.get("driver") != "worker":
             yield Broken((*loc, "batch", "bnc_after_last"), "needs driver: worker")
+
+
+def _orders(data: Mapping[str, Value]) -> Iterator[Broken]:
+    frame = _mapping(_mapping(data.get("extract")).get("spark"))
+    for number, (loc, stage) in enumerate(_fed(data)):
+        if stage.get("order") != "key":
+            if "key" in stage and "worker" in stage:
+                yield Broken((*loc, "key"), "needs order: key")
+        elif "key" in stage:
+            continue
+        elif number:
+            text = (
+                "needs a key, a JSON pointer such as /id: only the first stage behind"
+                " the source can take the source's"
+            )
+            yield Broken((*loc, "order"), text)
+        elif "key" not in frame:
+            text = "needs a key, a JSON pointer such as /id, or extract.spark.key"
+            yield Broken((*loc, "order"), text)
+
+
+def _errors(data: Mapping[str, Value]) -> Iterator[Broken]:
+    for loc, stage in _fed(data):
+        policy = _mapping(stage.get("on_error"))
+        if policy.get("then") == "fail" and "budget" in policy:
+            yield Broken((*loc, "on_error", "budget"), "needs then: dead_letter")
+        if "retries" in policy and "worker" not in stage:
+            text = "is only for a worker, not for spark"
+            yield Broken((*loc, "on_error", "retries"), text)
+
+
+def _fed(data: Mapping[str, Value]) -> list[tuple[Loc, Mapping[str, Value]]]:
+    """Return the stages that take messages in, in their order."""
+    transforms = data.get("transform")
+    stages: list[tuple[Loc, Mapping[str, Value]]] = [
+        (("transform", i), _mapping(stage))
+        for i, stage in enumerate(transforms if isinstance(transforms, list) else ())
+    ]
+    return [*stages, (("load",), _mapping(data.get("load")))]
 
 
 def _names(data: Mapping[str, Value]) -> Iterator[Broken]:

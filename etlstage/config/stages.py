@@ -16,7 +16,9 @@ from typing import Any, Final
 
 from etlstage.config.model import (
     BatchKeys,
+    ErrorKeys,
     ExtractKeys,
+    FedStageKeys,
     LoadKeys,
     TransformKeys,
     WorkerKeys,
@@ -24,9 +26,25 @@ from etlstage.config.model import (
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
-from etlstage.supervisor import BatchPolicy, Stage, Timeouts
+from etlstage.supervisor import (
+    BatchPolicy,
+    ErrorBudget,
+    ErrorPolicy,
+    Order,
+    RecyclePolicy,
+    ResourceLimits,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
 
-__all__ = ("extract_stage", "load_stage", "located", "transform_stage")
+__all__ = (
+    "error_policy",
+    "extract_stage",
+    "load_stage",
+    "located",
+    "transform_stage",
+)
 
 PYTHONS: Final = ("python", "python3")
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -56,6 +74,14 @@ def located(path: str, folder: Path) -> str:
     return path if SCHEME.match(path) else str(folder / path)
 
 
+def error_policy(keys: ErrorKeys) -> ErrorPolicy:
+    """Return the policy that the keys describe."""
+    values = keys.given("retries", "then")
+    if "budget" in keys.model_fields_set:
+        values["budget"] = ErrorBudget(count=keys.budget.count, share=keys.budget.share)
+    return ErrorPolicy(**values)
+
+
 def _worker(keys: WorkerKeys | None) -> WorkerKeys:
     if keys is None:
         raise AssertionError("unreachable: a stage without a worker")
@@ -70,6 +96,12 @@ def _common(
         "command": _command(worker.command, folder),
         "markers": worker.markers.markers(),
         "timeout": Timeouts(**keys.timeout.given()),
+        "restart": _restart(keys),
+        "ready": worker.ready,
+        "limits": ResourceLimits(**worker.limits.given()),
+        "user": worker.user,
+        "group": worker.group,
+        "umask": worker.umask,
         "env": worker.env,
         "cwd": folder / (worker.cwd or ""),
         "max_message_bytes": keys.max_message,
@@ -87,8 +119,24 @@ def _command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
     return (program, *arguments)
 
 
-def _feeding(keys: TransformKeys | LoadKeys) -> dict[str, Any]:
-    values: dict[str, Any] = {"workers": keys.workers, "window": keys.window}
+def _restart(keys: WorkerStageKeys) -> RestartPolicy:
+    values = keys.restart.given()
+    if "never_on" in values:
+        values["never_on"] = frozenset(values["never_on"])
+    return RestartPolicy(**values)
+
+
+def _feeding(keys: FedStageKeys) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "workers": keys.workers,
+        "window": keys.window,
+        "on_error": error_policy(keys.on_error),
+        "recycle": RecyclePolicy(**keys.recycle.given()),
+    }
+    if keys.order is not None:
+        values["order"] = Order(keys.order)
+    if keys.key is not None:
+        values["key"] = keys.key
     if keys.batch is not None:
         values["mode"] = (
             Mode.BATCH_WORKER

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from etlstage.pipeline.dead_letter import DeadLetter as DeadLetter
+from etlstage.pipeline.dead_letter import DeadLetters as DeadLetters
 from etlstage.pipeline.interfaces import Sink as Sink
 from etlstage.pipeline.interfaces import Source as Source
 from etlstage.pipeline.pipeline import Pipeline as Pipeline
@@ -11,6 +13,8 @@ from etlstage.pipeline.worker_source import OffsetPolicy as OffsetPolicy
 from etlstage.pipeline.worker_source import WorkerSource as WorkerSource
 
 __all__ = (
+    "DeadLetter",
+    "DeadLetters",
     "OffsetPolicy",
     "Pipeline",
     "Report",

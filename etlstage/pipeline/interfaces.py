@@ -7,13 +7,14 @@ protocols: a DataFrame, or a worker of kind E or L.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
 from typing import Protocol
 
 from etlstage.messages import Position, Run
+from etlstage.pipeline.dead_letter import DeadLetter
 
-__all__ = ("Sink", "Source")
+__all__ = ("DeadLetterSink", "Sink", "Source")
 
 
 class Source(Protocol):
@@ -63,6 +64,9 @@ class Sink(Protocol):
     """Messages taken by :meth:`write`."""
     loaded: int
     """Messages that are durable."""
+    dead: int
+    """Messages that the destination refused and that were put aside. All before the
+    first ``loaded + dead`` messages are dealt with."""
     failed: int
     """Messages that the destination refused."""
 
@@ -99,4 +103,22 @@ class Sink(Protocol):
 
     def landed(self) -> str:
         """Return, in one line for a human, what is and what is not in place."""
+        ...
+
+
+class DeadLetterSink(Protocol):
+    """Who else is given the dead letters of a run, beside their files."""
+
+    async def write(self, letters: Iterator[DeadLetter]) -> None:
+        """
+        Take the letters, once; they come from files, and their iterator blocks.
+
+        Raises:
+            SinkFailed: If they can't be written.
+
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release what the sink holds; safe to call twice and at any time."""
         ...

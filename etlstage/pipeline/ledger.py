@@ -1,7 +1,8 @@
 """
 What became of every message of a run.
 
-A stage takes messages in and gives each exactly one outcome: done, failed or lost.
+A stage takes messages in and gives each exactly one outcome: done, dead, failed or
+lost.
 What it makes of them is what the next stage takes in.
 :meth:`Ledger.check` proves both; a run that can't prove them has not succeeded.
 """
@@ -28,8 +29,10 @@ class Account:
     """Messages taken in; an extract stage takes none."""
     done: int = 0
     """Messages answered; in a load stage, durable."""
+    dead: int = 0
+    """Messages that could not be processed and were put aside."""
     failed: int = 0
-    """Messages refused by the worker or the destination."""
+    """Messages refused by the worker or the destination, and not put aside."""
     lost: int = 0
     """Messages whose worker died, or was stopped, while it held them."""
     produced: int = 0
@@ -40,7 +43,7 @@ class Account:
     @property
     def pending(self) -> int:
         """Messages taken in that have no outcome yet."""
-        return self.received - self.done - self.failed - self.lost
+        return self.received - self.done - self.dead - self.failed - self.lost
 
 
 class Ledger:
@@ -82,7 +85,7 @@ class Ledger:
         """
         wrong = [
             f"stage {a.stage}: {a.received} received, but {a.done} done"
-            f" + {a.failed} failed + {a.lost} lost"
+            f" + {a.dead} dead + {a.failed} failed + {a.lost} lost"
             for a in self._accounts
             if a.pending
         ]

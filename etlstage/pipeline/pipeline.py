@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from etlstage.errors import ConfigError, WorkerLost
+from etlstage.errors import ConfigError
 from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.edge import Edge, Item
-from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.pipeline.report import Report, Status
+from etlstage.pipeline.watermark import Watermark
 from etlstage.supervisor import AsyncSupervisor, Stage
 from etlstage.supervisor.submission import Answer
 
@@ -42,6 +45,9 @@ class Pipeline:
         sink: Where they end.
         flush_every: Seconds after which written messages are made durable, although
             the sink would wait for more; for extractions that never end.
+        dead_letters: Where messages are put aside that a stage can't process; None:
+            the first one ends the run. The sink has its own.
+        dead_letter_sink: What is given the dead letters at the end of the run.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -57,12 +63,16 @@ class Pipeline:
         stages: Sequence[Stage] = (),
         sink: Sink,
         flush_every: float = 60.0,
+        dead_letters: DeadLetters | None = None,
+        dead_letter_sink: DeadLetterSink | None = None,
     ) -> None:
         self.name = name
         self._source = source
         self._stages = tuple(stages)
         self._sink = sink
         self._flush_every = flush_every
+        self._dead_letters = dead_letters
+        self._dead_letter_sink = dead_letter_sink
         self._check()
         self._extracting: anyio.CancelScope | None = None
         self._drained = False
@@ -119,8 +129,10 @@ class Pipeline:
         try:
             with anyio.CancelScope() as scope:
                 await self._run_stages(scope)
+            await self._hand_over_letters()
             whole = self._error is None
         finally:
+            await self._close_letters()
             self._ended = anyio.current_time()
             self._take_stock()
             # What a whole run can't account for is a fault, and no loss.
@@ -134,6 +146,7 @@ class Pipeline:
 
     def report(self, status: Status) -> Report:
         """Return the report of a run that ended as ``status`` says."""
+        letters = self._dead_letters
         return Report(
             name=self.name,
             status=status,
@@ -141,6 +154,7 @@ class Pipeline:
             seconds=self._ended - self._started,
             ledger=self.ledger,
             landed=self._sink.landed(),
+            dead_letters=letters.look if letters and letters.count else None,
         )
 
     # --- the tasks ----------------------------------------------------------
@@ -190,15 +204,19 @@ class Pipeline:
     async def _transform(
         self, stage: Stage, account: Account, edge: Edge, out: Edge
     ) -> None:
-        # Positions pass a stage behind the answers to all messages before them.
+        # Positions pass a stage behind the outcome of all messages before them.
         positions: deque[tuple[int, Position]] = deque()
+        passed = Watermark()
+        refusals = Refusals(
+            stage.name, stage.on_error, config_of(stage), self._dead_letters
+        )
 
         async def runs() -> AsyncIterator[Run]:
             async for item in edge:
                 if not isinstance(item, Position):
                     account.received += len(item)
                     yield item
-                elif account.done == account.received and not positions:
+                elif passed.low == account.received and not positions:
                     await out.put(item)
                 else:
                     positions.append((account.received, item))
@@ -208,14 +226,17 @@ class Pipeline:
             aclosing(supervisor.answers(runs())) as answers,
         ):
             async for answer in answers:
-                self._raise_for(answer, account)
-                outputs = list(chain.from_iterable(answer.groups))
-                if outputs:
-                    await out.put(outputs)
-                account.produced += len(outputs)
-                account.done += len(answer.messages)
+                if answer.error is None:
+                    outputs = list(chain.from_iterable(answer.groups))
+                    if outputs:
+                        await out.put(outputs)
+                    account.produced += len(outputs)
+                    account.done += len(answer.messages)
+                else:
+                    await self._settle(answer, answer.error, account, refusals)
                 self._tick(account)
-                while positions and positions[0][0] <= account.done:
+                passed.rise(answer.start, len(answer.messages))
+                while positions and positions[0][0] <= passed.low:
                     # It stays the first until it is through: none may overtake it.
                     await out.put(positions[0][1])
                     positions.popleft()
@@ -232,6 +253,8 @@ class Pipeline:
                     await sink.write(item)
                 self._take_stock()
                 await self._acknowledge(positions)
+            if self._dead_letters is not None:
+                await self._dead_letters.sync()
             await (sink.finish() if self._exhausted else sink.flush())
             self._take_stock()
             await self._acknowledge(positions)
@@ -257,24 +280,47 @@ class Pipeline:
 
     async def _acknowledge(self, positions: deque[tuple[int, Position]]) -> None:
         covered = None
-        while positions and positions[0][0] <= self._sink.loaded:
+        while positions and positions[0][0] <= self._sink.loaded + self._sink.dead:
             covered = positions.popleft()[1]
-        if covered is not None:
-            await self._source.acknowledge(covered)
-
-    def _raise_for(self, answer: Answer, account: Account) -> None:
-        if answer.error is None:
+        if covered is None:
             return
-        if isinstance(answer.error, WorkerLost):
-            account.lost += len(answer.messages)
-        else:
-            account.failed += len(answer.messages)
-        raise answer.error
+        if self._dead_letters is not None:
+            await self._dead_letters.sync()
+        await self._source.acknowledge(covered)
+
+    async def _settle(
+        self, answer: Answer, error: Exception, account: Account, refusals: Refusals
+    ) -> None:
+        try:
+            await refusals.settle(
+                error, answer.messages, place=answer.start, received=account.received
+            )
+        finally:
+            account.dead, account.failed = refusals.dead, refusals.failed
+
+    async def _hand_over_letters(self) -> None:
+        """Make the dead letters durable, and give them to whom they are for."""
+        letters = self._dead_letters
+        if letters is None:
+            return
+        try:
+            await letters.sync()
+            if self._dead_letter_sink is not None and letters.count:
+                await self._dead_letter_sink.write(letters.letters())
+        except Exception as error:
+            self._error = self._error or error
+
+    async def _close_letters(self) -> None:
+        with anyio.CancelScope(shield=True):
+            if self._dead_letter_sink is not None:
+                await self._dead_letter_sink.aclose()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
 
     def _take_stock(self) -> None:
         account, sink = self.ledger[len(self.ledger) - 1], self._sink
         account.received, account.done = sink.received, sink.loaded
-        account.failed = sink.failed
+        account.dead, account.failed = sink.dead, sink.failed
         self._tick(account)
 
     def _tick(self, account: Account) -> None:

@@ -25,6 +25,8 @@ class Report:
     ledger: Ledger
     landed: str
     """What is in place at the destination, in one line."""
+    dead_letters: str | None = None
+    """The command that shows the messages that were put aside, if there are any."""
 
     @property
     def undelivered(self) -> int:
@@ -44,6 +46,7 @@ class Report:
                     "kind": account.kind.value,
                     "in": account.received,
                     "done": account.done,
+                    "dead": account.dead,
                     "failed": account.failed,
                     "lost": account.lost,
                     "out": account.produced,
@@ -53,4 +56,5 @@ class Report:
             ],
             "undelivered": self.undelivered,
             "landed": self.landed,
+            "dead_letters": self.dead_letters,
         }

@@ -7,8 +7,10 @@ from typing import Self
 
 import structlog
 
-from etlstage.errors import WorkerLost
+from etlstage.errors import EtlstageError
 from etlstage.messages import Run
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.supervisor import AsyncSupervisor, Stage
 
 __all__ = ("WorkerSink",)
@@ -22,13 +24,25 @@ class WorkerSink:
 
     What the worker does with a message before its EOP is its own matter; a run that
     fails may have loaded messages that it reports as lost.
+
+    Args:
+        stage: The stage.
+        dead_letters: Where messages are put aside that the workers can't load; None:
+            the first one ends the run.
+
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(
+        self, stage: Stage, *, dead_letters: DeadLetters | None = None
+    ) -> None:
         self.name = stage.name
         self.received = 0
         self.loaded = 0
+        self.dead = 0
         self.failed = 0
+        self._refusals = Refusals(
+            stage.name, stage.on_error, config_of(stage), dead_letters
+        )
         self._supervisor = AsyncSupervisor(stage)
         self._outputs = 0
         self._finished = False
@@ -49,18 +63,26 @@ class WorkerSink:
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""
+        before = self.received
         self.received += len(run)
-        error: Exception | None = None
+        failure: Exception | None = None
         async for answer in self._supervisor.answers([run]):
             if answer.error is None:
                 self.loaded += len(answer.messages)
                 self._note_outputs(sum(map(len, answer.groups)))
-            else:
-                if not isinstance(answer.error, WorkerLost):
-                    self.failed += len(answer.messages)
-                error = error or answer.error
-        if error is not None:
-            raise error
+                continue
+            try:
+                await self._refusals.settle(
+                    answer.error,
+                    answer.messages,
+                    place=before + answer.start,
+                    received=self.received,
+                )
+            except EtlstageError as error:
+                failure = failure or error
+            self.dead, self.failed = self._refusals.dead, self._refusals.failed
+        if failure is not None:
+            raise failure
 
     async def flush(self) -> None:
         """Do nothing: what was written was answered."""

@@ -23,6 +23,7 @@ for _package in ("pyspark", "pyarrow", "pandas"):
             "pip install 'etlstage[spark]'"
         )
 
+from etlstage.spark.dead_letter import DeadLetterFrame  # noqa: E402
 from etlstage.spark.frame import read_frame  # noqa: E402
 from etlstage.spark.java import Java, find_java  # noqa: E402
 from etlstage.spark.session import Session  # noqa: E402
@@ -32,6 +33,7 @@ from etlstage.spark.source import DataFrameSource  # noqa: E402
 __all__ = (
     "DataFrameSink",
     "DataFrameSource",
+    "DeadLetterFrame",
     "Java",
     "Session",
     "find_java",

@@ -49,28 +49,35 @@ def read_frame(
     return reader.load(paths, format=format)
 
 
-def messages_of(frame: DataFrame, expression: str | None) -> DataFrame:
+def messages_of(
+    frame: DataFrame, expression: str | None, key: str | None = None
+) -> DataFrame:
     """
-    Return the messages of ``frame`` as its only column, binary; blocks.
+    Return the messages of ``frame`` as its first column, binary; blocks.
 
     Args:
         frame: Any DataFrame.
         expression: Spark SQL that makes a message of a row. By default the only
             column if that is string or binary, else ``to_json(struct(*))``.
+        key: Spark SQL for what sets messages apart that need not keep their order.
+            Its hash becomes the second column; without it there is none.
 
     Raises:
         TypeError: If the expression is neither string nor binary.
 
     """
     expression = expression or _default(frame.schema)
-    chosen = frame.select(sf.expr(expression).alias("message"))
+    columns = [sf.expr(expression).alias("message")]
+    if key is not None:
+        columns.append(sf.xxhash64(sf.expr(key)).alias("key"))
+    chosen = frame.select(*columns)
     kind = chosen.schema[0].dataType
     if not isinstance(kind, StringType | BinaryType):
         raise TypeError(
             f"message {expression!r} is {kind.simpleString()}, expected string or "
             f"binary: write 'cast({expression} as string)' or 'to_json(...)'"
         )
-    return chosen.select(sf.col("message").cast("binary"))
+    return chosen.withColumn("message", sf.col("message").cast("binary"))
 
 
 def _default(schema: StructType) -> str:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from etlstage.spark.epoch import Epoch
 from etlstage.spark.schema import fitted, is_raw, reason
 
-__all__ = ("Misfits", "rows_of")
+__all__ = ("Misfits", "misfits_of", "rows_of")
 
 
 class Misfits(NamedTuple):
@@ -52,6 +52,31 @@ def rows_of(
     return _objects(spark, epoch, schema)
 
 
+def misfits_of(
+    spark: SparkSession, epoch: Epoch, schema: StructType | None, *, limit: int
+) -> list[tuple[int, str]]:
+    """
+    Return the places of the first messages that do not fit, and why each does not.
+
+    Args:
+        spark: The session.
+        epoch: The messages.
+        schema: As for :func:`rows_of`; it is not one that takes messages as they are.
+        limit: How many to return, at most.
+
+    """
+    if schema is None:
+        nulls = pc.indices_nonzero(epoch.strings().is_null())[:limit].to_pylist()
+        return [(at, reason(epoch.message(at), {}, StructType())) for at in nulls]
+    frame = _fitted(spark, epoch, schema).where("misfit")
+    found = []
+    for row in frame.select("place", "row").orderBy("place").limit(limit).collect():
+        made = None if row["row"] is None else row["row"].asDict()
+        at = int(row["place"])
+        found.append((at, reason(epoch.message(at), made, schema)))
+    return found
+
+
 def _texts(spark: SparkSession, epoch: Epoch) -> DataFrame | Misfits:
     column = epoch.strings()
     if column.null_count:
@@ -64,11 +89,7 @@ def _texts(spark: SparkSession, epoch: Epoch) -> DataFrame | Misfits:
 def _objects(
     spark: SparkSession, epoch: Epoch, schema: StructType
 ) -> DataFrame | Misfits:
-    places = pa.array(range(epoch.messages), pa.int64())
-    table = pa.table({"place": places, "value": epoch.strings()})
-    # Without a schema of its own an empty table is refused over Connect.
-    messages = spark.createDataFrame(table, "place long, value string")
-    frame = fitted(messages, schema)
+    frame = _fitted(spark, epoch, schema)
     misfit, place = sf.col("misfit"), sf.col("place")
     # Not a filter: Spark would parse the message anew for each test in it.
     first_place = sf.min(sf.when(misfit, place))
@@ -80,3 +101,11 @@ def _objects(
     row = frame.where(place == first).select("row").collect()[0]["row"]
     made = None if row is None else row.asDict()
     return Misfits(count, int(first), reason(epoch.message(first), made, schema))
+
+
+def _fitted(spark: SparkSession, epoch: Epoch, schema: StructType) -> DataFrame:
+    places = pa.array(range(epoch.messages), pa.int64())
+    table = pa.table({"place": places, "value": epoch.strings()})
+    # Without a schema of its own an empty table is refused over Connect.
+    messages = spark.createDataFrame(table, "place long, value string")
+    return fitted(messages, schema)

@@ -3,8 +3,8 @@ Messages into a DataFrame, epoch by epoch.
 
 Messages are kept until an epoch is full, then written as one DataFrame: memory
 stays bounded and what has landed is durable.  An epoch is checked as a whole before
-Spark touches the destination: one message that does not fit, and none of it is
-loaded.  ``destination.py`` knows how output is marked as whole.
+Spark touches the destination: messages that do not fit are put aside as dead letters,
+or, where there is no place for these, none of the epoch is loaded.  ``destination.py`` knows how output is marked as whole.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ import anyio.to_thread
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from etlstage.errors import SinkFailed
+from etlstage.errors import SinkFailed, StageError
 from etlstage.messages import Run
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.refusal import Refusals
 from etlstage.spark.destination import Destination
 from etlstage.spark.epoch import Epoch
 from etlstage.spark.job import run_job
 from etlstage.spark.problem import explain
-from etlstage.spark.rows import Misfits, rows_of
+from etlstage.spark.rows import Misfits, misfits_of, rows_of
+from etlstage.supervisor import ErrorPolicy
 
 __all__ = ("DataFrameSink",)
 
+_MISFITS = 10_000  # put aside at a time
 _FILE_BYTES = 32 << 20  # of messages; also what one task of an epoch writes
 
 
@@ -39,6 +43,7 @@ class DataFrameSink:
         name: As reports and errors call it.
         received: Messages taken.
         loaded: Messages that are durable.
+        dead: Messages that do not fit the schema and were put aside.
         failed: Messages that do not fit the schema.
         epochs: Epochs that are in place.
 
@@ -59,6 +64,8 @@ class DataFrameSink:
         epoch_messages: int = 1_000_000,
         epoch_bytes: int = 128 << 20,
         log_path: Path | None = None,
+        on_error: ErrorPolicy | None = None,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         """
         Take the settings; Spark is not asked for anything yet.
@@ -80,6 +87,8 @@ class DataFrameSink:
             epoch_messages: Messages in an epoch, at most.
             epoch_bytes: Bytes in an epoch, at most, unless a single run has more.
             log_path: Spark's log, for errors to name.
+            on_error: What becomes of messages that do not fit the schema.
+            dead_letters: Where they are put aside; None: the first one ends the run.
 
         Raises:
             ConfigError: If there is no such mode, or it is ``ignore``.
@@ -88,6 +97,7 @@ class DataFrameSink:
         self.name = name
         self.received = 0
         self.loaded = 0
+        self.dead = 0
         self.failed = 0
         self.epochs = 0
         self._given = spark
@@ -95,6 +105,9 @@ class DataFrameSink:
             format, path, table, mode, dict(options or {}), tuple(partition_by)
         )
         self._ddl = schema
+        self._refusals = Refusals(
+            name, on_error or ErrorPolicy(), self._config(), dead_letters
+        )
         self._bounds = (epoch_messages, epoch_bytes)
         self._log_path = log_path
         self._epoch = Epoch()
@@ -163,7 +176,7 @@ class DataFrameSink:
 
     def landed(self) -> str:
         """Return, in one line for a human, what is and what is not in place."""
-        waiting = self.received - self.loaded
+        waiting = self.received - self.loaded - self.dead
         rest = f", {waiting} messages were not loaded" if waiting else ""
         whole = "whole" if self._whole else "not whole"
         if not self.epochs:
@@ -209,12 +222,15 @@ class DataFrameSink:
 
     async def _land(self, *, last: bool) -> None:
         """Load the epoch that has come together, and begin the next."""
-        spark, epoch = self._spark, self._epoch
+        spark = self._spark
         assert spark is not None
         try:
-            await run_job(spark, lambda: self._load(spark, epoch, last=last))
+            while not await run_job(spark, lambda: self._load(spark, last=last)):
+                await self._put_aside(spark)
         except SinkFailed as error:
             self._error = error
+            raise
+        except StageError:
             raise
         except Exception as error:
             self._error = self._failure(
@@ -225,23 +241,64 @@ class DataFrameSink:
         except BaseException:
             self._error = self._failure("the epoch under way was interrupted")
             raise
-        self._epoch = Epoch()
-        self.loaded += epoch.messages
+        self.loaded += self._epoch.messages
         self.epochs += 1
+        self._epoch = Epoch()
 
-    def _load(self, spark: SparkSession, epoch: Epoch, *, last: bool) -> None:
+    def _load(self, spark: SparkSession, *, last: bool) -> bool:
+        """Load the epoch; return False if something is to be put aside first."""
+        epoch = self._epoch
         rows = rows_of(spark, epoch, self._schema)
         if isinstance(rows, Misfits):
+            if self._refusals.put_aside:
+                return False
             self.failed += rows.total
             raise self._failure(
                 f"{rows.total} of {epoch.messages} messages do not fit the schema "
                 f"'{self._ddl or 'value string'}': message "
-                f"{self.loaded + rows.place + 1} is the first, {rows.why}; "
+                f"{self.loaded + self.dead + rows.place + 1} is the first, {rows.why}; "
                 f"nothing of epoch {self.epochs + 1} is loaded"
             )
         # Arrow brings a partition for every 10,000 rows, and each would be a file.
         files = max(1, round(epoch.size / _FILE_BYTES))
         self._destination.write(rows.coalesce(files), first=not self.epochs, last=last)
+        return True
+
+    async def _put_aside(self, spark: SparkSession) -> None:
+        """Take what does not fit out of the epoch; raises when it is too much."""
+        epoch, schema = self._epoch, self._schema
+        misfits = await run_job(
+            spark, lambda: misfits_of(spark, epoch, schema, limit=_MISFITS)
+        )
+        before = self.loaded + self.dead
+        for place, why in misfits:
+            error = self._failure(
+                f"message {before + place + 1} does not fit the schema "
+                f"'{self._ddl or 'value string'}': {why}"
+            )
+            try:
+                await self._refusals.settle(
+                    error,
+                    [epoch.message(place)],
+                    place=before + place,
+                    received=self.received,
+                )
+            finally:
+                self.dead = self._refusals.dead
+        self._epoch = epoch.without([place for place, _ in misfits])
+
+    def _config(self) -> dict[str, object]:
+        """Return what the dead letters hold of this stage: no values of options."""
+        place = self._destination
+        return {
+            "name": self.name,
+            "kind": "load",
+            "format": place.format,
+            "path": place.path,
+            "table": place.table,
+            "options": sorted(place.options),
+            "schema": self._ddl,
+        }
 
     def _failure(self, text: str) -> SinkFailed:
         return SinkFailed(f"{self.name}: {text}", stage=self.name)

@@ -27,7 +27,14 @@ from etlstage.messages import Position, Run
 from etlstage.spark.frame import messages_of
 from etlstage.spark.job import run_job
 from etlstage.spark.problem import explain
-from etlstage.spark.spool import NONCE, Spooled, packed, read_packed, spooled
+from etlstage.spark.spool import (
+    NONCE,
+    Spooled,
+    packed,
+    read_packed,
+    run_of,
+    spooled,
+)
 
 __all__ = ("DataFrameSource",)
 
@@ -46,6 +53,7 @@ class DataFrameSource:
         frame: DataFrame | Callable[[], DataFrame],
         *,
         message: str | None = None,
+        key: str | None = None,
         name: str = "extract",
         run_messages: int = 16_384,
         run_bytes: int = 1 << 20,
@@ -61,6 +69,8 @@ class DataFrameSource:
             message: Spark SQL expression, string or binary, that makes a message
                 of a row. By default the only column if that is string or binary,
                 else ``to_json(struct(*))``.
+            key: Spark SQL expression by which messages keep their order where a stage
+                keeps no other: runs are then a :class:`~etlstage.messages.KeyedRun`.
             name: As reports and errors call it.
             run_messages: Messages in a run, at most.
             run_bytes: Bytes in a run, at most, unless it is a single message.
@@ -72,6 +82,7 @@ class DataFrameSource:
         self.name = name
         self._frame = frame
         self._message = message
+        self._key = key
         self._bounds = (run_messages, run_bytes)
         self._spool_dir = spool_dir
         self._log_path = log_path
@@ -123,7 +134,7 @@ class DataFrameSource:
     def _messages(self) -> DataFrame:
         frame = self._frame if isinstance(self._frame, DataFrame) else self._frame()
         try:
-            return messages_of(frame, self._message)
+            return messages_of(frame, self._message, self._key)
         except TypeError as error:
             raise self._failed(explain(error)) from error
 
@@ -179,5 +190,5 @@ def _read_file(path: Path) -> Generator[Run, None, None]:
     """Yield the runs of a spool file, then remove it; blocks."""
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
         for batch in batches:
-            yield batch.column(0).to_pylist()
+            yield run_of(batch)
     path.unlink(missing_ok=True)

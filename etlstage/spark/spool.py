@@ -20,10 +20,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from etlstage.messages import KeyedRun, Run
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ("NONCE", "Spooled", "packed", "read_packed", "spool_into", "spooled")
+__all__ = (
+    "NONCE",
+    "Spooled",
+    "packed",
+    "read_packed",
+    "run_of",
+    "spool_into",
+    "spooled",
+)
 
 Batches: TypeAlias = "Iterator[pa.RecordBatch]"
 Cut: TypeAlias = "Callable[[pa.RecordBatch], Batches]"
@@ -53,10 +63,10 @@ def spooled(
     frame: DataFrame, directory: str, nonce: str, messages: int, size: int
 ) -> list[Spooled] | None:
     """
-    Write the only column of ``frame``, binary, into ``directory``; blocks.
+    Write ``frame`` into ``directory``; blocks.
 
     Args:
-        frame: What to write.
+        frame: What to write: messages, binary, and maybe their keys, long.
         directory: The spool directory, as the driver calls it.
         nonce: Content of the file :data:`NONCE` in it.
         messages: Messages in one record batch at most.
@@ -68,7 +78,8 @@ def spooled(
         directory.
 
     """
-    function = spool_into(directory, nonce, _cutting(messages, size))
+    cut = _cutting(messages, size)
+    function = spool_into(directory, nonce, cut, len(frame.columns))
     try:
         rows = frame.mapInArrow(function, _SPOOLED).collect()
     except Exception as error:
@@ -91,10 +102,17 @@ def packed(frame: DataFrame, messages: int, size: int) -> Iterator[tuple[bytes, 
         yield bytes(row["run"]), int(row["nulls"])
 
 
-def read_packed(run: bytes) -> list[bytes]:
+def read_packed(run: bytes) -> Run:
     """Return the messages of one packed run."""
-    column = pa.ipc.open_stream(run).read_all().column(0)
-    return column.to_pylist()  # type: ignore[no-any-return]
+    return run_of(pa.ipc.open_stream(run).read_all())
+
+
+def run_of(data: pa.Table | pa.RecordBatch) -> Run:
+    """Return messages, with their keys if there are any."""
+    messages: Run = data.column(0).to_pylist()
+    if data.num_columns == 1:
+        return messages
+    return KeyedRun(messages, data.column(1).to_pylist())
 
 
 def _cutting(messages: int, size: int) -> Cut:
@@ -114,21 +132,34 @@ def _cutting(messages: int, size: int) -> Cut:
     return cut
 
 
-def spool_into(directory: str, nonce: str, cut: Cut) -> Callable[[Batches], Batches]:
-    """Return the function that writes a partition into a file of ``directory``."""
+def spool_into(
+    directory: str, nonce: str, cut: Cut, width: int = 1
+) -> Callable[[Batches], Batches]:
+    """
+    Return the function that writes a partition into a file of ``directory``.
+
+    Args:
+        directory: As for :func:`spooled`.
+        nonce: Likewise.
+        cut: What cuts batches into runs.
+        width: Columns: 2 if the messages have keys.
+
+    """
     unseen = _UNSEEN
 
     def write(batches: Batches, path: str) -> tuple[int, int]:
         import pyarrow as pa
 
-        schema = pa.schema([pa.field("message", pa.binary())])
+        fields = [pa.field("message", pa.binary()), pa.field("key", pa.int64())]
+        schema = pa.schema(fields[:width])
         messages = nulls = 0
         with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
             for batch in batches:
                 column = batch.column(0).cast(pa.binary())
                 nulls += column.null_count
                 messages += len(column)
-                for piece in cut(pa.record_batch([column], schema=schema)):
+                columns = [column, *batch.columns[1:]]
+                for piece in cut(pa.record_batch(columns, schema=schema)):
                     stream.write_batch(piece)
         return messages, nulls
 
@@ -174,7 +205,8 @@ def _pack(cut: Cut) -> Callable[[Batches], Batches]:
         assert task is not None
         for batch in batches:
             column = batch.column(0).cast(pa.binary())
-            for piece in cut(pa.record_batch({"message": column})):
+            keys = {} if batch.num_columns == 1 else {"key": batch.column(1)}
+            for piece in cut(pa.record_batch({"message": column, **keys})):
                 nulls = piece.column(0).null_count
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, piece.schema) as stream:

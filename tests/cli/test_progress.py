@@ -30,7 +30,7 @@ def ledger() -> Ledger:
     ledger[0].produced = 4000
     ledger[1].received, ledger[1].done, ledger[1].produced = 3000, 2900, 5800
     ledger[1].failed, ledger[1].lost = 2, 1
-    ledger[2].received, ledger[2].done = 5000, 1000
+    ledger[2].received, ledger[2].done, ledger[2].dead = 5000, 1000, 7
     return ledger
 
 
@@ -60,10 +60,10 @@ def test_table_has_a_row_for_each_stage(ledger: Ledger) -> None:
     with console.capture() as capture:
         console.print(accounts_table(ledger, "seconds", ["1", "2", "3"]))
     assert [line.split() for line in capture.get().splitlines()] == [
-        ["stage", "in", "out", "failed", "lost", "seconds"],
-        ["extract", "-", "4,000", "0", "0", "1"],
-        ["[bold]clean", "3,000", "5,800", "2", "1", "2"],
-        ["load", "5,000", "1,000", "0", "0", "3"],
+        ["stage", "in", "out", "dead", "failed", "lost", "seconds"],
+        ["extract", "-", "4,000", "0", "0", "0", "1"],
+        ["[bold]clean", "3,000", "5,800", "0", "2", "1", "2"],
+        ["load", "5,000", "1,000", "7", "0", "0", "3"],
     ]
 
 
@@ -72,7 +72,7 @@ def test_line_names_what_went_wrong_only_if_it_did(ledger: Ledger) -> None:
     assert state_line(ledger, 12.3, [800, 1500.4, 0]) == (
         "12 s: extract out 4,000 (800/s);"
         " [bold]clean in 3,000 out 5,800 failed 2 lost 1 (1,500/s);"
-        " load in 5,000 out 1,000 (0/s)"
+        " load in 5,000 out 1,000 dead 7 (0/s)"
     )
 
 
@@ -87,7 +87,8 @@ def test_rate_is_taken_over_the_last_seconds(ledger: Ledger) -> None:
     rates = Rates(ledger)
     assert rates.sample(100.0) == [0, 0, 0]
     ledger[0].produced += 500
-    ledger[1].lost += 100
+    ledger[1].lost += 60
+    ledger[1].dead += 40
     assert rates.sample(101.0) == [500, 100, 0]
     assert rates.sample(101.0) == [500, 100, 0]
     assert rates.sample(110.0) == [0, 0, 0]

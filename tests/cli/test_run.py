@@ -58,11 +58,11 @@ def test_run_to_the_end(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> N
     assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "loaded.txt").read_text() == "A\nB\nC\n"
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert rows[0] == ["stage", "in", "out", "failed", "lost", "seconds"]
-    assert [row[:5] for row in rows[1:4]] == [
-        ["extract", "-", "3", "0", "0"],
-        ["upper", "3", "3", "0", "0"],
-        ["load", "3", "3", "0", "0"],
+    assert rows[0] == ["stage", "in", "out", "dead", "failed", "lost", "seconds"]
+    assert [row[:6] for row in rows[1:4]] == [
+        ["extract", "-", "3", "0", "0", "0"],
+        ["upper", "3", "3", "0", "0", "0"],
+        ["load", "3", "3", "0", "0", "0"],
     ]
     assert "ledger balanced: every message has one outcome" in result.stdout
     assert re.search(r"^letters: done in \d+\.\d s$", result.stdout, re.MULTILINE)
@@ -85,7 +85,7 @@ def test_worker_that_does_not_exist(
     pipeline.write_text(pipeline.read_text().replace("[python, upper.py]", "[nope]"))
     result = etlstage("run", pipeline, "--report", "r.json")
     assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
+    *_, line = result.stderr.splitlines()
     assert line.startswith("etlstage: error: stage upper: can't start worker")
     assert "there is no program 'nope' on PATH" in line
     assert "ledger balanced" in result.stdout

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.config.build import pipeline_from_yaml
+from etlstage.config.build import pipeline_from_yaml, state_folder
+from etlstage.config.document import read
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter import DeadLetter, read_letters
 from etlstage.pipeline.pipeline import Pipeline
 
 WORKERS = """\
@@ -182,3 +184,68 @@ print(report.status, report.error)
 print(spark.conf.get("spark.app.name"), spark.range(3).count())
 """
     assert in_python(code, path.parent) == ["done None", "mine 3"]
+
+
+@pytest.mark.parametrize(
+    ("state", "folder"),
+    [("", ".etlstage/letters"), ("state: there\n", "there"), ("state: /abs\n", "/abs")],
+)
+def test_state_has_a_default(path: Path, state: str, folder: str) -> None:
+    """Dead letters need a place, also when nobody thought of one."""
+    path.write_text(state + WORKERS)
+    assert state_folder(read(path)) == path.parent / folder
+
+
+async def test_dead_letters_know_commands_as_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was interpolated is a secret, wherever it stood."""
+    monkeypatch.setenv("TOKEN", "hunter2")
+    monkeypatch.setenv("N", "7")
+    write(
+        path,
+        OFFSETS.replace('"$$x"', '"$$x ${TOKEN} ${N}"').replace("printf", "exit 3;"),
+    )
+    report = await Pipeline.from_yaml(path).run()
+    assert report.ledger[1].dead == 2
+    letter, _ = read_letters(path.parent / ".etlstage/dead_letters/load.jsonl")
+    assert isinstance(letter, DeadLetter)
+    assert letter.config["command"][0] == "sh"
+    assert "${TOKEN} ${N}" in letter.config["command"][2]
+    assert "hunter2" not in str(letter)
+    assert str(path) in str(report.dead_letters)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_dead_letters_in_a_frame(path: Path) -> None:
+    """From a worker and from the DataFrame that messages did not fit; appended."""
+    path.write_text(
+        FRAMES.replace("path: out,", "path: out, schema: 'n int',")
+        .replace("format: text, path: out", "format: json, path: out")
+        .replace('printf "$$x$${x}', 'test "$$x" = 2 \\&\\& exit 3; printf "$$x')
+        .replace("\\&", "&")
+        + "dead_letters: {spark: {format: parquet, path: dead}}\n"
+    )
+    (path.parent / "in.txt").write_text('{"n":1}\n2\n{"n":"x"}\n{"n":3}\n')
+    code = """
+import anyio
+from pyspark import SparkContext
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.spark import Session, read_frame
+for _ in range(2):
+    report = anyio.run(Pipeline.from_yaml("pipeline.yaml").run)
+with_spark = Session(master="local[1]")
+rows = read_frame(with_spark.start(), format="parquet", path="dead")
+found = sorted((r.stage, bytes(r.message), r.kind, len(r.attempts)) for r in rows.collect())
+loaded = read_frame(with_spark.start(), format="json", path="out").count()
+with_spark.stop()
+print(report.status, report.error, [a.dead for a in report.ledger], loaded)
+print(found[::2], found[::2] == found[1::2])
+"""
+    status, found = in_python(code, path.parent)
+    assert status == "done None [0, 1, 1] 2"
+    assert found == (
+        """[('load', b'{"n":"x"}', 'SinkFailed', 0), """
+        "('transform-1', b'2', 'WorkerLost', 3)] True"
+    )

@@ -31,7 +31,9 @@ def test_variable_is_put_in(
     interpolator: Interpolator, text: str, expected: str
 ) -> None:
     """A default stands in for a variable that is not set or empty, as in a shell."""
-    assert interpolator.expand(text) == (expected, True)
+    found = interpolator.expand(text)
+    assert found.text == expected
+    assert found.found
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_other_dollars_are_themselves(
     interpolator: Interpolator, text: str, expected: str
 ) -> None:
     """Only ``${`` begins a reference, and ``$$`` escapes it."""
-    assert interpolator.expand(text) == (expected, False)
+    assert interpolator.expand(text) == (expected, {})
 
 
 def test_what_was_put_in_is_not_expanded_again(tmp_path: Path) -> None:
@@ -64,7 +66,19 @@ def test_file_is_put_in_without_its_last_newline(
 ) -> None:
     """Secrets mounted as files end in a newline that is not part of them."""
     (tmp_path / "token").write_bytes(b"line\nlast" + end.encode())
-    assert interpolator.expand("<${file:token}>") == ("<line\nlast>", True)
+    found = interpolator.expand("<${file:token}>")
+    assert found.text == "<line\nlast>"
+
+
+def test_what_was_put_in_has_a_reference(
+    interpolator: Interpolator, tmp_path: Path
+) -> None:
+    """By which it is called where it must not be shown."""
+    (tmp_path / "token").write_text("hunter2")
+    assert interpolator.expand("${TOKEN:-x}/${file:token}/$${A}").found == {
+        "s3cret": "${TOKEN:-x}",
+        "hunter2": "${file:token}",
+    }
 
 
 @pytest.mark.parametrize(

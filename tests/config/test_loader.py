@@ -73,7 +73,7 @@ transform:
       env: {A: "${ETLSTAGE_NOPE}", "C=": x}
     workers: 0
     window: lots
-    restart: {policy: permanent}
+    restart: {policy: always, max: -1, never_on: [256], within: 0}
     batch: {driver: superviser, size: abc, bytes: 1 mb, bnc_after_last: maybe}
   - name: clean
     worker:
@@ -123,9 +123,15 @@ load:
             " messages from 1 up, or auto, got 'lots'"
         ),
         (
-            "pipeline.yaml:18:5: transform[0].restart: unknown key, expected one of name,"
-            " timeout, max_message, max_reply, worker, workers, window, batch"
+            "pipeline.yaml:18:23: transform[0].restart.policy: unknown policy 'always',"
+            " expected 'permanent' or 'transient' or 'temporary'"
         ),
+        "pipeline.yaml:18:36: transform[0].restart.max: expected 0 or more, got '-1'",
+        (
+            "pipeline.yaml:18:51: transform[0].restart.never_on[0]: expected 255 or"
+            " less, got '256'"
+        ),
+        "pipeline.yaml:18:65: transform[0].restart.within: expected more than 0, got '0'",
         (
             "pipeline.yaml:19:21: transform[0].batch.driver: unknown driver 'superviser'"
             " (did you mean 'supervisor'?)"
@@ -252,11 +258,129 @@ def test_one_problem(path: Path, content: str, error: str) -> None:
         assert error_of(path, content) == error
 
 
-@pytest.mark.parametrize("key", ["restart", "on_error", "order", "limits"])
-def test_keys_of_later_versions_are_unknown(path: Path, key: str) -> None:
+@pytest.mark.parametrize("key", ["retries", "limits", "dead_letters", "rate"])
+def test_keys_that_stand_elsewhere_are_unknown(path: Path, key: str) -> None:
     """A key that would do nothing is refused, not ignored."""
     content = f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, {key}: x}}]\n"
     assert f"transform[0].{key}: unknown key" in error_of(path, content)
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ("limits: {memory: 0}", "limits.memory: expected more than 0, got '0'"),
+        ("limits: {cpu: x}", "limits.cpu: expected a duration such as"),
+        ("limits: {open_files: 0}", "limits.open_files: expected 1 or more, got '0'"),
+        ("limits: {core: -1}", "limits.core: expected a size such as"),
+        ("limits: {nice: 20}", "limits.nice: expected 19 or less, got '20'"),
+        ("limits: {disk: 1}", "limits.disk: unknown key, expected one of memory, cpu"),
+        ("umask: 888", "umask: expected an octal number such as 022, got '888'"),
+        ("umask: 1777", "umask: expected an octal number such as 022, got '1777'"),
+        ("ready: perhaps", "ready: expected true or false, got 'perhaps'"),
+        ("user: [a]", "user: expected text, got a list"),
+    ],
+)
+def test_problem_of_a_worker(path: Path, keys: str, error: str) -> None:
+    """Each key of a worker has its own words."""
+    content = f"{MINIMAL}transform: [{{worker: {{command: [cat], {keys}}}}}]\n"
+    assert f": transform[0].worker.{error}" in error_of(path, content)
+
+
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ("timeout: {start: never}", "timeout.start: expected a duration such as"),
+        ("timeout: {heartbeat: 0}", "timeout.heartbeat: expected more than 0, got '0'"),
+        ("timeout: {stop: null}", "timeout.stop: expected a duration"),
+        ("restart: {max: unlimited}", "restart.max: expected a whole number, got"),
+        ("restart: {delay: 0}", "restart.delay: expected more than 0, got '0'"),
+        ("restart: {never_on: 3}", "restart.never_on: expected a list, got '3'"),
+        ("on_error: {retries: -1}", "on_error.retries: expected 0 or more, got '-1'"),
+        (
+            "on_error: {then: skip}",
+            "on_error.then: unknown end of a message 'skip', expected 'dead_letter' or",
+        ),
+        (
+            "on_error: {budget: some}",
+            "on_error.budget: expected a number of messages such as 20, or a share such",
+        ),
+        ("on_error: {budget: 101%}", "on_error.budget.share: expected a share such as"),
+        ("on_error: {budget: {share: 1}}", "on_error.budget.share: expected a share"),
+        ("on_error: {budget: {cuont: 1}}", "on_error.budget.cuont: unknown key"),
+        ("on_error: {then: fail, budget: 1}", "budget: needs then: dead_letter"),
+        ("order: random", "order: unknown order 'random', expected 'none' or 'key'"),
+        ("order: key", "order: needs a key, a JSON pointer such as /id, or extract"),
+        ("order: key, key: id", "key: expected a JSON pointer such as /id, got 'id'"),
+        ("order: key, key: /a~2", "key: expected a JSON pointer such as /id, got"),
+        ("key: /id", "key: needs order: key"),
+        ("order: none, key: /id", "key: needs order: key"),
+        ("recycle: {max_age: 0}", "recycle.max_age: expected more than 0, got '0'"),
+        ("recycle: {variance: 0.1}", "recycle.variance: expected a share such as 1%"),
+    ],
+)
+def test_problem_of_a_stage(path: Path, keys: str, error: str) -> None:
+    """Each policy of a stage has its own words."""
+    content = f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, {keys}}}]\n"
+    assert error in error_of(path, content)
+
+
+FRAMES = """\
+name: papers
+extract: {spark: {format: json, path: x%s}}
+transform: [{worker: {command: [cat]}%s}, {name: two, worker: {command: [cat]}%s}]
+load: {spark: {format: json, path: x}%s}
+"""
+
+
+def test_key_of_the_source_is_for_the_first_stage_alone(path: Path) -> None:
+    """What a stage makes of a message has no key beside it."""
+    path.write_text(FRAMES % (", key: id", ", order: key", ", order: key, key: /a", ""))
+    load(path)
+    assert error_of(path, FRAMES % (", key: id", "", ", order: key", "")) == (
+        "3:79: transform[1].order: needs a key, a JSON pointer such as /id: only the"
+        " first stage behind the source can take the source's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("restart", "{}"),
+        ("recycle", "{}"),
+        ("order", "none"),
+        ("key", "/id"),
+        ("timeout", "{}"),
+    ],
+)
+def test_what_a_frame_has_no_use_for(path: Path, key: str, value: str) -> None:
+    """There is no worker to restart; but messages may not fit."""
+    text = f"load.{key}: is only for a worker, not for spark"
+    assert text in error_of(path, FRAMES % ("", "", "", f", {key}: {value}"))
+
+
+def test_frame_has_an_error_policy(path: Path) -> None:
+    """It refuses messages that do not fit its schema; to try again is of no use."""
+    path.write_text(FRAMES % ("", "", "", ", on_error: {budget: 3, then: dead_letter}"))
+    load(path)
+    text = "load.on_error.retries: is only for a worker, not for spark"
+    assert text in error_of(path, FRAMES % ("", "", "", ", on_error: {retries: 1}"))
+
+
+@pytest.mark.parametrize("key", ["on_error", "recycle", "order", "workers"])
+def test_what_an_extract_worker_has_no_use_for(path: Path, key: str) -> None:
+    """Nothing is put into it."""
+    content = MINIMAL.replace('[seq, "3"]}', f'[seq, "3"]}}, {key}: 1')
+    assert f"extract.{key}: unknown key" in error_of(path, content)
+
+
+def test_frame_for_dead_letters(path: Path) -> None:
+    """A path or a table."""
+    both = f"{MINIMAL}dead_letters: {{spark: {{path: a, table: b}}}}\n"
+    assert error_of(path, both) == (
+        "4:33: dead_letters.spark.table: can't be used together with path"
+    )
+    none = f"{MINIMAL}dead_letters: {{}}\n"
+    assert "dead_letters.spark: missing, but needed" in error_of(path, none)
 
 
 SECRET = "hunter2"  # noqa: S105

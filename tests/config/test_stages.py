@@ -15,13 +15,34 @@ from etlstage.config.stages import (
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor import BatchPolicy, Stage, Timeouts
+from etlstage.supervisor import (
+    BatchPolicy,
+    ErrorBudget,
+    ErrorPolicy,
+    Order,
+    RecyclePolicy,
+    ResourceLimits,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
 
 BASE = Path("/base")
 ENDS = """\
 name: papers
-extract: {worker: {command: [./fetch.sh, 1.10]}, mode: cyclic, max_reply: 1MiB}
-load: {worker: {command: [/bin/load], cwd: sub}, window: auto, workers: 2}
+extract:
+  worker: {command: [./fetch.sh, 1.10], limits: {nice: 1}}
+  mode: cyclic
+  max_reply: 1MiB
+  restart: {max: 0}
+  timeout: {heartbeat: 1s}
+load:
+  worker: {command: [/bin/load], cwd: sub}
+  window: auto
+  workers: 2
+  restart: {max: 1}
+  on_error: {retries: 9}
+  recycle: {max_messages: 5}
 """
 
 
@@ -57,11 +78,22 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
       markers: {eom: "\x1e", eop: '\0', bnc: '\xff'}
       env: {LANG: C.UTF-8, N: 1.10, ON: yes}
       cwd: work
+      limits: {memory: 512MiB, cpu: 1500ms, open_files: 64, core: 0, nice: -5}
+      user: nobody
+      group: "65534"
+      umask: 027
+      ready: true
     workers: 3
+    order: key
+    key: /a~1b/0
     window: 8
     batch: {driver: worker, size: 10, bytes: 1kB, seconds: 2s, eob_then_eom: true,
             bnc_after_last: true}
-    timeout: {message: 1m, stop: 500ms}
+    timeout: {start: 10s, message: 1m, heartbeat: 1h, stop: 500ms}
+    restart: {policy: transient, max: 7, within: 2m, delay: 1s, max_delay: 5s,
+              never_on: [2, 64]}
+    on_error: {retries: 0, then: dead_letter, budget: {count: 20, share: 0.5%}}
+    recycle: {max_messages: 1000, max_age: 1h, max_rss: 1GiB, variance: 20%}
     max_message: 1MiB
     max_reply: 2MiB""",
     )
@@ -76,7 +108,28 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
         ),
         workers=3,
         window=8,
-        timeout=Timeouts(message=60.0, stop=0.5),
+        order=Order.KEY,
+        key="/a~1b/0",
+        timeout=Timeouts(start=10.0, message=60.0, heartbeat=3600.0, stop=0.5),
+        ready=True,
+        restart=RestartPolicy(
+            policy="transient",
+            max=7,
+            within=120.0,
+            delay=1.0,
+            max_delay=5.0,
+            never_on=frozenset((2, 64)),
+        ),
+        on_error=ErrorPolicy(retries=0, budget=ErrorBudget(count=20, share=0.005)),
+        recycle=RecyclePolicy(
+            max_messages=1000, max_age=3600.0, max_rss=2**30, variance=0.2
+        ),
+        limits=ResourceLimits(
+            memory=512 * 2**20, cpu=2, open_files=64, core=0, nice=-5
+        ),
+        user="nobody",
+        group="65534",
+        umask=0o027,
         env={"LANG": "C.UTF-8", "N": "1.10", "ON": "yes"},
         cwd=BASE / "work",
         max_message_bytes=1024 * 1024,
@@ -93,8 +146,47 @@ def test_supervisor_drives_a_batch_unless_said_otherwise(path: Path) -> None:
 
 def test_null_waits_for_ever(path: Path) -> None:
     """For workers that may think for hours."""
-    stage = stage_of(path, "{worker: {command: [cat]}, timeout: {message: null}}")
-    assert stage.timeout == Timeouts(message=None)
+    stage = stage_of(
+        path, "{worker: {command: [cat]}, timeout: {message: null, start: null}}"
+    )
+    assert stage.timeout == Timeouts(message=None, start=None)
+
+
+@pytest.mark.parametrize(
+    ("written", "budget"),
+    [
+        ("20", ErrorBudget(count=20, share=None)),
+        ("0", ErrorBudget(count=0, share=None)),
+        ("2.5%", ErrorBudget(share=0.025)),
+        ("100 %", ErrorBudget(share=1.0)),
+        ("{count: 5}", ErrorBudget(count=5, share=None)),
+        ("{share: 5%}", ErrorBudget(share=0.05)),
+        ("{count: 5, share: 5%}", ErrorBudget(count=5, share=0.05)),
+    ],
+)
+def test_budget(path: Path, written: str, budget: ErrorBudget) -> None:
+    """A number is no share, and a share no number: what is not written is no bound."""
+    stage = stage_of(
+        path, f"{{worker: {{command: [cat]}}, on_error: {{budget: {written}}}}}"
+    )
+    assert stage.on_error == ErrorPolicy(budget=budget)
+
+
+def test_run_may_end_with_the_first_failure(path: Path) -> None:
+    """As strict as can be."""
+    keys = "{worker: {command: [cat]}, on_error: {then: fail}, order: none}"
+    stage = stage_of(path, keys)
+    assert stage.on_error == ErrorPolicy(then="fail")
+    assert stage.order is Order.NONE
+
+
+@pytest.mark.parametrize(
+    ("written", "mask"), [("022", 0o22), ("0o77", 0o77), ("7", 0o7), ('"002"', 0o2)]
+)
+def test_mask_is_octal(path: Path, written: str, mask: int) -> None:
+    """As umask(1) reads it, with quotes or without."""
+    stage = stage_of(path, f"worker: {{command: [cat], umask: {written}}}")
+    assert stage.umask == mask
 
 
 @pytest.mark.parametrize(
@@ -124,10 +216,15 @@ def test_ends(path: Path) -> None:
     assert extract.mode is Mode.CYCLIC
     assert extract.command == ("/base/fetch.sh", "1.10")
     assert extract.max_reply_bytes == 1024 * 1024
+    assert extract.restart.max == 0
+    assert extract.timeout.heartbeat == 1.0
+    assert extract.limits.nice == 1
     sink = load_stage(model.load, "l", BASE)
     assert sink.kind is StageKind.LOAD
     assert sink.mode is Mode.SINGLE
     assert (sink.workers, sink.window, sink.cwd) == (2, None, BASE / "sub")
+    assert (sink.restart.max, sink.on_error.retries) == (1, 9)
+    assert sink.recycle.max_messages == 5
 
 
 @pytest.mark.parametrize(
@@ -143,3 +240,27 @@ def test_ends(path: Path) -> None:
 def test_located(written: str, read: str) -> None:
     """A path with a scheme is not on this machine's terms."""
     assert located(written, BASE) == read
+
+
+def test_manual_shows_the_defaults(path: Path) -> None:
+    """The listing of all keys is itself a pipeline file, and says what holds."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    _, _, listing = text.partition("```yaml\ntransform:\n")
+    path.write_text(f"{ENDS}transform:\n{listing.partition('```')[0]}")
+    keys = load(path)[0].transform[0]
+    stage = transform_stage(keys, "t", BASE)
+    default = Stage(name="t", command=("/base/clean",))
+    told = (
+        *("workers", "window", "order", "key", "timeout", "ready", "restart"),
+        *("on_error", "recycle", "env", "max_message_bytes", "max_reply_bytes"),
+    )
+    for name in told:
+        assert getattr(stage, name) == getattr(default, name), name
+    unwritten = set(type(keys).model_fields) - keys.model_fields_set
+    assert unwritten == {"name", "key", "batch"}
+    for group in (keys.timeout, keys.restart, keys.on_error, keys.recycle):
+        assert group.model_fields_set == set(type(group).model_fields)
+    worker = set(type(keys.worker).model_fields) - keys.worker.model_fields_set
+    assert worker == {"dialect", "markers"}
+    limits = keys.worker.limits
+    assert limits.model_fields_set == set(type(limits).model_fields)

@@ -99,7 +99,7 @@ class MemorySink:
         gate: Wait | None = None,
     ) -> None:
         self.name = "sink"
-        self.received = self.loaded = self.failed = 0
+        self.received = self.loaded = self.dead = self.failed = 0
         self.messages: Run = []
         self.flushed = self.finished = 0
         self.open: bool | None = None

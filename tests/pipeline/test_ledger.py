@@ -58,7 +58,7 @@ def test_message_without_an_outcome_is_an_imbalance() -> None:
     wrong[1].failed = 1
 
     assert imbalance(wrong) == (
-        "stage split: 10 received, but 7 done + 1 failed + 0 lost"
+        "stage split: 10 received, but 7 done + 0 dead + 1 failed + 0 lost"
     )
 
 
@@ -68,7 +68,8 @@ def test_message_with_two_outcomes_is_an_imbalance() -> None:
     wrong[2].lost = 1
 
     assert (
-        imbalance(wrong) == "stage write: 11 received, but 11 done + 0 failed + 1 lost"
+        imbalance(wrong)
+        == "stage write: 11 received, but 11 done + 0 dead + 0 failed + 1 lost"
     )
 
 
@@ -98,8 +99,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     wrong[2].done = 0
 
     assert imbalance(wrong).split("; ") == [
-        "stage split: 12 received, but 10 done + 0 failed + 0 lost",
-        "stage write: 11 received, but 0 done + 0 failed + 0 lost",
+        "stage split: 12 received, but 10 done + 0 dead + 0 failed + 0 lost",
+        "stage write: 11 received, but 0 done + 0 dead + 0 failed + 0 lost",
         "10 left stage read, but 12 reached split",
     ]
 

@@ -1,8 +1,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Iterator,
+    Sequence,
+)
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -13,14 +22,26 @@ from etlstage.errors import (
     MessageRefused,
     SinkFailed,
     SourceFailed,
+    StageFailed,
     WorkerLost,
     WorkerStartFailed,
 )
-from etlstage.messages import Position, Run, StageKind
-from etlstage.pipeline import OffsetPolicy, Pipeline, Report, WorkerSink, WorkerSource
-from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.messages import KeyedRun, Position, Run, StageKind
+from etlstage.pipeline import (
+    DeadLetter,
+    DeadLetters,
+    OffsetPolicy,
+    Pipeline,
+    Report,
+    WorkerSink,
+    WorkerSource,
+)
+from etlstage.pipeline import pipeline as pipeline_module
+from etlstage.pipeline.dead_letter import letter_files
+from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.state import PositionFile
-from etlstage.supervisor import Stage
+from etlstage.supervisor import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
+from etlstage.supervisor.submission import Answer
 from tests.pipeline.ends import (
     MemorySink,
     MemorySource,
@@ -32,11 +53,22 @@ from tests.supervisor.workers import QUICK, cyclic, load, plain, stage
 
 
 def pipeline(
-    source: Source, *stages: Stage, sink: Sink, flush_every: float = 60.0
+    source: Source,
+    *stages: Stage,
+    sink: Sink,
+    flush_every: float = 60.0,
+    dead_letters: DeadLetters | None = None,
+    dead_letter_sink: DeadLetterSink | None = None,
 ) -> Pipeline:
     """Return a pipeline, called ``p``."""
     return Pipeline(
-        name="p", source=source, stages=stages, sink=sink, flush_every=flush_every
+        name="p",
+        source=source,
+        stages=stages,
+        sink=sink,
+        flush_every=flush_every,
+        dead_letters=dead_letters,
+        dead_letter_sink=dead_letter_sink,
     )
 
 
@@ -162,6 +194,7 @@ async def test_report_as_json() -> None:
                 "kind": "extract",
                 "in": 0,
                 "done": 0,
+                "dead": 0,
                 "failed": 0,
                 "lost": 0,
                 "out": 1,
@@ -171,6 +204,7 @@ async def test_report_as_json() -> None:
                 "kind": "transform",
                 "in": 1,
                 "done": 1,
+                "dead": 0,
                 "failed": 0,
                 "lost": 0,
                 "out": 2,
@@ -180,6 +214,7 @@ async def test_report_as_json() -> None:
                 "kind": "load",
                 "in": 2,
                 "done": 2,
+                "dead": 0,
                 "failed": 0,
                 "lost": 0,
                 "out": 0,
@@ -187,6 +222,7 @@ async def test_report_as_json() -> None:
         ],
         "undelivered": 0,
         "landed": "2 landed",
+        "dead_letters": None,
     }
 
 
@@ -336,7 +372,9 @@ async def test_worker_that_dies_fails_the_run() -> None:
     """What it held is lost, what was under way is counted, the others are stopped."""
     source = MemorySource([numbers(0, 5), [b"end", b"behind"], numbers(0, 3)])
     sink = MemorySink()
-    dying = stage("exits_at_word", "end", name="dies", window=1)
+    dying = stage(
+        "exits_at_word", "end", name="dies", window=1, restart=RestartPolicy()
+    )
     made = pipeline(source, echo, dying, stage("deaf_to_eof", timeout=QUICK), sink=sink)
     report = await run(made)
 
@@ -474,7 +512,7 @@ async def test_sink_that_miscounts_is_found_out(wrong: int) -> None:
 
     with pytest.raises(
         LedgerImbalance,
-        match=rf"stage sink: 5 received, but {5 + wrong} done \+ 0 failed \+ 0 lost",
+        match=rf"stage sink: 5 received, but {5 + wrong} done \+ 0 dead \+ 0 failed \+ 0 lost",
     ):
         await run(made)
 
@@ -611,3 +649,334 @@ def test_stage_in_the_middle_that_does_not_transform() -> None:
             load("append"),
             sink=MemorySink(),
         )
+
+
+# --- dead letters --------------------------------------------------------------------
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> DeadLetters:
+    """Give a place for dead letters."""
+    return DeadLetters(tmp_path / "state", pipeline="p")
+
+
+def tolerant(budget: ErrorBudget, *, retries: int = 1) -> Stage:
+    """Return a stage whose workers die of each ``end``."""
+    policy = ErrorPolicy(budget=budget, retries=retries)
+    dying = stage("exits_at_word", "end", name="dies")
+    return replace(dying, on_error=policy, restart=EAGER)
+
+
+SOME = ErrorBudget(count=3, share=None)
+EAGER = RestartPolicy(max=50, delay=0.01)
+
+
+async def test_messages_that_kill_are_put_aside(letters: DeadLetters) -> None:
+    """The others pass, in order; all is counted and can be looked at."""
+    source = MemorySource([[b"a", b"end", b"b"], [b"c\0d", b"end", b"e"]])
+    sink = MemorySink()
+    report = await run(
+        pipeline(source, echo, tolerant(SOME), sink=sink, dead_letters=letters)
+    )
+
+    assert (report.status, report.error) == ("done", None)
+    assert sink.messages == [b"a", b"b", b"e"]
+    assert sink.finished == 1
+    assert [(a.received, a.done, a.dead) for a in report.ledger] == [
+        *((0, 0, 0), (6, 5, 1), (5, 3, 2), (3, 3, 0)),
+    ]
+    assert report.dead_letters == letters.look
+    assert report.to_dict()["stages"][2]["dead"] == 2
+    assert report.to_dict()["dead_letters"] == letters.look
+    found = {(x.stage, x.place): x for x in letters.letters()}
+    assert sorted(found) == [("dies", 1), ("dies", 3), ("echo", 3)]
+    assert found["echo", 3].message == b"c\0d"
+    assert found["echo", 3].kind == "MessageRefused"
+    assert found["dies", 1].message == b"end"
+    assert found["dies", 1].kind == "WorkerLost"
+    assert len(found["dies", 1].attempts) == 2
+    assert found["dies", 1].config["command"][-1] == "end"
+
+
+async def test_run_without_dead_letters_says_nothing_of_them(
+    letters: DeadLetters, tmp_path: Path
+) -> None:
+    """And leaves nothing behind."""
+    report = await run(
+        pipeline(MemorySource([[b"a"]]), echo, sink=MemorySink(), dead_letters=letters)
+    )
+    assert report.dead_letters is None
+    assert letter_files(tmp_path / "state") == []
+
+
+async def test_budget_ends_the_run(letters: DeadLetters) -> None:
+    """What was put aside stays; the rest is lost; the output is not whole."""
+    source = MemorySource([[b"a"], *[[b"end"]] * 3, numbers(0, 9)])
+    sink = MemorySink()
+    dying = tolerant(ErrorBudget(count=1, share=None), retries=0)
+    report = await run(pipeline(source, dying, sink=sink, dead_letters=letters))
+
+    assert report.status == "failed"
+    assert "2 of " in str(report.error)
+    assert "on_error.budget allows 1 message" in str(report.error)
+    assert letters.look in str(report.error)
+    assert report.ledger[1].dead == letters.count == 2
+    assert report.ledger[1].pending == 0
+    assert report.dead_letters == letters.look
+    assert not sink.finished
+    report.ledger.check(whole=False)
+
+
+async def test_strict_stage_ends_the_run_at_once(letters: DeadLetters) -> None:
+    """As it was wanted."""
+    strict = replace(echo, on_error=ErrorPolicy(then="fail"))
+    report = await run(
+        pipeline(
+            MemorySource([[b"b\0ad"]]), strict, sink=MemorySink(), dead_letters=letters
+        )
+    )
+    assert isinstance(report.error, MessageRefused)
+    assert (report.ledger[1].failed, letters.count) == (1, 0)
+
+
+async def test_stage_without_workers_puts_nothing_aside(letters: DeadLetters) -> None:
+    """A program that never works is no fault of the messages."""
+    hopeless = replace(
+        stage("exits_at_word", "end", name="dies"), restart=RestartPolicy(max=0)
+    )
+    source = MemorySource([[b"end"], numbers(0, 50)])
+    report = await run(
+        pipeline(source, hopeless, sink=MemorySink(), dead_letters=letters)
+    )
+    assert report.status == "failed"
+    assert isinstance(report.error, StageFailed)
+    assert letters.count <= 1
+    assert report.ledger[1].lost > 0
+
+
+class Recorded(DeadLetters):
+    """Dead letters that tell a source when they are durable."""
+
+    def __init__(self, folder: Path, source: MemorySource) -> None:
+        super().__init__(folder, pipeline="p")
+        self._source = source
+
+    async def sync(self) -> None:
+        """Make durable, and note that."""
+        await super().sync()
+        self._source.acknowledged.append(f"synced {self.count}")
+
+
+async def test_position_waits_until_dead_letters_are_durable(tmp_path: Path) -> None:
+    """A message that was put aside is dealt with, like one that is loaded."""
+    gate = Wait()
+    source = MemorySource([[b"a", b"end"], Position(1), gate, [b"b"], Position(2)])
+    letters = Recorded(tmp_path, source)
+    made = pipeline(source, tolerant(SOME), sink=MemorySink(), dead_letters=letters)
+
+    async def release() -> None:
+        gate.released.set()
+
+    report = await run_until(made, source.stored, release)
+    assert report.status == "done"
+    found = source.acknowledged
+    assert found[:2] == ["synced 1", 1]
+    assert 2 in found
+
+
+class Scripted:
+    """Stands in for a supervisor: gives answers in the order that a test wants."""
+
+    order: Sequence[tuple[int, int, Exception | None]] = ()
+    released: anyio.Event
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    async def __aenter__(self) -> Self:
+        """Start nothing."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop nothing."""
+
+    async def answers(self, runs: AsyncIterable[Run]) -> AsyncGenerator[Answer, None]:
+        """Read everything, then answer as the script says."""
+        messages = [m async for some in runs for m in some]
+        for start, count, error in self.order:
+            taken = messages[start : start + count]
+            groups: list[tuple[bytes, ...]] = [
+                (m,) if error is None else () for m in taken
+            ]
+            yield Answer(start, taken, groups, 0, error=error)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [(4, 2, None), (0, 2, None), (2, 2, None)],
+        [(5, 1, None), (4, 1, None), (2, 2, None), (0, 2, None)],
+        [
+            (2, 2, None),
+            (4, 2, None),
+            (0, 1, MessageRefused("x", index=0)),
+            (1, 1, None),
+        ],
+    ],
+)
+async def test_position_does_not_pass_a_message_without_an_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+    letters: DeadLetters,
+    order: list[tuple[int, int, Exception | None]],
+) -> None:
+    """With answers in any order it is not enough that their number fits."""
+    monkeypatch.setattr(pipeline_module, "AsyncSupervisor", Scripted)
+    monkeypatch.setattr(Scripted, "order", order)
+    sink = MemorySink()
+    loaded: dict[object, Run] = {}
+
+    class Source(MemorySource):
+        async def acknowledge(self, position: Position) -> None:
+            loaded[position.value] = list(sink.messages)
+
+    source = Source(
+        [[b"0", b"1"], Position(2), [b"2", b"3"], Position(4), [b"4", b"5"]]
+    )
+    report = await run(pipeline(source, echo, sink=sink, dead_letters=letters))
+
+    assert report.status == "done"
+    dead = {m.message for m in letters.letters()}
+    for place in loaded:
+        assert isinstance(place, int)
+        assert set(numbers(0, place)) <= set(loaded[place]) | dead
+    assert loaded.keys() & {2, 4}
+
+
+async def test_keys_reach_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edge passes runs on as they are."""
+    seen: list[Run] = []
+
+    class Looking(Scripted):
+        async def answers(
+            self, runs: AsyncIterable[Run]
+        ) -> AsyncGenerator[Answer, None]:
+            async for some in runs:
+                seen.append(some)
+                yield Answer(0, some, [()] * len(some), 0)
+
+    monkeypatch.setattr(pipeline_module, "AsyncSupervisor", Looking)
+    source = MemorySource([KeyedRun([b"a", b"b"], [7, 8])])
+    await run(pipeline(source, echo, sink=MemorySink()))
+    (keyed,) = seen
+    assert isinstance(keyed, KeyedRun)
+    assert (keyed, keyed.keys) == ([b"a", b"b"], [7, 8])
+
+
+class Shelf:
+    """Takes dead letters, or refuses to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.taken: list[bytes] = []
+        self.closed = 0
+        self._error = error
+
+    async def write(self, found: Iterator[DeadLetter]) -> None:
+        """Take the messages."""
+        self.taken += [letter.message for letter in found]
+        if self._error is not None:
+            raise self._error
+
+    async def aclose(self) -> None:
+        """Note that it was closed."""
+        self.closed += 1
+
+
+class Announced(DeadLetters):
+    """Dead letters that tell when there is one."""
+
+    came: anyio.Event
+
+    async def put(self, *args: Any, **kwargs: Any) -> DeadLetter:  # noqa: ANN401
+        """Put a message aside."""
+        letter = await super().put(*args, **kwargs)
+        self.came.set()
+        return letter
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_letters_are_handed_over_at_the_end(
+    tmp_path: Path, *, fails: bool
+) -> None:
+    """Of a run that failed, too: then they matter most."""
+    letters = Announced(tmp_path, pipeline="p")
+    letters.came = anyio.Event()
+    script: list[Run | Exception] = [[b"a", b"end"]]
+    gate = Wait()
+    source = MemorySource([*script, gate, *([unreadable()] if fails else [])])
+    shelf = Shelf()
+    made = pipeline(
+        source,
+        tolerant(SOME, retries=0),
+        sink=MemorySink(),
+        dead_letters=letters,
+        dead_letter_sink=shelf,
+    )
+
+    async def release() -> None:
+        with anyio.fail_after(10):
+            await letters.came.wait()
+        gate.released.set()
+
+    report = await run_until(made, gate.reached, release)
+
+    assert report.status == ("failed" if fails else "done")
+    assert (shelf.taken, shelf.closed) == ([b"end"], 1)
+
+
+async def test_letters_that_can_not_be_handed_over(letters: DeadLetters) -> None:
+    """It is said; they are in their files all the same."""
+    shelf = Shelf(SinkFailed("no room", stage="dead_letters"))
+    made = pipeline(
+        MemorySource([[b"a", b"b\0"]]),
+        echo,
+        sink=MemorySink(),
+        dead_letters=letters,
+        dead_letter_sink=shelf,
+    )
+    report = await run(made)
+    assert (report.status, str(report.error)) == ("failed", "no room")
+    assert [x.message for x in letters.letters()] == [b"b\0"]
+    assert shelf.closed == 1
+
+
+async def test_without_letters_nothing_is_handed_over(letters: DeadLetters) -> None:
+    """Spark need not start for nothing."""
+    shelf = Shelf(SinkFailed("asked", stage="dead_letters"))
+    made = pipeline(
+        MemorySource([[b"a"]]),
+        sink=MemorySink(),
+        dead_letters=letters,
+        dead_letter_sink=shelf,
+    )
+    assert (await run(made)).status == "done"
+    assert shelf.closed == 1
+
+
+async def test_load_worker_puts_aside_too(letters: DeadLetters, tmp_path: Path) -> None:
+    """Positions pass what it could not load."""
+    stage = replace(
+        load("append_until", tmp_path / "target", "three"),
+        on_error=ErrorPolicy(budget=SOME, retries=0),
+        restart=EAGER,
+    )
+    source = MemorySource(
+        [[b"one"], Position(1), [b"two", b"three"], Position(3), [b"four"], Position(4)]
+    )
+    sink = WorkerSink(stage, dead_letters=letters)
+    report = await run(pipeline(source, sink=sink, dead_letters=letters))
+
+    assert report.status == "done"
+    assert report.ledger[1].dead == 1
+    assert report.ledger[1].done == 3
+    assert source.acknowledged == [1, 3, 4]
+    assert [(x.message, x.place) for x in letters.letters()] == [(b"three", 2)]

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from etlstage.errors import MessageRefused, WorkerLost, WorkerStartFailed
+from etlstage.errors import MessageRefused, StageError, WorkerLost, WorkerStartFailed
 from etlstage.messages import StageKind
-from etlstage.pipeline import WorkerSink
-from etlstage.supervisor import Stage
+from etlstage.pipeline import DeadLetters, WorkerSink
+from etlstage.supervisor import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
 from tests.supervisor.workers import load
 
 
@@ -33,7 +34,7 @@ async def test_answered_messages_are_loaded(tmp_path: Path) -> None:
 async def test_worker_that_dies(tmp_path: Path) -> None:
     """What it confirmed is loaded; the rest is neither loaded nor failed, but lost."""
     target = tmp_path / "target"
-    sink = WorkerSink(load("append_until", target, "three"))
+    sink = WorkerSink(load("append_until", target, "three", restart=RestartPolicy()))
     async with sink:
         with anyio.fail_after(10), pytest.raises(WorkerLost, match="disk full"):
             await sink.write([b"one", b"two", b"three", b"four"])
@@ -76,3 +77,27 @@ async def test_worker_that_can_not_be_started() -> None:
     with pytest.raises(WorkerStartFailed, match="stage l: can't start worker l-1"):
         async with WorkerSink(missing):
             raise AssertionError("it started")
+
+
+async def test_message_that_kills_is_put_aside(tmp_path: Path) -> None:
+    """The others are loaded; its place counts over all runs."""
+    letters = DeadLetters(tmp_path, pipeline="p")
+    stage = replace(
+        load("append_until", tmp_path / "target", "three"),
+        on_error=ErrorPolicy(budget=ErrorBudget(count=1, share=None), retries=0),
+        restart=RestartPolicy(delay=0.01),
+    )
+    sink = WorkerSink(stage, dead_letters=letters)
+    async with sink:
+        with anyio.fail_after(10):
+            await sink.write([b"one", b"two"])
+            await sink.write([b"three", b"four"])
+            assert (sink.received, sink.loaded, sink.dead, sink.failed) == (4, 3, 1, 0)
+            with pytest.raises(StageError, match=r"2 of 5 messages .*budget"):
+                await sink.write([b"t\0wo"])
+    assert (sink.received, sink.loaded, sink.dead, sink.failed) == (5, 3, 2, 0)
+    assert [(x.place, x.message) for x in letters.letters()] == [
+        (2, b"three"),
+        (4, b"t\0wo"),
+    ]
+    letters.close()

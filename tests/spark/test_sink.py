@@ -9,10 +9,13 @@ import anyio.to_thread
 import pytest
 from pyspark.sql import SparkSession
 
-from etlstage.errors import ConfigError, SinkFailed
+from etlstage.errors import ConfigError, SinkFailed, StageError
+from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.interfaces import Sink
 from etlstage.spark import DataFrameSink
+from etlstage.spark import sink as sink_module
 from etlstage.spark.destination import Destination
+from etlstage.supervisor import ErrorBudget, ErrorPolicy
 
 pytestmark = pytest.mark.spark
 
@@ -371,3 +374,78 @@ async def test_cancelled_write_is_not_counted(
     with pytest.raises(SinkFailed, match="the epoch under way was interrupted"):
         await sink.flush()
     assert spark.range(10, numPartitions=2).count() == 10
+
+
+def aside(tmp_path: Path, count: int) -> tuple[DeadLetters, ErrorPolicy]:
+    """Return a place for dead letters and a policy that allows ``count``."""
+    policy = ErrorPolicy(budget=ErrorBudget(count=count, share=None))
+    return DeadLetters(tmp_path / "state", pipeline="p"), policy
+
+
+async def test_misfits_are_put_aside(
+    spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of their epoch is loaded; more at a time than fit are taken in turns."""
+    monkeypatch.setattr(sink_module, "_MISFITS", 2)
+    letters, policy = aside(tmp_path, 9)
+    sink = DataFrameSink(
+        spark,
+        path=str(out),
+        schema="id long, title string",
+        options={"compression": "gzip"},
+        epoch_messages=10,
+        on_error=policy,
+        dead_letters=letters,
+    )
+    bad = [b"", *objects(4, 10), b'{"id":"secret"}', b"\xff", *objects(2, 14), b"[]"]
+    await load(sink, objects(10), bad, [b"{", b"1"])
+    assert (sink.received, sink.loaded, sink.dead, sink.failed) == (22, 16, 6, 0)
+    rows = spark.read.parquet(str(out)).collect()
+    assert sorted(row.id for row in rows) == list(range(16))
+    assert marker(out)
+    found = [(x.place, x.message, x.kind, x.error) for x in letters.letters()]
+    wrong = "does not fit the schema 'id long, title string'"
+    assert [row[:3] for row in found] == [
+        (10, b"", "SinkFailed"),
+        (15, b'{"id":"secret"}', "SinkFailed"),
+        (16, b"\xff", "SinkFailed"),
+        (19, b"[]", "SinkFailed"),
+        (20, b"{", "SinkFailed"),
+        (21, b"1", "SinkFailed"),
+    ]
+    assert found[1][3] == (
+        f"load: message 16 {wrong}: field 'id' is a string that is no bigint"
+    )
+    assert found[2][3] == f"load: message 17 {wrong}: it is not UTF-8 at offset 0"
+    (letter, *_) = letters.letters()
+    assert letter.config["options"] == ["compression"]
+    letters.close()
+
+
+async def test_text_that_is_none_is_put_aside(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """Also when an epoch is nothing but that: the output is there, and whole."""
+    letters, policy = aside(tmp_path, 3)
+    sink = DataFrameSink(
+        spark, path=str(out), on_error=policy, dead_letters=letters, epoch_messages=2
+    )
+    await load(sink, [b"\xff", b"\xfe"], [b"a", b"\xfd"])
+    assert (sink.loaded, sink.dead) == (1, 3)
+    assert [row.value for row in spark.read.parquet(str(out)).collect()] == ["a"]
+    assert marker(out)
+    assert [x.place for x in letters.letters()] == [0, 1, 3]
+    letters.close()
+
+
+async def test_too_many_misfits_end_the_run(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """Nothing of the epoch is loaded; those that were put aside stay so."""
+    letters, policy = aside(tmp_path, 1)
+    sink = DataFrameSink(spark, path=str(out), on_error=policy, dead_letters=letters)
+    with pytest.raises(StageError, match=r"load: 2 of 4 messages .*allows 1 message"):
+        await load(sink, [b"\xff", b"a", b"\xfe", b"\xfd"])
+    assert (sink.loaded, sink.dead, letters.count) == (0, 2, 2)
+    assert not there(out)
+    letters.close()

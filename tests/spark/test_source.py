@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import SourceFailed
-from etlstage.messages import Position
+from etlstage.messages import KeyedRun, Position
 from etlstage.pipeline.interfaces import Source
 from etlstage.spark import DataFrameSource, read_frame
 from etlstage.spark import source as source_module
@@ -280,3 +280,49 @@ async def test_cancelled_extraction_stops_its_job(
     assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
     assert content(tmp_path) == []
     assert await messages(DataFrameSource(spark.range(1), message="'on'")) == [b"on"]
+
+
+@pytest.mark.usefixtures("way")
+async def test_messages_may_have_keys(spark: SparkSession) -> None:
+    """Spark's hash of an expression, beside each message, through runs of any size."""
+    frame = spark.range(0, 1000, 1, 3).selectExpr("id", "id % 7 as k")
+    source = DataFrameSource(
+        frame, message="cast(id as string)", key="concat('k', k)", run_messages=64
+    )
+    runs = [run async for run in source.runs()]
+    hashes = {
+        row.k: row.h
+        for row in frame.selectExpr("k", "xxhash64(concat('k', k)) as h").collect()
+    }
+    found = []
+    for run in runs:
+        assert isinstance(run, KeyedRun)
+        assert len(run.keys) == len(run) <= 64
+        found += list(zip(run, run.keys, strict=True))
+    assert found == [(b"%d" % n, hashes[n % 7]) for n in range(1000)]
+    await source.aclose()
+
+
+async def test_messages_have_no_keys_unless_wanted(spark: SparkSession) -> None:
+    """A list is cheaper."""
+    source = DataFrameSource(spark.range(3), message="cast(id as string)")
+    assert {type(run) async for run in source.runs()} == {list}
+
+
+async def test_null_is_a_key(spark: SparkSession) -> None:
+    """As good as any other."""
+    frame = spark.range(2).selectExpr("cast(null as string) as k", "'m' as m")
+    source = DataFrameSource(frame, message="m", key="k")
+    keys = [
+        k async for run in source.runs() if isinstance(run, KeyedRun) for k in run.keys
+    ]
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+    assert isinstance(keys[0], int)
+
+
+async def test_key_that_is_no_expression(spark: SparkSession) -> None:
+    """It is told as for a message."""
+    source = DataFrameSource(spark.range(2), message="'m'", key="nope")
+    with pytest.raises(SourceFailed, match="nope"):
+        await messages(source)

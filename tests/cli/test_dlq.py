@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+
+from etlstage.errors import Attempt, WorkerLost
+from etlstage.pipeline import DeadLetters
+from tests.cli.conftest import Etlstage, command, environment
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, 0, UTC)
+ESCAPES = "bad \x1b[31mred\x07\x1b]0;title\x07\x9b1m\r\nsecond line"
+TRAP = """\
+import sys
+for line in sys.stdin.buffer:
+    if b"b" in line:
+        sys.exit("no b, please")
+    sys.stdout.buffer.write(line.upper() + b"\\0")
+    sys.stdout.flush()
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path, pipeline: Path) -> Path:
+    """Put some messages of the pipeline aside; give the state directory."""
+    folder = tmp_path / ".etlstage" / "letters"
+    error = WorkerLost(ESCAPES, stage="upper")
+    error.attempts = (
+        Attempt("upper-1", 11, "exited\x1b[2J", ("started\x07",), ("oh\x1b[1m no",)),
+        Attempt("upper-2", 12, "killed", (), ()),
+    )
+    rows = [
+        ("abc", "upper", b"hello\tthere\nyou", error),
+        ("abd", "upper", b"\x1b[31m\0\xff" * 9, error),
+        ("abd", "other one", b"x" * 5000, ValueError("plain")),
+        ("zzz", "upper", b"\xc3\xa9" * 2049, ValueError("")),
+    ]
+
+    async def put() -> None:
+        for run, stage, message, why in rows:
+            letters = DeadLetters(folder, pipeline="letters", run=run)
+            config = {"name": stage, "command": ["a", "\x1b[1m"], "env": ["TOKEN"]}
+            await letters.put(stage, 41, message, why, config=config, time=NOON)
+            letters.close()
+
+    anyio.run(put)
+    return folder
+
+
+def raw(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command line; keep its output as bytes."""
+    return subprocess.run(
+        command(arguments),
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.usefixtures("state")
+def test_list(etlstage: Etlstage) -> None:
+    """A line for each, the first of its error, and how many they are."""
+    result = etlstage("dlq", "ls", "pipeline.yaml")
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines == [
+        "id time (UTC) stage bytes tries error",
+        "abd-1 2026-01-02 12:00:00 other one 5,000 0 plain",
+        r"abc-1 2026-01-02 12:00:00 upper 15 2 bad red\x07\x9b1m",
+        r"abd-1 2026-01-02 12:00:00 upper 63 2 bad red\x07\x9b1m",
+        "zzz-1 2026-01-02 12:00:00 upper 4,098 0 ValueError",
+        "4 dead letters",
+    ]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "pipeline.yaml",
+        ".etlstage/letters",
+        ".etlstage/letters/dead_letters",
+        ".etlstage/letters/dead_letters/upper.jsonl",
+    ],
+)
+@pytest.mark.usefixtures("state")
+def test_places_to_look_at(etlstage: Etlstage, place: str) -> None:
+    """The pipeline, its state, or one file of it; and only one stage of them."""
+    result = etlstage("dlq", "ls", place, "--stage", "upper")
+    assert result.stdout.splitlines()[-1] == "3 dead letters of stage upper"
+
+
+@pytest.mark.usefixtures("state")
+def test_list_as_json(etlstage: Etlstage) -> None:
+    """An object on each line, for other programs."""
+    result = etlstage("dlq", "ls", "pipeline.yaml", "--json", "--stage", "upper")
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [letter["id"] for letter in found] == ["abc-1", "abd-1", "zzz-1"]
+    assert found[0]["attempts"][0]["worker"] == "upper-1"
+
+
+@pytest.mark.usefixtures("state")
+def test_pipeline_that_is_wrong_elsewhere(etlstage: Etlstage, pipeline: Path) -> None:
+    """Whoever looks at letters need not have the secrets of the run."""
+    pipeline.write_text(pipeline.read_text() + "\nstuff: ${NOT_SET_HERE}\n")
+    assert etlstage("dlq", "ls", pipeline).returncode == 0
+    pipeline.write_text(pipeline.read_text() + "\nstate: ${NOT_SET_HERE}\n")
+    result = etlstage("dlq", "ls", pipeline)
+    assert result.returncode == 2
+    assert "state: environment variable NOT_SET_HERE is not set" in result.stderr
+
+
+def test_no_dead_letters(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
+    """It is said where they would be."""
+    result = etlstage("dlq", "ls", pipeline)
+    assert result.returncode == 2
+    folder = tmp_path / ".etlstage" / "letters" / "dead_letters"
+    assert (
+        result.stderr == f"etlstage: error: {pipeline}: no dead letters in {folder}\n"
+    )
+
+
+def test_no_such_pipeline(etlstage: Etlstage) -> None:
+    """As for every command."""
+    result = etlstage("dlq", "show", "nope.yaml", "x")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "etlstage: error: nope.yaml: no such file\n",
+    )
+
+
+def test_show(etlstage: Etlstage, state: Path) -> None:
+    """All of it, and no byte that steers a terminal."""
+    result = etlstage("dlq", "show", "pipeline.yaml", "abc")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        "id        abc-1\n"
+        "time      2026-01-02T12:00:00.000+00:00\n"
+        "pipeline  letters, run abc\n"
+        "stage     upper, message 42 of its input\n"
+        "error     WorkerLost: bad red\\x07\\x9b1m\n"
+        "          second line\n"
+        "attempt   1: upper-1 (pid 11): exited\n"
+        "          story   started\\x07\n"
+        "          stderr  oh no\n"
+        "attempt   2: upper-2 (pid 12): killed\n"
+        "config\n"
+        '          name: "upper"\n'
+        '          command: ["a", "\\u001b[1m"]\n'
+        '          env: ["TOKEN"]\n'
+        "message   15 bytes\n"
+        "  hello\tthere\n"
+        "  you\n"
+    )
+
+
+@pytest.mark.usefixtures("state")
+def test_message_that_is_no_text(etlstage: Etlstage) -> None:
+    """A hex dump."""
+    result = etlstage(
+        "dlq", "show", ".etlstage/letters/dead_letters/upper.jsonl", "abd"
+    )
+    assert "\x1b" not in result.stdout
+    lines = result.stdout.splitlines()
+    at = lines.index("message   63 bytes")
+    assert lines[at + 1] == (
+        "  00000000  1b 5b 33 31 6d 00 ff 1b 5b 33 31 6d 00 ff 1b 5b  .[31m...[31m...["
+    )
+    assert lines[-1].startswith("  00000030  ")
+
+
+@pytest.mark.parametrize(
+    ("number", "rest"), [("zzz-1", 2), ("abd-1", 904)], ids=["text", "cut"]
+)
+@pytest.mark.usefixtures("state")
+def test_long_message_is_cut(etlstage: Etlstage, number: str, rest: int) -> None:
+    """The terminal is not the place for it; a character is not cut."""
+    result = etlstage("dlq", "show", "pipeline.yaml", number)
+    last = result.stdout.splitlines()[-1]
+    assert last == (
+        f"  ... {rest:,} more bytes: --raw writes the whole message to stdout"
+    )
+    assert "00000000  " not in result.stdout
+
+
+@pytest.mark.usefixtures("state")
+def test_raw_message(tmp_path: Path) -> None:
+    """Its bytes and nothing else, to be piped into a worker."""
+    place = ".etlstage/letters/dead_letters/upper.jsonl"
+    result = raw(tmp_path, "dlq", "show", place, "abd-1", "--raw")
+    assert (result.stdout, result.stderr) == (b"\x1b[31m\0\xff" * 9, b"")
+
+
+@pytest.mark.usefixtures("state")
+def test_letter_as_json(etlstage: Etlstage) -> None:
+    """Control characters are escaped."""
+    result = etlstage("dlq", "show", "pipeline.yaml", "abc-1", "--json")
+    assert json.loads(result.stdout)["error"] == ESCAPES
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        ("nope", "there is no dead letter 'nope'; see 'etlstage dlq ls pipeline.yaml'"),
+        ("", "there is no dead letter ''; see 'etlstage dlq ls pipeline.yaml'"),
+        ("ab", "several dead letters begin with 'ab': abd-1, abc-1, abd-1"),
+    ],
+)
+@pytest.mark.usefixtures("state")
+def test_id_that_names_none_or_several(
+    etlstage: Etlstage, number: str, error: str
+) -> None:
+    """What to do next is in the error."""
+    result = etlstage("dlq", "show", "pipeline.yaml", number)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"etlstage: error: {error}\n"
+
+
+def test_torn_letter_is_told(etlstage: Etlstage, state: Path) -> None:
+    """The others are listed all the same."""
+    path = state / "dead_letters" / "upper.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"id": "x')
+    result = etlstage("dlq", "ls", "pipeline.yaml")
+    assert result.returncode == 0
+    assert result.stderr == (
+        f"etlstage: warning: {path}:4: 9 bytes are no dead letter, skipped: a run was"
+        " stopped while it wrote them\n"
+    )
+    assert result.stdout.splitlines()[-1] == "4 dead letters"
+
+
+def test_run_puts_aside_and_goes_on(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """From a poison message to a look at it, and its way through a worker by hand."""
+    (tmp_path / "upper.py").write_text(TRAP)
+    pipeline.write_text(
+        pipeline.read_text().replace(
+            "{command: [python, upper.py]}",
+            '{command: [python, upper.py, "${TOKEN}"], env: {TOKEN: "${TOKEN}"}}',
+        )
+    )
+    env = {"TOKEN": "hunter2"}
+    result = etlstage("run", "pipeline.yaml", "--report", "r.json", env=env)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "loaded.txt").read_text() == "A\nC\n"
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows[2][:6] == ["upper", "3", "2", "1", "0", "0"]
+    assert "every message has one outcome; 1 put aside\n" in result.stdout
+    look = "to see the dead letters: etlstage dlq ls pipeline.yaml\n"
+    assert look in result.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["dead_letters"] == "etlstage dlq ls pipeline.yaml"
+
+    listed = etlstage("dlq", "ls", "pipeline.yaml", "--json", env=env)
+    assert "hunter2" not in listed.stdout
+    letter = json.loads(listed.stdout)
+    assert letter["config"]["command"] == ["python", "upper.py", "${TOKEN}"]
+    assert letter["config"]["env"] == ["TOKEN"]
+    assert letter["attempts"][-1]["stderr"] == ["no b, please"]
+    message = raw(tmp_path, "dlq", "show", ".etlstage/letters", letter["id"], "--raw")
+    assert message.stdout == b"b"
