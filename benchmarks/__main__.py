@@ -16,6 +16,7 @@ QUESTIONS = (
     "stream",
     "lockstep",
     "sdk_worker",
+    "supervision",
     "import_time",
     "local_engine",
     "driver_memory",
@@ -36,7 +37,7 @@ def main() -> None:
     unknown = set(args.questions) - set(QUESTIONS)
     if unknown:
         parser.error(f"no such question: {', '.join(sorted(unknown))}")
-    quiet = structlog.make_filtering_bound_logger(logging.WARNING)
+    quiet = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=quiet)
     rows = []
     for name in args.questions or QUESTIONS:

@@ -1,0 +1,1 @@
+"""A program that misbehaves as it is told; see ``program.py``."""

@@ -1,0 +1,1 @@
+"""Tests of the testing kit, and by it of supervision."""

@@ -1,0 +1,492 @@
+"""The hostile worker alone, byte by byte: what it does is what its plan says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
+
+THREE = b"one\ntwo\nthree\n"
+ANSWERED = b"one\n\0two\n\0three\n\0"
+WORDS = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
+
+
+def converse(
+    data: bytes,
+    *faults: Fault,
+    mode: Mode = Mode.SINGLE,
+    markers: Markers | None = None,
+    transform: Literal["identity", "upper", "count"] = "identity",
+    seed: int = 0,
+    who: tuple[str, int] = ("t-1", 1),
+) -> tuple[bytes, int]:
+    """Return what the worker writes for that input, and its exit status."""
+    command = hostile_worker(
+        FaultPlan(faults, seed), mode=mode, batch=2, transform=transform
+    )
+    done = subprocess.run(
+        command,
+        input=data,
+        env=(markers or Markers()).environment()
+        | {"ETLSTAGE_WORKER": who[0], "ETLSTAGE_START": str(who[1])},
+        capture_output=True,
+        timeout=10,
+        check=False,
+    )
+    assert done.stderr == b""
+    return done.stdout, done.returncode
+
+
+@contextmanager
+def started(
+    *faults: Fault,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Collection[int] = (),
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the worker with pipes; kill it and its group behind the block."""
+    process = subprocess.Popen(
+        hostile_worker(FaultPlan(faults)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        env=env or {},
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        # The group outlives its leader, when a grandchild is in it.
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            assert process.poll() is not None
+        process.wait(5)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def say(process: subprocess.Popen[bytes], data: bytes) -> None:
+    """Write to the worker's stdin."""
+    assert process.stdin is not None
+    process.stdin.write(data)
+
+
+def hear(process: subprocess.Popen[bytes], size: int) -> bytes:
+    """Read that many bytes from its stdout, or fewer at the end."""
+    assert process.stdout is not None
+    data = b""
+    while len(data) < size and (more := process.stdout.read(size - len(data))):
+        data += more
+    return data
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process as the kernel calls it."""
+    status = Path(f"/proc/{pid}/stat").read_text()
+    return status.rpartition(")")[2].split()[0]
+
+
+def becomes(pid: int, state: str) -> bool:
+    """Return whether a process gets into a state within two seconds."""
+    for _ in range(200):
+        if state_of(pid) == state:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+# --- it is a worker like others --------------------------------------------------------
+
+
+def test_without_faults_it_answers_each_message_with_itself() -> None:
+    """Single mode, default markers."""
+    assert converse(THREE) == (ANSWERED, 0)
+
+
+@pytest.mark.parametrize(
+    ("transform", "replies"),
+    [("upper", b"AEOMEOPBEOMEOP"), ("count", b"1EOMEOP2EOMEOP")],
+)
+def test_transforms(transform: Literal["upper", "count"], replies: bytes) -> None:
+    """In capitals; or the number of the message in this process."""
+    assert converse(b"aEOMbEOM", markers=WORDS, transform=transform) == (replies, 0)
+
+
+def test_one_message_for_each_where_eop_is_eom() -> None:
+    """Nothing marks the end of a reply but its EOM."""
+    assert converse(THREE, markers=Markers(eop=b"\n")) == (THREE, 0)
+
+
+def test_batch_that_the_supervisor_closes() -> None:
+    """Also an empty one is answered."""
+    wire = b"oneEOMtwoEOMEOBEOBthreeEOMEOB"
+    replies = b"oneEOMtwoEOMEOPEOPthreeEOMEOP"
+    mode = Mode.BATCH_SUPERVISOR
+    assert converse(wire, markers=WORDS, mode=mode) == (replies, 0)
+
+
+def test_batch_that_the_worker_closes() -> None:
+    """It asks until it has two, unless EOB says that there are no more."""
+    wire = b"oneEOMtwoEOMthreeEOMEOB"
+    replies = b"BNConeEOMtwoEOMEOPBNCthreeEOMEOP"
+    assert converse(wire, markers=WORDS, mode=Mode.BATCH_WORKER) == (replies, 0)
+
+
+def test_message_that_comes_in_pieces() -> None:
+    """A cut marker joins, however long the message before it is."""
+    with started() as process:
+        say(process, b"a" * 3_000_000)
+        say(process, b"\n")
+        assert hear(process, 3_000_002) == b"a" * 3_000_000 + b"\n\0"
+
+
+def test_plan_may_come_in_the_environment() -> None:
+    """Then it is the same command for each plan."""
+    plan = FaultPlan.of(Fault(FaultKind.EXIT, status=7))
+    done = subprocess.run(
+        hostile_worker(None),
+        input=b"one\n",
+        env={"ETLSTAGE_FAULTS": plan.to_json()},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 7
+
+
+def test_it_does_not_extract() -> None:
+    """It has no messages of its own."""
+    with pytest.raises(ConfigError, match="can't extract, got mode plain"):
+        hostile_worker(FaultPlan(), mode=Mode.PLAIN)
+
+
+def test_size_of_its_batches_is_checked() -> None:
+    """A batch holds something."""
+    with pytest.raises(ConfigError, match="batch must be 1 or more, got 0"):
+        hostile_worker(FaultPlan(), mode=Mode.BATCH_WORKER, batch=0)
+
+
+def test_it_needs_nothing_of_what_is_installed() -> None:
+    """Isolated, and without site packages: it starts at every restart."""
+    assert hostile_worker(FaultPlan())[:3] == (sys.executable, "-I", "-S")
+
+
+# --- when ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "answered"),
+    [
+        (Fault(FaultKind.KILL), b""),
+        (Fault(FaultKind.KILL, message=2), b"one\n\0"),
+        (Fault(FaultKind.KILL, contains=b"hre"), b"one\n\0two\n\0"),
+        (Fault(FaultKind.KILL, equals=b"two"), b"one\n\0"),
+        (Fault(FaultKind.KILL, probability=1.0), b""),
+        (Fault(FaultKind.KILL, message=2, contains=b"w"), b"one\n\0"),
+    ],
+)
+def test_kill_happens_when_all_conditions_hold(fault: Fault, answered: bytes) -> None:
+    """What came before is answered, whether or not it came in the same read."""
+    assert converse(THREE, fault) == (answered, -signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(FaultKind.KILL, message=4),
+        Fault(FaultKind.KILL, contains=b"four"),
+        Fault(FaultKind.KILL, equals=b"thre"),
+        Fault(FaultKind.KILL, probability=0.0),
+        Fault(FaultKind.KILL, message=2, contains=b"x"),
+        Fault(FaultKind.KILL, start=2),
+        Fault(FaultKind.KILL, worker="t-2"),
+    ],
+)
+def test_nothing_happens_when_a_condition_does_not_hold(fault: Fault) -> None:
+    """All conditions must."""
+    assert converse(THREE, fault) == (ANSWERED, 0)
+
+
+def test_one_start_of_one_worker() -> None:
+    """The supervisor says who we are, and the how many-th."""
+    fault = Fault(FaultKind.EXIT, at=Moment.START, start=3, worker="t-1")
+
+    for start, status in ((1, 0), (2, 0), (3, 1), (4, 0)):
+        assert converse(b"", fault, who=("t-1", start)) == (b"", status)
+
+
+def test_dice_fall_alike_in_each_run_and_differently_in_each_process() -> None:
+    """They hang on seed, worker, start and message, and on nothing else."""
+    fault = Fault(FaultKind.GARBAGE, probability=0.5, data=b"!")
+
+    def fell(seed: int, worker: str, start: int) -> bytes:
+        return converse(b"m\n" * 200, fault, seed=seed, who=(worker, start))[0]
+
+    first = fell(1, "t-1", 1)
+    assert first == fell(1, "t-1", 1)
+    assert 70 <= first.count(b"!") <= 130
+    others = {fell(2, "t-1", 1), fell(1, "t-2", 1), fell(1, "t-1", 2)}
+    assert len(others | {first}) == 4
+
+
+def test_all_faults_happen_in_order() -> None:
+    """Two at one message, one of them at another one too."""
+    assert converse(
+        THREE,
+        Fault(FaultKind.GARBAGE, data=b"<", contains=b"o"),
+        Fault(FaultKind.TWICE, contains=b"w"),
+    ) == (b"<one\n\0<two\n\0two\n\0three\n\0", 0)
+
+
+@pytest.mark.parametrize(
+    ("at", "replies"),
+    [(Moment.START, b"!one\n\0"), (Moment.END, b"one\n\0!")],
+)
+def test_moments_beside_messages(at: Moment, replies: bytes) -> None:
+    """Before anything is read, and when the input has ended."""
+    assert converse(b"one\n", Fault(FaultKind.GARBAGE, at=at, data=b"!"))[0] == replies
+
+
+def test_idle_moment_comes_when_nothing_comes() -> None:
+    """It waits for us a moment, and again after that."""
+    with started(Fault(FaultKind.GARBAGE, at=Moment.IDLE, data=b"!")) as process:
+        assert hear(process, 2) == b"!!"
+
+
+def test_signs_of_life_are_given_where_the_supervisor_looks() -> None:
+    """In a file that it names, once if not more often; not when the plan forbids it."""
+    never = (Fault(FaultKind.NEVER_READY),)
+    for faults, heartbeat, signs in (((), "", 1), ((), "0.15", 3), (never, "0.15", 0)):
+        read, write = os.pipe()
+        try:
+            with started(
+                *faults,
+                env={"ETLSTAGE_STATUS": f"/dev/fd/{write}"}
+                | {"ETLSTAGE_HEARTBEAT": heartbeat},
+                pass_fds=(write,),
+            ) as process:
+                say(process, b"one\n")
+                assert hear(process, 5) == b"one\n\0"
+                time.sleep(0.2)
+            os.close(write)
+            given = os.read(read, 100)
+        finally:
+            os.close(read)
+        assert given[:signs] == b"\n" * signs
+        assert (len(given) > signs) is (signs == 3)
+
+
+# --- what ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (FaultKind.SEGFAULT, -signal.SIGSEGV),
+        (FaultKind.ABORT, -signal.SIGABRT),
+        (FaultKind.EXIT, 1),
+    ],
+)
+def test_it_dies(kind: FaultKind, status: int) -> None:
+    """Without a reply to that message."""
+    assert converse(THREE, Fault(kind, message=2)) == (b"one\n\0", status)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reply"),
+    [
+        (Fault(FaultKind.TWICE), b"oneEOMEOPoneEOMEOP"),
+        (Fault(FaultKind.WRONG_MARKER), b"oneEOMBNC"),
+        (Fault(FaultKind.WRONG_MARKER, data=b"EOB"), b"oneEOMEOB"),
+        (Fault(FaultKind.GARBAGE), b"stray printEOMoneEOMEOP"),
+        (Fault(FaultKind.FLOOD, size=3), b"xEOMxEOMxEOMoneEOMEOP"),
+        (Fault(FaultKind.HUGE, size=5), b"xxxxxEOMEOP"),
+        (Fault(FaultKind.SKIP), b""),
+        (Fault(FaultKind.CUT), b"oneEOMEOP"),
+        (Fault(FaultKind.PAUSE), b"oneEOMEOP"),
+        (Fault(FaultKind.EXTRA_EOP, at=Moment.END), b"oneEOMEOPEOP"),
+    ],
+)
+@pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
+def test_reply_is_as_the_plan_says(fault: Fault, reply: bytes, mode: Mode) -> None:
+    """That of a batch, when it has the message at which the fault happens."""
+    wire = b"oneEOM" if mode is Mode.SINGLE else b"oneEOMEOB"
+    assert converse(wire, fault, markers=WORDS, mode=mode) == (reply, 0)
+
+
+def test_fault_changes_one_reply() -> None:
+    """The next message is answered as if nothing had been."""
+    assert converse(THREE, Fault(FaultKind.SKIP, message=2))[0] == b"one\n\0three\n\0"
+
+
+def test_partial_reply_has_no_eop() -> None:
+    """All of it but that."""
+    fault = Fault(FaultKind.PARTIAL, message=2)
+    assert converse(THREE, fault) == (b"one\n\0two\n", -signal.SIGKILL)
+
+
+def test_markers_come_in_pieces() -> None:
+    """A byte of a marker is a write of its own; BNC is no exception."""
+    env = WORDS.environment()
+    command = hostile_worker(
+        FaultPlan.of(Fault(FaultKind.CUT)), mode=Mode.BATCH_WORKER, batch=2
+    )
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env
+    ) as process:
+        say(process, b"aEOMbEOM")
+        assert process.stdout is not None
+        reads: list[bytes] = []
+        while len(b"".join(reads)) < 14:
+            reads.append(process.stdout.read(100))
+        assert process.stdin is not None
+        process.stdin.close()
+    assert b"".join(reads) == b"BNCaEOMbEOMEOP"
+    assert len(reads) > 7
+
+
+@pytest.mark.parametrize(("size", "count"), [(2_500_000, 2_500_000), (0, 0)])
+def test_long_reply_is_exactly_so_long(size: int, count: int) -> None:
+    """It is written in pieces; none is lost between them."""
+    reply, _ = converse(b"one\n", Fault(FaultKind.HUGE, size=size))
+    assert reply == b"x" * count + b"\n\0"
+    flood, _ = converse(b"one\n", Fault(FaultKind.FLOOD, size=size))
+    assert flood == b"x\n" * count + b"one\n\0"
+
+
+def test_stderr_has_the_size_that_was_asked_for() -> None:
+    """And the reply comes behind it."""
+    plan = FaultPlan.of(Fault(FaultKind.STDERR, size=1_234_567))
+    done = subprocess.run(
+        hostile_worker(plan), input=b"one\n", env={}, capture_output=True, check=True
+    )
+    assert len(done.stderr) == 1_234_567
+    assert done.stdout == b"one\n\0"
+
+
+def test_pause_takes_its_time() -> None:
+    """The answer comes late."""
+    started_at = time.monotonic()
+    assert converse(b"one\n", Fault(FaultKind.PAUSE, seconds=0.3))[0] == b"one\n\0"
+    assert time.monotonic() - started_at >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [(FaultKind.STALL, "S"), (FaultKind.SPIN, "R"), (FaultKind.STOP, "T")],
+)
+def test_it_hangs(kind: FaultKind, state: str) -> None:
+    """It sleeps, runs or is stopped, and the end of its input changes nothing."""
+    with started(Fault(kind, message=2)) as process:
+        say(process, b"one\ntwo\nthree\n")
+        assert hear(process, 5) == b"one\n\0"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert becomes(process.pid, state)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+        if kind is not FaultKind.STOP:
+            process.terminate()
+            assert process.wait(5) == -signal.SIGTERM
+
+
+def test_spin_at_the_end_of_the_input() -> None:
+    """As a real worker of this protocol does."""
+    with started(Fault(FaultKind.SPIN, at=Moment.END)) as process:
+        say(process, b"one\n")
+        assert hear(process, 5) == b"one\n\0"
+        assert process.stdin is not None
+        process.stdin.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+
+
+def test_closed_stdout_ends_what_we_read_but_not_the_worker() -> None:
+    """It reads on, says nothing, and does not go when its input ends."""
+    with started(Fault(FaultKind.CLOSE_STDOUT, message=2)) as process:
+        say(process, THREE)
+        assert hear(process, 100) == b"one\n\0"
+        assert process.stdin is not None
+        process.stdin.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+
+
+def test_closed_stdin_leaves_what_was_read_answered() -> None:
+    """Writing to it fails then; it lives on."""
+    with started(Fault(FaultKind.CLOSE_STDIN, message=2)) as process:
+        say(process, THREE)
+        assert hear(process, 17) == ANSWERED
+        with pytest.raises(BrokenPipeError):
+            say(process, b"four\n")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+
+
+def test_ignored_sigterm() -> None:
+    """Only SIGKILL ends a worker that stalls then."""
+    faults = (Fault(FaultKind.IGNORE_SIGTERM), Fault(FaultKind.STALL, message=2))
+    with started(*faults) as process:
+        say(process, b"one\ntwo\n")
+        assert hear(process, 5) == b"one\n\0"
+        process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)
+
+
+@pytest.mark.parametrize("own_session", [False, True])
+def test_grandchild_holds_the_pipes(own_session: bool) -> None:
+    """The worker answers, and goes; its child stays, and stdout stays open."""
+    fault = Fault(FaultKind.GRANDCHILD, message=1, own_session=own_session)
+    with started(fault) as process:
+        say(process, b"one\n")
+        assert hear(process, 5) == b"one\n\0"
+        (child,) = map(int, _children(process.pid))
+        # What it does first, once it runs.
+        assert becomes(child, "S")
+        assert (os.getsid(child) == child) is own_session
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(5) == 0
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        assert process.stdout.read(1) is None
+        os.kill(child, signal.SIGTERM)
+        time.sleep(0.05)
+        assert state_of(child) in "SR"
+        os.kill(child, signal.SIGKILL)
+
+
+def test_leak_grows() -> None:
+    """By so much at each message."""
+    with started(Fault(FaultKind.LEAK, size=5_000_000)) as process:
+        say(process, b"m\n")
+        hear(process, 3)
+        before = _memory(process.pid)
+        say(process, b"m\n" * 10)
+        hear(process, 30)
+        assert _memory(process.pid) - before > 45_000_000
+
+
+def _children(pid: int) -> list[str]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for task in tasks for child in task.read_text().split()]
+
+
+def _memory(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

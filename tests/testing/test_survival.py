@@ -1,0 +1,151 @@
+"""A stage of workers that fail at random: every message has one outcome, in order."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from etlstage.errors import WorkerLost
+from etlstage.pipeline import Pipeline
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.protocol.marker import Markers
+from etlstage.supervisor import RestartPolicy, Stage
+from etlstage.testing import Fault, FaultKind, FaultPlan
+from etlstage.testing.strategies import DEADLY, HARMLESS, fault_plans, messages
+from tests.pipeline.ends import MemorySink, MemorySource
+from tests.testing.supervised import (
+    MODES,
+    RUN,
+    WORDS,
+    delivered,
+    hostile,
+    left,
+    supervise,
+)
+
+POISON = b"poison"
+MARKERS = (Markers(), WORDS, Markers(b"aab", b"cc", b"xyx", b"ded"))
+
+
+def condemns(fault: Fault) -> bool:
+    """Return whether a fault kills each process that has the poison message."""
+    return fault.kind in DEADLY and fault.equals == POISON
+
+
+def may_condemn(fault: Fault) -> bool:
+    """Return whether a fault may hit a message as often as it is tried."""
+    if fault.kind not in DEADLY or fault.start is not None:
+        return False
+    # Tried alone a message is the first of its process.
+    return fault.message == 1 or fault.probability is not None
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> tuple[Stage, FaultPlan, list[bytes]]:
+    """Draw a stage, what goes wrong in it, and its messages."""
+    markers = draw(st.sampled_from(MARKERS))
+    plan = draw(fault_plans(DEADLY | HARMLESS, poison=(POISON,)))
+    run = draw(st.lists(messages(markers), max_size=25))
+    for place in draw(st.lists(st.integers(0, 25), max_size=2)):
+        run.insert(place, POISON)
+    stage = hostile(
+        *plan.faults,
+        seed=plan.seed,
+        mode=draw(st.sampled_from(MODES)),
+        markers=markers,
+        workers=draw(st.integers(1, 3)),
+        # Here a worker may fail as often as it likes, without a pause.
+        restart=RestartPolicy(max=1000, delay=0.001, max_delay=0.001),
+    )
+    return stage, plan, run
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(scenario=scenarios())
+@pytest.mark.timeout(120)
+async def test_random_faults(scenario: tuple[Stage, FaultPlan, list[bytes]]) -> None:
+    """Only who is at fault fails; all else is delivered once and in order."""
+    stage, plan, run = scenario
+
+    outcome = await supervise(stage, run, within=60)
+
+    failed = [r.message for r in outcome.results if r.error is not None]
+    assert delivered(outcome.results) == [
+        r.message for r in outcome.results if r.error is None
+    ]
+    for result in outcome.results:
+        if result.error is not None:
+            assert isinstance(result.error, WorkerLost)
+            assert len(result.error.attempts) >= 3
+    if any(map(condemns, plan.faults)):
+        assert failed.count(POISON) == run.count(POISON)
+    if not any(map(may_condemn, plan.faults)):
+        assert set(failed) <= {POISON}
+        if not any(map(condemns, plan.faults)):
+            assert failed == []
+
+
+# --- a million -------------------------------------------------------------------------
+
+COUNT = 1_000_000
+CULPRITS = 25
+
+
+def numbered(at: int) -> bytes:
+    """Return message number ``at``; 25 of a million are poison, spread over all."""
+    poison = at % (COUNT // CULPRITS) == 17_713
+    return b"%s %d" % (POISON if poison else b"message", at)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_million_messages_through_workers_that_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each about every 2,000 messages; what kills always is found, the rest arrives."""
+    token = uuid.uuid4().hex
+    stage = hostile(
+        Fault(FaultKind.KILL, probability=1 / 2000),
+        Fault(FaultKind.KILL, contains=POISON),
+        seed=20,
+        workers=3,
+        markers=Markers(),
+        env={RUN: token},
+    )
+    sink, letters = MemorySink(), DeadLetters(tmp_path, pipeline="p")
+    pipeline = Pipeline(
+        name="p",
+        source=MemorySource(
+            [numbered(n) for n in range(at, min(at + 8192, COUNT))]
+            for at in range(0, COUNT, 8192)
+        ),
+        stages=[stage],
+        sink=sink,
+        dead_letters=letters,
+    )
+
+    with capture_logs() as logs:
+        report = await pipeline.run()
+
+    everything = [numbered(at) for at in range(COUNT)]
+    poison = [m for m in everything if m.startswith(POISON)]
+    assert len(poison) == CULPRITS
+    assert sink.messages == [m for m in everything if not m.startswith(POISON)]
+    found = list(letters.letters())
+    assert [letter.message for letter in found] == poison
+    assert [letter.place for letter in found] == [everything.index(m) for m in poison]
+    assert {len(letter.attempts) for letter in found} == {3}
+    report.ledger.check()
+    (_, account, _) = report.ledger
+    assert (account.done, account.dead) == (COUNT - CULPRITS, CULPRITS)
+    assert (account.failed, account.lost) == (0, 0)
+    restarts = sum(log["event"] == "worker is restarted" for log in logs)
+    assert 300 < restarts < 900
+    assert left(token) == {}
+    with capsys.disabled():
+        print(f" {report.seconds:.1f} s, {restarts} restarts", end=" ")  # noqa: T201
