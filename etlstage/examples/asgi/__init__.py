@@ -1,0 +1,1 @@
+"""An HTTP service whose requests are answered by workers."""

@@ -1,0 +1,27 @@
+"""
+Answer one request: JSON in, JSON out, each on one line.
+
+As JSON escapes control characters, no message can contain a marker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from etlstage import worker
+
+
+def answer(message: bytes) -> Iterator[bytes]:
+    """Yield the text's length in words and characters, or what is wrong with it."""
+    try:
+        text = json.loads(message)["text"]
+        reply = {"text": text, "words": len(text.split()), "characters": len(text)}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # A mistake of who asks is an answer; an exception would end this process.
+        reply = {"error": 'expected an object such as {"text": "some words"}'}
+    yield json.dumps(reply).encode()
+
+
+if __name__ == "__main__":
+    worker.transform(answer)
