@@ -125,9 +125,7 @@ class Submission:
 
     @property
     def takeable(self) -> bool:
-        """Whether a worker may take messages."""
-        if not self.waiting:
-            return False
+        """Whether a worker may take messages, where there are any."""
         # What a lost worker held may be what the consumer waits for.
         return not self.stalled or self._fed[0].next == self._next
 
@@ -311,12 +309,19 @@ class Work:
 
         """
         self._submissions.rotate(-1)
-        return [s for s in self._submissions if s.takeable and self._may(worker, s)]
+        return [
+            s
+            for s in self._submissions
+            if s.waiting
+            and s.takeable
+            and (s.lane is None or self._may(worker, s.lane))
+        ]
 
     def take_suspect(self, worker: int) -> Suspect | None:
         """Remove and return what worker number ``worker`` is to try, if anything."""
         for suspect in self.suspects:
-            if self._may(worker, suspect.taken.submission):
+            lane = suspect.taken.submission.lane
+            if lane is None or self._may(worker, lane):
                 self.suspects.remove(suspect)
                 return suspect
         return None
@@ -330,6 +335,5 @@ class Work:
         for submission in self._submissions:
             submission.fail(error)
 
-    def _may(self, worker: int, submission: Submission) -> bool:
-        lane = submission.lane
-        return lane is None or lane == worker or lane in self.gone
+    def _may(self, worker: int, lane: int) -> bool:
+        return lane == worker or lane in self.gone
