@@ -84,6 +84,9 @@ def _frame(loc: Loc, keys: Mapping[str, Value]) -> Iterator[Broken]:
 
 
 def _cycles(extract: Mapping[str, Value]) -> Iterator[Broken]:
+    if _mapping(extract.get("timeout")).get("heartbeat") is not None:
+        text = "is not for an extract stage, whose idle worker is not watched"
+        yield Broken(("extract", "timeout", "heartbeat"), text)
     plain = "worker" in extract and extract.get("mode") != "cyclic"
     if plain and "offsets" in extract:
         yield Broken(("extract", "offsets"), "needs mode: cyclic")

@@ -99,6 +99,11 @@ class Stage:
                 f"stage {self.name}: mode {self.mode.value} does not fit"
                 f" kind {self.kind.value}"
             )
+        if self.timeout.heartbeat is not None and self.mode.extracts:
+            raise ConfigError(
+                f"stage {self.name}: an extract stage has no timeout.heartbeat: its"
+                " worker is never watched while it is idle"
+            )
         if self.key is not None:
             self._check_key(self.key)
 

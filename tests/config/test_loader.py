@@ -210,6 +210,13 @@ load:
             "2:11: extract.offsets: needs mode: cyclic",
         ),
         (
+            MINIMAL.replace("extract: {", "extract: {timeout: {heartbeat: 1s}, "),
+            (
+                "2:21: extract.timeout.heartbeat: is not for an extract stage, whose"
+                " idle worker is not watched"
+            ),
+        ),
+        (
             MINIMAL.replace(
                 "extract: {",
                 "extract: {mode: cyclic, offsets: {by: supervisor, start: 9, end: 1}, ",

@@ -35,7 +35,7 @@ extract:
   mode: cyclic
   max_reply: 1MiB
   restart: {max: 0}
-  timeout: {heartbeat: 1s}
+  timeout: {start: 1s}
 load:
   worker: {command: [/bin/load], cwd: sub}
   window: auto
@@ -217,7 +217,7 @@ def test_ends(path: Path) -> None:
     assert extract.command == ("/base/fetch.sh", "1.10")
     assert extract.max_reply_bytes == 1024 * 1024
     assert extract.restart.max == 0
-    assert extract.timeout.heartbeat == 1.0
+    assert extract.timeout.start == 1.0
     assert extract.limits.nice == 1
     sink = load_stage(model.load, "l", BASE)
     assert sink.kind is StageKind.LOAD
