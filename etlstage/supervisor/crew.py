@@ -46,8 +46,9 @@ from etlstage.supervisor.instructions import (
     Tell,
 )
 from etlstage.supervisor.stage import Stage
-from etlstage.supervisor.state import State, SupervisorState
+from etlstage.supervisor.state import SupervisorState
 from etlstage.supervisor.submission import Work
+from etlstage.supervisor.transition import State
 from etlstage.telemetry import StageMetrics
 
 __all__ = ("Crew",)

@@ -125,7 +125,8 @@ class ErrorPolicy:
     """What becomes of a message that a stage can't process."""
 
     retries: int = 2
-    """How often a message is given to a fresh worker after the first was lost."""
+    """How often a message is given to a fresh worker after the first was lost; more
+    often where it could have been another message's fault."""
     then: Literal["dead_letter", "fail"] = "dead_letter"
     """Whether the run then puts it aside and goes on, or fails."""
     budget: ErrorBudget = ErrorBudget()

@@ -7,14 +7,13 @@ and what it started is gone when its block ends, however it ends.
 
 from __future__ import annotations
 
-import math
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Iterable,
 )
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from itertools import repeat
 from types import TracebackType
@@ -23,20 +22,13 @@ from typing import Self
 import anyio
 import structlog
 from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import LocalProtocolError, WorkerLost
 from etlstage.messages import KeyedRun, Result, Run
+from etlstage.supervisor.audience import Audience
 from etlstage.supervisor.crew import Crew
-from etlstage.supervisor.events import (
-    StartFailed,
-    SupervisorEvent,
-    WorkerExited,
-    WorkerFailed,
-    WorkerGivenUp,
-    WorkerRestarting,
-    WorkerStarted,
-)
+from etlstage.supervisor.events import SupervisorEvent
 from etlstage.supervisor.extraction import Extraction
 from etlstage.supervisor.intake import Intake, Signal, in_runs
 from etlstage.supervisor.ordering import Lanes
@@ -88,10 +80,9 @@ class AsyncSupervisor:
         self._work = Work()
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._crew: Crew | None = None
-        self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
+        self._audience = Audience(stage.name, self._metrics)
         self._tasks: TaskGroup | None = None
         self._extraction: Extraction | None = None
-        self._failed: set[str] = set()  # workers whose end is no news
         self._ended = False
 
     def __repr__(self) -> str:
@@ -147,7 +138,7 @@ class AsyncSupervisor:
             self._kick()
             while True:
                 stalled = submission.stalled
-                for answer in submission.collect():
+                for answer in self._collect(submission):
                     results[answer.start] = _results(answer)
                 if submission.finished:
                     break
@@ -187,7 +178,7 @@ class AsyncSupervisor:
             try:
                 while True:
                     stalled = submission.stalled
-                    answers = submission.collect()
+                    answers = self._collect(submission)
                     if stalled:
                         self._kick()
                     for answer in answers:
@@ -256,15 +247,7 @@ class AsyncSupervisor:
         It begins with the workers that run now, and ends with the supervisor. Close it
         when you stop reading.
         """
-        send, receive = anyio.create_memory_object_stream[SupervisorEvent](math.inf)
-        if self._crew is not None:
-            for started in self._crew.running():
-                send.send_nowait(started)
-        if self._ended:
-            send.close()
-        else:
-            self._listeners.append(send)
-        return receive
+        return self._audience.listen(self._crew.running() if self._crew else ())
 
     # --- inside -------------------------------------------------------------
 
@@ -287,10 +270,7 @@ class AsyncSupervisor:
                 await self._tasks.__aexit__(None, None, None)
             finally:
                 self._ended = True
-                if self._metrics is not None:
-                    self._metrics.close()
-                for listener in self._listeners:
-                    listener.close()
+                self._audience.close()
 
     def _closed(self) -> WorkerLost:
         name = self.stage.name
@@ -333,6 +313,13 @@ class AsyncSupervisor:
         assert self._crew is not None
         self._crew.kick()
 
+    def _collect(self, submission: Submission | Lanes) -> list[Answer]:
+        answers = submission.collect()
+        if self._metrics is not None:
+            failed = [a for a in answers if a.error is not None]
+            self._metrics.failed(sum(len(a.messages) for a in failed))
+        return answers
+
     def _has_room(self, submission: Submission | Lanes) -> bool:
         return (
             submission.held < self._max_messages
@@ -340,63 +327,8 @@ class AsyncSupervisor:
         )
 
     def _tell(self, event: SupervisorEvent) -> None:
-        if self._metrics is not None:
-            self._count(event, self._metrics)
-        # Where the host logs to may be gone; workers are stopped all the same.
-        with suppress(OSError, ValueError):
-            self._log(event)
-        for listener in self._listeners:
-            # Broken when the reader has closed its end.
-            try:
-                listener.send_nowait(event)
-            except anyio.BrokenResourceError:
-                listener.close()
-                self._listeners = [x for x in self._listeners if x is not listener]
-
-    def _log(self, event: SupervisorEvent) -> None:
-        stage = self.stage.name
-        if isinstance(event, WorkerFailed):
-            self._failed.add(event.worker)
-            _log.warning("worker failed", stage=stage, error=str(event.error))
-        elif isinstance(event, StartFailed | WorkerGivenUp):
-            _log.error("worker is gone", stage=stage, error=str(event.error))
-        elif isinstance(event, WorkerExited) and event.worker in self._failed:
-            self._failed.remove(event.worker)
-        elif isinstance(event, WorkerExited) and (event.lost or event.status):
-            _log.warning(
-                "worker exited",
-                stage=stage,
-                worker=event.worker,
-                pid=event.pid,
-                fate=event.fate,
-                held=event.lost,
-                answered=event.answered,
-            )
-        elif isinstance(event, WorkerRestarting):
-            _log.info(
-                "worker is restarted",
-                stage=stage,
-                worker=event.worker,
-                seconds=round(event.delay, 3),
-            )
-
-    def _count(self, event: SupervisorEvent, metrics: StageMetrics) -> None:
-        if isinstance(event, WorkerStarted):
-            metrics.worker_started(event.worker)
-            if event.start > 1:
-                metrics.restarted(event.worker)
-        elif isinstance(event, StartFailed):
-            metrics.worker_failed(event.worker, "start")
-        elif isinstance(event, WorkerFailed):
-            metrics.worker_failed(event.worker, event.cause)
-        elif isinstance(event, WorkerExited):
-            metrics.worker_exited(event.worker, event.status)
-            metrics.retried(event.lost - event.condemned)
-            metrics.failed(event.condemned)
-            if event.worker not in self._failed and (event.lost or event.status):
-                metrics.worker_failed(event.worker, "died")
-        if self._crew is not None:
-            metrics.workers(self._crew.alive)
+        alive = self._crew.alive if self._crew is not None else 0
+        self._audience.tell(event, alive=alive)
 
 
 def _results(answer: Answer) -> list[Result]:

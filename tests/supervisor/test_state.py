@@ -60,8 +60,9 @@ from etlstage.supervisor.instructions import (
     Stop,
     Tell,
 )
-from etlstage.supervisor.state import TRANSITIONS, State, SupervisorState
+from etlstage.supervisor.state import SupervisorState
 from etlstage.supervisor.submission import Answer, Submission, Work
+from etlstage.supervisor.transition import TRANSITIONS, State
 from etlstage.supervisor.worker import session
 from tests.supervisor.test_feeding import Peer, stage
 
