@@ -148,7 +148,12 @@ def _dlq_show(
     ],
     *,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Only the message, byte for byte.")
+        bool,
+        typer.Option(
+            "--raw",
+            help="Only the message, byte for byte, as its worker reads it: with EOM"
+            " behind it, and EOB if the supervisor closes batches.",
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="All of it as a JSON object.")

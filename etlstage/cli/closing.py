@@ -21,10 +21,10 @@ __all__ = ("EXIT_CODES", "ReportFile", "show_report")
 EXIT_CODES: Final = {"done": 0, "failed": 1, "drained": 4, "forced": 5}
 
 ENDINGS: Final = {
-    "done": "done",
-    "failed": "failed",
-    "drained": "drained after a signal; run it again for the rest",
-    "forced": "stopped by force",
+    "done": "done in {}",
+    "failed": "failed in {}",
+    "drained": "drained after a signal in {}; run it again for the rest",
+    "forced": "stopped by force in {}",
 }
 
 
@@ -35,7 +35,8 @@ def show_report(report: Report, console: Console) -> None:
     lines = [balance(report), report.landed]
     if report.dead_letters is not None:
         lines.append(f"to see the dead letters: {report.dead_letters}")
-    lines.append(f"{report.name}: {ENDINGS[report.status]} in {report.seconds:.1f} s")
+    ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
+    lines.append(f"{report.name}: {ending}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 

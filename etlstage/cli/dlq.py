@@ -7,34 +7,51 @@ them came from outside: nothing of it reaches a terminal as it is.
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import typer
 
 from etlstage.cli.logs import harmless
 from etlstage.cli.screen import Screen
 from etlstage.config.build import state_folder
-from etlstage.config.document import read
+from etlstage.config.document import Document, read
+from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter import (
     FOLDER,
     SUFFIX,
     DeadLetter,
     Torn,
+    first_clause,
     letter_files,
     read_letters,
 )
+from etlstage.pipeline.state import POSITIONS
+from etlstage.protocol.marker import Markers, Mode
 
 __all__ = ("list_letters", "show_letter")
 
 SHOWN_BYTES: Final = 4096
 """Of a message, unless it is wanted raw."""
 ROW: Final = "{:<14}  {:<19}  {:<12}  {:>9}  {:>5}  {}"
+HEADS: Final = ("id", "time (UTC)", "stage", "bytes", "tries", "error")
+NEEDED: Final = ("name", "extract", "load")
+"""Keys without which a file is no pipeline."""
+
+
+class Letters(NamedTuple):
+    """Where letters are looked for."""
+
+    files: list[Path]
+    stages: list[str] | None = None
+    """Names that a letter's stage may have; None if nobody knows them."""
 
 
 def list_letters(place: Path, *, stage: str | None, as_json: bool) -> int:
@@ -46,22 +63,28 @@ def list_letters(place: Path, *, stage: str | None, as_json: bool) -> int:
         stage: The only stage to look at, or None.
         as_json: Whether to print each as a JSON object.
 
+    Raises:
+        ConfigError: If there is no such place, or the pipeline has no such stage.
+
     """
     out = Screen()
     count, width = 0, out.width if out.watched else None
-    if not as_json:
-        heads = ("id", "time (UTC)", "stage", "bytes", "tries", "error")
-        _print(ROW.format(*heads), width)
-    for letter in _letters(place):
+    found = _found(place)
+    if stage is not None and found.stages is not None:
+        _check_stage(stage, found.stages)
+    for letter in _letters(found):
         if stage is None or letter.stage == stage:
-            count += 1
             if as_json:
                 typer.echo(json.dumps(letter.to_dict()))
             else:
+                if not count:
+                    _print(ROW.format(*HEADS), width)
                 _print(_row(letter), width)
+            count += 1
     if not as_json:
         of = f" of stage {stage}" if stage is not None else ""
-        _print(f"{count:,} dead letter{'s' * (count != 1)}{of}")
+        many = f"{count:,}" if count else "no"
+        _print(f"{many} dead letter{'s' * (count != 1)}{of}")
     return 0
 
 
@@ -72,16 +95,21 @@ def show_letter(place: Path, number: str, *, raw: bool, as_json: bool) -> int:
     Args:
         place: As for :func:`list_letters`.
         number: Its id, or a beginning that no other has.
-        raw: Whether to write the message alone, byte for byte.
+        raw: Whether to write the message alone, as a worker reads it.
         as_json: Whether to print it as a JSON object.
 
     Raises:
-        ConfigError: If there is no such letter, or more than one.
+        ConfigError: If there is no such letter, or more than one; if it is to be both
+            raw and JSON.
 
     """
-    letter = _found(place, number)
+    if raw and as_json:
+        raise ConfigError(
+            "--raw can't be used together with --json; see 'etlstage dlq show --help'"
+        )
+    letter = _letter(place, number)
     if raw:
-        sys.stdout.buffer.write(letter.message)
+        sys.stdout.buffer.write(letter.message + _markers_behind(letter.config))
         sys.stdout.buffer.flush()
     elif as_json:
         typer.echo(json.dumps(letter.to_dict(), indent=2))
@@ -91,29 +119,57 @@ def show_letter(place: Path, number: str, *, raw: bool, as_json: bool) -> int:
     return 0
 
 
-def _files(place: Path) -> list[Path]:
-    """Return the files with the letters that ``place`` stands for."""
+def _found(place: Path) -> Letters:
+    """Return where the letters are that ``place`` stands for."""
     if place.suffix == SUFFIX and place.is_file():
-        return [place]
+        return Letters([place])
     if place.is_dir():
-        state = place.parent if place.name == FOLDER else place
-    else:
-        document = read(place)
-        # The rest of the file may be wrong, or want variables that are not set here.
-        ours = [
-            p for p in document.problems if p.loc[:1] in ((), ("name",), ("state",))
-        ]
-        document.problems[:] = ours
-        document.check()
-        state = state_folder(document)
-    files = letter_files(state)
-    if not files:
-        raise ConfigError(f"{place}: no dead letters in {state / FOLDER}")
-    return files
+        return Letters(letter_files(_checked_state(place)))
+    document = _pipeline(place)
+    files = letter_files(state_folder(document))
+    # A stage may have had another name when its letters were written.
+    older = [unquote(path.name.removesuffix(SUFFIX)) for path in files]
+    names = [name for _, name in stage_names(document.data)]
+    return Letters(files, list(dict.fromkeys([*names, *older])))
 
 
-def _letters(place: Path) -> Iterator[DeadLetter]:
-    for path in _files(place):
+def _pipeline(path: Path) -> Document:
+    """Return a pipeline file of which little need be right."""
+    document = read(path)
+    # The rest may be wrong, or want variables that are not set here.
+    ours = [p for p in document.problems if p.loc[:1] in ((), ("name",), ("state",))]
+    document.problems[:] = ours
+    document.check()
+    missing = [key for key in NEEDED if key not in document.data]
+    if missing:
+        raise ConfigError(
+            f"{path}: is not a pipeline: it has no key {' and no key '.join(missing)}"
+        )
+    return document
+
+
+def _checked_state(folder: Path) -> Path:
+    """Return the state directory that is ``folder``, or that holds it."""
+    if folder.name == FOLDER:
+        return folder.parent
+    if (folder / FOLDER).is_dir() or any(folder.glob(POSITIONS)):
+        return folder
+    inside = folder / "pipeline.yaml"
+    hint = f" (did you mean {inside}?)" if inside.is_file() else ""
+    raise ConfigError(f"{folder}: is not the state directory of a pipeline{hint}")
+
+
+def _check_stage(stage: str, known: list[str]) -> None:
+    if stage not in known:
+        close = difflib.get_close_matches(stage, known, n=1)
+        guess = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ConfigError(
+            f"there is no stage {stage!r}{guess}, the stages are {', '.join(known)}"
+        )
+
+
+def _letters(found: Letters) -> Iterator[DeadLetter]:
+    for path in found.files:
         try:
             for letter in read_letters(path):
                 if isinstance(letter, Torn):
@@ -130,10 +186,10 @@ def _letters(place: Path) -> Iterator[DeadLetter]:
             raise ConfigError(f"{path}: can't be read: {said}") from None
 
 
-def _found(place: Path, number: str) -> DeadLetter:
+def _letter(place: Path, number: str) -> DeadLetter:
     found: DeadLetter | None = None
     ids: list[str] = []
-    for letter in _letters(place):
+    for letter in _letters(_found(place)):
         if letter.id == number:
             return letter
         if number and letter.id.startswith(number):
@@ -150,15 +206,25 @@ def _found(place: Path, number: str) -> DeadLetter:
     return found
 
 
+def _markers_behind(config: Mapping[str, Any]) -> bytes:
+    """Return what the stage's worker must read behind a message to answer it."""
+    if "markers" not in config:
+        return b""  # a load stage without workers
+    markers = Markers.from_text(**config["markers"])
+    if config.get("mode") != Mode.BATCH_SUPERVISOR.value:
+        return markers.eom
+    tail = markers.eom if config.get("batch", {}).get("eob_then_eom") else b""
+    return markers.eom + markers.eob + tail
+
+
 def _row(letter: DeadLetter) -> str:
-    lines = letter.error.splitlines()
     return ROW.format(
         letter.id,
         letter.time[:19].replace("T", " "),
         letter.stage,
         f"{len(letter.message):,}",
         len(letter.attempts),
-        lines[0] if lines else letter.kind,
+        first_clause(letter.error) or letter.kind,
     )
 
 
@@ -168,17 +234,18 @@ def _description(letter: DeadLetter) -> Iterator[str]:
     yield f"pipeline  {letter.pipeline}, run {letter.run}"
     yield f"stage     {letter.stage}, message {letter.place + 1:,} of its input"
     yield f"error     {letter.kind}: {_indented(letter.error)}"
-    for number, attempt in enumerate(letter.attempts, 1):
-        error = _indented(attempt.error)
-        yield f"attempt   {number}: {attempt.worker} (pid {attempt.pid}): {error}"
-        yield from (f"          story   {line}" for line in attempt.story)
-        yield from (f"          stderr  {line}" for line in attempt.stderr)
-    yield "config"
-    for name, value in letter.config.items():
-        yield f"          {name}: {json.dumps(value, ensure_ascii=False)}"
     size = len(letter.message)
     yield f"message   {size:,} byte{'s' * (size != 1)}"
     yield from (f"  {line}" for line in _shown(letter.message))
+    for number, attempt in enumerate(letter.attempts, 1):
+        error = _indented(attempt.error)
+        yield f"attempt   {number}: {attempt.worker} (pid {attempt.pid}): {error}"
+        yield from (f"          stderr  {line}" for line in attempt.stderr)
+        if number == len(letter.attempts):
+            yield from (f"          story   {line}" for line in attempt.story)
+    yield "config"
+    for name, value in letter.config.items():
+        yield f"          {name}: {json.dumps(value, ensure_ascii=False)}"
 
 
 def _indented(text: str) -> str:

@@ -34,6 +34,8 @@ SEQUENCES: Final = re.compile(
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 WORKER_LINE: Final = "worker wrote to stderr"
+RESTARTED: Final = "worker is restarted"
+EXITED: Final = "worker exited"
 
 
 def configure(screen: Screen, *, debug: bool) -> None:
@@ -42,7 +44,8 @@ def configure(screen: Screen, *, debug: bool) -> None:
 
     Args:
         screen: Stderr, where the progress display may be, too.
-        debug: Whether to let debug events through.
+        debug: Whether to let everything through: also debug events, and each step
+            on the way to a message's outcome.
 
     """
     common: list[Processor] = [
@@ -50,6 +53,8 @@ def configure(screen: Screen, *, debug: bool) -> None:
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
     ]
+    if not debug:
+        common.insert(0, _without_steps)
     if screen.watched:
         now = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
         own: list[Processor] = [now, _for_people]
@@ -73,6 +78,19 @@ def configure(screen: Screen, *, debug: bool) -> None:
 def harmless(text: str) -> str:
     """Return ``text`` without what would steer a terminal."""
     return CONTROLS.sub(lambda m: f"\\x{ord(m[0]):02x}", SEQUENCES.sub("", text))
+
+
+def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """
+    Drop what the outcome of a message will tell.
+
+    A worker that died of its message is started again, and the message tried again:
+    in the end it is answered, or an event or the run's error says why not.
+    """
+    said = event.get("event")
+    if said == RESTARTED or (said == EXITED and event.get("held")):
+        raise structlog.DropEvent
+    return event
 
 
 def _for_people(

@@ -120,6 +120,7 @@ Command = Annotated[
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
+Processes = Annotated[int, Field(ge=1, le=1000)]
 Status = Annotated[int, Field(ge=0, le=255)]
 Niceness = Annotated[int, Field(ge=-20, le=19)]
 Ordering = Annotated[
@@ -264,7 +265,7 @@ class WorkerStageKeys(Keys):
 class FedStageKeys(WorkerStageKeys):
     """What stages have in common whose workers are fed with messages."""
 
-    workers: Count = 1
+    workers: Processes = 1
     order: Ordering | None = None
     key: Pointer | None = None
     window: Window = None

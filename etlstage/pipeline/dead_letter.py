@@ -17,6 +17,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ __all__ = (
     "DeadLetter",
     "DeadLetters",
     "Torn",
+    "first_clause",
     "letter_files",
     "read_letters",
 )
@@ -47,6 +49,9 @@ SUFFIX: Final = ".jsonl"
 
 SECRET: Final = 4
 """Shorter texts are no secrets, and stand in too many others."""
+
+WHO: Final = re.compile(r"stage [^:;]+: worker [^:;]+ \(pid \d+\) ")
+"""How errors begin that say what became of a worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,6 +307,13 @@ class _File:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def first_clause(error: str) -> str:
+    """Return what an error says up to the first ``; ``, without which worker it was."""
+    who = WHO.match(error)
+    lines = error[who.end() if who else 0 :].splitlines()
+    return lines[0].split("; ", 1)[0] if lines else ""
 
 
 def letter_files(state: Path) -> list[Path]:

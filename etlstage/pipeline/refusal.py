@@ -7,11 +7,14 @@ The stage has retried it as often as it may; here it is put aside, or ends the r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
+
+import structlog
 
 from etlstage.errors import (
     MessageRefused,
@@ -21,11 +24,13 @@ from etlstage.errors import (
     WorkerLost,
 )
 from etlstage.messages import Run
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.dead_letter import DeadLetters, first_clause
 from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
 from etlstage.supervisor import ErrorPolicy, Stage
 
 __all__ = ("Refusals", "config_of")
+
+_log = structlog.get_logger("etlstage")
 
 OF_A_MESSAGE: Final = (MessageRefused, RemoteProtocolError, SinkFailed, WorkerLost)
 """Errors that say something of their message; others say it of the whole stage."""
@@ -88,7 +93,7 @@ class Refusals:
             raise error
         for number, message in enumerate(messages):
             try:
-                await aside.put(
+                letter = await aside.put(
                     self._stage,
                     place + number,
                     message,
@@ -100,6 +105,16 @@ class Refusals:
                 self._book(error, len(messages) - number)
                 raise
             self.dead += 1
+            # Where the host logs to may be gone; the letter is kept all the same.
+            with suppress(Exception):
+                _log.warning(
+                    "message is put aside",
+                    stage=self._stage,
+                    place=letter.place,
+                    id=letter.id,
+                    # Of the letter: what the error itself says may hold a secret.
+                    error=first_clause(letter.error) or letter.kind,
+                )
         budget = self._policy.budget
         if not budget.allows(self.dead, received):
             raise StageError(

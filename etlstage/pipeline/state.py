@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Final
 
 from etlstage.errors import SourceFailed
 
-__all__ = ("PositionFile",)
+__all__ = ("POSITIONS", "PositionFile")
+
+SUFFIX: Final = ".position.json"
+POSITIONS: Final = f"*{SUFFIX}"
+"""What such files are called, as a pattern."""
 
 
 class PositionFile:
@@ -22,7 +27,7 @@ class PositionFile:
     """
 
     def __init__(self, folder: Path, stage: str) -> None:
-        self._path = folder / f"{stage}.position.json"
+        self._path = folder / f"{stage}{SUFFIX}"
         self._stage = stage
 
     def load(self) -> object:

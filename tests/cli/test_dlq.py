@@ -2,16 +2,25 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
+from etlstage.cli.dlq import list_letters
+from etlstage.cli.screen import Screen
 from etlstage.errors import Attempt, WorkerLost
 from etlstage.pipeline import DeadLetters
+from etlstage.pipeline.refusal import config_of
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.supervisor import BatchPolicy, Stage
 from tests.cli.conftest import Etlstage, command, environment
+from tests.cli.test_screen import Terminal
 
+DIED = "stage upper: worker upper-2 (pid 12) "
 NOON = datetime(2026, 1, 2, 12, 0, 0, 0, UTC)
 ESCAPES = "bad \x1b[31mred\x07\x1b]0;title\x07\x9b1m\r\nsecond line"
 TRAP = """\
@@ -31,19 +40,23 @@ def state(tmp_path: Path, pipeline: Path) -> Path:
     error = WorkerLost(ESCAPES, stage="upper")
     error.attempts = (
         Attempt("upper-1", 11, "exited\x1b[2J", ("started\x07",), ("oh\x1b[1m no",)),
-        Attempt("upper-2", 12, "killed", (), ()),
+        Attempt("upper-2", 12, "killed", ("killed\x07",), ("bye",)),
     )
     rows = [
         ("abc", "upper", b"hello\tthere\nyou", error),
         ("abd", "upper", b"\x1b[31m\0\xff" * 9, error),
-        ("abd", "other one", b"x" * 5000, ValueError("plain")),
+        ("abd", "other one", b"x" * 5000, ValueError(f"{DIED}fell; it\nsaid; so")),
         ("zzz", "upper", b"\xc3\xa9" * 2049, ValueError("")),
     ]
 
     async def put() -> None:
         for run, stage, message, why in rows:
             letters = DeadLetters(folder, pipeline="letters", run=run)
-            config = {"name": stage, "command": ["a", "\x1b[1m"], "env": ["TOKEN"]}
+            config: dict[str, Any] = {
+                "name": stage,
+                "command": ["a", "\x1b[1m"],
+                "env": ["TOKEN"],
+            }
             await letters.put(stage, 41, message, why, config=config, time=NOON)
             letters.close()
 
@@ -70,7 +83,7 @@ def test_list(etlstage: Etlstage) -> None:
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines == [
         "id time (UTC) stage bytes tries error",
-        "abd-1 2026-01-02 12:00:00 other one 5,000 0 plain",
+        "abd-1 2026-01-02 12:00:00 other one 5,000 0 fell",
         r"abc-1 2026-01-02 12:00:00 upper 15 2 bad red\x07\x9b1m",
         r"abd-1 2026-01-02 12:00:00 upper 63 2 bad red\x07\x9b1m",
         "zzz-1 2026-01-02 12:00:00 upper 4,098 0 ValueError",
@@ -114,14 +127,82 @@ def test_pipeline_that_is_wrong_elsewhere(etlstage: Etlstage, pipeline: Path) ->
     assert "state: environment variable NOT_SET_HERE is not set" in result.stderr
 
 
-def test_no_dead_letters(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None:
-    """It is said where they would be."""
-    result = etlstage("dlq", "ls", pipeline)
-    assert result.returncode == 2
-    folder = tmp_path / ".etlstage" / "letters" / "dead_letters"
-    assert (
-        result.stderr == f"etlstage: error: {pipeline}: no dead letters in {folder}\n"
+@pytest.mark.usefixtures("state")
+def test_list_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """No line is longer than the terminal is wide."""
+    monkeypatch.setattr(
+        "etlstage.cli.dlq.Screen", lambda: Screen(file=Terminal(), width=75)
     )
+    assert list_letters(tmp_path / "pipeline.yaml", stage=None, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line) for line in lines[:3]] == [74, 73, 75]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "no dead letters\n"),
+        (("--stage", "upper"), "no dead letters of stage upper\n"),
+        (("--json",), ""),
+    ],
+)
+@pytest.mark.usefixtures("pipeline")
+def test_no_dead_letters(
+    etlstage: Etlstage, options: tuple[str, ...], said: str
+) -> None:
+    """That is good news, and no table."""
+    result = etlstage("dlq", "ls", "pipeline.yaml", *options)
+    assert (result.returncode, result.stdout, result.stderr) == (0, said, "")
+
+
+@pytest.mark.parametrize("kept", ["extract.position.json", "dead_letters/x"])
+def test_state_without_letters(etlstage: Etlstage, tmp_path: Path, kept: str) -> None:
+    """A state directory is one also when it holds other things alone."""
+    (tmp_path / "s" / kept).parent.mkdir(parents=True)
+    (tmp_path / "s" / kept).write_text("")
+    result = etlstage("dlq", "ls", "s")
+    assert (result.returncode, result.stdout) == (0, "no dead letters\n")
+
+
+def test_folder_that_is_no_state(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """Nobody is to believe that there are no dead letters."""
+    (tmp_path / "x").mkdir()
+    result = etlstage("dlq", "ls", "x")
+    error = "etlstage: error: x: is not the state directory of a pipeline"
+    assert (result.returncode, result.stderr) == (2, f"{error}\n")
+    result = etlstage("dlq", "ls", tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.endswith(f" (did you mean {pipeline}?)\n")
+
+
+def test_file_that_is_no_pipeline(etlstage: Etlstage, tmp_path: Path) -> None:
+    """Likewise."""
+    (tmp_path / "x.yaml").write_text("name: x\nservices: {}\n")
+    result = etlstage("dlq", "ls", "x.yaml")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "etlstage: error: x.yaml: is not a pipeline: it has no key extract and no key"
+        " load\n"
+    )
+
+
+@pytest.mark.usefixtures("state")
+def test_stage_that_there_is_not(etlstage: Etlstage) -> None:
+    """The names are told; one that only has letters is among them."""
+    result = etlstage("dlq", "ls", "pipeline.yaml", "--stage", "uper")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "etlstage: error: there is no stage 'uper' (did you mean 'upper'?), the stages"
+        " are extract, upper, load, other one\n"
+    )
+    result = etlstage("dlq", "ls", "pipeline.yaml", "--stage", "other one")
+    assert result.stdout.splitlines()[-1] == "1 dead letter of stage other one"
 
 
 def test_no_such_pipeline(etlstage: Etlstage) -> None:
@@ -144,17 +225,18 @@ def test_show(etlstage: Etlstage, state: Path) -> None:
         "stage     upper, message 42 of its input\n"
         "error     WorkerLost: bad red\\x07\\x9b1m\n"
         "          second line\n"
+        "message   15 bytes\n"
+        "  hello\tthere\n"
+        "  you\n"
         "attempt   1: upper-1 (pid 11): exited\n"
-        "          story   started\\x07\n"
         "          stderr  oh no\n"
         "attempt   2: upper-2 (pid 12): killed\n"
+        "          stderr  bye\n"
+        "          story   killed\\x07\n"
         "config\n"
         '          name: "upper"\n'
         '          command: ["a", "\\u001b[1m"]\n'
         '          env: ["TOKEN"]\n'
-        "message   15 bytes\n"
-        "  hello\tthere\n"
-        "  you\n"
     )
 
 
@@ -170,7 +252,8 @@ def test_message_that_is_no_text(etlstage: Etlstage) -> None:
     assert lines[at + 1] == (
         "  00000000  1b 5b 33 31 6d 00 ff 1b 5b 33 31 6d 00 ff 1b 5b  .[31m...[31m...["
     )
-    assert lines[-1].startswith("  00000030  ")
+    assert lines[at + 4].startswith("  00000030  ")
+    assert lines[at + 5].startswith("attempt ")
 
 
 @pytest.mark.parametrize(
@@ -180,8 +263,8 @@ def test_message_that_is_no_text(etlstage: Etlstage) -> None:
 def test_long_message_is_cut(etlstage: Etlstage, number: str, rest: int) -> None:
     """The terminal is not the place for it; a character is not cut."""
     result = etlstage("dlq", "show", "pipeline.yaml", number)
-    last = result.stdout.splitlines()[-1]
-    assert last == (
+    lines = result.stdout.splitlines()
+    assert lines[lines.index("config") - 1] == (
         f"  ... {rest:,} more bytes: --raw writes the whole message to stdout"
     )
     assert "00000000  " not in result.stdout
@@ -189,10 +272,68 @@ def test_long_message_is_cut(etlstage: Etlstage, number: str, rest: int) -> None
 
 @pytest.mark.usefixtures("state")
 def test_raw_message(tmp_path: Path) -> None:
-    """Its bytes and nothing else, to be piped into a worker."""
+    """Its bytes and nothing else; this stage knows no markers."""
     place = ".etlstage/letters/dead_letters/upper.jsonl"
     result = raw(tmp_path, "dlq", "show", place, "abd-1", "--raw")
     assert (result.stdout, result.stderr) == (b"\x1b[31m\0\xff" * 9, b"")
+
+
+@pytest.mark.parametrize(
+    ("mode", "batch", "behind"),
+    [
+        (Mode.SINGLE, BatchPolicy(), b"<m>"),
+        (Mode.BATCH_WORKER, BatchPolicy(eob_then_eom=True), b"<m>"),
+        (Mode.BATCH_SUPERVISOR, BatchPolicy(), b"<m>\x17"),
+        (Mode.BATCH_SUPERVISOR, BatchPolicy(eob_then_eom=True), b"<m>\x17<m>"),
+    ],
+)
+async def test_raw_message_as_its_worker_reads_it(
+    tmp_path: Path, mode: Mode, batch: BatchPolicy, behind: bytes
+) -> None:
+    """The markers are those of the letter, not of today's pipeline."""
+    stage = Stage(
+        name="s", command=("a",), mode=mode, markers=Markers(eom=b"<m>"), batch=batch
+    )
+    letters = DeadLetters(tmp_path, pipeline="p", run="r")
+    config = config_of(stage)
+    await letters.put("s", 0, b"one", ValueError("e"), config=config, time=NOON)
+    letters.close()
+    shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
+    assert (shown.stdout, shown.stderr) == (b"one" + behind, b"")
+
+
+@pytest.mark.parametrize("driver", ["none", "supervisor", "worker"])
+async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
+    """README's recipe: a worker made with the SDK gives its reply."""
+    mode = {"supervisor": Mode.BATCH_SUPERVISOR, "worker": Mode.BATCH_WORKER}.get(
+        driver, Mode.SINGLE
+    )
+    call = {
+        "none": "transform(lambda m: [m.upper()])",
+        "supervisor": "transform_batch(lambda b: [m.upper() for m in b])",
+        "worker": "transform_batch(lambda b: [m.upper() for m in b], driver='worker')",
+    }[driver]
+    code = f"from etlstage import worker; worker.{call}"
+    letters = DeadLetters(tmp_path, pipeline="p", run="r")
+    config = config_of(Stage(name="s", command=("a",), mode=mode))
+    await letters.put("s", 0, b"one", ValueError("e"), config=config, time=NOON)
+    letters.close()
+    shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
+    replied = await anyio.run_process(
+        [sys.executable, "-c", code], input=shown.stdout, env=environment()
+    )
+    assert replied.stdout.lstrip(b"\x05") == b"ONE\n\0"
+
+
+@pytest.mark.usefixtures("state")
+def test_raw_and_json(etlstage: Etlstage) -> None:
+    """One of the two."""
+    result = etlstage("dlq", "show", "pipeline.yaml", "abc", "--raw", "--json")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "etlstage: error: --raw can't be used together with --json; see 'etlstage dlq"
+        " show --help'\n"
+    )
 
 
 @pytest.mark.usefixtures("state")
@@ -264,4 +405,15 @@ def test_run_puts_aside_and_goes_on(
     assert letter["config"]["env"] == ["TOKEN"]
     assert letter["attempts"][-1]["stderr"] == ["no b, please"]
     message = raw(tmp_path, "dlq", "show", ".etlstage/letters", letter["id"], "--raw")
-    assert message.stdout == b"b"
+    assert message.stdout == b"b\n"
+
+    logged = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [x["event"] for x in logged if x["event"] != "worker wrote to stderr"] == [
+        "message is put aside"
+    ]
+    assert {n: logged[-1][n] for n in ("stage", "place", "id", "error")} == {
+        "stage": "upper",
+        "place": 1,
+        "id": letter["id"],
+        "error": "exited with status 1 while it held 1 message, after 3 tries",
+    }

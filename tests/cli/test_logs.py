@@ -46,6 +46,27 @@ def test_debug_lets_everything_through() -> None:
     assert "debug fine" in logged(debug=True)
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_steps_to_an_outcome_are_for_developers(
+    capsys: pytest.CaptureFixture[str], debug: bool
+) -> None:
+    """What became of the message is told; a worker that died without one, too."""
+    configure(Screen(stderr=True), debug=debug)
+    log = structlog.get_logger("etlstage")
+    log.warning("worker exited", held=2)
+    log.info("worker is restarted", seconds=0.1)
+    log.warning("worker exited", held=0)
+    log.warning("worker failed", error="silent")
+    log.warning("message is put aside", id="r-1")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(x["event"], x.get("held")) for x in lines] == [
+        *[("worker exited", 2), ("worker is restarted", None)][: 2 * debug],
+        ("worker exited", 0),
+        ("worker failed", None),
+        ("message is put aside", None),
+    ]
+
+
 def test_json_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Machines get one object per line."""
     configure(Screen(stderr=True), debug=False)

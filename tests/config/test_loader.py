@@ -373,6 +373,19 @@ def test_frame_has_an_error_policy(path: Path) -> None:
     assert text in error_of(path, FRAMES % ("", "", "", ", on_error: {retries: 1}"))
 
 
+def test_more_workers_than_a_machine_bears(path: Path) -> None:
+    """A thousand processes are allowed; a typing error is not to start a million."""
+    text = f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: %s}}]\n"
+    line = text.count("\n")
+    (error,) = errors_of(path, text % 1001)
+    assert error == (
+        f"pipeline.yaml:{line}:49: transform[0].workers: expected 1000 or less, got"
+        " '1001'"
+    )
+    path.write_text(text % 1000)
+    assert load(path)[0].transform[0].workers == 1000
+
+
 @pytest.mark.parametrize("key", ["on_error", "recycle", "order", "workers"])
 def test_what_an_extract_worker_has_no_use_for(path: Path, key: str) -> None:
     """Nothing is put into it."""

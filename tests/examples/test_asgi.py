@@ -181,13 +181,19 @@ async def test_answer() -> None:
     assert reply.json() == {"text": "some words", "words": 2, "characters": 10}
 
 
-@pytest.mark.parametrize("body", [b"no JSON", b"[1]", b"{}", b'{"text": 1}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"no JSON", b"[1]", b"{}", b'{"text": 1}', b"[" * 100_000]
+)
 async def test_request_that_makes_no_sense(body: bytes) -> None:
-    """The worker says so and lives on."""
-    (reply,) = answer(body)
-    assert json.loads(reply) == {
-        "error": 'expected an object such as {"text": "some words"}'
-    }
+    """The worker has no reply to it and lives on."""
+    async with client(Service(STAGE)) as c:
+        reply = await c.post("/", content=body)
+        health = await c.get("/health")
+    assert list(answer(body)) == []
+    assert reply.status_code == 422
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    assert reply.text == 'expected an object such as {"text": "some words"}\n'
+    assert health.status_code == 200
 
 
 async def test_message_that_fails() -> None:

@@ -15,6 +15,7 @@ from etlstage.pipeline.dead_letter import (
     DeadLetter,
     DeadLetters,
     Torn,
+    first_clause,
     letter_files,
     read_letters,
 )
@@ -307,3 +308,20 @@ async def test_reading_takes_no_memory(tmp_path: Path) -> None:
     assert sum(1 for _ in read_letters(path)) == 10_000
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert after - before < 20_000
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("", ""),
+        ("plain", "plain"),
+        ("one; two; three", "one"),
+        ("one\ntwo; three", "one"),
+        ("stage a b: worker a b-1 (pid 7) was killed; command: c", "was killed"),
+        ("stage a: worker a-1 is gone; b", "stage a: worker a-1 is gone"),
+        ("x; stage a: worker a-1 (pid 7) died", "x"),
+    ],
+)
+def test_first_clause(error: str, expected: str) -> None:
+    """As much as a line of a table, or of a log, has room for."""
+    assert first_clause(error) == expected

@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
 
 from etlstage.errors import (
     EtlstageError,
@@ -66,6 +69,40 @@ async def test_message_is_put_aside(letters: DeadLetters, error: Exception) -> N
         (b"b", 6, "s"),
     ]
     assert {x.kind for x in found} == {type(error).__name__}
+
+
+async def test_message_that_is_put_aside_is_logged(letters: DeadLetters) -> None:
+    """In a line: which message, where it is now, and why in short."""
+    account = refusals(letters)
+    text = "stage s: worker s-1 (pid 7) was killed by SIGSEGV; command: c; nothing"
+    with capture_logs() as logs:
+        await account.settle(WorkerLost(text, stage="s"), [b"a"], place=5, received=9)
+        await account.settle(RemoteProtocolError(), [b"b"], place=6, received=9)
+    (first, second) = letters.letters()
+    assert logs[0] == {
+        "event": "message is put aside",
+        "log_level": "warning",
+        "stage": "s",
+        "place": 5,
+        "id": first.id,
+        "error": "was killed by SIGSEGV",
+    }
+    assert (logs[1]["id"], logs[1]["error"]) == (second.id, "RemoteProtocolError")
+
+
+async def test_log_that_is_gone(letters: DeadLetters) -> None:
+    """The message is put aside, and counted, all the same."""
+
+    def fail(*_: object) -> NoReturn:
+        raise BrokenPipeError
+
+    structlog.configure(processors=[fail])
+    try:
+        account = refusals(letters)
+        await account.settle(RemoteProtocolError("p"), [b"a"], place=0, received=9)
+    finally:
+        structlog.reset_defaults()
+    assert (account.dead, letters.count) == (1, 1)
 
 
 @pytest.mark.parametrize("error", OF_A_STAGE, ids=repr)

@@ -15,8 +15,8 @@ answered yet is answered by another. A request ends with status
 
 * 200: with the reply;
 * 413: its body is too long;
-* 422: it can't be processed, for example because it is not on one line, or because
-  three workers died of it; the text says why;
+* 422: it can't be processed, for example because the worker has no reply to it, or
+  because it is not on one line, or three workers died of it; the text says why;
 * 503: no worker is left, or the service is stopping.
 """
 
@@ -37,6 +37,7 @@ Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
 
 MAX_BODY = 1024 * 1024
+NO_REPLY = b'expected an object such as {"text": "some words"}\n'
 STAGE = Stage(
     name="answer",
     command=(sys.executable, str(Path(__file__).with_name("worker.py"))),
@@ -105,6 +106,8 @@ class Service:
             return 503, b"the service is not running\n"
         (result,) = await self.supervisor.submit([message])
         if result.error is None:
+            if not result.outputs:
+                return 422, NO_REPLY
             return 200, b"\n".join(result.outputs)
         # It names the command and what the worker wrote to stderr: when strangers can
         # ask, log it, and tell them less.
