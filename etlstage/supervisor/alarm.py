@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 
 __all__ = ("Alarm",)
 
@@ -41,6 +42,8 @@ class Alarm:
             if now >= self._at:
                 self._at = math.inf
                 self._ring(now)
+                # Whoever sets it to a time that has passed must not stop the loop.
+                await anyio.lowlevel.checkpoint()
                 continue
             self._nearer = anyio.Event()
             self._sleeps_until = self._at

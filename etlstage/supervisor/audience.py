@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Final
 
 import anyio
 import structlog
@@ -22,6 +22,8 @@ from etlstage.supervisor.events import (
 from etlstage.telemetry import StageMetrics
 
 __all__ = ("Audience",)
+
+_MOST: Final = 10_000  # events that wait for one listener; then its stream ends
 
 _log = structlog.get_logger("etlstage")
 
@@ -47,7 +49,7 @@ class Audience:
         self, before: Iterable[SupervisorEvent]
     ) -> MemoryObjectReceiveStream[SupervisorEvent]:
         """Return a stream of what happens from now on, and of ``before``."""
-        send, receive = anyio.create_memory_object_stream[SupervisorEvent](math.inf)
+        send, receive = anyio.create_memory_object_stream[SupervisorEvent](_MOST)
         for event in before:
             send.send_nowait(event)
         if self._closed:
@@ -74,15 +76,25 @@ class Audience:
             self._metrics.workers(alive)
             self._count(event, self._metrics, given_up=given_up)
         # Where the host logs to may be gone; workers are stopped all the same.
-        with suppress(OSError, ValueError):
+        with suppress(Exception):
             self._record(event, given_up=given_up)
         for listener in self._listeners:
-            # Broken when the reader has closed its end.
+            # Broken when the reader has closed its end, full when it does not read.
             try:
                 listener.send_nowait(event)
-            except anyio.BrokenResourceError:
+            except (anyio.BrokenResourceError, anyio.WouldBlock):
                 listener.close()
                 self._listeners = [x for x in self._listeners if x is not listener]
+
+    def warn_of_unkeyed(self, count: int, key: str | None) -> None:
+        """Tell the log that messages had nothing where their key should be."""
+        with suppress(Exception):
+            _log.warning(
+                "messages without a key were kept in order by one worker",
+                stage=self._stage,
+                key=key,
+                messages=count,
+            )
 
     def close(self) -> None:
         """End the streams, and take our part out of the gauges."""
@@ -125,10 +137,10 @@ class Audience:
                 metrics.worker_failed(worker, cause)
             case WorkerExited(worker):
                 metrics.worker_exited(worker, event.status)
-                metrics.retried(event.lost - event.condemned)
+                metrics.retried(event.retried)
                 if _died(event) and not given_up:
                     metrics.worker_failed(worker, "died")
 
 
 def _died(event: WorkerExited) -> bool:
-    return event.lost > 0 or event.status != 0
+    return not event.told and (event.lost > 0 or event.status != 0)

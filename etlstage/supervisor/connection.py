@@ -16,9 +16,9 @@ from typing import Final, Literal, Protocol
 import anyio
 import anyio.lowlevel
 
-from etlstage.errors import Attempt, EtlstageError, RemoteProtocolError
+from etlstage.errors import Attempt, EtlstageError
 from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
-from etlstage.protocol.marker import Mode, State, escape
+from etlstage.protocol.marker import Mode, escape
 from etlstage.supervisor.alarm import Alarm
 from etlstage.supervisor.events import (
     AliveSeen,
@@ -28,7 +28,7 @@ from etlstage.supervisor.events import (
     WorkerReady,
     WorkerWorn,
 )
-from etlstage.supervisor.feeding import feeder
+from etlstage.supervisor.feeding import Loss, feeder
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import Work
 from etlstage.supervisor.worker import Worker, session
@@ -113,7 +113,8 @@ class Connection:
         self._told_to_stop = False
         self._closed = ""  # the pipe that the worker closed first
         self._reason = ""  # why it is of no more use, as a part of a sentence
-        self._blame: RemoteProtocolError | None = None  # how it broke the protocol
+        self._blame: EtlstageError | None = None  # how it broke the protocol
+        self._written = 0  # bytes
         self._late = 0  # bytes read after it was given up
         self._drained = anyio.Event()
         self._batches = stage.mode.batches
@@ -127,8 +128,6 @@ class Connection:
         """Since when it has had nothing to do; None while it has."""
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was told to stop."""
-        self.finished = anyio.Event()
-        """The process is gone, and what it held is answered or tried elsewhere."""
 
     def __repr__(self) -> str:
         return f"<Connection {self._worker!r} owed={self.owed}>"
@@ -180,7 +179,7 @@ class Connection:
         self,
         reason: str,
         cause: Literal["silent", "protocol", "start", "heartbeat"],
-        blame: RemoteProtocolError | None = None,
+        blame: EtlstageError | None = None,
     ) -> None:
         """
         Give the worker up.
@@ -212,29 +211,39 @@ class Connection:
             self._end(status)
         finally:
             self._process.close()
-            self.finished.set()
 
     def _end(self, status: int) -> None:
         fate = self._worker.fate(self._closed if self.error is None else "")
         if self.error is None:
             self._reason = "was stopped" if self._told_to_stop else fate
+        told = self._told_to_stop and self.error is None
+        # What it never read can't have killed it.
+        untouched = self.error is None and self._worker.unread >= self._written
+        held = self._feeder.held
         if self._owner.stopping:
-            lost = self._feeder.abandon(self._describe(self._feeder.held))
-            condemned = 0
+            self._feeder.abandon(self._describe(held))
+            loss = Loss(held=held, retried=0)
         else:
-            attempt = self._worker.attempt(self._reason)
-            lost, condemned = self._feeder.lose(attempt, self._last_error)
-        if self.error is None and not self._told_to_stop:
-            self.error = self._describe(lost)
+            loss = self._feeder.lose(
+                self._worker.attempt(self._reason),
+                self._last_error,
+                untouched=untouched,
+            )
+        if self.error is None and not told:
+            self.error = self._describe(held)
         # What it held is with others before anybody hears of its end.
         self._owner.handle(
             WorkerExited(
                 self.name,
                 self.pid,
                 status,
-                lost=lost,
+                lost=held,
                 answered=self.answered,
-                condemned=condemned,
+                retried=loss.retried,
+                condemned=loss.condemned,
+                tries=loss.tries,
+                untouched=untouched,
+                told=told,
                 late=self._late,
                 fate=fate,
             )
@@ -275,7 +284,8 @@ class Connection:
                 turn = 0
                 await anyio.lowlevel.checkpoint()
         self._drained.set()
-        self._closed = self._closed or "stdout"
+        if not self._worker.told:
+            self._closed = self._closed or "stdout"
         # Normally the process exits now; if it doesn't, it is of no use.
         self._worker.stop()
 
@@ -288,7 +298,7 @@ class Connection:
                 self._take_replies(event, now)
             elif isinstance(event, ProtocolFailed):
                 reason = f"broke the protocol: {event.error}"
-                self.fail(reason, "protocol", _theirs(event.error))
+                self.fail(reason, "protocol", event.error)
             elif isinstance(event, MoreRequested):
                 self._expect_answer(now)
         # More than once: of what was taken, all may have been refused.
@@ -340,6 +350,7 @@ class Connection:
         try:
             while unsent:
                 written = self._process.write(unsent[0])
+                self._written += written
                 if written < len(unsent[0]):
                     unsent[0] = unsent[0][written:]
                     self._pipe_full.set()
@@ -367,9 +378,7 @@ class Connection:
     # --- time ---------------------------------------------------------------
 
     def _expect_answer(self, now: float) -> None:
-        due = self._protocol.owed > 0
-        if self._asked and self._protocol.state is State.WANTED:
-            due = False  # it asked for more, and waits for us
+        due = not self._feeder.awaited
         if due:
             self.idle_since = None
         elif self.idle_since is None:
@@ -393,7 +402,3 @@ class Connection:
     def _stop_if_retired(self) -> None:
         if not self._protocol.owed and not self._worker.told:
             self.stop()
-
-
-def _theirs(error: EtlstageError) -> RemoteProtocolError:
-    return RemoteProtocolError(str(error))

@@ -90,6 +90,7 @@ class Crew:
         }
         self._instructions: deque[Instruction] = deque()
         self._performing = False
+        self._orphaned = False  # what only one worker might take, others may
         self._gone = anyio.Event()
         self._last_errors: dict[str, str] = {}
 
@@ -128,11 +129,16 @@ class Crew:
             self._instructions.clear()
             raise
 
-    async def stop(self) -> None:
-        """Stop the workers and return when they are gone."""
-        self.handle(StopRequested())
+    async def stop(self, *, patient: bool = True) -> None:
+        """
+        Stop the workers and return when they are gone.
+
+        Args:
+            patient: Whether they may end by themselves once their stdin is closed.
+
+        """
+        self.handle(StopRequested(patient))
         while not self._state.finished or self._connections:
-            self._gone = anyio.Event()
             await self._gone.wait()
 
     def handle(self, event: Event) -> None:
@@ -165,6 +171,9 @@ class Crew:
                 self._perform(self._instructions.popleft())
         finally:
             self._performing = False
+        if self._orphaned:
+            self._orphaned = False
+            self.kick()
 
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
@@ -187,6 +196,9 @@ class Crew:
 
     def _spawn(self, wanted: Spawn) -> None:
         name = wanted.worker
+        if self._state.stopping:
+            self._never_started(name)
+            return
         try:
             connection = Connection(
                 self,
@@ -212,6 +224,7 @@ class Crew:
             if self._connections.get(connection.name) is connection:
                 del self._connections[connection.name]
             self._gone.set()
+            self._gone = anyio.Event()
         self.kick()
 
     def _stop(self, worker: str, *, patient: bool) -> None:
@@ -219,9 +232,12 @@ class Crew:
         if connection is not None:
             connection.stop(patient=patient)
         else:
-            # It was about to be started when another could not be.
-            never = WorkerStartFailed("was not started", stage=self.stage.name)
-            self.handle(StartFailed(worker, never))
+            self._never_started(worker)
+
+    def _never_started(self, worker: str) -> None:
+        """Report a worker that was about to be started when all were to stop."""
+        never = WorkerStartFailed("was not started", stage=self.stage.name)
+        self.handle(StartFailed(worker, never))
 
     def _give_up(self, worker: str, reason: str) -> None:
         last = self._last_errors.get(worker)
@@ -236,10 +252,14 @@ class Crew:
             if error is not None:
                 self._last_errors[event.worker] = str(error)
             if self._state[event.worker] in {State.EXITED, State.FATAL}:
-                self.work.gone.add(self._numbers[event.worker])
+                self._bury(event.worker)
         elif isinstance(event, WorkerGivenUp):
-            self.work.gone.add(self._numbers[event.worker])
+            self._bury(event.worker)
         self._tell(event)
+
+    def _bury(self, worker: str) -> None:
+        self.work.gone.add(self._numbers[worker])
+        self._orphaned = True
 
     # --- time -----------------------------------------------------------------
 

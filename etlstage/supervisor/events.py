@@ -94,8 +94,16 @@ class WorkerExited(NamedTuple):
     """Messages that it held."""
     answered: int = 0
     """Messages that it has answered in its life."""
+    retried: int = 0
+    """Messages that others are to try, of those that it held."""
     condemned: int = 0
     """Messages that have now failed once too often, of those that it held."""
+    tries: int = 0
+    """How often the message that is suspected now has failed alone; 0 for a batch."""
+    untouched: bool = False
+    """It had read nothing of what it was given."""
+    told: bool = False
+    """It was told to end, without any fault of its own."""
     late: int = 0
     """Bytes that it wrote when it was given up already; nobody has read them."""
     fate: str = ""
@@ -119,6 +127,9 @@ class WorkerGivenUp(NamedTuple):
 
 class StopRequested(NamedTuple):
     """The supervisor is to stop all workers."""
+
+    patient: bool = True
+    """Whether they may end by themselves once their stdin is closed."""
 
 
 Event: TypeAlias = (

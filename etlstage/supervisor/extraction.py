@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from etlstage.errors import RemoteProtocolError, WorkerLost
+from etlstage.errors import EtlstageError, RemoteProtocolError, WorkerLost
 from etlstage.messages import Run
 from etlstage.protocol.events import (
     MessagesPassed,
@@ -65,7 +65,8 @@ class Extraction:
         self._tell = tell
         self._name = f"{stage.name}-1"
         self._unready = False
-        self._closed = False
+        self._closed = anyio.Event()
+        self._useful = False  # a round has ended well since the last failure
         self._starts = 0
         self._tally = Tally(stage.restart)
         self._story = Story()
@@ -95,7 +96,7 @@ class Extraction:
                         async for run in runs:
                             passed = True
                             yield run
-                    finished = True
+                    finished = self._useful = True
                 except (RemoteProtocolError, WorkerLost):
                     tries += 1
                     delay = None if passed else self._delay(tries)
@@ -103,7 +104,8 @@ class Extraction:
                         raise
                     await self._end(patient=False)
                     self._tell(WorkerRestarting(self._name, delay))
-                    await anyio.sleep(delay)
+                    with anyio.move_on_after(delay):
+                        await self._closed.wait()
         finally:
             self._turn.release()
             if not finished or self._stage.mode is Mode.PLAIN:
@@ -114,7 +116,7 @@ class Extraction:
     def _delay(self, tries: int) -> float | None:
         """Return how long to wait before another try, or None if there is none."""
         stage = self._stage
-        if self._closed or tries > stage.on_error.retries:
+        if self._closed.is_set() or tries > stage.on_error.retries:
             return None
         worker = self._worker
         status = worker.status if worker is not None else None
@@ -123,7 +125,8 @@ class Extraction:
         now = anyio.current_time()
         self._story.note(now, "failed at a round")
         jitter = random.random()  # noqa: S311 - no secret
-        return self._tally.next_delay(now, useful=False, jitter=jitter)
+        useful, self._useful = self._useful, False
+        return self._tally.next_delay(now, useful=useful, jitter=jitter)
 
     def _attempt(
         self, start: object, end: object, template: str | None
@@ -134,7 +137,7 @@ class Extraction:
 
     async def aclose(self) -> None:
         """Stop the worker, if there is one; at once in the middle of a round."""
-        self._closed = True
+        self._closed.set()
         await self._end(patient=self._turn.value > 0)
 
     async def _plain_round(self) -> AsyncGenerator[Run, None]:
@@ -182,6 +185,10 @@ class Extraction:
         return self._worker, self._protocol
 
     def _launch(self, *, stdin: bool) -> tuple[Worker, MarkerProtocol]:
+        if self._closed.is_set():
+            name = self._stage.name
+            text = f"stage {name}: the supervisor is closed"
+            raise WorkerLost(text, stage=name)
         self._starts += 1
         worker = Worker(
             self._stage,
@@ -214,7 +221,7 @@ class Extraction:
                     self._tell(WorkerReady(worker.name, worker.process.pid))
         if scope.cancelled_caught:
             error = worker.lost(f"was not ready within {limit} s")
-            self._tell(WorkerFailed(worker.name, worker.process.pid, error))
+            self._tell(WorkerFailed(worker.name, worker.process.pid, error, "start"))
             raise error
 
     async def _exit(self, worker: Worker) -> None:
@@ -235,9 +242,9 @@ class Extraction:
             elif isinstance(event, ProtocolFailed):
                 raise self._fault(worker, event.error)
 
-    def _fault(self, worker: Worker, error: Exception) -> RemoteProtocolError:
-        blamed = worker.blamed(RemoteProtocolError(str(error)))
-        self._tell(WorkerFailed(worker.name, worker.process.pid, blamed))
+    def _fault(self, worker: Worker, error: EtlstageError) -> RemoteProtocolError:
+        blamed = worker.blamed(error)
+        self._tell(WorkerFailed(worker.name, worker.process.pid, blamed, "protocol"))
         return blamed
 
     async def _read(self, worker: Worker, patience: float | None = None) -> bytes:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from etlstage.errors import Attempt, MessageRefused
 from etlstage.messages import StageKind
 from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.protocol.marker import MarkerProtocol, Mode, State
 from etlstage.supervisor.batching import Window, ripe_at
-from etlstage.supervisor.retry import judge
+from etlstage.supervisor.retry import Judgement, judge
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import (
     Answer,
@@ -27,10 +27,23 @@ from etlstage.supervisor.submission import (
     unanswered,
 )
 
-__all__ = ("Feeder", "feeder")
+__all__ = ("Feeder", "Loss", "feeder")
 
 _SLICE: Final = 256 * 1024  # bytes taken at once
 _IN_FLIGHT: Final = 2 * 1024 * 1024  # bytes that a window may hold
+
+
+class Loss(NamedTuple):
+    """What a lost worker held."""
+
+    held: int
+    """Messages."""
+    retried: int
+    """How many of them others are to try."""
+    condemned: int = 0
+    """How many of them are given up."""
+    tries: int = 0
+    """How often the one that is suspected now has failed; 0 for a batch, or none."""
 
 
 class _Held:
@@ -89,18 +102,24 @@ class Feeder:
         self._alone: Suspect | None = None
 
     @property
+    def awaited(self) -> bool:
+        """Whether the worker waits for us, and not we for it."""
+        return not self._protocol.owed
+
+    @property
     def held(self) -> int:
         """Messages that the worker has and did not answer."""
         return sum(len(h.taken.messages) - h.answered for h in self._held)
 
     def feed(self, now: float) -> bool:
         """Queue what the worker may have now; return whether there was anything."""
+        self.due = None
         owed = self._protocol.owed
         if self._work.suspects:
             if not owed and self._try_suspect():
                 return True
-            if self._work.gone and owed:
-                return False  # nobody else may come to try them: get idle
+            if owed and self._work.gone and self._work.has_suspect(self._number):
+                return False  # nobody else may come to try it: get idle
         room = self._window.size - owed
         if room <= 0 or (self._held and self._held_bytes >= _IN_FLIGHT):
             return False
@@ -133,36 +152,48 @@ class Feeder:
         return count
 
     def lose(
-        self, attempt: Attempt, error: Callable[[tuple[Attempt, ...]], Exception]
-    ) -> tuple[int, int]:
+        self,
+        attempt: Attempt,
+        error: Callable[[tuple[Attempt, ...]], Exception],
+        *,
+        untouched: bool,
+    ) -> Loss:
         """
         Let others try what the worker held: it is lost.
 
         Args:
             attempt: How it was lost.
             error: Makes the error of a message from all attempts at it.
-
-        Returns:
-            How many messages it held, and how many of them are given up.
+            untouched: Whether the worker had read nothing of what it was given.
 
         """
         count, suspect = self.held, self._alone
-        found = judge(
-            self._let_go(),
-            suspect,
-            attempt,
-            retries=self._stage.on_error.retries,
-            batches=self._batches,
-            first=not self._answered_any,
-        )
+        held = self._let_go()
+        if untouched:
+            found = Judgement([], held, [])
+            if suspect is not None:
+                found = Judgement([suspect], [], [])
+        else:
+            found = judge(
+                held,
+                suspect,
+                attempt,
+                retries=self._stage.on_error.retries,
+                batches=self._batches,
+                first=not self._answered_any,
+            )
         for taken in found.innocent:
             taken.submission.give_back(taken)
+        # Nobody waits for what a caller that is gone has submitted.
+        wanted = [s for s in found.suspects if not s.taken.submission.forgotten]
         # In front: a fresh worker gives its verdict on the first one only.
-        self._work.suspects.extendleft(reversed(found.suspects))
-        for (submission, start, messages, size), attempts in found.condemned:
+        self._work.suspects.extendleft(reversed(wanted))
+        for (submission, start, messages, size), attempts, _ in found.condemned:
             answer = unanswered(start, messages, size, error(attempts))
             submission.deliver(answer)
-        return count, len(found.condemned)
+        tries = max((s.tries for s in found.suspects), default=0)
+        condemned = len(found.condemned)
+        return Loss(count, count - condemned, condemned, tries)
 
     def _let_go(self) -> list[Taken]:
         held = [h.rest() for h in self._held]
@@ -172,11 +203,10 @@ class Feeder:
         return held
 
     def _try_suspect(self) -> bool:
-        """Give the worker a suspect, if it is fresh or has nothing better to do."""
+        """Give the worker a suspect, if it is fresh or nobody fresh may come."""
         if self.retiring or self._alone is not None:
             return False
-        busy = not self._fresh and not self._work.gone
-        if busy and self._work.waiting(self._number):
+        if not self._fresh and not self._work.gone:
             return False
         suspect = self._work.take_suspect(self._number)
         if suspect is None:
@@ -264,7 +294,6 @@ class _ClosingFeeder(_BatchFeeder):
 
     def _give(self, room: int, now: float) -> bool:
         policy = self._stage.batch
-        self.due = None
         for submission in self._work.waiting(self._number):
             ripe = ripe_at(submission, policy)
             if ripe <= now:
@@ -298,6 +327,15 @@ class _AskedFeeder(_BatchFeeder):
 
     _closes_at = 0.0
     _rest: Taken | None = None  # of the batch that is tried alone
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the worker waits for us: it asked for more, and may get it."""
+        if self._protocol.state is not State.WANTED:
+            return super().awaited
+        policy = self._stage.batch
+        full = len(self._held[0].taken.messages) >= policy.size
+        return not (full and policy.bnc_after_last)
 
     def feed(self, now: float) -> bool:
         """Queue a message or EOB, if the worker waits for one."""
@@ -355,6 +393,14 @@ class _AskedFeeder(_BatchFeeder):
             held.size += more.size
             self._held_bytes += more.size
         return True
+
+    def _deliver(
+        self, groups: list[tuple[bytes, ...]], at: int, reply_size: int
+    ) -> Answer:
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            rest.submission.give_back(rest)  # answered before it had all of its batch
+        return super()._deliver(groups, at, reply_size)
 
     def _let_go(self) -> list[Taken]:
         held = super()._let_go()

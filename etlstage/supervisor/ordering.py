@@ -12,6 +12,7 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from etlstage.errors import LocalProtocolError
 from etlstage.messages import KeyedRun, Run
@@ -19,6 +20,8 @@ from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import Answer, Submission
 
 __all__ = ("Lanes", "keys_of", "point")
+
+_NO_KEY: Final = -1
 
 
 class Lanes:
@@ -44,6 +47,8 @@ class Lanes:
         # Of each lane, where its uncollected messages are in the caller's input.
         self._places: list[deque[int]] = [deque() for _ in self.lanes]
         self._total = 0
+        self.unkeyed = 0
+        """Messages in which there was no key."""
 
     @property
     def finished(self) -> bool:
@@ -75,7 +80,10 @@ class Lanes:
 
         """
         runs: list[Run] = [[] for _ in self.lanes]
-        for message, key in zip(messages, keys_of(self._stage, messages), strict=True):
+        keys = keys_of(self._stage, messages)
+        if self._stage.key is not None:
+            self.unkeyed += keys.count(_NO_KEY)
+        for message, key in zip(messages, keys, strict=True):
             number = key % len(runs)
             runs[number].append(message)
             self._places[number].append(self._total)
@@ -136,9 +144,10 @@ def _key(message: bytes, tokens: tuple[str, ...]) -> int:
         value = json.loads(message)
         for token in tokens:
             value = value[int(token) if isinstance(value, list) else token]
-    except (ValueError, LookupError, TypeError):
-        return 0
-    return zlib.crc32(json.dumps(value, sort_keys=True).encode())
+        text = json.dumps(value, sort_keys=True)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return _NO_KEY
+    return zlib.crc32(text.encode())
 
 
 def _parts(answer: Answer, places: deque[int]) -> Iterator[Answer]:

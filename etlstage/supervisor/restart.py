@@ -1,9 +1,11 @@
 """
 Whether a worker that is gone is started again, and when.
 
-What counts is whether a start was of use: a worker that answered something before
-it died is started again at once, as often as it takes. One that dies without having
-answered is given time, and given up when that happens too often.
+What counts is whether a start was of use. A worker that answered something before it
+died, or that died of a message that it had read, is started again as often as it
+takes: the first at once, the second with more patience the more often that message
+has failed. One that dies of neither is given time, and given up when that happens too
+often: the program itself is at fault.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ class RestartPolicy:
     policy: Literal["permanent", "transient", "temporary"] = "permanent"
     """Always; only when it failed; never."""
     max: int = 5
-    """Restarts in a row, within ``within``, of which none answered anything."""
+    """Restarts in a row, within ``within``, of which none was of use."""
     within: float = 60.0
     """Seconds that these restarts are counted for."""
-    delay: float = 0.1
-    """Seconds before the second such restart; it doubles each time."""
+    delay: float = 0.5
+    """Seconds before the second such restart, and before a message is tried for the
+    third time; it doubles each time."""
     max_delay: float = 30.0
     """Longest delay, in seconds."""
     never_on: frozenset[int] = frozenset()
@@ -107,6 +110,23 @@ class Tally:
     def span(self, now: float) -> float:
         """Return how long ago the oldest restart that counts was, in seconds."""
         return now - self._restarts[0] if self._restarts else 0.0
+
+    def forgive(self, tries: int, *, jitter: float) -> float | None:
+        """
+        Start anew, and return how long to wait with a restart, in seconds.
+
+        Args:
+            tries: How often the message that is to be tried next has failed.
+            jitter: See :func:`wait_time`.
+
+        Returns:
+            None if there are to be no restarts at all.
+
+        """
+        self._restarts.clear()
+        if self._policy.max == 0:
+            return None
+        return wait_time(max(0, tries - 1), self._policy, jitter=jitter)
 
     def next_delay(self, now: float, *, useful: bool, jitter: float) -> float | None:
         """

@@ -6,6 +6,8 @@ busy with. It is tried again alone. Those behind it were only sent ahead: they g
 to where they came from. A batch that was lost alone is halved; a message that was
 lost more often than it may be, the last time as the only thing that its process was
 ever given, is condemned. So nothing is ever blamed for what another message did.
+
+What a worker had not even begun to read can't have killed it, and is no suspect.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def judge(
         held: What it had not answered, oldest first.
         suspect: What was tried alone: then it is all that was held.
         attempt: How the worker was lost.
-        retries: How often a message may be lost beyond the first time.
+        retries: How often a single message may be lost beyond the first time.
         batches: Whether one element of ``held`` is one exchange, and not one message.
         first: Whether the process was given nothing before what it held.
 
@@ -57,14 +59,15 @@ def judge(
     if not batches and len(oldest.messages) > 1:
         oldest, behind = split(oldest, 1)
         innocent.insert(0, behind)
-    attempts = (*(suspect.attempts if suspect is not None else ()), attempt)
-    again = Suspect(oldest, attempts)
+    before = suspect or Suspect(oldest, ())
+    attempts = (*before.attempts, attempt)
+    count = len(oldest.messages)
+    again = Suspect(oldest, attempts, before.tries + (count == 1))
     if innocent:
         return Judgement([again], innocent, [])
-    count = len(oldest.messages)
     if count > 1:
         halves = split(oldest, (count + 1) // 2)
         return Judgement([Suspect(half, attempts) for half in halves], [], [])
-    if first and len(attempts) > retries:
+    if first and again.tries > retries:
         return Judgement([], [], [again])
     return Judgement([again], [], [])

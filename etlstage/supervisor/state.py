@@ -17,10 +17,10 @@ RUNNING at once. *STOPPING* is every way to an end that we have begun: a fault, 
 worker that is worn, the supervisor's own end. A process that ends unasked goes from
 where it is to the state behind it.
 
-A restart is of *use* when the start before it answered something, or when it found a
-message that has failed too often, in a worker that has answered something before.
-Only useless starts count against ``RestartPolicy.max``: messages that kill workers
-must not use up what protects from a program that can't even start.
+A start is of *use* when it answered something, or died of a message that it had read:
+then the search for the culprit has come a step further. Only useless starts count
+against ``RestartPolicy.max``: messages that kill workers must not use up what
+protects from a program that can't even start.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class _Slot:
         self.state = State.EXITED
         self.start = 0
         self.pid: int | None = None
-        self.proven = False  # it has answered something, in any of its starts
         self.failed = False  # this start did something wrong
         self.retiring = False
         self.worn: str | None = None  # why it is to be replaced, when it may be
@@ -207,8 +206,10 @@ class SupervisorState:
 
     def _not_started(self, slot: _Slot, event: StartFailed, now: float) -> None:
         slot.story.note(now, "could not be started")
-        self._out.append(Tell(event))
-        self._after(slot, now, "could not be started", useful=False)
+        if not self.stopping:
+            self._out.append(Tell(event))
+        self._after(slot, now, "could not be started")
+        self._retire_one(now)
 
     def _ready(self, slot: _Slot, event: WorkerReady, now: float) -> None:
         if slot.state is State.STARTING:
@@ -235,17 +236,21 @@ class SupervisorState:
     def _exited(self, slot: _Slot, event: WorkerExited, now: float) -> None:
         slot.story.note(now, _fate(event))
         self._out.append(Tell(event))
-        policy = self._stage.restart
-        failed = slot.failed or event.status != 0 or event.lost > 0
-        useful = (
-            event.answered > 0
-            or (slot.proven and event.condemned > 0)
-            or (slot.retiring and not failed)
+        failed = slot.failed or (
+            not event.told and (event.status != 0 or event.lost > 0)
         )
-        slot.proven = slot.proven or event.answered > 0
-        wanted = slot.retiring or policy.wanted(failed=failed, status=event.status)
+        retired = slot.retiring and not failed
+        policy = self._stage.restart
         slot.retiring = False
-        self._after(slot, now, _fate(event), useful=useful, wanted=wanted)
+        self._after(
+            slot,
+            now,
+            _fate(event),
+            wanted=retired or policy.wanted(failed=failed, status=event.status),
+            useful=retired or event.answered > 0,
+            blamed=event.lost > 0 and not event.untouched,
+            tries=event.tries,
+        )
         self._retire_one(now)
 
     def _rang(self, slot: _Slot, event: TimerRang, now: float) -> None:
@@ -264,13 +269,14 @@ class SupervisorState:
             if slot.state is State.RUNNING:
                 self._watch(slot, now, event.idle_since)
 
-    def _told_to_stop(self, slot: _Slot, _event: StopRequested, now: float) -> None:
+    def _told_to_stop(self, slot: _Slot, event: StopRequested, now: float) -> None:
         if slot.state in {State.STARTING, State.RUNNING}:
             slot.story.note(now, "told to stop")
-            self._stop(slot, patient=True)
+            self._stop(slot, patient=event.patient)
         elif slot.state is State.STOPPING:
             # It may be waited for to answer what it has: no longer.
-            self._out.append(Stop(slot.name, patient=not slot.failed))
+            patient = event.patient and not slot.failed
+            self._out.append(Stop(slot.name, patient))
         elif slot.state is State.BACKOFF:
             self._set_timer(slot, None)
             slot.state = State.EXITED
@@ -331,9 +337,29 @@ class SupervisorState:
                 return
 
     def _after(
-        self, slot: _Slot, now: float, fate: str, *, useful: bool, wanted: bool = True
+        self,
+        slot: _Slot,
+        now: float,
+        fate: str,
+        *,
+        wanted: bool = True,
+        useful: bool = False,
+        blamed: bool = False,
+        tries: int = 0,
     ) -> None:
-        """Decide what follows the end of a process."""
+        """
+        Decide what follows the end of a process.
+
+        Args:
+            slot: Whose it was.
+            now: The time, in seconds.
+            fate: What became of it.
+            wanted: Whether it may be started again.
+            useful: Whether it was of use.
+            blamed: Whether a message is to blame for its end.
+            tries: How often that message has failed.
+
+        """
         pid, slot.pid = slot.pid, None
         self._set_timer(slot, None)
         slot.state = State.EXITED
@@ -341,7 +367,11 @@ class SupervisorState:
             return
         span = slot.tally.span(now)
         if wanted:
-            delay = slot.tally.next_delay(now, useful=useful, jitter=self._random())
+            jitter = self._random()
+            if blamed:
+                delay = slot.tally.forgive(tries, jitter=jitter)
+            else:
+                delay = slot.tally.next_delay(now, useful=useful, jitter=jitter)
             if delay is not None:
                 self._restart(slot, now, delay)
                 return

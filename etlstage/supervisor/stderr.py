@@ -110,7 +110,7 @@ class StderrLog:
     def _write(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:
             # Where the host logs to may be gone; stderr is read all the same.
-            with suppress(OSError, ValueError):
+            with suppress(Exception):
                 if isinstance(diagnostic, LineWritten):
                     log = getattr(self._log, diagnostic.level)
                     log("worker wrote to stderr", line=diagnostic.text)

@@ -51,6 +51,8 @@ class Suspect(NamedTuple):
     taken: Taken
     attempts: tuple[Attempt, ...]
     """The workers that were lost with them, oldest first."""
+    tries: int = 0
+    """How many of these had them as a single message, and not in a batch."""
 
 
 class _Fed:
@@ -102,7 +104,8 @@ class Submission:
         self._next = 0  # place of the first message that was not collected
         self._total = 0
         self._dead: Exception | None = None
-        self._forgotten = False
+        self.forgotten = False
+        """Its caller is gone."""
         self.closed = False
         """No more will be fed."""
         self.waiting = 0
@@ -202,7 +205,7 @@ class Submission:
     def give_back(self, taken: Taken) -> None:
         """Undo a taking: workers take these messages in the order of their places."""
         _, start, messages, size = taken
-        if not messages or self._forgotten:
+        if not messages or self.forgotten:
             return
         if self._dead is not None:
             self.deliver(unanswered(start, messages, size, self._dead))
@@ -241,7 +244,7 @@ class Submission:
         """Drop all that waits: a batch that is open is not filled with it."""
         self._fed.clear()
         self.waiting = self.waiting_bytes = 0
-        self.closed = self._forgotten = True
+        self.closed = self.forgotten = True
 
     def fail(self, error: Exception) -> None:
         """Answer with ``error`` all that waits, and all that is still to come."""
@@ -270,9 +273,16 @@ def split(taken: Taken, count: int) -> tuple[Taken, Taken]:
 
 
 class Work:
-    """What all callers have submitted and no worker has taken."""
+    """
+    What all callers have submitted and no worker has taken.
 
-    def __init__(self) -> None:
+    Args:
+        workers: How many there are.
+
+    """
+
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = workers
         self._submissions: deque[Submission] = deque()
         self._dead: Exception | None = None
         self.suspects: deque[Suspect] = deque()
@@ -317,6 +327,11 @@ class Work:
             and (s.lane is None or self._may(worker, s.lane))
         ]
 
+    def has_suspect(self, worker: int) -> bool:
+        """Return whether there is something for worker number ``worker`` to try."""
+        lanes = (s.taken.submission.lane for s in self.suspects)
+        return any(lane is None or self._may(worker, lane) for lane in lanes)
+
     def take_suspect(self, worker: int) -> Suspect | None:
         """Remove and return what worker number ``worker`` is to try, if anything."""
         for suspect in self.suspects:
@@ -336,4 +351,7 @@ class Work:
             submission.fail(error)
 
     def _may(self, worker: int, lane: int) -> bool:
-        return lane == worker or lane in self.gone
+        """Return whether a lane is the worker's: its own, or inherited from the gone."""
+        others = (lane + n for n in range(self._workers))
+        heirs = (n % self._workers for n in others)
+        return next((n for n in heirs if n not in self.gone), None) == worker

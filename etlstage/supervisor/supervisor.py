@@ -77,7 +77,7 @@ class AsyncSupervisor:
         self.stage = stage
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._work = Work()
+        self._work = Work(stage.workers)
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._crew: Crew | None = None
         self._audience = Audience(stage.name, self._metrics)
@@ -98,7 +98,7 @@ class AsyncSupervisor:
         try:
             self._start()
         except BaseException:
-            await self._finish()
+            await self._finish(patient=False)
             raise
         return self
 
@@ -108,8 +108,8 @@ class AsyncSupervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the workers, also when the block failed or was cancelled."""
-        await self._finish()
+        """Stop the workers; at once when the block failed or was cancelled."""
+        await self._finish(patient=kind is None)
 
     async def aclose(self) -> None:
         """
@@ -117,9 +117,12 @@ class AsyncSupervisor:
 
         What they still hold is answered with an error.
         """
+        await self._stop(patient=True)
+
+    async def _stop(self, *, patient: bool) -> None:
         with anyio.CancelScope(shield=True):
             if self._crew is not None:
-                await self._crew.stop()
+                await self._crew.stop(patient=patient)
                 self._work.fail(self._closed())
             if self._extraction is not None:
                 await self._extraction.aclose()
@@ -245,7 +248,7 @@ class AsyncSupervisor:
         Return a stream of what happens to the workers.
 
         It begins with the workers that run now, and ends with the supervisor. Close it
-        when you stop reading.
+        when you stop reading: it ends, too, when 10,000 events wait in it.
         """
         return self._audience.listen(self._crew.running() if self._crew else ())
 
@@ -259,10 +262,10 @@ class AsyncSupervisor:
         self._crew = Crew(self.stage, self._work, tasks, self._tell, self._metrics)
         self._crew.start()
 
-    async def _finish(self) -> None:
+    async def _finish(self, *, patient: bool) -> None:
         assert self._tasks is not None
         try:
-            await self.aclose()
+            await self._stop(patient=patient)
         finally:
             # A stream that was left open would read its input for ever.
             self._tasks.cancel_scope.cancel()
@@ -308,6 +311,8 @@ class AsyncSupervisor:
         finally:
             for lane in lanes:
                 self._work.drop(lane)
+            if isinstance(submission, Lanes) and submission.unkeyed:
+                self._audience.warn_of_unkeyed(submission.unkeyed, self.stage.key)
 
     def _kick(self) -> None:
         assert self._crew is not None

@@ -74,6 +74,8 @@ class Worker:
         self._silent = anyio.Event()
         self._patient = True
         self._signalled = False
+        self.unread = 0
+        """Bytes that it left in its stdin, when it ended by itself."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.name!r} {self.process!r}>"
@@ -111,6 +113,7 @@ class Worker:
                     group.start_soon(task)
                 status = await self.process.wait()
                 self.status = status
+                self._note_unread()
                 self.exited.set()
                 # What it wrote last is in the pipes. If they don't end now, then
                 # somebody in a session of its own has them: a part of this worker.
@@ -178,12 +181,18 @@ class Worker:
             if signal is not None:
                 self._signalled = True
                 self.process.signal_group(signal)
+            # What it has not read is of interest, and gone with the pipe.
+            self._note_unread()
             # Behind the signal, if there is one: which of the two it dies of is then
             # no matter of chance.
             self.process.close_stdin()
             with anyio.move_on_after(self._stage.timeout.stop):
                 await self.exited.wait()
                 return
+
+    def _note_unread(self) -> None:
+        if not self._signalled:
+            self.unread = max(self.unread, self.process.unread())
 
     def _describe(self, fate: str, tries: int) -> str:
         self._stderr.drain()
@@ -193,8 +202,8 @@ class Worker:
         story = "; ".join(self._story()[-_SHOWN:])
         return (
             f"stage {self._stage.name}: worker {self.name} (pid {self.process.pid})"
-            f" {fate}{again}{f'; last events: {story}' * bool(story)};"
-            f" command: {command_line(self._stage)}; {said}"
+            f" {fate}{again}; {said}{f'; last events: {story}' * bool(story)};"
+            f" command: {command_line(self._stage)}"
         )
 
 

@@ -12,6 +12,8 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
+import termios
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
@@ -189,6 +191,17 @@ class Process:
             return os.write(stdin.fileno(), data)
         except BlockingIOError:
             return 0
+
+    def unread(self) -> int:
+        """Return how many bytes are in its stdin, or 0 when that is closed or unknown."""
+        stdin = self._popen.stdin
+        if stdin is None or stdin.closed:
+            return 0
+        try:
+            answer = fcntl.ioctl(stdin.fileno(), termios.FIONREAD, b"\0" * 4)
+        except OSError:
+            return 0
+        return int.from_bytes(answer, sys.byteorder)
 
     async def stdout_readable(self) -> None:
         """Wait until reading stdout would not block, or :meth:`stop_waiting`."""

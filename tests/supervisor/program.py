@@ -245,6 +245,34 @@ def dies_at_batch(number: str) -> None:
         reply(b" ".join(messages))
 
 
+def dies_in_batch(word: str) -> None:
+    """Exit at each batch that has that message in it."""
+    for messages in batches():
+        if word.encode() in messages:
+            sys.exit(4)
+        reply(b" ".join(messages))
+
+
+def asks_less_again(size: str) -> None:
+    """Die at a full batch; from the second start on fill batches with one message."""
+    wanted = int(size) if os.environ["ETLSTAGE_START"] == "1" else 1
+    for count, message in enumerate(messages(), 1):
+        if count < wanted:
+            write(BNC)
+        elif wanted > 1:
+            sys.exit(4)
+        else:
+            reply(message)
+
+
+def hangs_behind_last(size: str) -> None:
+    """Write BNC also behind the message that fills the batch, and then nothing."""
+    for count, _ in enumerate(messages(), 1):
+        write(BNC)
+        if count == int(size):
+            wait_for_ever()
+
+
 def asking(size: str, style: str = "") -> None:
     """
     Fill batches with BNC; answer each with its messages, joined.

@@ -12,6 +12,8 @@ from etlstage.protocol.marker import Mode
 from etlstage.supervisor import (
     AsyncSupervisor,
     BatchPolicy,
+    ErrorPolicy,
+    RestartPolicy,
     Stage,
     Timeouts,
     WorkerStarted,
@@ -320,6 +322,37 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
                 more.set()
 
     assert batches(seen) == [[b"one", b"two"]]
+
+
+async def test_worker_that_hangs_behind_its_last_request_is_noticed() -> None:
+    """That BNC asks for nothing: it is the worker that is waited for."""
+    run = stage(
+        "hangs_behind_last",
+        2,
+        mode=Mode.BATCH_WORKER,
+        batch=BatchPolicy(size=2, bnc_after_last=True),
+        timeout=Timeouts(message=0.2, stop=0.2),
+    )
+    with anyio.fail_after(10):
+        results = await submit(run, numbers(2))
+
+    assert "did not answer a batch within 0.2 s" in errors(results)[0]
+
+
+async def test_batch_that_is_tried_again_may_be_answered_in_parts() -> None:
+    """What the worker had not asked for when it answered is given again."""
+    run = stage(
+        "asks_less_again",
+        4,
+        mode=Mode.BATCH_WORKER,
+        batch=BatchPolicy(size=4),
+        restart=RestartPolicy(),
+        on_error=ErrorPolicy(),
+    )
+    with anyio.fail_after(10):
+        results = await submit(run, numbers(4))
+
+    assert outputs(results) == [(n,) for n in numbers(4)]
 
 
 async def test_worker_that_stops_in_its_batch_is_noticed() -> None:

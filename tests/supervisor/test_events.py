@@ -32,7 +32,14 @@ async def test_events_of_a_worker_that_behaves() -> None:
     assert isinstance(started, WorkerStarted)
     assert started.worker == "t-1"
     assert exited == WorkerExited(
-        "t-1", started.pid, status=0, lost=0, answered=1, fate="exited with status 0"
+        "t-1",
+        started.pid,
+        status=0,
+        lost=0,
+        answered=1,
+        told=True,
+        untouched=False,
+        fate="exited with status 0",
     )
 
 
@@ -57,6 +64,7 @@ async def test_events_of_a_worker_that_is_given_up() -> None:
         status=-15,
         lost=1,
         condemned=1,
+        tries=0,
         fate="was killed by SIGTERM",
     )
 
@@ -71,7 +79,10 @@ async def test_events_of_a_worker_that_dies() -> None:
         *_, exited = [event async for event in events]
 
     assert isinstance(exited, WorkerExited)
-    assert exited[2:] == (3, 3, 1, 0, 0, "exited with status 3")
+    assert (exited.status, exited.lost, exited.answered) == (3, 3, 1)
+    assert (exited.retried, exited.condemned, exited.tries) == (3, 0, 1)
+    assert (exited.untouched, exited.told, exited.late) == (False, False, 0)
+    assert exited.fate == "exited with status 3"
 
 
 async def test_events_of_extraction() -> None:

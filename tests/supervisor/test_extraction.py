@@ -4,8 +4,10 @@ import hashlib
 import os
 import re
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,8 +15,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from etlstage import errors as faults
-from etlstage.protocol.marker import Markers
-from etlstage.supervisor import AsyncSupervisor, Stage, Timeouts
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    ErrorPolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+    WorkerRestarting,
+)
 from tests.supervisor.workers import QUICK, collect, cyclic, ends, plain
 
 
@@ -62,8 +72,8 @@ async def test_last_message_without_end_is_dropped_when_it_failed() -> None:
 
     assert seen == [b"one"]
     assert re.fullmatch(
-        r"stage e: worker e-1 \(pid \d+\) exited with status 7; last events: .*; command: .*"
-        r" extract_tail 7 tw one; its last words on stderr: that was all",
+        r"stage e: worker e-1 \(pid \d+\) exited with status 7; its last"
+        r" words on stderr: that was all; .* extract_tail 7 tw one",
         error,
     )
 
@@ -302,9 +312,9 @@ async def test_worker_that_dies_in_a_round() -> None:
             assert seen == [b"first"] * 2
             assert re.fullmatch(
                 r"stage e: worker e-1 \(pid \d+\) exited with status 1 while it"
-                rf" held 1 message; last events: .*start {number}\).*;"
-                r" command: .* dies_in_round 2;"
-                r" its last words on stderr: out of luck",
+                r" held 1 message; its last words on stderr: out of luck;"
+                rf" last events: .*start {number}\).*;"
+                r" command: .* dies_in_round 2",
                 str(caught.value),
             )
 
@@ -384,7 +394,9 @@ async def test_supervisor_closed_in_the_middle_of_a_round(run: Stage) -> None:
         assert await anext(messages)
         with anyio.fail_after(10):
             await supervisor.aclose()
-            with pytest.raises(faults.WorkerLost, match="was stopped; last events: "):
+            with pytest.raises(
+                faults.WorkerLost, match="was stopped; nothing on its stderr; "
+            ):
                 async for _ in messages:
                     pass
 
@@ -417,3 +429,50 @@ async def test_host_cancelled_in_the_middle_of_a_round(run: Stage) -> None:
                 scope.cancel()
 
     assert scope.cancelled_caught
+
+
+async def test_round_that_failed_is_tried_again() -> None:
+    """Unless something was passed on; tries before a round that ended don't count."""
+    code = (
+        "import os, sys; n = int(os.environ['ETLSTAGE_START']);"
+        " sys.exit('no') if n % 2 else print(n)"
+    )
+    run = Stage(
+        name="e",
+        command=(sys.executable, "-S", "-c", code),
+        kind=StageKind.EXTRACT,
+        mode=Mode.PLAIN,
+        restart=RestartPolicy(max=1, delay=0.01),
+    )
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            rounds = [await take(supervisor.extract()) for _ in range(4)]
+
+    assert rounds == [[b"2"], [b"4"], [b"6"], [b"8"]]
+
+
+async def test_nothing_is_started_once_the_supervisor_is_closed() -> None:
+    """A round that waits for its turn, or for a restart, ends."""
+    run = replace(
+        plain("exits", 3), restart=RestartPolicy(delay=30.0), on_error=ErrorPolicy()
+    )
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            with supervisor.events() as events:
+                async with anyio.create_task_group() as tasks:
+
+                    async def extract() -> None:
+                        with pytest.raises(faults.WorkerLost):
+                            await take(supervisor.extract())
+
+                    tasks.start_soon(extract)
+                    tasks.start_soon(extract)
+                    delay = 0.0
+                    while not delay:
+                        event = await events.receive()
+                        if isinstance(event, WorkerRestarting):
+                            delay = event.delay
+                    await supervisor.aclose()
+                    with pytest.raises(faults.WorkerLost, match="supervisor is closed"):
+                        await take(supervisor.extract())
+                    tasks.cancel_scope.cancel()

@@ -16,7 +16,7 @@ from etlstage.errors import LocalProtocolError
 from etlstage.messages import KeyedRun, Result
 from etlstage.supervisor import AsyncSupervisor, Order, RestartPolicy, Stage
 from etlstage.supervisor.ordering import Lanes, keys_of, point
-from etlstage.supervisor.submission import Answer
+from etlstage.supervisor.submission import Answer, Work
 from tests.supervisor.test_feeding import stage as silent
 from tests.supervisor.workers import QUICK, numbers, outputs, stage
 
@@ -48,6 +48,7 @@ def test_pointer_is_read_as_the_rfc_says(pointer: str, tokens: tuple[str, ...]) 
         ("", b'"x"', b'"y"', False),
         ("/id", b"no json", b'{"other": 1}', True),
         ("/id", b"[]", b"7", True),
+        ("/id", b"[" * 100_000, b"{}", True),
     ],
 )
 def test_key_is_what_the_pointer_points_at(
@@ -111,6 +112,28 @@ def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
         for n in range(len(answer.messages)):
             by_key[keys[answer.start + n]].append(answer.start + n)
     assert all(places == sorted(places) for places in by_key.values())
+
+
+def test_messages_without_a_key_are_counted() -> None:
+    """A pointer that is misspelt must not go unnoticed."""
+    lanes = Lanes(keyed(), lambda: None, max_unread=math.inf)
+    lanes.feed([b'{"id": 1}', b'{"di": 1}', b"x"], 0.0)
+
+    assert lanes.unkeyed == 2
+
+
+def test_lane_has_one_heir() -> None:
+    """Two workers must not process one key at the same time."""
+    work = Work(3)
+    lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
+    for lane in lanes.lanes:
+        work.open(lane)
+    lanes.feed(KeyedRun([b"a", b"b", b"c"], [0, 1, 2]), 0.0)
+    assert [len(work.waiting(n)) for n in range(3)] == [1, 1, 1]
+    work.gone.add(0)
+    assert [len(work.waiting(n)) for n in range(3)] == [0, 2, 1]
+    work.gone.add(1)
+    assert [len(work.waiting(n)) for n in range(3)] == [0, 0, 3]
 
 
 # --- with workers --------------------------------------------------------------------

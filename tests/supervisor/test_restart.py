@@ -55,6 +55,17 @@ def test_useful_start_wipes_the_slate() -> None:
     assert tally.next_delay(1.0, useful=False, jitter=0.0) == 0.5
 
 
+def test_forgiven_start_wipes_the_slate() -> None:
+    """A message is to blame; the wait is for how often that one has failed."""
+    tally = Tally(POLICY)
+    for _ in range(3):
+        tally.next_delay(0.0, useful=False, jitter=0.0)
+
+    assert [tally.forgive(n, jitter=0.0) for n in range(4)] == [0.0, 0.0, 0.5, 1.0]
+    assert len(tally) == 0
+    assert Tally(RestartPolicy(max=0)).forgive(1, jitter=0.0) is None
+
+
 def test_restarts_are_forgotten_with_time() -> None:
     """Those that are longer ago than ``within`` don't count."""
     tally = Tally(POLICY)

@@ -34,7 +34,7 @@ def test_oldest_message_is_suspect() -> None:
     found = judge(held, None, DIED, retries=0, batches=False, first=True)
 
     assert found == Judgement(
-        [Suspect(taken(4, b"a"), (DIED,))], [taken(5, b"bb"), taken(6, b"c")], []
+        [Suspect(taken(4, b"a"), (DIED,), 1)], [taken(5, b"bb"), taken(6, b"c")], []
     )
 
 
@@ -42,23 +42,33 @@ def test_lone_message_is_tried_again() -> None:
     """It may have been bad luck."""
     found = judge([taken(0, b"a")], None, DIED, retries=1, batches=False, first=True)
 
-    assert found == Judgement([Suspect(taken(0, b"a"), (DIED,))], [], [])
+    assert found == Judgement([Suspect(taken(0, b"a"), (DIED,), 1)], [], [])
 
 
 def test_lone_message_is_condemned_at_last() -> None:
     """It had its retries, and the last time nothing else can have been at fault."""
-    suspect = Suspect(taken(0, b"a"), (BEFORE,))
+    suspect = Suspect(taken(0, b"a"), (BEFORE,), 1)
     found = judge([suspect.taken], suspect, DIED, retries=1, batches=False, first=True)
 
-    assert found == Judgement([], [], [Suspect(taken(0, b"a"), (BEFORE, DIED))])
+    assert found == Judgement([], [], [Suspect(taken(0, b"a"), (BEFORE, DIED), 2)])
 
 
 def test_message_is_not_condemned_for_the_age_of_its_worker() -> None:
     """The process had done something before: a fresh one gives the verdict."""
-    suspect = Suspect(taken(0, b"a"), (BEFORE,))
+    suspect = Suspect(taken(0, b"a"), (BEFORE,), 1)
     found = judge([suspect.taken], suspect, DIED, retries=0, batches=False, first=False)
 
-    assert found == Judgement([Suspect(taken(0, b"a"), (BEFORE, DIED))], [], [])
+    assert found == Judgement([Suspect(taken(0, b"a"), (BEFORE, DIED), 2)], [], [])
+
+
+def test_message_is_not_condemned_for_what_its_batches_did() -> None:
+    """They were lost twice; by itself it was lost once."""
+    suspect = Suspect(taken(0, b"a"), (BEFORE, BEFORE), 0)
+    found = judge([suspect.taken], suspect, DIED, retries=1, batches=True, first=True)
+
+    assert found == Judgement(
+        [Suspect(taken(0, b"a"), (BEFORE, BEFORE, DIED), 1)], [], []
+    )
 
 
 def test_batch_is_halved() -> None:

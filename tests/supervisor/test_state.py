@@ -48,7 +48,7 @@ from etlstage.supervisor.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.feeding import feeder
+from etlstage.supervisor.feeding import Loss, feeder
 from etlstage.supervisor.instructions import (
     Fail,
     Feed,
@@ -96,9 +96,23 @@ class Driver:
         lost: int = 0,
         answered: int = 0,
         condemned: int = 0,
+        tries: int = 0,
+        untouched: bool = False,
+        told: bool = False,
     ) -> None:
         """Report that a worker is gone."""
-        self.handle(WorkerExited(worker, 7, status, lost, answered, condemned))
+        event = WorkerExited(
+            worker,
+            7,
+            status,
+            lost=lost,
+            answered=answered,
+            condemned=condemned,
+            tries=tries,
+            untouched=untouched,
+            told=told,
+        )
+        self.handle(event)
 
     def _keep(self, instructions: list[Instruction]) -> list[Instruction]:
         self.told += [i.event for i in instructions if isinstance(i, Tell)]
@@ -195,26 +209,41 @@ def test_useless_starts_wait_longer_and_longer() -> None:
     assert "last events: started (pid 7, start 1) 3.00 s ago; " in str(last.error)
 
 
-def test_found_culprit_is_use_enough() -> None:
-    """But only where something was answered before: else the program is to blame."""
-    d = driver(restart=RestartPolicy(max=2))
+def test_worker_that_died_of_a_message_is_no_useless_start() -> None:
+    """The more often that message has failed, the longer the wait; never the end."""
+    d = driver(restart=RestartPolicy(max=1, delay=1.0))
     for _ in range(9):
         d.start()
-        d.end(answered=1, lost=1)
-        d.start()
-        d.end(lost=1)
-        d.handle(TimerRang("t-1")) if d.state["t-1"] is State.BACKOFF else None
+        d.end(lost=5, tries=1)
+        assert isinstance(d.out[0], Spawn)
+        for tries, delay in (2, 1.0), (3, 2.0):
+            d.start()
+            d.end(lost=1, tries=tries)
+            assert d.out == [SetTimer("t-1", d.now + delay)]
+            d.now += delay
+            d.handle(TimerRang("t-1"))
         d.start()
         d.end(lost=1, condemned=1)
-    assert d.state["t-1"] is State.STARTING
+        assert isinstance(d.out[0], Spawn)
 
-    broken = driver(restart=RestartPolicy(max=2))
-    for _ in range(3):
-        broken.start()
-        broken.end(lost=1, condemned=1)
-        if broken.state["t-1"] is State.BACKOFF:
-            broken.handle(TimerRang("t-1"))
-    assert broken.state["t-1"] is State.FATAL
+
+def test_worker_that_read_nothing_is_a_useless_start() -> None:
+    """Though it held messages: these can't have killed it."""
+    d = driver(restart=RestartPolicy(max=1))
+    for _ in range(2):
+        d.start()
+        d.end(lost=5, untouched=True)
+
+    assert d.state["t-1"] is State.FATAL
+
+
+def test_no_restarts_means_none() -> None:
+    """Not even to find a culprit."""
+    d = driver(restart=RestartPolicy(max=0))
+    d.start()
+    d.end(lost=1, tries=1, answered=5)
+
+    assert d.state["t-1"] is State.FATAL
 
 
 def test_one_of_two_workers_may_be_fatal() -> None:
@@ -322,14 +351,43 @@ def test_worn_workers_are_replaced_one_at_a_time() -> None:
     assert Retire("t-2") in d.handle(WorkerReady("t-1", 7))
 
 
-def test_worker_that_dies_while_it_retires_is_replaced_all_the_same() -> None:
-    """Also where restarts are not wanted: it was we who wanted it gone."""
+def test_worker_that_retires_is_replaced_whatever_the_policy() -> None:
+    """It was we who wanted it gone, though it took a signal."""
     d = driver(restart=RestartPolicy(policy="temporary"))
     d.start()
     d.handle(WorkerWorn("t-1", "was old"))
-    d.end(status=-9, lost=1)
+    d.end(status=-15, told=True)
 
     assert d.out == [Spawn("t-1", 2, math.inf)]
+
+
+def test_worker_that_fails_while_it_retires_has_failed() -> None:
+    """Where restarts are not wanted, there is none."""
+    d = driver(restart=RestartPolicy(never_on=frozenset({78})))
+    d.start()
+    d.handle(WorkerWorn("t-1", "was old"))
+    d.end(status=78, lost=1)
+
+    assert d.state["t-1"] is State.EXITED
+
+
+def test_retirement_is_not_forgotten() -> None:
+    """The other worker could not be started; then this one is replaced."""
+    d = driver(workers=2, restart=RestartPolicy(max=1))
+    d.start("t-1")
+    d.start("t-2")
+    d.end("t-2")
+    d.handle(WorkerWorn("t-1", "was old"))
+
+    assert Retire("t-1") in d.handle(StartFailed("t-2", OSError("gone")))
+
+
+def test_forced_stop_is_not_patient() -> None:
+    """Who is cancelled does not wait for the end of a worker's input."""
+    d = driver()
+    d.start()
+
+    assert d.handle(StopRequested(patient=False)) == [Stop("t-1", patient=False)]
 
 
 def test_age_and_messages_vary() -> None:
@@ -398,6 +456,7 @@ class Process:
         self.feeder = feeder(run, self.protocol, work, number)
         self.peer = Peer(run)
         self.inbox = b""  # what it has not read
+        self.read = 0  # bytes
         self.fed = False
         self.retiring = False
         self.error: Exception | None = None
@@ -686,6 +745,7 @@ class Supervision(RuleBasedStateMachine):
 
     def _answer(self, process: Process, size: int) -> None:
         data, process.inbox = process.inbox[:size], process.inbox[size:]
+        process.read += len(data)
         reply = process.peer.take(data)
         process.protocol.receive_data(reply)
         for event in process.protocol.events_received():
@@ -704,19 +764,25 @@ class Supervision(RuleBasedStateMachine):
 
     def _end(self, process: Process, status: int) -> None:
         del self.processes[process.name]
+        untouched = False
         if self.state.stopping:
-            lost, condemned = process.feeder.abandon(LOST), 0
+            loss = Loss(process.feeder.abandon(LOST), 0)
         else:
             attempt = Attempt(process.name, 1, "died")
-            lost, condemned = process.feeder.lose(attempt, lambda _: LOST)
+            untouched = process.error is None and process.read == 0
+            loss = process.feeder.lose(attempt, lambda _: LOST, untouched=untouched)
         self._handle(
             WorkerExited(
                 process.name,
                 1,
                 status,
-                lost,
+                loss.held,
                 answered=process.answered,
-                condemned=condemned,
+                retried=loss.retried,
+                condemned=loss.condemned,
+                tries=loss.tries,
+                untouched=untouched,
+                told=process.told and process.error is None,
             )
         )
         self._pump_all()

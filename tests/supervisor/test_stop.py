@@ -111,6 +111,17 @@ async def test_aclose_returns_when_the_workers_are_gone() -> None:
     assert errors(results) == errors(stream) == ["stage t: the supervisor is closed"]
 
 
+async def test_two_tasks_may_close_at_once() -> None:
+    """Both return."""
+    with anyio.fail_after(10):
+        async with (
+            AsyncSupervisor(stage("echo", workers=2)) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+            for _ in range(3):
+                tasks.start_soon(supervisor.aclose)
+
+
 async def test_nothing_can_be_submitted_behind_the_block() -> None:
     """It says that the supervisor does not run."""
     async with AsyncSupervisor(stage("echo")) as supervisor:

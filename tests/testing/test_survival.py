@@ -139,7 +139,8 @@ async def test_a_million_messages_through_workers_that_crash(
     found = list(letters.letters())
     assert [letter.message for letter in found] == poison
     assert [letter.place for letter in found] == [everything.index(m) for m in poison]
-    assert {len(letter.attempts) for letter in found} == {3}
+    # More where it was not the first thing that its worker was given.
+    assert all(3 <= len(letter.attempts) <= 9 for letter in found)
     report.ledger.check()
     (_, account, _) = report.ledger
     assert (account.done, account.dead) == (COUNT - CULPRITS, CULPRITS)
