@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.errors import MessageRefused
+from etlstage.protocol.marker import Markers, framing
+from etlstage.protocol.marker.columnar import (
+    Column,
+    Replies,
+    encode_column,
+    split_column,
+)
+from tests.protocol import strategies as draw
+
+LIMIT = 1 << 20
+marker_sets = st.sampled_from(draw.MARKER_SETS)
+
+
+def column(messages: list[bytes]) -> Column:
+    """Return messages as Arrow, from the middle of a larger array."""
+    around = pa.array([b"before", *messages, b"behind"], pa.binary())
+    return Column(around.slice(1, len(messages)))
+
+
+def encoded(messages: list[bytes], markers: Markers, limit: int) -> object:
+    """Return what the list path makes of messages, or says about them."""
+    try:
+        return framing.encode_run(messages, markers, limit=limit)
+    except MessageRefused as refused:
+        return (str(refused), refused.index)
+
+
+def split(data: bytes, markers: Markers) -> object:
+    """Return what the list path makes of bytes, or says about them."""
+    try:
+        return framing.split_groups(data, markers)
+    except framing.Unterminated as error:
+        return (str(error), error.groups)
+
+
+@given(data=st.data(), markers=marker_sets, limit=st.sampled_from([3, LIMIT]))
+@draw.moderate
+def test_messages_are_framed_as_by_the_list_path(
+    data: st.DataObject, markers: Markers, limit: int
+) -> None:
+    """The same bytes, or the same complaint about the same message."""
+    any_message = draw.messages(markers) | draw.garbage(markers)
+    messages = data.draw(st.lists(any_message, max_size=5))
+    if not messages:
+        return
+    try:
+        found: object = encode_column(column(messages), markers, limit=limit)
+    except MessageRefused as refused:
+        found = (str(refused), refused.index)
+    assert found == encoded(messages, markers, limit)
+
+
+@given(data=st.data(), markers=marker_sets)
+@draw.thorough
+def test_replies_are_split_as_by_the_list_path(
+    data: st.DataObject, markers: Markers
+) -> None:
+    """None, one or many, empty or broken, and whatever stands behind the last."""
+    one = st.builds(lambda message: (message,), draw.messages(markers))
+    group = one if markers.eop == markers.eom else one | st.just(()) | many(markers)
+    groups = data.draw(st.lists(group, max_size=5))
+    wire = framing.encode_groups(groups, markers, limit=LIMIT) if groups else b""
+    wire = wire[: data.draw(st.integers(0, len(wire)))] + data.draw(
+        st.just(b"") | draw.garbage(markers)
+    )
+    try:
+        replies, rest = split_column(wire, markers)
+        found: object = ([*replies], rest)
+    except framing.Unterminated as error:
+        found = (str(error), error.groups)
+    assert found == split(wire, markers)
+
+
+def many(markers: Markers) -> st.SearchStrategy[tuple[bytes, ...]]:
+    """Draw a reply of several messages."""
+    return st.lists(draw.messages(markers), max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [(b"a",), (b"",), (b"ccc",), (b"d",)],
+        [(b"a", b"b"), (), (b"",), (b"c", b"", b"d")],
+        [(), (), (), ()],
+    ],
+)
+@pytest.mark.parametrize("start", [0, 1, 3, 4])
+@pytest.mark.parametrize("stop", [0, 2, 4, 9])
+def test_slice_of_replies_knows_their_messages(
+    groups: list[tuple[bytes, ...]], start: int, stop: int
+) -> None:
+    """Whoever takes a part of them gets its messages, and whose each is."""
+    wire = framing.encode_groups(groups, Markers(), limit=LIMIT)
+    replies, _ = split_column(wire, Markers())
+    assert isinstance(replies, Replies)
+    part, expected = replies[start:stop], groups[start:stop]
+    assert [*part] == expected
+    assert part.values.to_pylist() == [m for group in expected for m in group]
+    owners = [n for n, group in enumerate(expected) for _ in group]
+    found = part.owners
+    assert (found.to_pylist() if found is not None else [*range(len(part))]) == owners
+    assert [*Replies.of(expected)] == expected
+    assert Replies.of(part) is part
+
+
+def test_column_is_a_run() -> None:
+    """It has the length, the messages and the slices that a list would have."""
+    messages = [b"a", b"", b"\xff\0"]
+    run = column(messages)
+    assert (len(run), [*run], run[2], [*run[1:]]) == (
+        3,
+        messages,
+        b"\xff\0",
+        messages[1:],
+    )
+    assert (run.size, run[:0].size, run.longest, run[:0].longest) == (3, 0, 2, 0)
+    assert repr(run) == "<Column messages=3 bytes=3>"
+
+
+def test_list_goes_the_way_of_lists() -> None:
+    """What is tried again may be no column any more."""
+    assert encode_column([b"a", b"b"], Markers(), limit=9) == b"a\nb\n"
+    assert repr(Replies.of([(b"a", b"b"), ()])) == "<Replies replies=2 messages=2>"
