@@ -2,7 +2,8 @@
 Spark at both ends of a pipeline.
 
 :class:`Session` starts Spark, :class:`DataFrameSource` reads messages out of a
-DataFrame and :class:`DataFrameSink` loads them into one.  Only Spark's DataFrame API
+DataFrame and :class:`DataFrameSink` loads them into one; :func:`transform` runs a
+stage inside the executors.  Only Spark's DataFrame API
 is used, so that all of it also runs over Spark Connect.
 
 This package alone imports PySpark; the layers above import it when a pipeline asks
@@ -24,6 +25,7 @@ for _package in ("pyspark", "pyarrow", "pandas"):
         )
 
 from etlstage.spark.dead_letter import DeadLetterFrame  # noqa: E402
+from etlstage.spark.executor import transform  # noqa: E402
 from etlstage.spark.frame import read_frame  # noqa: E402
 from etlstage.spark.java import Java, find_java  # noqa: E402
 from etlstage.spark.session import Session  # noqa: E402
@@ -38,4 +40,5 @@ __all__ = (
     "Session",
     "find_java",
     "read_frame",
+    "transform",
 )

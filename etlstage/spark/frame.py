@@ -8,15 +8,24 @@ an expression shows before any job runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-__all__ = ("messages_of", "read_frame")
+__all__ = ("MessageColumn", "message_column", "messages_of", "read_frame")
 
 _WHOLE_ROW: Final = "to_json(struct(*))"
+
+
+class MessageColumn(NamedTuple):
+    """What makes a message of a row."""
+
+    expression: str
+    """Spark SQL, string or binary."""
+    is_text: bool
+    """Whether it is a string."""
 
 
 def read_frame(
@@ -66,18 +75,23 @@ def messages_of(
         TypeError: If the expression is neither string nor binary.
 
     """
-    expression = expression or _default(frame.schema)
-    columns = [sf.expr(expression).alias("message")]
+    chosen = message_column(frame, expression)
+    columns = [sf.expr(chosen.expression).cast("binary").alias("message")]
     if key is not None:
         columns.append(sf.xxhash64(sf.expr(key)).alias("key"))
-    chosen = frame.select(*columns)
-    kind = chosen.schema[0].dataType
+    return frame.select(*columns)
+
+
+def message_column(frame: DataFrame, expression: str | None) -> MessageColumn:
+    """Return what makes a message of a row; arguments as for :func:`messages_of`."""
+    expression = expression or _default(frame.schema)
+    kind = frame.select(sf.expr(expression)).schema[0].dataType
     if not isinstance(kind, StringType | BinaryType):
         raise TypeError(
             f"message {expression!r} is {kind.simpleString()}, expected string or "
             f"binary: write 'cast({expression} as string)' or 'to_json(...)'"
         )
-    return chosen.withColumn("message", sf.col("message").cast("binary"))
+    return MessageColumn(expression, isinstance(kind, StringType))
 
 
 def _default(schema: StructType) -> str:
