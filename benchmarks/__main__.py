@@ -19,6 +19,7 @@ QUESTIONS = (
     "supervision",
     "import_time",
     "local_engine",
+    "executor",
     "driver_memory",
 )
 

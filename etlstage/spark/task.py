@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import aclosing, suppress
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import pyarrow as pa
 from anyio import BrokenResourceError, create_memory_object_stream, sleep
@@ -26,7 +26,8 @@ from pyspark import TaskContext
 
 from etlstage.errors import SourceFailed, StageFailed
 from etlstage.messages import Run
-from etlstage.protocol.marker.columnar import Replies
+from etlstage.protocol.marker.columnar import COLUMNS, Column, Replies
+from etlstage.protocol.marker.framing import LISTS
 from etlstage.supervisor import AsyncSupervisor, Stage
 from etlstage.supervisor.submission import Answer
 
@@ -69,9 +70,9 @@ class Task:
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
+        send, receive = create_memory_object_stream[Run](math.inf)
         # Leaving the block in any other way than at its end cancels what runs in it.
-        with start_blocking_portal() as portal:
-            send, receive = create_memory_object_stream[Run](math.inf)
+        with send, receive, start_blocking_portal() as portal:
             exchange = _Exchange(self._stage, receive)
             portal.start_task_soon(exchange.serve)
             results = _Results(self._stage.name, texts=self._texts)
@@ -98,8 +99,11 @@ class Task:
                 " message with coalesce(...)",
                 stage=self._stage.name,
             )
-        messages: Run = column.to_pylist()
-        return messages
+        if self._stage.mode.batches:
+            messages: Run = column.to_pylist()
+            return messages
+        # A sequence of bytes is all that the way of single messages asks for.
+        return cast("Run", Column(column))
 
 
 class _Exchange:
@@ -118,9 +122,10 @@ class _Exchange:
 
     async def serve(self) -> None:
         """Answer what comes in until there is no more; runs in the event loop."""
+        framing = LISTS if self._stage.mode.batches else COLUMNS
         try:
             async with (
-                AsyncSupervisor(self._stage) as supervisor,
+                AsyncSupervisor(self._stage, framing=framing) as supervisor,
                 self._inbox,
                 aclosing(supervisor.answers(self._inbox)) as answers,
             ):

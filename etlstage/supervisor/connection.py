@@ -19,6 +19,7 @@ import anyio.lowlevel
 from etlstage.errors import Attempt, EtlstageError
 from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
 from etlstage.protocol.marker import Mode, escape
+from etlstage.protocol.marker.framing import Framing
 from etlstage.supervisor.alarm import Alarm
 from etlstage.supervisor.events import (
     AliveSeen,
@@ -47,6 +48,7 @@ class Owner(Protocol):
     stage: Stage
     work: Work
     metrics: StageMetrics | None
+    framing: Framing
 
     def handle(self, event: Event) -> None:
         """Take note of what happened, and act upon it."""
@@ -99,7 +101,7 @@ class Connection:
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
         self._process = self._worker.process
-        self._protocol = session(stage)
+        self._protocol = session(stage, owner.framing)
         self._feeder = feeder(stage, self._protocol, owner.work, number)
         self._max_messages = max_messages
         self._unsent: deque[memoryview] = deque()

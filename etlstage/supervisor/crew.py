@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from etlstage.errors import StageFailed, WorkerStartFailed
+from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.supervisor.alarm import Alarm
 from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.events import (
@@ -66,6 +67,7 @@ class Crew:
         tasks: Where what takes time runs.
         tell: Called with what the host may want to know.
         metrics: What is counted, if anything is.
+        framing: How messages are held.
 
     """
 
@@ -76,10 +78,12 @@ class Crew:
         tasks: TaskGroup,
         tell: Callable[[SupervisorEvent], None],
         metrics: StageMetrics | None,
+        framing: Framing = LISTS,
     ) -> None:
         self.stage = stage
         self.work = work
         self.metrics = metrics
+        self.framing = framing
         self._tasks = tasks
         self._tell = tell
         self._state = SupervisorState(stage, random.random)

@@ -147,7 +147,7 @@ class Submission:
         """Append messages."""
         if not messages:
             return
-        size = sum(map(len, messages))
+        size = _size(messages)
         start = self._total
         self._total += len(messages)
         self.held += len(messages)
@@ -170,10 +170,10 @@ class Submission:
         messages, taken = fed.messages, fed.size
         if fed.at or len(messages) > count or taken > size:
             messages = messages[fed.at : fed.at + count]
-            taken = sum(map(len, messages))
+            taken = _size(messages)
             while len(messages) > 1 and taken > size:
                 messages = messages[: len(messages) // 2]
-                taken = sum(map(len, messages))
+                taken = _size(messages)
         start = fed.next
         fed.at += len(messages)
         fed.size -= taken
@@ -265,11 +265,17 @@ def split(taken: Taken, count: int) -> tuple[Taken, Taken]:
     """Return the first ``count`` messages, and the others."""
     submission, start, messages, size = taken
     first = messages[:count]
-    first_size = sum(map(len, first))
+    first_size = _size(first)
     return (
         Taken(submission, start, first, first_size),
         Taken(submission, start + count, messages[count:], size - first_size),
     )
+
+
+def _size(messages: Run) -> int:
+    """Return how many bytes the messages have; a column knows."""
+    size: int | None = getattr(messages, "size", None)
+    return sum(map(len, messages)) if size is None else size
 
 
 class Work:

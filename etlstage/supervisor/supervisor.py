@@ -26,6 +26,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import LocalProtocolError, WorkerLost
 from etlstage.messages import KeyedRun, Result, Run
+from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.supervisor.audience import Audience
 from etlstage.supervisor.crew import Crew
 from etlstage.supervisor.events import SupervisorEvent
@@ -60,6 +61,8 @@ class AsyncSupervisor:
             and not yet taken by its consumer.
         max_bytes: The same in bytes, replies included.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
+        framing: How messages are held; what is not in lists is for :meth:`answers`,
+            by a stage that answers message by message.
 
     Raises:
         WorkerStartFailed: On entering, if the program can't be run.
@@ -73,8 +76,10 @@ class AsyncSupervisor:
         max_messages: int = 65536,
         max_bytes: int = 64 * 1024 * 1024,
         meter: Meter | None = None,
+        framing: Framing = LISTS,
     ) -> None:
         self.stage = stage
+        self._framing = framing
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._work = Work(stage.workers)
@@ -259,7 +264,9 @@ class AsyncSupervisor:
         if self.stage.mode.extracts:
             self._extraction = Extraction(self.stage, tasks, self._tell)
             return
-        self._crew = Crew(self.stage, self._work, tasks, self._tell, self._metrics)
+        self._crew = Crew(
+            self.stage, self._work, tasks, self._tell, self._metrics, self._framing
+        )
         self._crew.start()
 
     async def _finish(self, *, patient: bool) -> None:

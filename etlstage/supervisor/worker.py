@@ -16,6 +16,7 @@ import anyio
 from etlstage.errors import Attempt, EtlstageError, RemoteProtocolError, WorkerLost
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.marker import MarkerProtocol
+from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.supervisor.launch import command_line, launch
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.stderr import StderrLog
@@ -207,7 +208,7 @@ class Worker:
         )
 
 
-def session(stage: Stage) -> MarkerProtocol:
+def session(stage: Stage, framing: Framing = LISTS) -> MarkerProtocol:
     """Return the supervisor's side of a session with a worker of ``stage``."""
     return MarkerProtocol(
         Side.SUPERVISOR,
@@ -215,4 +216,5 @@ def session(stage: Stage) -> MarkerProtocol:
         stage.markers,
         limits=Limits(stage.max_message_bytes, stage.max_reply_bytes),
         eob_then_eom=stage.batch.eob_then_eom,
+        framing=framing,
     )

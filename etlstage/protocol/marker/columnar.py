@@ -11,7 +11,7 @@ No worker imports this module; it is the only one of the core that imports PyArr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, overload
+from typing import Any, Final, cast, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +20,7 @@ from etlstage.messages import Run
 from etlstage.protocol.marker import framing
 from etlstage.protocol.marker.markers import Markers
 
-__all__ = ("Column", "Replies", "encode_column", "split_column")
+__all__ = ("COLUMNS", "Column", "Replies", "encode_column", "split_column")
 
 _EMPTY: Final = pa.scalar(b"", pa.binary())
 
@@ -193,6 +193,11 @@ def split_column(
     return Replies(values, _from_zero(ends)), data[end:]
 
 
+COLUMNS: Final = framing.Framing(encode_column, cast("Any", split_column))
+"""Messages are a :class:`Column`, and replies to them :class:`Replies`, or lists where
+a closer look was needed. Both are sequences, which is all that single mode asks for."""
+
+
 def _clean(wire: bytes, messages: Column, markers: Markers) -> bool:
     eom = markers.eom
     if len(eom) == 1:
@@ -234,18 +239,26 @@ def _overlaps_itself(marker: bytes) -> bool:
 
 def _extent(array: pa.BinaryArray) -> int:
     """Return how many bytes the elements have."""
-    return pc.sum(pc.binary_length(array)).as_py() or 0
+    first, last = _bounds(array)
+    return last - first
+
+
+def _bounds(array: pa.BinaryArray) -> tuple[int, int]:
+    """Return where in its buffer the first element begins, and the last one ends."""
+    if not len(array):
+        return 0, 0
+    offsets = pa.Array.from_buffers(
+        pa.int32(), len(array) + 1, [None, array.buffers()[1]], offset=array.offset
+    )
+    return offsets[0].as_py(), offsets[-1].as_py()
 
 
 def _content(array: pa.BinaryArray) -> bytes:
     """Return the bytes of all elements, one behind the other."""
     if not len(array):
         return b""
-    _, offsets, data = array.buffers()
-    bounds = pa.Array.from_buffers(
-        pa.int32(), len(array) + 1, [None, offsets], offset=array.offset
-    )
-    first, last = bounds[0].as_py(), bounds[-1].as_py()
+    first, last = _bounds(array)
+    data = array.buffers()[2]
     return b"" if data is None else data.slice(first, last - first).to_pybytes()
 
 

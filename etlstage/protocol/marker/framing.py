@@ -8,11 +8,22 @@ appears only where the replies are not one to one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
 from etlstage.errors import MessageRefused, RemoteProtocolError
 from etlstage.messages import Run
 from etlstage.protocol.marker.markers import MARKER_NAMES, Markers, escape
 
-__all__ = ("Unterminated", "encode_groups", "encode_run", "split_groups", "split_run")
+__all__ = (
+    "LISTS",
+    "Framing",
+    "Unterminated",
+    "encode_groups",
+    "encode_run",
+    "split_groups",
+    "split_run",
+)
 
 
 class Unterminated(RemoteProtocolError):
@@ -97,6 +108,19 @@ def split_groups(
             raise Unterminated(groups)
         groups.append(tuple(part[:-width].split(eom)) if part else ())
     return groups, rest
+
+
+class Framing(NamedTuple):
+    """How a supervisor finds the boundaries of single messages and their replies."""
+
+    encode_run: Callable[..., bytes]
+    """As :func:`encode_run`."""
+    split_groups: Callable[[bytes, Markers], tuple[list[tuple[bytes, ...]], bytes]]
+    """As :func:`split_groups`."""
+
+
+LISTS: Final = Framing(encode_run, split_groups)
+"""Messages are lists of bytes. For those that are Arrow see ``columnar.py``."""
 
 
 def _clean(wire: bytes, messages: Run, markers: Markers) -> bool:

@@ -25,7 +25,7 @@ from etlstage.protocol.events import (
     RepliesCompleted,
     StreamEnded,
 )
-from etlstage.protocol.marker.framing import encode_groups, encode_run
+from etlstage.protocol.marker.framing import LISTS, Framing, encode_groups
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.reader import Reader
 from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
@@ -45,6 +45,7 @@ class MarkerProtocol:
         eob_then_eom: An EOM follows each EOB. A worker that fills its batches takes
             this for an empty message and answers it, behind EOP, with a BNC that
             asks for nothing.
+        framing: How messages are held, if not in lists; at the supervisor's side.
 
     """
 
@@ -56,13 +57,17 @@ class MarkerProtocol:
         *,
         limits: Limits | None = None,
         eob_then_eom: bool = False,
+        framing: Framing = LISTS,
     ) -> None:
         self.side = side
         self.markers = markers or Markers()
         self._limits = limits or Limits()
         self._eob_then_eom = eob_then_eom
         self._session = Session(mode)
-        self._reader = Reader(side, self._session, self.markers, self._limits)
+        self._encode_run = framing.encode_run
+        self._reader = Reader(
+            side, self._session, self.markers, self._limits, framing.split_groups
+        )
         self._reader.eob_then_eom = eob_then_eom
         self._out: list[bytes] = []
         self._ended = False
@@ -164,13 +169,13 @@ class MarkerProtocol:
     # --- sending ------------------------------------------------------------
 
     def _send_messages(self, messages: Run) -> None:
-        wire = self._encode(encode_run, messages)
+        wire = self._encode(self._encode_run, messages)
         if messages:
             self._pass(Token.MESSAGE, len(messages))
             self._out.append(wire)
 
     def _send_output(self, messages: Run) -> None:
-        wire = self._encode(encode_run, messages)
+        wire = self._encode(self._encode_run, messages)
         if self.markers.eop == self.markers.eom and self.mode is not Mode.PLAIN:
             raise LocalProtocolError(
                 "can't send part of a reply when eop is eom: a reply is one message"

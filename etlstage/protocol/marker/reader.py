@@ -22,7 +22,7 @@ from etlstage.protocol.events import (
     OutputPassed,
     RepliesCompleted,
 )
-from etlstage.protocol.marker.framing import Unterminated, split_groups, split_run
+from etlstage.protocol.marker.framing import LISTS, Unterminated, split_run
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
 
@@ -44,7 +44,14 @@ class Reader:
     """
 
     def __init__(
-        self, side: Side, session: Session, markers: Markers, limits: Limits
+        self,
+        side: Side,
+        session: Session,
+        markers: Markers,
+        limits: Limits,
+        split_groups: Callable[
+            [bytes, Markers], tuple[list[tuple[bytes, ...]], bytes]
+        ] = LISTS.split_groups,
     ) -> None:
         self.events: list[Event] = []
         self.echoes = 0
@@ -52,6 +59,7 @@ class Reader:
         self.eob_then_eom = False
         self._session = session
         self._markers = markers
+        self._split_groups = split_groups
         self._limits = limits
         self._buffer = ReceiveBuffer()
         # A part of a marker may be here already, behind what the limits are for.
@@ -263,7 +271,7 @@ class Reader:
         fault: RemoteProtocolError | None = None
         rest = b""
         try:
-            groups, rest = split_groups(data, self._markers)
+            groups, rest = self._split_groups(data, self._markers)
         except Unterminated as error:
             groups = error.groups
             at = _end_of(data, eop, len(groups))
@@ -274,7 +282,7 @@ class Reader:
                 (n for n, g in enumerate(groups) if self._too_big(g)), len(groups)
             )
             fault = self._size_fault(groups[sound]) if sound < len(groups) else fault
-            del groups[sound:]
+            groups = groups[:sound]
         if groups:
             self._got(Token.EOP, len(groups))
             self.events.append(RepliesCompleted(groups))

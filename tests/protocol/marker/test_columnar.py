@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+from typing import cast
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.errors import MessageRefused
-from etlstage.protocol.marker import Markers, framing
+from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.events import Event, MessagesPassed, RepliesCompleted
+from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, framing
 from etlstage.protocol.marker.columnar import (
+    COLUMNS,
     Column,
     Replies,
     encode_column,
     split_column,
 )
+from etlstage.protocol.marker.framing import LISTS
 from tests.protocol import strategies as draw
 
 LIMIT = 1 << 20
@@ -129,3 +135,40 @@ def test_list_goes_the_way_of_lists() -> None:
     """What is tried again may be no column any more."""
     assert encode_column([b"a", b"b"], Markers(), limit=9) == b"a\nb\n"
     assert repr(Replies.of([(b"a", b"b"), ()])) == "<Replies replies=2 messages=2>"
+
+
+@given(data=st.data(), markers=marker_sets, lengths=draw.sizes)
+@draw.moderate
+def test_session_in_columns_sees_what_one_in_lists_sees(
+    data: st.DataObject, markers: Markers, lengths: list[int]
+) -> None:
+    """However the replies are cut into reads, faults and all."""
+    runs = st.lists(draw.messages(markers), min_size=1, max_size=4)
+    sent = data.draw(st.lists(runs, min_size=1, max_size=3))
+    wire = data.draw(draw.garbage(markers))
+    limits = data.draw(st.sampled_from([Limits(), Limits(4, 8)]))
+    seen = []
+    for framed in (LISTS, COLUMNS):
+        protocol = MarkerProtocol(
+            Side.SUPERVISOR, Mode.SINGLE, markers, limits=limits, framing=framed
+        )
+        log: list[object] = []
+        for run in sent:
+            messages = column(run) if framed is COLUMNS else run
+            try:
+                protocol.send(MessagesPassed(cast("list[bytes]", messages)))
+            except MessageRefused as refused:
+                log.append((str(refused), refused.index))
+        log.append(b"".join(protocol.data_to_send()))
+        for chunk in draw.cut(wire, lengths):
+            protocol.receive_data(chunk)
+            log += map(comparable, protocol.events_received())
+        seen.append((log, protocol.state, protocol.owed))
+    assert seen[0] == seen[1]
+
+
+def comparable(event: Event) -> object:
+    """Return what is the same of an event however its messages are held."""
+    if isinstance(event, RepliesCompleted):
+        return [*event.groups]
+    return str(event)
