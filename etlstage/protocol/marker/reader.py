@@ -263,19 +263,18 @@ class Reader:
 
     def _split_replies(self, data: bytes, start: int) -> None:
         """Deliver the replies in ``data``, which began at offset ``start``."""
-        eop = self._markers.eop
-        if data.count(eop) > self._session.owed:
-            cut = _end_of(data, eop, self._session.owed)
+        eop, owed = self._markers.eop, self._session.owed
+        groups, rest, broken = self._split(data)
+        # Not counted before: nearly always there are no more than are owed.
+        if len(groups) + (broken is not None) > owed:
+            cut = _end_of(data, eop, owed)
             self._buffer.put_back(data[cut:])
             data = data[:cut]
+            groups, rest, broken = self._split(data)
         fault: RemoteProtocolError | None = None
-        rest = b""
-        try:
-            groups, rest = self._split_groups(data, self._markers)
-        except Unterminated as error:
-            groups = error.groups
+        if broken is not None:
             at = _end_of(data, eop, len(groups))
-            fault = self._blame(str(error), start + at, data[at : at + _DUMPED])
+            fault = self._blame(str(broken), start + at, data[at : at + _DUMPED])
         self._buffer.put_back(rest)
         if len(data) > self._smallest_limit:
             sound = next(
@@ -288,6 +287,14 @@ class Reader:
             self.events.append(RepliesCompleted(groups))
         if fault:
             raise fault
+
+    def _split(
+        self, data: bytes
+    ) -> tuple[list[tuple[bytes, ...]], bytes, Unterminated | None]:
+        try:
+            return *self._split_groups(data, self._markers), None
+        except Unterminated as error:
+            return error.groups, b"", error
 
     def _check_rest(self) -> None:
         """Refuse what can't be a part of a reply, as soon as it is there."""
