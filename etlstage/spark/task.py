@@ -91,7 +91,8 @@ class Task:
             yield from results.rest()
 
     def _messages(self, batch: pa.RecordBatch) -> Run:
-        column = batch.column(0)
+        # Large where spark.sql.execution.arrow.useLargeVarTypes is set.
+        column = batch.column(0).cast(pa.binary())
         if column.null_count:
             raise SourceFailed(
                 f"stage {self._stage.name}: message is null in {column.null_count} of"

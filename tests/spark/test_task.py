@@ -52,6 +52,14 @@ def test_batches_come_back_in_order() -> None:
     assert rows(task.run(given(*batches))) == list(enumerate(messages))
 
 
+def test_large_offsets_are_understood() -> None:
+    """Spark may be set to use 64 bits for where a message begins."""
+    messages = [b"a", b"", b"ccc"]
+    batch = pa.record_batch({"message": pa.array(messages, pa.large_binary())})
+    (made,) = Task(stage("lambda m: (m,)"), texts=False).run(iter([batch]))
+    assert made.column(0).to_pylist() == messages
+
+
 def test_worker_that_dies_costs_nothing(tmp_path: Path) -> None:
     """What it held is tried again, alone or as before, and all rows come in order."""
     died = tmp_path / "died"
