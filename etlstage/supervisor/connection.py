@@ -2,16 +2,16 @@
 One worker of a T or L stage, its protocol, and the bytes between.
 
 In the common case everything happens in the task that reads: a reply comes in, its
-messages are delivered, the next ones are taken and written at once. A second task
+messages are delivered, the next ones are taken and written at once. Another task
 writes only while the pipe is full, so that reading never waits for writing.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -29,10 +29,12 @@ from etlstage.supervisor.events import (
     WorkerReady,
     WorkerWorn,
 )
-from etlstage.supervisor.feeding import Loss, feeder
+from etlstage.supervisor.feeding import Loss
+from etlstage.supervisor.session import feeder, session
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import Work
-from etlstage.supervisor.worker import Worker, session
+from etlstage.supervisor.worker import Worker
+from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
 
 __all__ = ("Connection", "Owner")
@@ -91,8 +93,7 @@ class Connection:
     ) -> None:
         self._owner = owner
         self._stage = stage = owner.stage
-        self._metrics = owner.metrics
-        metrics = owner.metrics
+        self._metrics = metrics = owner.metrics
         self._worker = Worker(
             stage,
             name,
@@ -104,8 +105,7 @@ class Connection:
         self._protocol = session(stage, owner.framing)
         self._feeder = feeder(stage, self._protocol, owner.work, number)
         self._max_messages = max_messages
-        self._unsent: deque[memoryview] = deque()
-        self._pipe_full = anyio.Event()
+        self._writer = Writer(self._process, self._break)
         self._answer_due = Alarm(self._miss_answer)
         self._batch_due = Alarm(self._pump_all)
         self._unanswered_bytes = 0  # read since the last complete reply
@@ -116,7 +116,6 @@ class Connection:
         self._closed = ""  # the pipe that the worker closed first
         self._reason = ""  # why it is of no more use, as a part of a sentence
         self._blame: EtlstageError | None = None  # how it broke the protocol
-        self._written = 0  # bytes
         self._late = 0  # bytes read after it was given up
         self._drained = anyio.Event()
         self._batches = stage.mode.batches
@@ -151,15 +150,16 @@ class Connection:
 
     def pump(self, now: float) -> bool:
         """Give the worker what it may have now; return whether there was anything."""
-        if not self.usable or (self._unsent and not self._flush()):
+        writer = self._writer
+        if not self.usable or not (writer.empty or writer.flush()):
             return False
         idle = not self._protocol.owed
         if not self._feeder.feed(now):
             if self._batches:
                 self._batch_due.set(self._feeder.due)
             return False
-        self._unsent.extend(map(memoryview, self._protocol.data_to_send()))
-        self._flush()
+        writer.add(self._protocol.data_to_send())
+        writer.flush()
         if idle or self._asked:
             if idle:
                 self._turn_came = now
@@ -200,9 +200,9 @@ class Connection:
 
     async def run(self) -> None:
         """Serve the worker until its process is gone; see :meth:`Worker.run`."""
-        tasks = [
+        tasks: list[Callable[[], Coroutine[Any, Any, object]]] = [
             self._read,
-            self._write_when_full,
+            partial(self._writer.run, self._pump_all),
             self._answer_due.run,
             self._batch_due.run,
         ]
@@ -220,10 +220,9 @@ class Connection:
             self._reason = "was stopped" if self._told_to_stop else fate
         told = self._told_to_stop and self.error is None
         # What it never read can't have killed it.
-        untouched = self.error is None and self._worker.unread >= self._written
-        held = self._feeder.held
+        untouched = self.error is None and self._worker.unread >= self._writer.written
         if self._owner.stopping:
-            self._feeder.abandon(self._describe(held))
+            held = self._feeder.abandon(self._describe(self._feeder.held))
             loss = Loss(held=held, retried=0)
         else:
             loss = self._feeder.lose(
@@ -232,14 +231,14 @@ class Connection:
                 untouched=untouched,
             )
         if self.error is None and not told:
-            self.error = self._describe(held)
+            self.error = self._describe(loss.held)
         # What it held is with others before anybody hears of its end.
         self._owner.handle(
             WorkerExited(
                 self.name,
                 self.pid,
                 status,
-                lost=held,
+                lost=loss.held,
                 answered=self.answered,
                 retried=loss.retried,
                 condemned=loss.condemned,
@@ -346,32 +345,10 @@ class Connection:
                 announced = True
                 self._owner.handle(WorkerReady(self.name, self.pid))
 
-    def _flush(self) -> bool:
-        """Write what the pipe takes; return whether that was all."""
-        unsent = self._unsent
-        try:
-            while unsent:
-                written = self._process.write(unsent[0])
-                self._written += written
-                if written < len(unsent[0]):
-                    unsent[0] = unsent[0][written:]
-                    self._pipe_full.set()
-                    return False
-                unsent.popleft()
-        except BrokenPipeError:
-            # Its exit follows, or else it is told to; replies may still come.
-            unsent.clear()
-            self._closed = self._closed or "stdin"
-            self._worker.stop()
-        return True
-
-    async def _write_when_full(self) -> None:
-        while True:
-            await self._pipe_full.wait()
-            self._pipe_full = anyio.Event()
-            await self._process.stdin_writable()
-            if self._flush():
-                self._pump_all(anyio.current_time())
+    def _break(self) -> None:
+        # Its exit follows, or else it is told to; replies may still come.
+        self._closed = self._closed or "stdin"
+        self._worker.stop()
 
     def _pump_all(self, now: float) -> None:
         while self.pump(now):

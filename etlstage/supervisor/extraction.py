@@ -35,9 +35,10 @@ from etlstage.supervisor.events import (
     WorkerStarted,
 )
 from etlstage.supervisor.restart import Tally
+from etlstage.supervisor.session import session
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.story import Story
-from etlstage.supervisor.worker import Worker, session
+from etlstage.supervisor.worker import Worker
 from etlstage.transport.process import describe_status
 
 __all__ = ("Extraction",)

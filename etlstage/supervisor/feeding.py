@@ -1,8 +1,8 @@
 """
-What one worker is given, by mode, and how its answers are paired.
+What one worker is given, and how its answers are paired.
 
-The k-th EOP answers the k-th exchange: a message in single mode, else a batch.
-Here is no I/O; the connection writes what the protocol has queued.
+The k-th EOP answers the k-th exchange: here a message, in ``batching.py`` a batch.
+There is no I/O; the connection writes what the protocol has queued.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 
 from etlstage.errors import Attempt, MessageRefused
 from etlstage.messages import StageKind
-from etlstage.protocol.events import BatchEnded, MessagesPassed
-from etlstage.protocol.marker import MarkerProtocol, Mode, State
-from etlstage.supervisor.batching import Window, ripe_at
+from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.marker import MarkerProtocol
 from etlstage.supervisor.retry import Judgement, judge
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.submission import (
@@ -26,10 +25,11 @@ from etlstage.supervisor.submission import (
     split,
     unanswered,
 )
+from etlstage.supervisor.window import Window
 
-__all__ = ("Feeder", "Loss", "feeder")
+__all__ = ("SLICE", "Feeder", "Held", "Loss")
 
-_SLICE: Final = 256 * 1024  # bytes taken at once
+SLICE: Final = 256 * 1024  # bytes taken at once
 _IN_FLIGHT: Final = 2 * 1024 * 1024  # bytes that a window may hold
 
 
@@ -46,7 +46,7 @@ class Loss(NamedTuple):
     """How often the one that is suspected now has failed; 0 for a batch, or none."""
 
 
-class _Held:
+class Held:
     """Messages that the worker has, of which the first ``answered`` are answered."""
 
     __slots__ = ("answered", "size", "taken")
@@ -95,7 +95,7 @@ class Feeder:
         if fixed is None and stage.kind is StageKind.LOAD:
             fixed = 1
         self._window = Window(fixed)
-        self._held: deque[_Held] = deque()
+        self._held: deque[Held] = deque()
         self._held_bytes = 0
         self._fresh = True  # it was given nothing but suspects
         self._answered_any = False
@@ -218,7 +218,7 @@ class Feeder:
     def _give(self, room: int, now: float) -> bool:
         for submission in self._work.waiting(self._number):
             self._fresh = False
-            self._send(submission.take(room, _SLICE))
+            self._send(submission.take(room, SLICE))
             return True
         return False
 
@@ -237,7 +237,7 @@ class Feeder:
                 return
 
     def _sent(self, taken: Taken) -> None:
-        self._held.append(_Held(taken))
+        self._held.append(Held(taken))
         self._held_bytes += taken.size
 
     def _refuse(self, culprit: Taken, refused: MessageRefused) -> None:
@@ -269,157 +269,3 @@ class Feeder:
         answer = Answer(start, part, groups, size, reply_size)
         submission.deliver(answer)
         return answer
-
-
-class _BatchFeeder(Feeder):
-    """Pairs each reply with a whole batch."""
-
-    _batches = True
-
-    def _deliver(
-        self, groups: list[tuple[bytes, ...]], at: int, reply_size: int
-    ) -> Answer:
-        submission, start, messages, size = self._held.popleft().taken
-        self._held_bytes -= size
-        self._alone = None
-        batch: list[tuple[bytes, ...]] = [()] * len(messages)
-        batch[-1] = groups[at]
-        answer = Answer(start, messages, batch, size, reply_size)
-        submission.deliver(answer)
-        return answer
-
-
-class _ClosingFeeder(_BatchFeeder):
-    """Gives whole batches and closes each with EOB: supervisor-driven."""
-
-    def _give(self, room: int, now: float) -> bool:
-        policy = self._stage.batch
-        for submission in self._work.waiting(self._number):
-            ripe = ripe_at(submission, policy)
-            if ripe <= now:
-                self._fresh = False
-                self._send(submission.take_batch(policy.size, policy.bytes))
-                return True
-            self.due = ripe if self.due is None else min(ripe, self.due)
-        return False
-
-    def _send(self, taken: Taken) -> None:
-        """Send a batch, but only up to a message that contains a marker: it fails."""
-        try:
-            self._protocol.send(MessagesPassed(taken.messages))
-        except MessageRefused as refused:
-            before, taken = split(taken, refused.index)
-            culprit, behind = split(taken, 1)
-            # They are a batch of their own, for which there may be no room now.
-            behind.submission.give_back(behind)
-            super()._send(before)
-            self._refuse(culprit, refused)
-        else:
-            self._sent(taken)
-
-    def _sent(self, taken: Taken) -> None:
-        super()._sent(taken)
-        self._protocol.send(BatchEnded())
-
-
-class _AskedFeeder(_BatchFeeder):
-    """Gives one message each time the worker asks: worker-driven."""
-
-    _closes_at = 0.0
-    _rest: Taken | None = None  # of the batch that is tried alone
-
-    @property
-    def awaited(self) -> bool:
-        """Whether the worker waits for us: it asked for more, and may get it."""
-        if self._protocol.state is not State.WANTED:
-            return super().awaited
-        policy = self._stage.batch
-        full = len(self._held[0].taken.messages) >= policy.size
-        return not (full and policy.bnc_after_last)
-
-    def feed(self, now: float) -> bool:
-        """Queue a message or EOB, if the worker waits for one."""
-        self.due = None
-        if self._protocol.state is State.IDLE:
-            if self.retiring:
-                return False
-            self._closes_at = now + self._stage.batch.seconds
-            return (bool(self._work.suspects) and self._try_suspect()) or self._give(
-                1, now
-            )
-        if self._protocol.state is State.WANTED:
-            return self._continue(now)
-        return False
-
-    def _give(self, room: int, now: float) -> bool:
-        return super()._give(1, now)
-
-    def _send(self, taken: Taken) -> None:
-        """Send the first message; of others, each when the worker asks for it."""
-        first, self._rest = split(taken, 1)
-        super()._send(first)
-
-    def _continue(self, now: float) -> bool:
-        policy = self._stage.batch
-        held = self._held[0]
-        batch = held.taken
-        if len(batch.messages) >= policy.size:
-            if policy.bnc_after_last:
-                return False  # that BNC asks for nothing: the replies come next
-        elif self._alone is not None:
-            if self._rest is not None and self._rest.messages:
-                more, self._rest = split(self._rest, 1)
-                return self._add(held, more)
-        elif batch.submission.waiting and not self.retiring:
-            if batch.submission.can_follow(batch, policy.bytes):
-                return self._add(held, batch.submission.take(1, _SLICE))
-        elif not (batch.submission.closed or self.retiring or now >= self._closes_at):
-            self.due = self._closes_at
-            return False
-        self._protocol.send(BatchEnded())
-        return True
-
-    def _add(self, held: _Held, more: Taken) -> bool:
-        try:
-            self._protocol.send(MessagesPassed(more.messages))
-        except MessageRefused as refused:
-            self._refuse(more, refused)
-            self._protocol.send(BatchEnded())
-        else:
-            batch = held.taken
-            held.taken = batch._replace(
-                messages=batch.messages + more.messages, size=batch.size + more.size
-            )
-            held.size += more.size
-            self._held_bytes += more.size
-        return True
-
-    def _deliver(
-        self, groups: list[tuple[bytes, ...]], at: int, reply_size: int
-    ) -> Answer:
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            rest.submission.give_back(rest)  # answered before it had all of its batch
-        return super()._deliver(groups, at, reply_size)
-
-    def _let_go(self) -> list[Taken]:
-        held = super()._let_go()
-        rest, self._rest = self._rest, None
-        if rest is None or not rest.messages or not held:
-            return held
-        # What it was to get next is a part of the batch that is tried alone.
-        batch = held[-1]
-        whole = batch.messages + rest.messages
-        return [batch._replace(messages=whole, size=batch.size + rest.size)]
-
-
-def feeder(
-    stage: Stage, protocol: MarkerProtocol, work: Work, number: int = 0
-) -> Feeder:
-    """Return what feeds worker ``number`` of ``stage``."""
-    kinds: dict[Mode, type[Feeder]] = {
-        Mode.SINGLE: Feeder,
-        Mode.BATCH_SUPERVISOR: _ClosingFeeder,
-        Mode.BATCH_WORKER: _AskedFeeder,
-    }
-    return kinds[stage.mode](stage, protocol, work, number)

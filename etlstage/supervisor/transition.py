@@ -1,8 +1,9 @@
 """
 The states of a worker, and which events lead from one to which.
 
-What the states mean for a worker's life is drawn in ``state.py``, which also decides
-which of the allowed states an event leads to.
+What the states mean for a worker's life is drawn in ``state.py``; which of the allowed
+states an event leads to is decided in ``slot.py``. One change comes with no event of
+its own: a worn worker goes from RUNNING to STOPPING when the others can spare it.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ TRANSITIONS: Final[Mapping[tuple[State, type[Event]], frozenset[State]]] = {
     (_S.STARTING, WorkerExited): _GONE,
     (_S.STARTING, StopRequested): frozenset({_S.STOPPING}),
     (_S.RUNNING, AliveSeen): frozenset({_S.RUNNING}),
-    (_S.RUNNING, TimerRang): frozenset({_S.RUNNING, _S.STOPPING}),
+    (_S.RUNNING, TimerRang): frozenset({_S.RUNNING}),
     (_S.RUNNING, WorkerFailed): frozenset({_S.STOPPING}),
-    (_S.RUNNING, WorkerWorn): frozenset({_S.RUNNING, _S.STOPPING}),
+    (_S.RUNNING, WorkerWorn): frozenset({_S.RUNNING}),
     (_S.RUNNING, WorkerExited): _GONE,
     (_S.RUNNING, StopRequested): frozenset({_S.STOPPING}),
     (_S.STOPPING, StartFailed): _GONE,

@@ -14,15 +14,12 @@ from typing import Any, Final
 import anyio
 
 from etlstage.errors import Attempt, EtlstageError, RemoteProtocolError, WorkerLost
-from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.marker import MarkerProtocol
-from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.supervisor.launch import command_line, launch
 from etlstage.supervisor.stage import Stage
 from etlstage.supervisor.stderr import StderrLog
 from etlstage.transport.process import describe_status
 
-__all__ = ("Worker", "session")
+__all__ = ("Worker",)
 
 _DRAIN: Final = (0.1, 1.0)  # seconds for the pipes of a dead process to end
 _SHOWN: Final = 5  # events of its story that an error shows
@@ -206,15 +203,3 @@ class Worker:
             f" {fate}{again}; {said}{f'; last events: {story}' * bool(story)};"
             f" command: {command_line(self._stage)}"
         )
-
-
-def session(stage: Stage, framing: Framing = LISTS) -> MarkerProtocol:
-    """Return the supervisor's side of a session with a worker of ``stage``."""
-    return MarkerProtocol(
-        Side.SUPERVISOR,
-        stage.mode,
-        stage.markers,
-        limits=Limits(stage.max_message_bytes, stage.max_reply_bytes),
-        eob_then_eom=stage.batch.eob_then_eom,
-        framing=framing,
-    )

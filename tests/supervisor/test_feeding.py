@@ -26,9 +26,9 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.supervisor import BatchPolicy, Stage
-from etlstage.supervisor.feeding import Feeder, feeder
+from etlstage.supervisor.feeding import Feeder
+from etlstage.supervisor.session import feeder, session
 from etlstage.supervisor.submission import Answer, Submission, Work
-from etlstage.supervisor.worker import session
 
 MODES = (Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER)
 LOST = RuntimeError("lost")

@@ -48,7 +48,7 @@ from etlstage.supervisor.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.feeding import Loss, feeder
+from etlstage.supervisor.feeding import Loss
 from etlstage.supervisor.instructions import (
     Fail,
     Feed,
@@ -60,10 +60,10 @@ from etlstage.supervisor.instructions import (
     Stop,
     Tell,
 )
+from etlstage.supervisor.session import feeder, session
 from etlstage.supervisor.state import SupervisorState
 from etlstage.supervisor.submission import Answer, Submission, Work
 from etlstage.supervisor.transition import TRANSITIONS, State
-from etlstage.supervisor.worker import session
 from tests.supervisor.test_feeding import Peer, stage
 
 LOST = WorkerLost("lost", stage="t")

@@ -1,0 +1,71 @@
+"""
+What is on its way into a worker's stdin.
+
+It is written at once as far as the pipe takes it; a task waits only while the pipe is
+full.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import anyio
+
+from etlstage.transport import Process
+
+__all__ = ("Writer",)
+
+
+class Writer:
+    """
+    Writes to one worker.
+
+    Args:
+        process: The worker's.
+        broken: Called when its stdin is closed: what waited is dropped.
+
+    """
+
+    def __init__(self, process: Process, broken: Callable[[], None]) -> None:
+        self._process = process
+        self._broken = broken
+        self._unsent: deque[memoryview] = deque()
+        self._full = anyio.Event()
+        self.written = 0
+        """Bytes that the pipe took."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._unsent
+
+    def add(self, chunks: Iterable[bytes]) -> None:
+        """Append bytes; :meth:`flush` writes them."""
+        self._unsent.extend(map(memoryview, chunks))
+
+    def flush(self) -> bool:
+        """Write what the pipe takes; return whether that was all."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                written = self._process.write(unsent[0])
+                self.written += written
+                if written < len(unsent[0]):
+                    unsent[0] = unsent[0][written:]
+                    self._full.set()
+                    return False
+                unsent.popleft()
+        except BrokenPipeError:
+            unsent.clear()
+            self._broken()
+        return True
+
+    async def run(self, flushed: Callable[[float], None]) -> None:
+        """Write what did not fit; call ``flushed`` with the time when all of it did."""
+        while True:
+            await self._full.wait()
+            self._full = anyio.Event()
+            await self._process.stdin_writable()
+            if self.flush():
+                flushed(anyio.current_time())
