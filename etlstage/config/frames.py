@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -84,7 +84,7 @@ class _Membership:
         session.join()
         self._session: SharedSession | None = session
 
-    async def end(self) -> None:
+    async def aclose(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.leave()
@@ -159,7 +159,30 @@ def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     return placed
 
 
-class _Source(DataFrameSource):
+class _User:
+    """What the parts of a pipeline that share a session have in common."""
+
+    _log_path: Path | None
+
+    def _join(self, session: SharedSession) -> None:
+        self._shared = session
+        self._membership = _Membership(session)
+
+    def _start(self) -> SparkSession:
+        spark = self._shared.start()
+        self._log_path = self._shared.log_path
+        return spark
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._shared.note(error)
+            raise
+
+
+class _Source(_User, DataFrameSource):
     def __init__(
         self,
         session: SharedSession,
@@ -168,42 +191,30 @@ class _Source(DataFrameSource):
     ) -> None:
         super().__init__(self._frame_of, **settings)
         self._reading = reading
-        self._shared = session
-        self._membership = _Membership(session)
+        self._join(session)
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        try:
+        with self._noted():
             async with aclosing(super().runs()) as runs:
                 async for run in runs:
                     yield run
-        except Exception as error:
-            self._shared.note(error)
-            raise
 
     async def aclose(self) -> None:
-        try:
+        async with aclosing(self._membership):
             await super().aclose()
-        finally:
-            await self._membership.end()
 
     def _frame_of(self) -> DataFrame:
-        spark = self._shared.start()
-        self._log_path = self._shared.log_path
-        return read_frame(spark, **self._reading)
+        return read_frame(self._start(), **self._reading)
 
 
-class _Sink(DataFrameSink):
+class _Sink(_User, DataFrameSink):
     def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
         super().__init__(self._start, **settings)
-        self._shared = session
-        self._membership = _Membership(session)
+        self._join(session)
 
     async def __aenter__(self) -> Self:
-        try:
+        with self._noted():
             return await super().__aenter__()
-        except Exception as error:
-            self._shared.note(error)
-            raise
 
     async def __aexit__(
         self,
@@ -215,37 +226,19 @@ class _Sink(DataFrameSink):
         await super().__aexit__(kind, error, trace)
 
     async def aclose(self) -> None:
-        try:
+        async with aclosing(self._membership):
             await super().aclose()
-        finally:
-            await self._membership.end()
-
-    def _start(self) -> SparkSession:
-        spark = self._shared.start()
-        self._log_path = self._shared.log_path
-        return spark
 
 
-class _LetterFrame(DeadLetterFrame):
+class _LetterFrame(_User, DeadLetterFrame):
     def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
         super().__init__(self._start, **settings)
-        self._shared = session
-        self._membership = _Membership(session)
+        self._join(session)
 
     async def write(self, letters: Iterator[DeadLetter]) -> None:
-        try:
+        with self._noted():
             await super().write(letters)
-        except Exception as error:
-            self._shared.note(error)
-            raise
 
     async def aclose(self) -> None:
-        try:
+        async with aclosing(self._membership):
             await super().aclose()
-        finally:
-            await self._membership.end()
-
-    def _start(self) -> SparkSession:
-        spark = self._shared.start()
-        self._log_path = self._shared.log_path
-        return spark

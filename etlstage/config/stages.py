@@ -14,12 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from etlstage.config.model import (
+from etlstage.config.model import ExtractKeys, LoadKeys
+from etlstage.config.worker import (
     BatchKeys,
     ErrorKeys,
-    ExtractKeys,
     FedStageKeys,
-    LoadKeys,
     TransformKeys,
     WorkerKeys,
     WorkerStageKeys,
