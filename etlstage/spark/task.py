@@ -1,33 +1,25 @@
 """
 One task of a stage: a partition's Arrow batches through workers of its own.
 
-It runs in Spark's Python worker. The event loop with the supervisor has a thread to
-itself, so that workers are watched also while Spark has nothing for us, or wants
-nothing from us; this thread reads what Spark gives and hands back what is ready.
-
-Spark ends a Python worker with SIGKILL: what it had started is gone with it by the
-means of ``etlstage.transport``, for no code of ours runs then.
+It runs in Spark's Python worker, the supervisor behind a bridge: this thread reads
+what Spark gives and hands back what is ready.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import aclosing, suppress
-from queue import SimpleQueue
+from contextlib import aclosing
 from typing import Final, NamedTuple, cast
 
 import pyarrow as pa
-from anyio import BrokenResourceError, create_memory_object_stream, sleep
-from anyio.from_thread import start_blocking_portal
-from anyio.streams.memory import MemoryObjectReceiveStream
 from pyspark import TaskContext
 
 from etlstage.errors import SourceFailed, StageFailed
 from etlstage.messages import Run
 from etlstage.protocol.marker.columnar import COLUMNS, Column, Replies
 from etlstage.protocol.marker.framing import LISTS
+from etlstage.spark.bridge import Bridge, bridged
 from etlstage.supervisor import AsyncSupervisor, Stage
 from etlstage.supervisor.submission import Answer
 
@@ -39,7 +31,6 @@ KEPT: Final = "_etlstage_kept"
 _AHEAD: Final = 4  # batches that the workers may have before the oldest is answered
 _ROWS: Final = 10_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
-_UNREAD: Final = 64 * 1024 * 1024  # bytes of replies that wait for Spark
 
 
 class _Place(NamedTuple):
@@ -70,25 +61,29 @@ class Task:
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
-        send, receive = create_memory_object_stream[Run](math.inf)
-        # Leaving the block in any other way than at its end cancels what runs in it.
-        with send, receive, start_blocking_portal() as portal:
-            exchange = _Exchange(self._stage, receive)
-            portal.start_task_soon(exchange.serve)
+        with bridged(self._serve) as bridge:
             results = _Results(self._stage.name, texts=self._texts)
             for batch in batches:
                 messages = self._messages(batch)
                 results.expect(batch)
-                with suppress(BrokenResourceError):  # why, is among the answers
-                    portal.call(send.send_nowait, messages)
-                while results.pending > _AHEAD or exchange.ready:
-                    results.add(exchange.take())
+                bridge.give(messages)
+                while results.pending > _AHEAD or bridge.ready:
+                    results.add(bridge.take())
                     yield from results.ripe()
-            portal.call(send.close)
-            while (answer := exchange.take()) is not None:
+            bridge.end()
+            while (answer := bridge.take()) is not None:
                 results.add(answer)
                 yield from results.ripe()
             yield from results.rest()
+
+    async def _serve(self, bridge: Bridge[Answer]) -> None:
+        framing = LISTS if self._stage.mode.batches else COLUMNS
+        async with (
+            AsyncSupervisor(self._stage, framing=framing) as supervisor,
+            aclosing(supervisor.answers(bridge.inbox)) as answers,
+        ):
+            async for answer in answers:
+                await bridge.put(answer, answer.reply_size)
 
     def _messages(self, batch: pa.RecordBatch) -> Run:
         # Large where spark.sql.execution.arrow.useLargeVarTypes is set.
@@ -105,50 +100,6 @@ class Task:
             return messages
         # A sequence of bytes is all that the way of single messages asks for.
         return cast("Run", Column(column))
-
-
-class _Exchange:
-    """The supervisor, in the thread of its event loop, and the way back from it."""
-
-    def __init__(self, stage: Stage, inbox: MemoryObjectReceiveStream[Run]) -> None:
-        self._stage = stage
-        self._inbox = inbox
-        self._outbox: SimpleQueue[Answer | Exception | None] = SimpleQueue()
-        self._put = self._taken = 0  # bytes of replies; each has one writer
-
-    @property
-    def ready(self) -> bool:
-        """Whether :meth:`take` has something now."""
-        return not self._outbox.empty()
-
-    async def serve(self) -> None:
-        """Answer what comes in until there is no more; runs in the event loop."""
-        framing = LISTS if self._stage.mode.batches else COLUMNS
-        try:
-            async with (
-                AsyncSupervisor(self._stage, framing=framing) as supervisor,
-                self._inbox,
-                aclosing(supervisor.answers(self._inbox)) as answers,
-            ):
-                async for answer in answers:
-                    self._put += answer.reply_size
-                    self._outbox.put(answer)
-                    # Another thread takes them, and can't set an event of this one.
-                    while self._put - self._taken > _UNREAD:  # noqa: ASYNC110
-                        await sleep(0.01)
-        except Exception as error:
-            self._outbox.put(error)
-        else:
-            self._outbox.put(None)
-
-    def take(self) -> Answer | None:
-        """Return the next answer, or None behind the last; blocks."""
-        answer = self._outbox.get()
-        if isinstance(answer, Exception):
-            raise answer
-        if answer is not None:
-            self._taken += answer.reply_size
-        return answer
 
 
 class _Results:

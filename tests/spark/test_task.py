@@ -11,6 +11,7 @@ import pytest
 
 from etlstage.errors import StageFailed, WorkerStartFailed
 from etlstage.protocol.marker import Mode
+from etlstage.spark import bridge
 from etlstage.spark import task as task_module
 from etlstage.spark.task import Task
 from etlstage.supervisor import BatchPolicy, ErrorPolicy, RestartPolicy, Stage
@@ -122,7 +123,7 @@ def test_stage_may_answer_in_batches() -> None:
 
 def test_much_from_little_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies that nobody takes yet are not piled up without bound."""
-    monkeypatch.setattr(task_module, "_UNREAD", 1)
+    monkeypatch.setattr(bridge, "_UNREAD", 1)
     task = Task(stage("lambda m: [m * 1000] * 100"), texts=False)
     made = task.run(given(*[[b"%03d" % n for n in range(50)]] * 3))
     assert len(rows(made)) == 3 * 50 * 100

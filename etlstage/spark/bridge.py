@@ -1,0 +1,112 @@
+"""
+What lies between Spark's thread and the supervisors of a task.
+
+Spark hands a task an iterator and wants one back; supervisors live in an event loop.
+The loop has a thread to itself, so that workers are watched also while Spark has
+nothing for us, or wants nothing from us.
+
+Spark ends a Python worker with SIGKILL: what it had started is gone with it by the
+means of ``etlstage.transport``, for no code of ours runs then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Final, Generic, TypeVar
+
+from anyio import BrokenResourceError, create_memory_object_stream, sleep
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from etlstage.messages import Run
+
+__all__ = ("Bridge", "bridged")
+
+T = TypeVar("T")
+
+_UNREAD: Final = 64 * 1024 * 1024  # bytes that wait for Spark
+
+
+class Bridge(Generic[T]):
+    """
+    Passes runs of messages into an event loop, and what becomes of them out of it.
+
+    Spark's thread calls :meth:`give`, :meth:`end`, :attr:`ready` and :meth:`take`;
+    what runs in the loop reads :attr:`inbox` and calls :meth:`put`.
+    """
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        send, receive = create_memory_object_stream[Run](math.inf)
+        self.inbox: MemoryObjectReceiveStream[Run] = receive
+        """The runs that were given."""
+        self._send: MemoryObjectSendStream[Run] = send
+        self._portal = portal
+        self._outbox: SimpleQueue[tuple[T, int] | Exception | None] = SimpleQueue()
+        self._put = self._taken = 0  # bytes; each has one writer
+
+    def give(self, run: Run) -> None:
+        """Pass ``run`` in; it goes nowhere if nobody reads any more."""
+        with suppress(BrokenResourceError):  # why, is found by take()
+            self._portal.call(self._send.send_nowait, run)
+
+    def end(self) -> None:
+        """Promise that no more runs are given."""
+        self._portal.call(self._send.close)
+
+    @property
+    def ready(self) -> bool:
+        """Whether :meth:`take` has something now."""
+        return not self._outbox.empty()
+
+    def take(self) -> T | None:
+        """Return what was put next, or None at the end; blocks, raises what failed."""
+        item = self._outbox.get()
+        if isinstance(item, Exception):
+            raise item
+        if item is None:
+            return None
+        self._taken += item[1]
+        return item[0]
+
+    async def put(self, item: T, size: int = 0) -> None:
+        """Pass out an item of ``size`` bytes; wait while too many lie there."""
+        self._put += size
+        self._outbox.put((item, size))
+        # Another thread takes them, and can't set an event of this one.
+        while self._put - self._taken > _UNREAD:  # noqa: ASYNC110
+            await sleep(0.01)
+
+    async def _serve(self, serve: Callable[[Bridge[T]], Awaitable[None]]) -> None:
+        try:
+            with self.inbox:
+                await serve(self)
+        except Exception as error:
+            self._outbox.put(error)
+        else:
+            self._outbox.put(None)
+
+    def _close(self) -> None:
+        self._send.close()
+        self.inbox.close()
+
+
+@contextmanager
+def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]]:
+    """
+    Run ``serve`` in an event loop; leaving otherwise than at its end cancels it.
+
+    Args:
+        serve: Called in the loop; what it raises is raised by :meth:`Bridge.take`.
+
+    """
+    with start_blocking_portal() as portal:
+        bridge: Bridge[T] = Bridge(portal)
+        try:
+            portal.start_task_soon(bridge._serve, serve)
+            yield bridge
+        finally:
+            with suppress(RuntimeError):
+                portal.call(bridge._close)
