@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-__all__ = ("KeyedRun", "Position", "Result", "Run", "StageKind")
+__all__ = ("KeyedRun", "Position", "Result", "Run", "StageKind", "listed", "size_of")
 
 Run: TypeAlias = list[bytes]
 """Messages that travel together, in order."""
@@ -27,6 +27,18 @@ class KeyedRun(list[bytes]):
         super().__init__(messages)
         self.keys = keys
         """As many as there are messages; equal for messages that keep their order."""
+
+
+def listed(messages: Sequence[bytes]) -> Run:
+    """Return the messages as a list; a run that is one, as it is."""
+    return messages if isinstance(messages, list) else list(messages)
+
+
+def size_of(messages: Sequence[bytes]) -> int:
+    """Return how many bytes the messages have, without their markers."""
+    # A column knows, and need not be taken apart.
+    size: int | None = getattr(messages, "size", None)
+    return sum(map(len, messages)) if size is None else size
 
 
 class StageKind(Enum):

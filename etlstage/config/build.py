@@ -29,6 +29,7 @@ from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
+from etlstage.protocol.marker.framing import LISTS, Framing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +100,16 @@ class _Builder:
             sink=sink,
             dead_letters=self._letters,
             dead_letter_sink=self._letter_sink(self._keys.dead_letters),
+            framing=self._framing(),
         )
+
+    def _framing(self) -> Framing:
+        if self._keys.extract.spark is None and self._keys.load.spark is None:
+            return LISTS
+        # Spark hands over Arrow, and takes it.
+        from etlstage.protocol.marker.columnar import COLUMNS
+
+        return COLUMNS
 
     def _source(self, keys: ExtractKeys) -> Source:
         name = self._names["extract",]

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import anyio
 
-from etlstage.messages import Position, Run
+from etlstage.messages import Position, Run, size_of
 
 __all__ = ("Edge", "Item")
 
@@ -54,7 +54,7 @@ class Edge:
             await self._change()
         count, size = 0, 0
         if not isinstance(item, Position):
-            count, size = len(item), sum(map(len, item))
+            count, size = len(item), size_of(item)
         self._items.append((item, size))
         self.messages += count
         self.bytes += size

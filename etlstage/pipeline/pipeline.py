@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from etlstage.errors import ConfigError
-from etlstage.messages import Position, Run, StageKind
+from etlstage.messages import Position, Run, StageKind, listed
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.edge import Edge, Item
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
@@ -25,6 +24,7 @@ from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.watermark import Watermark
+from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.supervisor import AsyncSupervisor, Stage
 from etlstage.supervisor.submission import Answer
 
@@ -48,6 +48,7 @@ class Pipeline:
         dead_letters: Where messages are put aside that a stage can't process; None:
             the first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
+        framing: How messages are held between the stages.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -65,6 +66,7 @@ class Pipeline:
         flush_every: float = 60.0,
         dead_letters: DeadLetters | None = None,
         dead_letter_sink: DeadLetterSink | None = None,
+        framing: Framing = LISTS,
     ) -> None:
         self.name = name
         self._source = source
@@ -73,6 +75,7 @@ class Pipeline:
         self._flush_every = flush_every
         self._dead_letters = dead_letters
         self._dead_letter_sink = dead_letter_sink
+        self._framing = framing
         self._check()
         self._extracting: anyio.CancelScope | None = None
         self._drained = False
@@ -210,25 +213,27 @@ class Pipeline:
         refusals = Refusals(
             stage.name, stage.on_error, config_of(stage), self._dead_letters
         )
+        # A batch is put together of messages from several runs.
+        framing = LISTS if stage.mode.batches else self._framing
 
         async def runs() -> AsyncIterator[Run]:
             async for item in edge:
                 if not isinstance(item, Position):
                     account.received += len(item)
-                    yield item
+                    yield listed(item) if framing is LISTS else item
                 elif passed.low == account.received and not positions:
                     await out.put(item)
                 else:
                     positions.append((account.received, item))
 
         async with (
-            AsyncSupervisor(stage) as supervisor,
+            AsyncSupervisor(stage, framing=framing) as supervisor,
             aclosing(supervisor.answers(runs())) as answers,
         ):
             async for answer in answers:
                 if answer.error is None:
-                    outputs = list(chain.from_iterable(answer.groups))
-                    if outputs:
+                    outputs = framing.joined(answer.groups)
+                    if len(outputs):
                         await out.put(outputs)
                     account.produced += len(outputs)
                     account.done += len(answer.messages)

@@ -8,7 +8,7 @@ from typing import Self
 import structlog
 
 from etlstage.errors import EtlstageError
-from etlstage.messages import Run
+from etlstage.messages import Run, listed
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.supervisor import AsyncSupervisor, Stage
@@ -66,7 +66,7 @@ class WorkerSink:
         before = self.received
         self.received += len(run)
         failure: Exception | None = None
-        async for answer in self._supervisor.answers([run]):
+        async for answer in self._supervisor.answers([listed(run)]):
             if answer.error is None:
                 self.loaded += len(answer.messages)
                 self._note_outputs(sum(map(len, answer.groups)))

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etlstage.messages import Run
+from etlstage.protocol.marker.columnar import Column
 
 __all__ = ("Epoch",)
 
@@ -40,6 +41,10 @@ class Epoch:
         """Take ``run``, whose messages hold ``size`` bytes."""
         self.messages += len(run)
         self.size += size
+        if isinstance(run, Column) and len(run) >= _CHUNK // 16:
+            self._settle()
+            self._chunks.append(run.array)
+            return
         self._pending += run
         # Runs may be as small as one message: a chunk each would cost more.
         if len(self._pending) >= _CHUNK or size >= _CHUNK * 16:

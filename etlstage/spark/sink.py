@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed, StageError
-from etlstage.messages import Run
+from etlstage.messages import Run, size_of
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.refusal import Refusals
 from etlstage.spark.destination import Destination
@@ -145,7 +145,7 @@ class DataFrameSink:
         await self._prepare()
         while run:
             part, run = run[:most], run[most:]
-            size = sum(map(len, part))
+            size = size_of(part)
             epoch = self._epoch
             over = epoch.size + size > size_limit or epoch.messages + len(part) > most
             # The last epoch is written by finish(), which marks the output.

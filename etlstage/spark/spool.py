@@ -16,11 +16,12 @@ return would not do, for Spark goes on computing what nobody reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 
 from etlstage.messages import KeyedRun, Run
+from etlstage.protocol.marker.columnar import Column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,15 +105,15 @@ def packed(frame: DataFrame, messages: int, size: int) -> Iterator[tuple[bytes, 
 
 def read_packed(run: bytes) -> Run:
     """Return the messages of one packed run."""
-    return run_of(pa.ipc.open_stream(run).read_all())
+    return run_of(pa.ipc.open_stream(run).read_next_batch())
 
 
-def run_of(data: pa.Table | pa.RecordBatch) -> Run:
+def run_of(data: pa.RecordBatch) -> Run:
     """Return messages, with their keys if there are any."""
-    messages: Run = data.column(0).to_pylist()
+    messages = data.column(0)
     if data.num_columns == 1:
-        return messages
-    return KeyedRun(messages, data.column(1).to_pylist())
+        return cast("Run", Column(messages))
+    return KeyedRun(messages.to_pylist(), data.column(1).to_pylist())
 
 
 def _cutting(messages: int, size: int) -> Cut:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from etlstage.errors import Attempt
-from etlstage.messages import Run
+from etlstage.messages import Run, size_of
 
 __all__ = ("Answer", "Submission", "Suspect", "Taken", "Work", "split", "unanswered")
 
@@ -147,7 +147,7 @@ class Submission:
         """Append messages."""
         if not messages:
             return
-        size = _size(messages)
+        size = size_of(messages)
         start = self._total
         self._total += len(messages)
         self.held += len(messages)
@@ -170,10 +170,10 @@ class Submission:
         messages, taken = fed.messages, fed.size
         if fed.at or len(messages) > count or taken > size:
             messages = messages[fed.at : fed.at + count]
-            taken = _size(messages)
+            taken = size_of(messages)
             while len(messages) > 1 and taken > size:
                 messages = messages[: len(messages) // 2]
-                taken = _size(messages)
+                taken = size_of(messages)
         start = fed.next
         fed.at += len(messages)
         fed.size -= taken
@@ -265,17 +265,11 @@ def split(taken: Taken, count: int) -> tuple[Taken, Taken]:
     """Return the first ``count`` messages, and the others."""
     submission, start, messages, size = taken
     first = messages[:count]
-    first_size = _size(first)
+    first_size = size_of(first)
     return (
         Taken(submission, start, first, first_size),
         Taken(submission, start + count, messages[count:], size - first_size),
     )
-
-
-def _size(messages: Run) -> int:
-    """Return how many bytes the messages have; a column knows."""
-    size: int | None = getattr(messages, "size", None)
-    return sum(map(len, messages)) if size is None else size
 
 
 class Work:

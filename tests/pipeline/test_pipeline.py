@@ -11,9 +11,10 @@ from collections.abc import (
 )
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import anyio
+import pyarrow as pa
 import pytest
 
 from etlstage.errors import (
@@ -40,6 +41,9 @@ from etlstage.pipeline import pipeline as pipeline_module
 from etlstage.pipeline.dead_letter import letter_files
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.state import PositionFile
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.columnar import COLUMNS, Column
+from etlstage.protocol.marker.framing import Framing
 from etlstage.supervisor import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
 from etlstage.supervisor.submission import Answer
 from tests.pipeline.ends import (
@@ -790,8 +794,9 @@ class Scripted:
     order: Sequence[tuple[int, int, Exception | None]] = ()
     released: anyio.Event
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, *, framing: Framing) -> None:
         self.stage = stage
+        self.framing = framing
 
     async def __aenter__(self) -> Self:
         """Start nothing."""
@@ -980,3 +985,25 @@ async def test_load_worker_puts_aside_too(letters: DeadLetters, tmp_path: Path) 
     assert report.ledger[1].done == 3
     assert source.acknowledged == [1, 3, 4]
     assert [(x.message, x.place) for x in letters.letters()] == [(b"three", 2)]
+
+
+@pytest.mark.parametrize("between", [[], [stage("batch", mode=Mode.BATCH_SUPERVISOR)]])
+async def test_columns_pass_from_stage_to_stage(between: list[Stage]) -> None:
+    """What came as a column leaves as one, with a batch stage in between as well."""
+    messages = numbers(0, 20_000)
+    column = Column(pa.array(messages, pa.binary()))
+    columns: list[bool] = []
+
+    class Sink(MemorySink):
+        async def write(self, run: Sequence[bytes]) -> None:
+            columns.append(isinstance(run, Column))
+            await super().write(list(run))
+
+    source = MemorySource([cast("Run", column[:7]), cast("Run", column[7:])])
+    stages = [replace(echo, name="a"), *between, replace(echo, name="b")]
+    sink = Sink()
+    made = Pipeline(name="p", source=source, stages=stages, sink=sink, framing=COLUMNS)
+    report = await run(made)
+    assert report.error is None
+    assert all(columns)
+    assert b" ".join(sink.messages).split() == messages

@@ -40,7 +40,7 @@ def test_packed_run_is_read_back() -> None:
     batch = pa.record_batch({"m": pa.array([b"", b"\0", b"z"], pa.binary())})
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    assert read_packed(sink.getvalue().to_pybytes()) == [b"", b"\0", b"z"]
+    assert list(read_packed(sink.getvalue().to_pybytes())) == [b"", b"\0", b"z"]
 
 
 def test_executors_do_not_need_etlstage(program: Program) -> None:

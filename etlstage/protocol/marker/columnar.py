@@ -196,7 +196,11 @@ def split_column(
     return Replies(values, _from_zero(ends)), data[end:]
 
 
-COLUMNS: Final = framing.Framing(encode_column, cast("Any", split_column))
+def _joined(groups: Sequence[tuple[bytes, ...]]) -> Run:
+    return cast("Run", Column(Replies.of(groups).values))
+
+
+COLUMNS: Final = framing.Framing(encode_column, cast("Any", split_column), _joined)
 """Messages are a :class:`Column`, and replies to them :class:`Replies`, or lists where
 a closer look was needed. Both are sequences, which is all that single mode asks for."""
 

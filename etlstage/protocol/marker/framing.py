@@ -8,7 +8,8 @@ appears only where the replies are not one to one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from etlstage.errors import MessageRefused, RemoteProtocolError
@@ -21,6 +22,7 @@ __all__ = (
     "Unterminated",
     "encode_groups",
     "encode_run",
+    "joined",
     "split_groups",
     "split_run",
 )
@@ -110,16 +112,27 @@ def split_groups(
     return groups, rest
 
 
+def joined(groups: Sequence[tuple[bytes, ...]]) -> Run:
+    """Return the messages of all replies, in order."""
+    return list(chain.from_iterable(groups))
+
+
 class Framing(NamedTuple):
-    """How a supervisor finds the boundaries of single messages and their replies."""
+    """
+    How messages are held in memory.
+
+    By that a supervisor finds the boundaries of single messages and their replies.
+    """
 
     encode_run: Callable[..., bytes]
     """As :func:`encode_run`."""
     split_groups: Callable[[bytes, Markers], tuple[list[tuple[bytes, ...]], bytes]]
     """As :func:`split_groups`."""
+    joined: Callable[[Sequence[tuple[bytes, ...]]], Run]
+    """As :func:`joined`."""
 
 
-LISTS: Final = Framing(encode_run, split_groups)
+LISTS: Final = Framing(encode_run, split_groups, joined)
 """Messages are lists of bytes. For those that are Arrow see ``columnar.py``."""
 
 
