@@ -21,6 +21,7 @@ from etlstage.cli.progress import show_lines, show_table
 from etlstage.cli.screen import Screen
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
+from etlstage.pipeline.runner import Runner
 
 __all__ = ("exit_code", "run_file", "run_pipeline")
 
@@ -54,7 +55,7 @@ def exit_code(report: Report, *, debug: bool) -> int:
     return EXIT_CODES[report.status]
 
 
-def run_pipeline(pipeline: Pipeline, *, debug: bool = False) -> Report:
+def run_pipeline(pipeline: Runner, *, debug: bool = False) -> Report:
     """Run a pipeline, show its progress and its closing report."""
     out = Screen()
     err = Screen(stderr=True)
@@ -64,7 +65,7 @@ def run_pipeline(pipeline: Pipeline, *, debug: bool = False) -> Report:
     return report
 
 
-async def _watched(pipeline: Pipeline, progress: Screen, err: Screen) -> Report:
+async def _watched(pipeline: Runner, progress: Screen, err: Screen) -> Report:
     show = show_table if progress is err else show_lines
     async with anyio.create_task_group() as tasks:
         stop = anyio.CancelScope()
@@ -77,7 +78,7 @@ async def _watched(pipeline: Pipeline, progress: Screen, err: Screen) -> Report:
 
 
 async def _obey_signals(
-    pipeline: Pipeline,
+    pipeline: Runner,
     stop: anyio.CancelScope,
     err: Screen,
     *,

@@ -6,6 +6,7 @@ Nothing is started here. A pipeline that was built and never run leaves no trace
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,11 @@ from etlstage.config.stages import (
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.protocol.marker.framing import LISTS, Framing
+from etlstage.supervisor import Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,9 +44,9 @@ __all__ = ("pipeline_from_yaml", "state_folder")
 
 def pipeline_from_yaml(
     path: str | Path, *, spark: SparkSession | None = None
-) -> Pipeline:
+) -> Runner:
     """
-    Build the pipeline of a file.
+    Build what runs the pipeline of a file.
 
     Args:
         path: The file.
@@ -55,7 +58,7 @@ def pipeline_from_yaml(
 
     """
     keys, document = load(path)
-    return _Builder(keys, document, spark).pipeline()
+    return _Builder(keys, document, spark).runner()
 
 
 def state_folder(document: Document) -> Path:
@@ -86,21 +89,47 @@ class _Builder:
         self._names = dict(stage_names(document.data))
         self._letters = self._dead_letters()
 
-    def pipeline(self) -> Pipeline:
-        source = self._source(self._keys.extract)
+    def runner(self) -> Runner:
         stages = [
             transform_stage(keys, self._names["transform", i], self._folder)
             for i, keys in enumerate(self._keys.transform)
         ]
-        sink = self._sink(self._keys.load)
+        if self._keys.engine == "spark":
+            return self._on_executors(stages)
         return Pipeline(
             name=self._keys.name,
-            source=source,
+            source=self._source(self._keys.extract),
             stages=stages,
-            sink=sink,
+            sink=self._sink(self._keys.load),
             dead_letters=self._letters,
             dead_letter_sink=self._letter_sink(self._keys.dead_letters),
             framing=self._framing(),
+        )
+
+    def _on_executors(self, stages: Sequence[Stage]) -> Runner:
+        from etlstage.config import frames
+
+        extract, load = self._keys.extract, self._keys.load
+        assert extract.spark is not None, "rules.py"
+        assert load.spark is not None, "rules.py"
+        return frames.executor_pipeline(
+            extract.spark,
+            self._names["extract",],
+            self._folder,
+            self._session(),
+            name=self._keys.name,
+            stages=stages,
+            sink=frames.staged_sink(
+                load.spark,
+                self._names["load",],
+                self._folder,
+                self._session(),
+                on_error=error_policy(load.on_error),
+                dead_letters=self._letters,
+            ),
+            dead_letters=self._letters,
+            dead_letter_sink=self._letter_sink(self._keys.dead_letters),
+            staging=self._keys.spark.staging,
         )
 
     def _framing(self) -> Framing:

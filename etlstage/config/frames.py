@@ -29,19 +29,28 @@ from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
 from etlstage.spark import DataFrameSink, DataFrameSource, Session, read_frame
 from etlstage.spark.dead_letter import DeadLetterFrame
+from etlstage.spark.engine import ExecutorPipeline
+from etlstage.spark.staged_sink import StagedSink
 from etlstage.supervisor import ErrorPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ("SharedSession", "letter_frame", "sink", "source")
+__all__ = (
+    "SharedSession",
+    "executor_pipeline",
+    "letter_frame",
+    "sink",
+    "source",
+    "staged_sink",
+)
 
 
 class SharedSession:
     """A session for as long as one of its users is open."""
 
     def __init__(self, keys: SessionKeys, spark: SparkSession | None) -> None:
-        self._session = Session(spark, **keys.given())
+        self._session = Session(spark, **keys.given("master", "remote", "config"))
         self._users = 0
         self._lock = threading.Lock()
         self._failed = False
@@ -94,13 +103,10 @@ def source(
     keys: SparkSourceKeys, name: str, folder: Path, session: SharedSession
 ) -> DataFrameSource:
     """Return the source that the keys describe."""
-    reading = _placed(keys.given("format", "path", "table", "options"), folder)
-    if keys.schema_ is not None:
-        reading["schema"] = keys.schema_
     spool = folder / keys.spool if keys.spool else None
     return _Source(
         session,
-        reading,
+        _reading(keys, folder),
         message=keys.message,
         key=keys.key,
         name=name,
@@ -129,10 +135,8 @@ def sink(
         dead_letters: Where they are put aside.
 
     """
-    names = ("format", "path", "table", "mode", "options", "partition_by")
-    writing = _placed(keys.given(*names), folder)
+    writing = _writing(keys, folder)
     for ours, theirs in (
-        (keys.schema_, "schema"),
         (keys.epoch.messages, "epoch_messages"),
         (keys.epoch.bytes, "epoch_bytes"),
     ):
@@ -143,12 +147,76 @@ def sink(
     )
 
 
+def staged_sink(
+    keys: SparkSinkKeys,
+    name: str,
+    folder: Path,
+    session: SharedSession,
+    *,
+    on_error: ErrorPolicy,
+    dead_letters: DeadLetters,
+) -> StagedSink:
+    """Do as :func:`sink`, for what executors have staged."""
+    return _StagedSink(
+        session,
+        name=name,
+        on_error=on_error,
+        dead_letters=dead_letters,
+        **_writing(keys, folder),
+    )
+
+
+def executor_pipeline(
+    keys: SparkSourceKeys,
+    source: str,
+    folder: Path,
+    session: SharedSession,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> ExecutorPipeline:
+    """
+    Return what runs stages where the DataFrame is that the keys describe.
+
+    Args:
+        keys: The keys of the extract stage.
+        source: Its name.
+        folder: What paths are relative to.
+        session: The session.
+        settings: The others of :class:`ExecutorPipeline`.
+
+    """
+    return _ExecutorPipeline(
+        session,
+        _reading(keys, folder),
+        message=keys.message,
+        key=keys.key,
+        source=source,
+        **settings,
+    )
+
+
 def letter_frame(
     keys: SparkLetterKeys, folder: Path, session: SharedSession
 ) -> DeadLetterFrame:
     """Return what appends dead letters to the DataFrame that the keys describe."""
     writing = _placed(keys.given("format", "path", "table", "options"), folder)
     return _LetterFrame(session, **writing)
+
+
+def _reading(keys: SparkSourceKeys, folder: Path) -> dict[str, Any]:
+    """Return how to read, as :func:`read_frame` wants to know it."""
+    reading = _placed(keys.given("format", "path", "table", "options"), folder)
+    if keys.schema_ is not None:
+        reading["schema"] = keys.schema_
+    return reading
+
+
+def _writing(keys: SparkSinkKeys, folder: Path) -> dict[str, Any]:
+    """Return how to write, as :class:`DataFrameSink` wants to know it."""
+    names = ("format", "path", "table", "mode", "options", "partition_by")
+    writing = _placed(keys.given(*names), folder)
+    if keys.schema_ is not None:
+        writing["schema"] = keys.schema_
+    return writing
 
 
 def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -208,6 +276,8 @@ class _Source(_User, DataFrameSource):
 
 
 class _Sink(_User, DataFrameSink):
+    """Also what :class:`_StagedSink` has of a shared session."""
+
     def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
         super().__init__(self._start, **settings)
         self._join(session)
@@ -228,6 +298,32 @@ class _Sink(_User, DataFrameSink):
     async def aclose(self) -> None:
         async with aclosing(self._membership):
             await super().aclose()
+
+
+class _StagedSink(_Sink, StagedSink):
+    pass
+
+
+class _ExecutorPipeline(_User, ExecutorPipeline):
+    def __init__(
+        self,
+        session: SharedSession,
+        reading: Mapping[str, Any],
+        **settings: Any,  # noqa: ANN401 - passed on
+    ) -> None:
+        super().__init__(frame=self._frame_of, **settings)
+        self._reading = reading
+        self._join(session)
+
+    async def aclose(self) -> None:
+        await self._membership.aclose()
+
+    async def _run(self, stopped: anyio.CancelScope) -> None:
+        with self._noted():
+            await super()._run(stopped)
+
+    def _frame_of(self) -> DataFrame:
+        return read_frame(self._start(), **self._reading)
 
 
 class _LetterFrame(_User, DeadLetterFrame):

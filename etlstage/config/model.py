@@ -144,6 +144,7 @@ class SessionKeys(Keys):
     master: str | None = None
     remote: Annotated[str, AfterValidator(_server)] | None = None
     config: dict[str, str] = Field(default_factory=dict)
+    staging: Argument | None = None
 
 
 class PipelineKeys(Keys):
@@ -151,8 +152,8 @@ class PipelineKeys(Keys):
 
     name: Name
     engine: Annotated[
-        Literal["local"],
-        BeforeValidator(one_of("engine", "local", later=("spark", "streaming"))),
+        Literal["local", "spark"],
+        BeforeValidator(one_of("engine", "local", "spark", later=("streaming",))),
     ] = "local"
     delivery: Annotated[
         Literal["at-least-once"],

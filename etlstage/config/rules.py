@@ -41,6 +41,7 @@ def broken_rules(data: Mapping[str, Value]) -> Iterator[Broken]:
         if isinstance(data.get(end), dict):
             yield from _end(end, _mapping(data[end]))
     yield from _cycles(_mapping(data.get("extract")))
+    yield from _engine(data)
     session = _mapping(data.get("spark"))
     if "master" in session and "remote" in session:
         yield Broken(("spark", "remote"), "can't be used together with master")
@@ -76,6 +77,15 @@ def _end(end: str, keys: Mapping[str, Value]) -> Iterator[Broken]:
             if key in keys:
                 yield Broken((end, key), "is only for a worker, not for spark")
     yield from _frame((end, "spark"), _mapping(keys.get("spark")))
+
+
+def _engine(data: Mapping[str, Value]) -> Iterator[Broken]:
+    if data.get("engine") != "spark":
+        return
+    for end in ("extract", "load"):
+        if "worker" in _mapping(data.get(end)):
+            text = "is not for engine spark yet: use spark, or engine local"
+            yield Broken((end, "worker"), text)
 
 
 def _frame(loc: Loc, keys: Mapping[str, Value]) -> Iterator[Broken]:

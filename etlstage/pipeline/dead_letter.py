@@ -13,16 +13,16 @@ it was written.
 from __future__ import annotations
 
 import base64
+import copy
 import fcntl
-import itertools
 import json
 import os
 import re
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -146,7 +146,8 @@ class DeadLetters:
         texts |= {shlex.quote(t).strip("'"): to for t, to in texts.items()}
         # The longest first: one may hold another.
         self._hidden = sorted(texts.items(), key=lambda pair: -len(pair[0]))
-        self._numbers = itertools.count(1)
+        self._numbered = 0
+        self._keep: Callable[[DeadLetter], Awaitable[None]] = self._to_file
         self._files: dict[str, _File] = {}
 
     @property
@@ -183,7 +184,7 @@ class DeadLetters:
         if stage in self._commands:
             written["command"] = list(self._commands[stage])
         letter = DeadLetter(
-            id=f"{self.run}-{next(self._numbers)}",
+            id=self._next_id(),
             time=time.isoformat(timespec="milliseconds"),
             pipeline=self.pipeline,
             run=self.run,
@@ -195,9 +196,27 @@ class DeadLetters:
             attempts=tuple(map(self._attempt, getattr(error, "attempts", ()))),
             config=self._concealed({**config, **written}),
         )
-        await anyio.to_thread.run_sync(self._append, letter)
+        await self._keep(letter)
         self.count += 1
         return letter
+
+    async def adopt(self, letter: DeadLetter, *, place: int) -> None:
+        """
+        Append a letter that was written elsewhere in this run; raises as :meth:`put`.
+
+        Args:
+            letter: The letter; it gets another id.
+            place: Of its message in the stage's whole input.
+
+        """
+        await self._keep(replace(letter, id=self._next_id(), place=place))
+        self.count += 1
+
+    def kept_by(self, keep: Callable[[DeadLetter], Awaitable[None]]) -> DeadLetters:
+        """Return the same, but its letters go to ``keep`` and to no file."""
+        other = copy.copy(self)
+        other._keep = keep
+        return other
 
     async def sync(self) -> None:
         """Return when all letters are durable; raises as :meth:`put`."""
@@ -215,6 +234,13 @@ class DeadLetters:
         """Close the files; safe to call twice."""
         for file in self._files.values():
             file.close()
+
+    def _next_id(self) -> str:
+        self._numbered += 1
+        return f"{self.run}-{self._numbered}"
+
+    async def _to_file(self, letter: DeadLetter) -> None:
+        await anyio.to_thread.run_sync(self._append, letter)
 
     def _append(self, letter: DeadLetter) -> None:
         stage = letter.stage

@@ -14,7 +14,7 @@ from typing import Protocol
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter import DeadLetter
 
-__all__ = ("DeadLetterSink", "Sink", "Source")
+__all__ = ("DeadLetterSink", "Landing", "Sink", "Source")
 
 
 class Source(Protocol):
@@ -54,14 +54,14 @@ class Source(Protocol):
         ...
 
 
-class Sink(Protocol):
-    """Where messages end."""
+class Landing(Protocol):
+    """What is known of where messages end."""
 
     name: str
     """As reports and errors call it."""
 
     received: int
-    """Messages taken by :meth:`write`."""
+    """Messages taken."""
     loaded: int
     """Messages that are durable."""
     dead: int
@@ -69,6 +69,14 @@ class Sink(Protocol):
     first ``loaded + dead`` messages are dealt with."""
     failed: int
     """Messages that the destination refused."""
+
+    def landed(self) -> str:
+        """Return, in one line for a human, what is and what is not in place."""
+        ...
+
+
+class Sink(Landing, Protocol):
+    """Where messages end."""
 
     async def __aenter__(self) -> object:
         """Start, and find out now what would fail later; raises as :meth:`write`."""
@@ -99,10 +107,6 @@ class Sink(Protocol):
 
     async def finish(self) -> None:
         """Flush, then mark the output as whole; raises as :meth:`write`."""
-        ...
-
-    def landed(self) -> str:
-        """Return, in one line for a human, what is and what is not in place."""
         ...
 
 

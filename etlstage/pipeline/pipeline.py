@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from etlstage.errors import ConfigError
-from etlstage.messages import Position, Run, StageKind, listed
+from etlstage.messages import Position, Run, listed
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.edge import Edge, Item
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
-from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.pipeline.report import Report, Status
+from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.watermark import Watermark
 from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.supervisor import AsyncSupervisor, Stage
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("Pipeline",)
 
 
-class Pipeline:
+class Pipeline(Runner):
     """
     One extract stage, any number of transform stages, one load stage.
 
@@ -49,6 +49,8 @@ class Pipeline:
             the first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
         framing: How messages are held between the stages.
+        judged_of: Messages of which the share of an error budget is taken, at least:
+            a part of an input may be worse than the whole.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -67,36 +69,31 @@ class Pipeline:
         dead_letters: DeadLetters | None = None,
         dead_letter_sink: DeadLetterSink | None = None,
         framing: Framing = LISTS,
+        judged_of: int = 0,
     ) -> None:
-        self.name = name
+        super().__init__(
+            name,
+            source=source.name,
+            stages=stages,
+            sink=sink,
+            dead_letters=dead_letters,
+            dead_letter_sink=dead_letter_sink,
+        )
         self._source = source
-        self._stages = tuple(stages)
         self._sink = sink
         self._flush_every = flush_every
-        self._dead_letters = dead_letters
-        self._dead_letter_sink = dead_letter_sink
         self._framing = framing
-        self._check()
+        self._judged_of = judged_of
         self._extracting: anyio.CancelScope | None = None
         self._drained = False
         self._exhausted = False
-        self._started = self._ended = 0.0
-        self._error: Exception | None = None
-        self.ledger = Ledger(
-            [
-                (source.name, StageKind.EXTRACT),
-                *((stage.name, stage.kind) for stage in self._stages),
-                (sink.name, StageKind.LOAD),
-            ]
-        )
-        """The accounts of the stages, live."""
 
     @classmethod
     def from_yaml(
         cls, path: str | Path, *, spark: SparkSession | None = None
-    ) -> Pipeline:
+    ) -> Runner:
         """
-        Build the pipeline of a YAML file; nothing is started.
+        Build what runs the pipeline of a YAML file; nothing is started.
 
         Args:
             path: The file.
@@ -146,19 +143,6 @@ class Pipeline:
         status: Status = "done" if self._exhausted else "drained"
         self.ledger.check(whole=True)
         return self.report(status)
-
-    def report(self, status: Status) -> Report:
-        """Return the report of a run that ended as ``status`` says."""
-        letters = self._dead_letters
-        return Report(
-            name=self.name,
-            status=status,
-            error=self._error,
-            seconds=self._ended - self._started,
-            ledger=self.ledger,
-            landed=self._sink.landed(),
-            dead_letters=letters.look if letters and letters.count else None,
-        )
 
     # --- the tasks ----------------------------------------------------------
 
@@ -211,7 +195,11 @@ class Pipeline:
         positions: deque[tuple[int, Position]] = deque()
         passed = Watermark()
         refusals = Refusals(
-            stage.name, stage.on_error, config_of(stage), self._dead_letters
+            stage.name,
+            stage.on_error,
+            config_of(stage),
+            self._dead_letters,
+            judged_of=self._judged_of,
         )
         # A batch is put together of messages from several runs.
         framing = LISTS if stage.mode.batches else self._framing
@@ -302,50 +290,6 @@ class Pipeline:
             )
         finally:
             account.dead, account.failed = refusals.dead, refusals.failed
-
-    async def _hand_over_letters(self) -> None:
-        """Make the dead letters durable, and give them to whom they are for."""
-        letters = self._dead_letters
-        if letters is None:
-            return
-        try:
-            await letters.sync()
-            if self._dead_letter_sink is not None and letters.count:
-                await self._dead_letter_sink.write(letters.letters())
-        except Exception as error:
-            self._error = self._error or error
-
-    async def _close_letters(self) -> None:
-        with anyio.CancelScope(shield=True):
-            if self._dead_letter_sink is not None:
-                await self._dead_letter_sink.aclose()
-        if self._dead_letters is not None:
-            self._dead_letters.close()
-
-    def _take_stock(self) -> None:
-        account, sink = self.ledger[len(self.ledger) - 1], self._sink
-        account.received, account.done = sink.received, sink.loaded
-        account.dead, account.failed = sink.dead, sink.failed
-        self._tick(account)
-
-    def _tick(self, account: Account) -> None:
-        account.seconds = anyio.current_time() - self._started
-
-    def _check(self) -> None:
-        names = [
-            self._source.name,
-            *(stage.name for stage in self._stages),
-            self._sink.name,
-        ]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"two stages are called {name}; names must differ")
-        for stage in self._stages:
-            if stage.kind is not StageKind.TRANSFORM:
-                raise ConfigError(
-                    f"stage {stage.name} is of kind {stage.kind.value}: between the"
-                    " source and the sink only transform stages may stand"
-                )
 
 
 def _innermost(error: Exception) -> Exception:

@@ -28,7 +28,7 @@ from etlstage.pipeline.dead_letter import DeadLetters, first_clause
 from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
 from etlstage.supervisor import ErrorPolicy, Stage
 
-__all__ = ("Refusals", "config_of")
+__all__ = ("Refusals", "config_of", "over_budget")
 
 _log = structlog.get_logger("etlstage")
 
@@ -45,6 +45,7 @@ class Refusals:
         policy: What is to become of such messages.
         config: The stage, as plain JSON.
         letters: Where they are put aside; None: the first one ends the run.
+        judged_of: Messages of which the budget's share is taken, at least.
 
     """
 
@@ -54,6 +55,8 @@ class Refusals:
         policy: ErrorPolicy,
         config: Mapping[str, Any],
         letters: DeadLetters | None,
+        *,
+        judged_of: int = 0,
     ) -> None:
         self.dead = 0
         """Messages put aside."""
@@ -63,6 +66,7 @@ class Refusals:
         self._policy = policy
         self._config = config
         self._letters = letters
+        self._judged_of = judged_of
 
     @property
     def put_aside(self) -> bool:
@@ -115,19 +119,44 @@ class Refusals:
                     # Of the letter: what the error itself says may hold a secret.
                     error=first_clause(letter.error) or letter.kind,
                 )
-        budget = self._policy.budget
-        if not budget.allows(self.dead, received):
-            raise StageError(
-                f"stage {self._stage}: {self.dead} of {received} messages could not be"
-                f" processed, on_error.budget allows {budget}; the last one: {error};"
-                f" they are kept, see {aside.look}",
-                stage=self._stage,
+        known = max(received, self._judged_of)
+        if not self._policy.budget.allows(self.dead, known):
+            raise over_budget(
+                self._stage, self._policy, self.dead, received, str(error), aside
             ) from error
 
     def _book(self, error: Exception, count: int) -> None:
         # What has no other outcome at the end of a run is lost: it is not counted here.
         if isinstance(error, OF_A_MESSAGE) and not isinstance(error, WorkerLost):
             self.failed += count
+
+
+def over_budget(
+    stage: str,
+    policy: ErrorPolicy,
+    dead: int,
+    received: int,
+    last: str,
+    letters: DeadLetters,
+) -> StageError:
+    """
+    Return the error of a stage that could not process too many messages.
+
+    Args:
+        stage: Its name.
+        policy: Whose budget it is.
+        dead: Messages put aside.
+        received: Messages taken in.
+        last: Why the last of them could not be processed.
+        letters: Where they are.
+
+    """
+    return StageError(
+        f"stage {stage}: {dead} of {received} messages could not be processed,"
+        f" on_error.budget allows {policy.budget}; the last one: {last};"
+        f" they are kept, see {letters.look}",
+        stage=stage,
+    )
 
 
 def config_of(stage: Stage) -> dict[str, Any]:

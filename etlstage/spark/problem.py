@@ -18,6 +18,7 @@ _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] ?([^\n]+
 _LOST_TASK: Final = re.compile(r"Lost task [^\n]*?\): ([^\n]+)")
 _CAUSE: Final = re.compile(r"^Caused by: ([^\n]+)", re.MULTILINE)
 _RAISED: Final = re.compile(r"^([A-Za-z_][\w.]*(?:: [^\n]*)?)$", re.MULTILINE)
+_OURS: Final = re.compile(r"^etlstage\.errors\.\w+: ")
 _CLASS: Final = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
 _CAPITAL: Final = re.compile(r"^[A-Z](?=[a-z ])")
 _TRACEBACK: Final = "Traceback (most recent call last):"
@@ -49,7 +50,8 @@ def _raised_by_python(text: str) -> str | None:
         return None
     python = re.split(r"\n\s*at |\n\s*JVM stacktrace", rest, maxsplit=1)[0]
     raised = _RAISED.findall(python)
-    return raised[-1] if raised else None
+    # Ours say what is wrong without their class.
+    return _OURS.sub("", raised[-1]) if raised else None
 
 
 def _known(text: str) -> str | None:

@@ -1,0 +1,132 @@
+"""
+What runs a pipeline, on whatever engine.
+
+All engines keep the same accounts, put messages aside in the same way, and close with
+the same report; how they move messages is theirs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import anyio
+
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.interfaces import DeadLetterSink, Landing
+from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.report import Report, Status
+from etlstage.supervisor import Stage
+
+__all__ = ("Runner",)
+
+
+class Runner(ABC):
+    """
+    Runs a pipeline once.
+
+    Args:
+        name: As the report calls it.
+        source: Name of the extract stage.
+        stages: What messages pass through.
+        sink: Where they end.
+        dead_letters: Where messages are put aside that a stage can't process; None:
+            the first one ends the run. The sink has its own.
+        dead_letter_sink: What is given the dead letters at the end of the run.
+
+    Raises:
+        ConfigError: If two stages have one name, or a stage in the middle is not of
+            kind transform.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        source: str,
+        stages: Sequence[Stage],
+        sink: Landing,
+        dead_letters: DeadLetters | None,
+        dead_letter_sink: DeadLetterSink | None,
+    ) -> None:
+        self.name = name
+        self.ledger = Ledger(
+            [
+                (source, StageKind.EXTRACT),
+                *((stage.name, stage.kind) for stage in stages),
+                (sink.name, StageKind.LOAD),
+            ]
+        )
+        """The accounts of the stages, live as far as the engine knows."""
+        self._stages = tuple(stages)
+        self._dead_letters = dead_letters
+        self._error: Exception | None = None
+        self._started = self._ended = 0.0
+        self._landing = sink
+        self._letter_sink = dead_letter_sink
+        self._check()
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Stop extracting; :meth:`run` returns when all that is under way has landed."""
+
+    @abstractmethod
+    async def run(self) -> Report:
+        """Run to the end and return the report; a failure is in there."""
+
+    def report(self, status: Status) -> Report:
+        """Return the report of a run that ended as ``status`` says."""
+        letters = self._dead_letters
+        return Report(
+            name=self.name,
+            status=status,
+            error=self._error,
+            seconds=self._ended - self._started,
+            ledger=self.ledger,
+            landed=self._landing.landed(),
+            dead_letters=letters.look if letters and letters.count else None,
+        )
+
+    async def _hand_over_letters(self) -> None:
+        """Make the dead letters durable, and give them to whom they are for."""
+        letters = self._dead_letters
+        if letters is None:
+            return
+        try:
+            await letters.sync()
+            if self._letter_sink is not None and letters.count:
+                await self._letter_sink.write(letters.letters())
+        except Exception as error:
+            self._error = self._error or error
+
+    async def _close_letters(self) -> None:
+        with anyio.CancelScope(shield=True):
+            if self._letter_sink is not None:
+                await self._letter_sink.aclose()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
+
+    def _take_stock(self) -> None:
+        """Take over the counts of the sink."""
+        account, sink = self.ledger[len(self.ledger) - 1], self._landing
+        account.received, account.done = sink.received, sink.loaded
+        account.dead, account.failed = sink.dead, sink.failed
+        self._tick(account)
+
+    def _tick(self, account: Account) -> None:
+        account.seconds = anyio.current_time() - self._started
+
+    def _check(self) -> None:
+        names = [account.stage for account in self.ledger]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"two stages are called {name}; names must differ")
+        for stage in self._stages:
+            if stage.kind is not StageKind.TRANSFORM:
+                raise ConfigError(
+                    f"stage {stage.name} is of kind {stage.kind.value}: between the"
+                    " source and the sink only transform stages may stand"
+                )
