@@ -96,6 +96,8 @@ class _Builder:
         ]
         if self._keys.engine == "spark":
             return self._on_executors(stages)
+        if self._keys.engine == "streaming":
+            return self._on_a_stream(stages)
         return Pipeline(
             name=self._keys.name,
             source=self._source(self._keys.extract),
@@ -129,6 +131,28 @@ class _Builder:
             ),
             dead_letters=self._letters,
             dead_letter_sink=self._letter_sink(self._keys.dead_letters),
+            staging=self._keys.spark.staging,
+        )
+
+    def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:
+        from etlstage.config import frames
+
+        extract, load = self._keys.extract, self._keys.load
+        assert extract.spark is not None, "rules.py"
+        assert load.spark is not None, "rules.py"
+        return frames.streaming_pipeline(
+            extract.spark,
+            self._names["extract",],
+            self._folder,
+            self._session(),
+            name=self._keys.name,
+            stages=stages,
+            sink=load.spark,
+            sink_name=self._names["load",],
+            on_error=error_policy(load.on_error),
+            dead_letters=self._letters,
+            state=state_folder(self._document),
+            every=extract.every,
             staging=self._keys.spark.staging,
         )
 

@@ -31,6 +31,7 @@ from etlstage.spark import DataFrameSink, DataFrameSource, Session, read_frame
 from etlstage.spark.dead_letter import DeadLetterFrame
 from etlstage.spark.engine import ExecutorPipeline
 from etlstage.spark.staged_sink import StagedSink
+from etlstage.spark.streaming import StreamingPipeline
 from etlstage.supervisor import ErrorPolicy
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = (
     "sink",
     "source",
     "staged_sink",
+    "streaming_pipeline",
 )
 
 
@@ -202,6 +204,42 @@ def letter_frame(
     return _LetterFrame(session, **writing)
 
 
+def streaming_pipeline(
+    keys: SparkSourceKeys,
+    source: str,
+    folder: Path,
+    session: SharedSession,
+    *,
+    sink: SparkSinkKeys,
+    sink_name: str,
+    on_error: ErrorPolicy,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> StreamingPipeline:
+    """
+    Return what runs stages on the batches of the stream that the keys describe.
+
+    Args:
+        keys: The keys of the extract stage.
+        source: Its name.
+        folder: What paths are relative to.
+        session: The session.
+        sink: The keys of the load stage.
+        sink_name: Its name.
+        on_error: What becomes of messages that do not fit the schema.
+        settings: The others of :class:`StreamingPipeline`.
+
+    """
+    return _StreamingPipeline(
+        session,
+        {**_reading(keys, folder), "streaming": True},
+        message=keys.message,
+        key=keys.key,
+        source=source,
+        sink={"name": sink_name, "on_error": on_error, **_writing(sink, folder)},
+        **settings,
+    )
+
+
 def _reading(keys: SparkSourceKeys, folder: Path) -> dict[str, Any]:
     """Return how to read, as :func:`read_frame` wants to know it."""
     reading = _placed(keys.given("format", "path", "table", "options"), folder)
@@ -236,7 +274,7 @@ class _User:
         self._shared = session
         self._membership = _Membership(session)
 
-    def _start(self) -> SparkSession:
+    def _start_session(self) -> SparkSession:
         spark = self._shared.start()
         self._log_path = self._shared.log_path
         return spark
@@ -272,14 +310,14 @@ class _Source(_User, DataFrameSource):
             await super().aclose()
 
     def _frame_of(self) -> DataFrame:
-        return read_frame(self._start(), **self._reading)
+        return read_frame(self._start_session(), **self._reading)
 
 
 class _Sink(_User, DataFrameSink):
     """Also what :class:`_StagedSink` has of a shared session."""
 
     def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        super().__init__(self._start, **settings)
+        super().__init__(self._start_session, **settings)
         self._join(session)
 
     async def __aenter__(self) -> Self:
@@ -323,12 +361,34 @@ class _ExecutorPipeline(_User, ExecutorPipeline):
             await super()._run(stopped)
 
     def _frame_of(self) -> DataFrame:
-        return read_frame(self._start(), **self._reading)
+        return read_frame(self._start_session(), **self._reading)
+
+
+class _StreamingPipeline(_User, StreamingPipeline):
+    def __init__(
+        self,
+        session: SharedSession,
+        reading: Mapping[str, Any],
+        **settings: Any,  # noqa: ANN401 - passed on
+    ) -> None:
+        super().__init__(frame=self._frame_of, **settings)
+        self._reading = reading
+        self._join(session)
+
+    async def aclose(self) -> None:
+        await self._membership.aclose()
+
+    async def _run(self) -> None:
+        with self._noted():
+            await super()._run()
+
+    def _frame_of(self) -> DataFrame:
+        return read_frame(self._start_session(), **self._reading)
 
 
 class _LetterFrame(_User, DeadLetterFrame):
     def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        super().__init__(self._start, **settings)
+        super().__init__(self._start_session, **settings)
         self._join(session)
 
     async def write(self, letters: Iterator[DeadLetter]) -> None:

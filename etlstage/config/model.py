@@ -152,13 +152,13 @@ class PipelineKeys(Keys):
 
     name: Name
     engine: Annotated[
-        Literal["local", "spark"],
-        BeforeValidator(one_of("engine", "local", "spark", later=("streaming",))),
+        Literal["local", "spark", "streaming"],
+        BeforeValidator(one_of("engine", "local", "spark", "streaming")),
     ] = "local"
     delivery: Annotated[
-        Literal["at-least-once"],
+        Literal["at-least-once", "exactly-once"],
         BeforeValidator(
-            one_of("delivery", "at-least-once", later=("at-most-once", "exactly-once"))
+            one_of("delivery", "at-least-once", "exactly-once", later=("at-most-once",))
         ),
     ] = "at-least-once"
     state: Argument | None = None

@@ -17,13 +17,14 @@ __all__ = ("Broken", "broken_rules", "stage_names")
 
 WORKER_ONLY: Final = {
     "extract": (
-        *("mode", "offsets", "every", "timeout", "restart", "max_message", "max_reply"),
+        *("mode", "offsets", "timeout", "restart", "max_message", "max_reply"),
     ),
     "load": (
         *("workers", "order", "key", "window", "batch", "timeout", "restart"),
         *("recycle", "max_message", "max_reply"),
     ),
 }
+FILES: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 SUPERVISOR_OFFSETS: Final = ("start", "step", "end", "template")
 
 
@@ -80,12 +81,34 @@ def _end(end: str, keys: Mapping[str, Value]) -> Iterator[Broken]:
 
 
 def _engine(data: Mapping[str, Value]) -> Iterator[Broken]:
-    if data.get("engine") != "spark":
-        return
-    for end in ("extract", "load"):
-        if "worker" in _mapping(data.get(end)):
-            text = "is not for engine spark yet: use spark, or engine local"
-            yield Broken((end, "worker"), text)
+    engine = data.get("engine", "local")
+    extract, load = _mapping(data.get("extract")), _mapping(data.get("load"))
+    if engine in ("spark", "streaming"):
+        for end, keys in (("extract", extract), ("load", load)):
+            if "worker" in keys:
+                text = f"is not for engine {engine} yet: use spark, or engine local"
+                yield Broken((end, "worker"), text)
+    sink = _mapping(load.get("spark"))
+    if engine == "streaming":
+        if sink.get("mode") == "overwrite":
+            text = (
+                "can't be overwrite with engine streaming, which goes on where it was"
+            )
+            yield Broken(("load", "spark", "mode"), text, at_key=False)
+        if "dead_letters" in data:
+            text = "is not for engine streaming yet: read the files in the state"
+            yield Broken(("dead_letters",), text)
+    elif "spark" in extract and "every" in extract:
+        text = "is only for a worker, or for engine streaming"
+        yield Broken(("extract", "every"), text)
+    if data.get("delivery") == "exactly-once":
+        files = sink.get("format", "parquet") in FILES and "path" in sink
+        if engine != "streaming" or not files:
+            text = (
+                "exactly-once needs engine streaming and load.spark with a path and a"
+                f" format of files ({', '.join(sorted(FILES))})"
+            )
+            yield Broken(("delivery",), text, at_key=False)
 
 
 def _frame(loc: Loc, keys: Mapping[str, Value]) -> Iterator[Broken]:

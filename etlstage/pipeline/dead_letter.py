@@ -147,7 +147,8 @@ class DeadLetters:
         # The longest first: one may hold another.
         self._hidden = sorted(texts.items(), key=lambda pair: -len(pair[0]))
         self._numbered = 0
-        self._keep: Callable[[DeadLetter], Awaitable[None]] = self._to_file
+        self._known: set[tuple[str, int, bytes]] = set()
+        self._keep: Callable[[DeadLetter], Awaitable[None]] | None = None
         self._files: dict[str, _File] = {}
 
     @property
@@ -196,7 +197,7 @@ class DeadLetters:
             attempts=tuple(map(self._attempt, getattr(error, "attempts", ()))),
             config=self._concealed({**config, **written}),
         )
-        await self._keep(letter)
+        await (self._keep or self._to_file)(letter)
         self.count += 1
         return letter
 
@@ -209,8 +210,23 @@ class DeadLetters:
             place: Of its message in the stage's whole input.
 
         """
-        await self._keep(replace(letter, id=self._next_id(), place=place))
+        letter = replace(letter, id=self._next_id(), run=self.run, place=place)
+        await (self._keep or self._to_file)(letter)
         self.count += 1
+
+    def recall(self) -> None:
+        """Take note of this run's letters: what is there is not appended again."""
+        for path in letter_files(self._state):
+            for letter in read_letters(path):
+                if isinstance(letter, DeadLetter) and letter.run == self.run:
+                    self._known.add((letter.stage, letter.place, letter.message))
+
+    def of_run(self, run: str) -> DeadLetters:
+        """Return the same for another run, with none put aside yet."""
+        other = copy.copy(self)
+        other.run, other.count, other._numbered = run, 0, 0
+        other._files, other._known = {}, set()
+        return other
 
     def kept_by(self, keep: Callable[[DeadLetter], Awaitable[None]]) -> DeadLetters:
         """Return the same, but its letters go to ``keep`` and to no file."""
@@ -240,6 +256,8 @@ class DeadLetters:
         return f"{self.run}-{self._numbered}"
 
     async def _to_file(self, letter: DeadLetter) -> None:
+        if (letter.stage, letter.place, letter.message) in self._known:
+            return
         await anyio.to_thread.run_sync(self._append, letter)
 
     def _append(self, letter: DeadLetter) -> None:

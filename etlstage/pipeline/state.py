@@ -9,7 +9,7 @@ from typing import Final
 
 from etlstage.errors import SourceFailed
 
-__all__ = ("POSITIONS", "PositionFile")
+__all__ = ("POSITIONS", "PositionFile", "store")
 
 SUFFIX: Final = ".position.json"
 POSITIONS: Final = f"*{SUFFIX}"
@@ -57,17 +57,34 @@ class PositionFile:
             SourceFailed: If the file can't be written.
 
         """
-        new = self._path.with_suffix(".new")
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with new.open("w") as file:
-                json.dump({"position": position}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
+            store(self._path, {"position": position})
         except OSError as error:
             raise SourceFailed(
                 f"stage {self._stage}: can't store the position in {self._path}:"
                 f" {error.strerror}",
                 stage=self._stage,
             ) from error
+
+
+def store(path: Path, value: object) -> None:
+    """
+    Write ``value`` as JSON, durably: after a crash it is the old or the new.
+
+    Args:
+        path: The file; its folder is made, for us alone, if it is not there.
+        value: Plain JSON.
+
+    """
+    new = path.with_suffix(".new")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with new.open("w") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

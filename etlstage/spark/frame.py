@@ -8,10 +8,11 @@ an expression shows before any job runs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 __all__ = ("MessageColumn", "message_column", "messages_of", "read_frame")
@@ -36,6 +37,7 @@ def read_frame(
     table: str | None = None,
     schema: str | None = None,
     options: Mapping[str, str] | None = None,
+    streaming: bool = False,
 ) -> DataFrame:
     """
     Return the DataFrame that the settings of an extract stage describe; blocks.
@@ -47,14 +49,17 @@ def read_frame(
         table: A table of the catalog.
         schema: Columns as DDL, for formats that do not know theirs.
         options: Options of the format.
+        streaming: Whether it is to be a stream.
 
     """
-    reader = spark.read.options(**(options or {}))
+    reader: DataFrameReader | DataStreamReader
+    reader = spark.readStream if streaming else spark.read
+    reader = reader.options(**(options or {}))
     if table is not None:
         return reader.table(table)
     if schema is not None:
         reader = reader.schema(schema)
-    paths = path if path is None or isinstance(path, str) else list(path)
+    paths: Any = path if path is None or isinstance(path, str) else list(path)
     return reader.load(paths, format=format)
 
 
