@@ -56,7 +56,13 @@ _environment: Final = threading.Lock()
 
 
 @contextmanager
-def launching(java: Java, log_path: Path, *, python: str | None) -> Iterator[None]:
+def launching(
+    java: Java,
+    log_path: Path,
+    *,
+    python: str | None,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[None]:
     """
     Make a JVM that is launched within quiet; the environment is restored after.
 
@@ -66,12 +72,13 @@ def launching(java: Java, log_path: Path, *, python: str | None) -> Iterator[Non
         python: The interpreter of Spark's Python workers when Spark runs on this
             machine alone; its ports then stay on the loopback interface. None
             leaves all that to the environment.
+        environ: More variables.
 
     """
     shim = Path(tempfile.mkdtemp(prefix="etlstage-java-"))
     try:
         _write_shim(shim, java, log_path)
-        changes = {"JAVA_HOME": str(shim)}
+        changes = {"JAVA_HOME": str(shim), **(environ or {})}
         if python is not None:
             changes |= {
                 "PYSPARK_PYTHON": python,

@@ -9,14 +9,16 @@ itself lives on until the process ends, as PySpark wants it.
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import anyio
 import anyio.to_thread
@@ -31,6 +33,8 @@ from etlstage.spark.log import divert, jvm_log, keep
 from etlstage.spark.problem import explain
 
 __all__ = ("Session",)
+
+WAREHOUSE: Final = "spark.sql.warehouse.dir"
 
 
 class Session:
@@ -60,15 +64,18 @@ class Session:
         Args:
             spark: The embedder's session, never stopped here.
             master: Where Spark runs, by default ``local[*]``.
-            remote: A Spark Connect server, as ``sc://host``, in place of a master.
+            remote: A Spark Connect server, as ``sc://host``, in place of a master;
+                ``local[*]`` starts one in this process.
             config: Spark's own settings; they win over ours.
             log_path: Where the JVM logs, by default a temporary file.
 
         """
         if remote is not None and master is not None:
             raise ValueError(f"master {master} and remote {remote} exclude each other")
-        if remote is not None and not remote.startswith("sc://"):
-            raise ValueError(f"remote {remote} is no server, expected sc://host:port")
+        if remote is not None and not remote.startswith(("sc://", "local")):
+            raise ValueError(
+                f"remote {remote} is no server, expected sc://host:port or local[*]"
+            )
         self._spark = spark
         self._master = master if master or remote else "local[*]"
         self._remote = remote
@@ -133,12 +140,18 @@ class Session:
         where = self._remote or self._master
         # Without a JVM of ours there is neither a Java to find nor a log.
         launch: AbstractContextManager[None] = nullcontext()
-        if self._remote is None:
+        if self._local or self._remote is None:
             self.log_path = jvm_log(self.log_path)
+        settings, environ = self._settings(), dict[str, str]()
+        if self._local and self._remote is not None:
+            environ = _for_server(settings)
+            settings = {"spark.remote": self._remote}
         if self.log_path is not None:
-            launch = launching(find_java(), self.log_path, python=self._python)
+            launch = launching(
+                find_java(), self.log_path, python=self._python, environ=environ
+            )
         builder = SparkSession.builder
-        for key, value in self._settings().items():
+        for key, value in settings.items():
             builder = builder.config(key, value)
         try:
             with launch:
@@ -162,7 +175,7 @@ class Session:
 
     @property
     def _local(self) -> bool:
-        return self._master is not None and self._master.startswith("local")
+        return (self._remote or self._master or "").startswith("local")
 
     @property
     def _python(self) -> str | None:
@@ -172,10 +185,12 @@ class Session:
         return self._config.get("spark.pyspark.python", sys.executable)
 
     def _settings(self) -> dict[str, str]:
-        if self._remote is not None:
+        if self._remote is not None and not self._local:
             return {"spark.remote": self._remote, **self._config}
         settings = {"spark.ui.showConsoleProgress": "false"}
-        if self._master is not None:
+        if self._remote is not None:
+            settings["spark.connect.grpc.binding.address"] = "127.0.0.1"
+        elif self._master is not None:
             settings["spark.master"] = self._master
         if self._local:
             self._warehouse = tempfile.mkdtemp(prefix="etlstage-warehouse-")
@@ -183,7 +198,7 @@ class Session:
                 "spark.ui.enabled": "false",
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
-                "spark.sql.warehouse.dir": self._warehouse,
+                WAREHOUSE: self._warehouse,
             }
         return settings | self._config
 
@@ -191,6 +206,23 @@ class Session:
 def _text(value: object) -> str:
     """Return ``value`` of a YAML file as Spark writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _for_server(settings: dict[str, str]) -> dict[str, str]:
+    """
+    Return the variables by which a server of our own gets its settings.
+
+    What the builder is given goes to the client, too, which warns of each setting that
+    only the server may have. PySpark's shell has another way, on which ``spark.sql.*``
+    go to the client, too; so what is static among those goes to the JVM.
+    """
+    warehouse = f"--conf {WAREHOUSE}={shlex.quote(settings.pop(WAREHOUSE))}"
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    return {
+        "PYSPARK_REMOTE_INIT_CONF_LEN": "1",
+        "PYSPARK_REMOTE_INIT_CONF_0": json.dumps(settings),
+        "PYSPARK_SUBMIT_ARGS": f"{warehouse} {arguments}",
+    }
 
 
 def _running(remote: str | None) -> SparkSession | None:

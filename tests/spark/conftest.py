@@ -9,18 +9,45 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from etlstage.spark import Session
 
+from .driver import make_session
+
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests that start Spark the time it takes."""
+# First, so that ``-m connect`` finds its marker in place.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Give tests that start Spark the time it takes; select what ``--connect`` runs."""
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("spark") is not None:
             item.add_marker(pytest.mark.timeout(180))
+            if may_connect(item):
+                item.add_marker("connect")
+    wanted = "connect" if config.getoption("--connect") else None
+    others = [item for item in items if not runs_with(wanted, item)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if runs_with(wanted, item)]
+
+
+def may_connect(item: pytest.Item) -> bool:
+    """Return whether the session of a test may be one over Connect."""
+    shared = {"session", "spark"} & set(getattr(item, "fixturenames", ()))
+    return bool(shared) and item.get_closest_marker("classic") is None
+
+
+def runs_with(wanted: str | None, item: pytest.Item) -> bool:
+    """Return whether a test belongs to a run of this kind."""
+    if wanted is None:
+        return item.get_closest_marker("connect_only") is None
+    return item.get_closest_marker(wanted) is not None
 
 
 @pytest.fixture
@@ -30,9 +57,11 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def session() -> Iterator[Session]:
-    """Give one session on two cores to all tests."""
-    session = Session(master="local[2]", config={"spark.sql.shuffle.partitions": 2})
+def session(request: pytest.FixtureRequest) -> Iterator[Session]:
+    """Give one session on two cores to all tests, over Connect with ``--connect``."""
+    where = "remote" if request.config.getoption("--connect") else "master"
+    config = {"spark.sql.shuffle.partitions": 2}
+    session = make_session(**{where: "local[2]"}, config=config)
     session.start()
     yield session
     session.stop()
@@ -42,6 +71,18 @@ def session() -> Iterator[Session]:
 def spark(session: Session) -> SparkSession:
     """Give PySpark's own session."""
     return session.spark
+
+
+@pytest.fixture
+def active_jobs(session: Session) -> Callable[[], list[int]]:
+    """Return the jobs that run now; the server of Connect has its JVM here, too."""
+
+    def active() -> list[int]:
+        context = SparkContext._active_spark_context
+        assert context is not None
+        return list(context.statusTracker().getActiveJobsIds())
+
+    return active
 
 
 @pytest.fixture
@@ -58,7 +99,8 @@ def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             cwd=place,
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                # Without zips: what a test has shipped is on our path, too.
+                "PYTHONPATH": os.pathsep.join(filter(os.path.isdir, sys.path)),
                 **environ,
             },
             capture_output=True,

@@ -2,11 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,19 +16,9 @@ from etlstage.spark import transform
 from etlstage.spark.problem import explain
 from etlstage.supervisor import ErrorPolicy, Stage, Timeouts
 
-pytestmark = pytest.mark.spark
+from .processes import HANGING, are_gone, runs, wait_for_pids
 
-HANGING = """
-import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-own = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"
-child = subprocess.Popen([sys.executable, "-S", "-c", own], start_new_session=True)
-name = f"{sys.argv[1]}/{os.getpid()}"
-with open(name + ".part", "w") as file:
-    print(os.getppid(), os.getpid(), child.pid, file=file)
-os.rename(name + ".part", name + ".pids")
-time.sleep(3600)
-"""
+pytestmark = pytest.mark.spark
 
 
 def stage(function: str, **options: object) -> Stage:
@@ -50,37 +37,9 @@ def failure(frame: DataFrame) -> str:
 
 def hanging(place: Path, **options: object) -> Stage:
     """Return a stage whose worker tells its pids in a file, and never answers."""
-    command = (sys.executable, "-S", "-c", HANGING, str(place))
+    (program := place / "hanging.py").write_text(HANGING)
+    command = (sys.executable, "-S", str(program), str(place))
     return Stage(name="t", command=command, **options)  # type: ignore[arg-type]
-
-
-def wait_for_pids(place: Path, count: int = 1) -> list[int]:
-    """Return the pids that ``count`` workers told: each host's, its own, its child's."""
-    deadline = time.monotonic() + 60
-    while len(found := list(place.glob("*.pids"))) < count:
-        assert time.monotonic() < deadline, "no worker was started"
-        threading.Event().wait(0.05)
-    return [int(pid) for path in found for pid in path.read_text().split()]
-
-
-def are_gone(pids: list[int], seconds: float = 20) -> bool:
-    """Return whether the processes end in time."""
-    deadline = time.monotonic() + seconds
-    while any(map(runs, pids)):
-        if time.monotonic() > deadline:
-            return False
-        threading.Event().wait(0.05)
-    return True
-
-
-def runs(pid: int) -> bool:
-    """Return whether a process is there, and no zombie."""
-    try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        )
-    except OSError:
-        return False
 
 
 def test_rows_pass_through_workers_in_order(spark: SparkSession) -> None:
@@ -192,6 +151,7 @@ def test_worker_does_not_see_secrets_of_spark(spark: SparkSession) -> None:
     names = {row.value for row in made.collect()}
     assert "PATH" in names
     assert not [n for n in names if "SECRET" in n or "SPARK" in n or n[:4] == "JAVA"]
+    assert not [n for n in names if "TOKEN" in n]
 
 
 def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> None:
@@ -217,52 +177,7 @@ def test_nothing_outlives_the_task(
     if end == "kill -9":
         os.kill(host, signal.SIGKILL)
     else:
-        spark.sparkContext.cancelAllJobs()
+        spark.interruptAll()
     assert are_gone(pids)
     job.join(60)
     assert errors
-
-
-def test_nothing_outlives_a_session_over_connect(
-    program: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    """The same over Connect, and the end of its server in the middle of a task."""
-    done = program(
-        f"""
-        import pathlib, sys, threading
-        from pyspark.sql import SparkSession
-        from etlstage.spark import transform
-        from etlstage.supervisor import Stage, Timeouts
-
-        UPPER = "from etlstage import worker; worker.transform(lambda m: (m.upper(),))"
-        spark = SparkSession.builder.remote("local[2]").getOrCreate()
-        frame = spark.range(0, 3, 1, 2).selectExpr("id", "concat('row ', id) as text")
-        stage = Stage(name="t", command=(sys.executable, "-c", UPPER))
-        made = transform(frame, stage, message="text", keep=["id"])
-        print([tuple(row) for row in made.collect()])
-        made = transform(frame, stage, message="to_json(struct(text))",
-            schema="TEXT string")
-        print([tuple(row) for row in made.collect()])
-
-        def fail():
-            try:
-                transform(frame, stage, message="text").collect()
-            except BaseException:
-                print("failed", flush=True)
-
-        stage = Stage(name="t", timeout=Timeouts(message=None),
-            command=(sys.executable, "-S", "-c", {HANGING!r}, {str(tmp_path)!r}))
-        threading.Thread(target=fail, daemon=True).start()
-        while len(list(pathlib.Path({str(tmp_path)!r}).glob("*.pids"))) < 2:
-            threading.Event().wait(0.05)
-        spark.stop()
-        """,
-        PYSPARK_PYTHON=sys.executable,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[:2] == [
-        "[(0, 'ROW 0'), (1, 'ROW 1'), (2, 'ROW 2')]",
-        "[('ROW 0',), ('ROW 1',), ('ROW 2',)]",
-    ]
-    assert are_gone(wait_for_pids(tmp_path, 2))

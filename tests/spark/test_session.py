@@ -159,11 +159,32 @@ async def test_session_of_the_embedder_is_left_running(spark: SparkSession) -> N
 
 
 @pytest.mark.spark
+@pytest.mark.classic
 def test_remote_is_not_served_by_a_classic_session(spark: SparkSession) -> None:
     """A server that was asked for is not replaced by what happens to run here."""
     assert spark.range(1).count() == 1
     with pytest.raises(SparkUnavailable, match=r"sc://host .* runs a classic session"):
         Session(remote="sc://host").start()
+
+
+@pytest.mark.spark
+@pytest.mark.connect_only
+def test_server_of_this_process_is_found(session: Session) -> None:
+    """Whoever asks for a server is given the session with the one that is there."""
+    other = Session(remote="sc://localhost")
+    assert other.start() is session.spark
+    assert other.log_path is None
+    other.stop()
+    assert session.spark.range(2).count() == 2
+
+
+@pytest.mark.spark
+@pytest.mark.connect_only
+def test_server_of_our_own_keeps_to_this_machine(session: Session) -> None:
+    """It has no SparkContext to give away, and listens on the loopback interface."""
+    assert "connect" in type(session.spark).__module__
+    address = session.spark.conf.get("spark.connect.grpc.binding.address")
+    assert address == "127.0.0.1"
 
 
 @pytest.mark.spark
@@ -203,8 +224,8 @@ def test_master_and_remote_exclude_each_other() -> None:
 
 def test_remote_is_a_server() -> None:
     """A master given as a remote is a mistake of the caller."""
-    with pytest.raises(ValueError, match=r"remote local is no server, expected sc://"):
-        Session(remote="local")
+    with pytest.raises(ValueError, match=r"remote yarn is no server, expected sc://"):
+        Session(remote="yarn")
 
 
 def test_session_is_had_within_the_context_only() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -353,7 +354,10 @@ async def test_event_loop_goes_on_while_spark_writes(
 
 
 async def test_cancelled_write_is_not_counted(
-    spark: SparkSession, out: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    active_jobs: Callable[[], list[int]],
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cancelling interrupts Spark's job; the sink says what is in place."""
     begun = threading.Event()
@@ -369,7 +373,7 @@ async def test_cancelled_write_is_not_counted(
         tasks.start_soon(load, sink, [b"1"])
         await anyio.to_thread.run_sync(begun.wait)
         tasks.cancel_scope.cancel()
-    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+    assert active_jobs() == []
     assert sink.loaded == 0
     with pytest.raises(SinkFailed, match="the epoch under way was interrupted"):
         await sink.flush()

@@ -1,0 +1,151 @@
+"""A Spark driver in a process of its own, which runs what a test tells it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import Future
+from itertools import count
+from pathlib import Path
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self
+
+from etlstage.spark import Session
+
+LOOP = """
+import json, os, sys, threading
+from etlstage.spark.problem import explain
+from tests.spark.driver import make_session
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+def restart():
+    global session, spark
+    session = make_session(**json.loads(sys.argv[1]))
+    spark = session.start()
+
+def run(number, source):
+    names = {**globals(), "__name__": "__main__"}
+    try:
+        exec(source, names)
+        answer = [number, names.get("result"), None]
+    except BaseException as error:
+        answer = [number, None, explain(error)]
+    answers.write(json.dumps(answer) + "\\n")
+    answers.flush()
+
+restart()
+for line in sys.stdin:
+    threading.Thread(target=run, args=json.loads(line), daemon=True).start()
+session.stop()
+"""
+
+
+def make_session(**settings: Any) -> Session:  # noqa: ANN401 - those of Session
+    """
+    Return a session; a server of its own has a port of its own.
+
+    The client of a server in its own process always goes to port 15002, which another
+    run of these tests may have. So this process can have no other client.
+    """
+    if settings.get("remote") is not None:
+        from pyspark.sql.connect.client import DefaultChannelBuilder
+
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        DefaultChannelBuilder.default_port = lambda: port  # type: ignore[method-assign]
+        own = {"spark.connect.grpc.binding.port": port}
+        settings["config"] = {**settings.get("config", {}), **own}
+    return Session(**settings)
+
+
+class Failed(Exception):
+    """What the driver was told raised; the text is Spark's, explained."""
+
+
+class Driver:
+    """
+    A process with a session, until the context ends.
+
+    Args:
+        place: Its working directory, and where its stderr goes.
+        environ: Added to our environment.
+        session: How to make its :class:`etlstage.spark.Session`.
+
+    """
+
+    def __init__(
+        self, place: Path, *, environ: dict[str, str] | None = None, **session: object
+    ) -> None:
+        # Without zips: what a test has shipped is on our path, too.
+        path = os.pathsep.join(path for path in sys.path if os.path.isdir(path))
+        with open(place / "stderr", "w") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", LOOP, json.dumps(session)],
+                cwd=place,
+                env={**os.environ, "PYTHONPATH": path, **(environ or {})},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        self.place = place
+        self._numbers = count()
+        self._asked: dict[int, Future[Any]] = {}
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start(self, source: str) -> Future[Any]:
+        """
+        Have ``source`` run beside what runs already; ``result`` is its result.
+
+        It sees ``session``, ``spark`` and ``restart()``, which makes these anew.
+        """
+        number = next(self._numbers)
+        self._asked[number] = answer = Future[Any]()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([number, textwrap.dedent(source)]) + "\n")
+        self._process.stdin.flush()
+        return answer
+
+    def run(self, source: str = "") -> Any:  # noqa: ANN401 - whatever JSON can tell
+        """Return what ``source`` leaves in ``result``."""
+        return self.start(source).result(150)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            number, result, error = json.loads(line)
+            if error is None:
+                self._asked.pop(number).set_result(result)
+            else:
+                self._asked.pop(number).set_exception(Failed(error))
+        for answer in self._asked.values():
+            text = (self.place / "stderr").read_text()
+            answer.set_exception(Failed(f"the driver has ended: {text[-2000:]}"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
