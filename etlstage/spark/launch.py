@@ -25,7 +25,7 @@ from typing import Final
 
 from etlstage.spark.java import VECTOR_MODULE, Java
 
-__all__ = ("launching",)
+__all__ = ("launching", "write_java")
 
 # Spark runs java twice: the launcher's Main, whose stdout is the command line of
 # the JVM proper, and that command, which starts with $JAVA_HOME/bin/java as the
@@ -91,6 +91,13 @@ def launching(
         shutil.rmtree(shim, ignore_errors=True)
 
 
+def write_java(home: Path, java: Java) -> None:
+    """Make ``home`` one that ``JAVA_HOME`` may point to, for executors."""
+    drop = "" if java.has_vector else _DROP
+    command = shlex.quote(str(java.executable))
+    _write(home, f'#!/bin/sh\n{drop}exec {command} "$@"\n')
+
+
 def _write_shim(directory: Path, java: Java, log_path: Path) -> None:
     # The JVM hands its environment down to Python workers: they get the user's.
     home = os.environ.get("JAVA_HOME")
@@ -100,8 +107,12 @@ def _write_shim(directory: Path, java: Java, log_path: Path) -> None:
         log=shlex.quote(str(log_path)),
         home="unset JAVA_HOME" if not home else f"JAVA_HOME={shlex.quote(home)}",
     )
-    program = directory / "bin" / "java"
-    program.parent.mkdir()
+    _write(directory, script)
+
+
+def _write(home: Path, script: str) -> None:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
     program.write_text(script)
     program.chmod(0o700)
 

@@ -26,6 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from etlstage.errors import SparkUnavailable
+from etlstage.spark.cluster import ClusterHome
 from etlstage.spark.java import find_java
 from etlstage.spark.job import over_connect
 from etlstage.spark.launch import launching
@@ -147,8 +148,12 @@ class Session:
             environ = _for_server(settings)
             settings = {"spark.remote": self._remote}
         if self.log_path is not None:
+            java = find_java()
+            if where is not None and where.startswith("local-cluster"):
+                home = ClusterHome(java)
+                settings, environ = home.settings | settings, environ | home.environ
             launch = launching(
-                find_java(), self.log_path, python=self._python, environ=environ
+                java, self.log_path, python=self._python, environ=environ
             )
         builder = SparkSession.builder
         for key, value in settings.items():

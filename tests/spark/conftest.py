@@ -27,7 +27,8 @@ def pytest_collection_modifyitems(
     """Give tests that start Spark the time it takes; select what ``--connect`` runs."""
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("spark") is not None:
-            item.add_marker(pytest.mark.timeout(180))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(180))
             if may_connect(item):
                 item.add_marker("connect")
     wanted = "connect" if config.getoption("--connect") else None

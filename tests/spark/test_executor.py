@@ -181,3 +181,17 @@ def test_nothing_outlives_the_task(
     assert are_gone(pids)
     job.join(60)
     assert errors
+
+
+def test_worker_that_hangs_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """At its deadline it is replaced, and so is the next; then the task fails."""
+    frame = spark.range(0, 10, 1, 1).selectExpr("cast(id as string)")
+    policy = ErrorPolicy(retries=1)
+    timeout = Timeouts(message=1, stop=0.2)
+    hangs = hanging(tmp_path, timeout=timeout, on_error=policy)
+    text = failure(transform(frame, hangs))
+    assert "did not answer a message within 1 s" in text
+    assert "after 2 tries" in text
+    assert "(message 1 of partition 0)" in text
+    pids = wait_for_pids(tmp_path, 2)
+    assert are_gone([pid for n, pid in enumerate(pids) if n % 3])
