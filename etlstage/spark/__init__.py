@@ -3,8 +3,8 @@ Spark at both ends of a pipeline.
 
 :class:`Session` starts Spark, :class:`DataFrameSource` reads messages out of a
 DataFrame and :class:`DataFrameSink` loads them into one; :func:`transform` runs a
-stage inside the executors.  Only Spark's DataFrame API
-is used, so that all of it also runs over Spark Connect.
+stage inside the executors, where :func:`ship` brings its program.  Only Spark's
+DataFrame API is used, so that all of it also runs over Spark Connect.
 
 This package alone imports PySpark; the layers above import it when a pipeline asks
 for Spark.
@@ -29,6 +29,7 @@ from etlstage.spark.executor import transform  # noqa: E402
 from etlstage.spark.frame import read_frame  # noqa: E402
 from etlstage.spark.java import Java, find_java  # noqa: E402
 from etlstage.spark.session import Session  # noqa: E402
+from etlstage.spark.shipping import ship  # noqa: E402
 from etlstage.spark.sink import DataFrameSink  # noqa: E402
 from etlstage.spark.source import DataFrameSource  # noqa: E402
 
@@ -40,5 +41,6 @@ __all__ = (
     "Session",
     "find_java",
     "read_frame",
+    "ship",
     "transform",
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
 
@@ -27,6 +28,7 @@ from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.protocol.marker.columnar import COLUMNS, Column
 from etlstage.spark.bridge import Bridge, bridged
+from etlstage.spark.shipping import place
 from etlstage.supervisor import Stage
 
 __all__ = ("ROWS", "Chain", "Note", "read_note")
@@ -93,7 +95,8 @@ class Chain:
         task = TaskContext.get()
         rows = _Rows(task.partitionId() if task is not None else 0)
         ahead = 0
-        with bridged(self._serve) as bridge:
+        stages = [place(stage) for stage in self._stages]
+        with bridged(partial(self._serve, stages)) as bridge:
             for batch in batches:
                 bridge.give(_run(batch))
                 ahead += 1
@@ -113,14 +116,14 @@ class Chain:
                     yield from rows.add(item)
             yield from rows.rest()
 
-    async def _serve(self, bridge: Bridge[_Item]) -> None:
+    async def _serve(self, stages: Sequence[Stage], bridge: Bridge[_Item]) -> None:
         async def note(letter: DeadLetter) -> None:
             await bridge.put(json.dumps(letter.to_dict()), len(letter.message))
 
         pipeline = Pipeline(
             name=self._letters.pipeline,
             source=_Source(self._source, bridge),
-            stages=self._stages,
+            stages=stages,
             sink=_Sink(bridge),
             dead_letters=self._letters.kept_by(note),
             framing=COLUMNS,

@@ -50,7 +50,8 @@ def transform(
     Args:
         frame: Of a classic session or of Spark Connect.
         stage: A transform stage. Its program, and etlstage, must be where Spark's
-            executors are.
+            executors are: installed, or by :func:`~etlstage.spark.ship`. A command
+            that names a shipped file runs in the folder of these, without a ``cwd``.
         message: Spark SQL expression, string or binary, that makes a message of a
             row. By default the only column if that is string or binary, else
             ``to_json(struct(*))``.

@@ -12,7 +12,18 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ("explain",)
+__all__ = ("PACKAGES", "explain")
+
+PACKAGES: Final = (
+    "etlstage",
+    "anyio",
+    "idna",
+    "sniffio",
+    "structlog",
+    "typing_extensions",
+)
+"""What a task imports beside what Spark's Arrow functions need; the fourth and the
+last only in some versions of the second. All are pure Python."""
 
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] ?([^\n]+)")
 _LOST_TASK: Final = re.compile(r"Lost task [^\n]*?\): ([^\n]+)")
@@ -21,6 +32,10 @@ _RAISED: Final = re.compile(r"^([A-Za-z_][\w.]*(?:: [^\n]*)?)$", re.MULTILINE)
 _OURS: Final = re.compile(r"^etlstage\.errors\.\w+: ")
 _CLASS: Final = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
 _CAPITAL: Final = re.compile(r"^[A-Z](?=[a-z ])")
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
+_PYTHONS: Final = re.compile(
+    r"PYTHON_VERSION_MISMATCH\] .*version: ([\d.]+) than that in driver: ([\d.]+\d)"
+)
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _VAGUE: Final = frozenset({"TASK_WRITE_FAILED", "FAILED_READ_FILE.NO_HINT"})
 
@@ -50,8 +65,25 @@ def _raised_by_python(text: str) -> str | None:
         return None
     python = re.split(r"\n\s*at |\n\s*JVM stacktrace", rest, maxsplit=1)[0]
     raised = _RAISED.findall(python)
+    return _remedied(raised[-1]) if raised else None
+
+
+def _remedied(line: str) -> str:
+    """Return ``line``, or what to do about it where that is known."""
+    missing, pythons = _MISSING.search(line), _PYTHONS.search(line)
+    if missing is not None and missing[1] in PACKAGES:
+        return (
+            f"etlstage is not on Spark's executors, which have no module {missing[1]!r}:"
+            " call etlstage.spark.ship(spark) before transform(), or install it there"
+        )
+    if pythons is not None:
+        theirs, ours = pythons.groups()
+        return (
+            f"Spark's executors run Python {theirs}, this is Python {ours}: set"
+            f" spark.pyspark.python to a Python {ours} of theirs"
+        )
     # Ours say what is wrong without their class.
-    return _OURS.sub("", raised[-1]) if raised else None
+    return _OURS.sub("", line)
 
 
 def _known(text: str) -> str | None:

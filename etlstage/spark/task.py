@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import aclosing
+from functools import partial
 from typing import Final, NamedTuple, cast
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from etlstage.messages import Run
 from etlstage.protocol.marker.columnar import COLUMNS, Column, Replies
 from etlstage.protocol.marker.framing import LISTS
 from etlstage.spark.bridge import Bridge, bridged
+from etlstage.spark.shipping import place
 from etlstage.supervisor import AsyncSupervisor, Stage
 from etlstage.supervisor.submission import Answer
 
@@ -61,7 +63,7 @@ class Task:
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
-        with bridged(self._serve) as bridge:
+        with bridged(partial(_serve, place(self._stage))) as bridge:
             results = _Results(self._stage.name, texts=self._texts)
             for batch in batches:
                 messages = self._messages(batch)
@@ -75,15 +77,6 @@ class Task:
                 results.add(answer)
                 yield from results.ripe()
             yield from results.rest()
-
-    async def _serve(self, bridge: Bridge[Answer]) -> None:
-        framing = LISTS if self._stage.mode.batches else COLUMNS
-        async with (
-            AsyncSupervisor(self._stage, framing=framing) as supervisor,
-            aclosing(supervisor.answers(bridge.inbox)) as answers,
-        ):
-            async for answer in answers:
-                await bridge.put(answer, answer.reply_size)
 
     def _messages(self, batch: pa.RecordBatch) -> Run:
         # Large where spark.sql.execution.arrow.useLargeVarTypes is set.
@@ -100,6 +93,16 @@ class Task:
             return messages
         # A sequence of bytes is all that the way of single messages asks for.
         return cast("Run", Column(column))
+
+
+async def _serve(stage: Stage, bridge: Bridge[Answer]) -> None:
+    framing = LISTS if stage.mode.batches else COLUMNS
+    async with (
+        AsyncSupervisor(stage, framing=framing) as supervisor,
+        aclosing(supervisor.answers(bridge.inbox)) as answers,
+    ):
+        async for answer in answers:
+            await bridge.put(answer, answer.reply_size)
 
 
 class _Results:

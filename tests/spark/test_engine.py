@@ -212,9 +212,7 @@ async def test_what_is_wrong_is_told_as_by_engine_local(
     path.write_text(path.read_text().replace("[python, ", "[no-such-program, "))
     report = await run(path, spark)
     assert isinstance(report.error, StageError)
-    assert "stage clean: can't start worker clean-1: there is no program" in str(
-        report.error
-    )
+    assert "stage clean: there is no program" in str(report.error)
     assert "Traceback" not in str(report.error)
 
     path = write()

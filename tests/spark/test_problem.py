@@ -75,6 +75,33 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
             "(TASK_WRITE_FAILED)",
             id="vague",
         ),
+        pytest.param(
+            "An exception was thrown from the Python worker:\nTraceback (most recent "
+            'call last):\n  File "/x.py", line 56, in boom\n    loads()\n'
+            "ModuleNotFoundError: No module named 'etlstage'",
+            "etlstage is not on Spark's executors, which have no module 'etlstage': "
+            "call etlstage.spark.ship(spark) before transform(), or install it there",
+            id="not-shipped",
+        ),
+        pytest.param(
+            "An exception was thrown from the Python worker:\nTraceback (most recent "
+            'call last):\n  File "/x.py", line 56, in boom\n    import mine\n'
+            "ModuleNotFoundError: No module named 'mine'",
+            "ModuleNotFoundError: No module named 'mine'",
+            id="not-ours",
+        ),
+        pytest.param(
+            "An exception was thrown from the Python worker:\nTraceback (most recent "
+            'call last):\n  File "/x.py", line 56, in boom\n    raise E()\n'
+            "pyspark.errors.exceptions.base.PySparkRuntimeError: "
+            "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than "
+            "that in driver: 3.12, PySpark cannot run with different minor versions.\n"
+            "Please check environment variables PYSPARK_PYTHON and "
+            "PYSPARK_DRIVER_PYTHON are correctly set.",
+            "Spark's executors run Python 3.9, this is Python 3.12: set "
+            "spark.pyspark.python to a Python 3.12 of theirs",
+            id="other-python",
+        ),
         pytest.param("", "RuntimeError", id="nothing"),
     ],
 )
