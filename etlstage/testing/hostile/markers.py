@@ -1,0 +1,22 @@
+"""The markers of the stage, as the supervisor gives them to us."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ("Markers",)
+
+
+class Markers:
+    """The four byte strings of the stage protocol."""
+
+    def __init__(self) -> None:
+        self.eom = _marker("EOM", r"\012")
+        self.eop = _marker("EOP", r"\000")
+        self.eob = _marker("EOB", r"\027")
+        self.bnc = _marker("BNC", r"\005")
+
+
+def _marker(name: str, default: str) -> bytes:
+    text = os.environ.get(f"ETLSTAGE_{name}", default)
+    return text.encode().decode("unicode_escape").encode("latin-1")

@@ -1,0 +1,98 @@
+"""
+Which fault of the plan happens when.
+
+The words of the plan are defined in ``fault.py`` of the package above. What comes by
+chance is drawn from the seed, the worker's name and its start: each process has other
+luck, and the same in each run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    Fault: TypeAlias = dict[str, Any]
+    Trigger: TypeAlias = Callable[[int, bytes], bool]
+
+__all__ = ("Plan", "as_bytes")
+
+_MASK: Final = 0xFFFFFFFFFFFFFFFF
+
+
+class Plan:
+    """
+    The faults of one process.
+
+    Args:
+        faults: Those of all processes, as JSON has them.
+        seed: That of the plan.
+
+    """
+
+    def __init__(self, faults: list[Fault], seed: int) -> None:
+        self._faults: dict[str, list[tuple[Trigger, Fault]]] = {}
+        for index, fault in enumerate(faults):
+            if _concerns_us(fault):
+                entry = _trigger(fault, seed, index), fault
+                self._faults.setdefault(fault["at"], []).append(entry)
+
+    def __contains__(self, moment: str) -> bool:
+        return moment in self._faults
+
+    def due(self, moment: str, number: int, message: bytes) -> Iterator[Fault]:
+        """Yield what happens at that moment, with that message, counted from 1."""
+        for hits, fault in self._faults.get(moment, ()):
+            if hits(number, message):
+                yield fault
+
+
+def as_bytes(text: str | None) -> bytes | None:
+    """Return the bytes that JSON holds as text."""
+    return None if text is None else text.encode("latin-1")
+
+
+def _concerns_us(fault: Fault) -> bool:
+    start = int(os.environ.get("ETLSTAGE_START") or 1)
+    name = os.environ.get("ETLSTAGE_WORKER", "")
+    return (fault.get("start", start), fault.get("worker", name)) == (start, name)
+
+
+def _trigger(fault: Fault, seed: int, index: int) -> Trigger:
+    """Return what says whether a fault happens at a message, by number and content."""
+    at: int | None = fault.get("message")
+    equals, contains = as_bytes(fault.get("equals")), as_bytes(fault.get("contains"))
+    chance: float | None = fault.get("probability")
+    roll = _dice(seed, index)
+
+    def hits(number: int, message: bytes) -> bool:
+        if at is not None and number != at:
+            return False
+        if equals is not None and message != equals:
+            return False
+        if contains is not None and contains not in message:
+            return False
+        return chance is None or roll(number) < chance
+
+    return hits
+
+
+def _dice(seed: int, index: int) -> Callable[[int], float]:
+    """Return dice that fall differently in each process, and alike in each run."""
+    name = os.environ.get("ETLSTAGE_WORKER", "")
+    start = os.environ.get("ETLSTAGE_START") or "1"
+    base = 0xCBF29CE484222325  # FNV-1a
+    for byte in f"{seed}/{name}/{start}/{index}".encode():
+        base = ((base ^ byte) * 0x100000001B3) & _MASK
+
+    def roll(number: int) -> float:
+        # SplitMix64: neighbouring numbers give unrelated values.
+        x = (base + number * 0x9E3779B97F4A7C15) & _MASK
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        return (x ^ (x >> 31)) / (_MASK + 1)
+
+    return roll
