@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.harness import MESSAGE_BYTES, echo_stage
 from etlstage import Pipeline
-from etlstage.spark import DataFrameSink, DataFrameSource, Session
+from etlstage.spark import DataFrameSink, DataFrameSource, Destination, Session
 
 __all__ = ("frame", "pipeline", "session")
 
@@ -40,5 +40,7 @@ def pipeline(spark: SparkSession, count: int, target: Path) -> Pipeline:
         name="benchmark",
         source=DataFrameSource(lambda: frame(spark, count), name="extract"),
         stages=[echo_stage()],
-        sink=DataFrameSink(spark, path=str(target), mode="overwrite", name="load"),
+        sink=DataFrameSink(
+            spark, Destination(str(target), mode="overwrite"), name="load"
+        ),
     )

@@ -27,8 +27,14 @@ from etlstage.config.model import (
 from etlstage.config.stages import located
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
-from etlstage.spark import DataFrameSink, DataFrameSource, Session, read_frame
-from etlstage.spark.dead_letter import DeadLetterFrame
+from etlstage.spark import (
+    DataFrameSink,
+    DataFrameSource,
+    DeadLetterFrame,
+    Destination,
+    Session,
+    read_frame,
+)
 from etlstage.spark.engine import ExecutorPipeline
 from etlstage.spark.staged_sink import StagedSink
 from etlstage.spark.streaming import StreamingPipeline
@@ -137,15 +143,22 @@ def sink(
         dead_letters: Where they are put aside.
 
     """
-    writing = _writing(keys, folder)
-    for ours, theirs in (
-        (keys.epoch.messages, "epoch_messages"),
-        (keys.epoch.bytes, "epoch_bytes"),
-    ):
-        if ours is not None:
-            writing[theirs] = ours
+    epoch = {
+        name: bound
+        for name, bound in (
+            ("epoch_messages", keys.epoch.messages),
+            ("epoch_bytes", keys.epoch.bytes),
+        )
+        if bound is not None
+    }
     return _Sink(
-        session, name=name, on_error=on_error, dead_letters=dead_letters, **writing
+        session,
+        _destination(keys, folder),
+        schema=keys.schema_,
+        name=name,
+        on_error=on_error,
+        dead_letters=dead_letters,
+        **epoch,
     )
 
 
@@ -161,10 +174,11 @@ def staged_sink(
     """Do as :func:`sink`, for what executors have staged."""
     return _StagedSink(
         session,
+        _destination(keys, folder),
+        schema=keys.schema_,
         name=name,
         on_error=on_error,
         dead_letters=dead_letters,
-        **_writing(keys, folder),
     )
 
 
@@ -201,7 +215,7 @@ def letter_frame(
 ) -> DeadLetterFrame:
     """Return what appends dead letters to the DataFrame that the keys describe."""
     writing = _placed(keys.given("format", "path", "table", "options"), folder)
-    return _LetterFrame(session, **writing)
+    return _LetterFrame(session, Destination(**writing))
 
 
 def streaming_pipeline(
@@ -235,7 +249,8 @@ def streaming_pipeline(
         message=keys.message,
         key=keys.key,
         source=source,
-        sink={"name": sink_name, "on_error": on_error, **_writing(sink, folder)},
+        destination=_destination(sink, folder),
+        sink={"name": sink_name, "on_error": on_error, "schema": sink.schema_},
         **settings,
     )
 
@@ -248,13 +263,9 @@ def _reading(keys: SparkSourceKeys, folder: Path) -> dict[str, Any]:
     return reading
 
 
-def _writing(keys: SparkSinkKeys, folder: Path) -> dict[str, Any]:
-    """Return how to write, as :class:`DataFrameSink` wants to know it."""
+def _destination(keys: SparkSinkKeys, folder: Path) -> Destination:
     names = ("format", "path", "table", "mode", "options", "partition_by")
-    writing = _placed(keys.given(*names), folder)
-    if keys.schema_ is not None:
-        writing["schema"] = keys.schema_
-    return writing
+    return Destination(**_placed(keys.given(*names), folder))
 
 
 def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -316,8 +327,13 @@ class _Source(_User, DataFrameSource):
 class _Sink(_User, DataFrameSink):
     """Also what :class:`_StagedSink` has of a shared session."""
 
-    def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        super().__init__(self._start_session, **settings)
+    def __init__(
+        self,
+        session: SharedSession,
+        destination: Destination,
+        **settings: Any,  # noqa: ANN401 - passed on
+    ) -> None:
+        super().__init__(self._start_session, destination, **settings)
         self._join(session)
 
     async def __aenter__(self) -> Self:
@@ -387,8 +403,8 @@ class _StreamingPipeline(_User, StreamingPipeline):
 
 
 class _LetterFrame(_User, DeadLetterFrame):
-    def __init__(self, session: SharedSession, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        super().__init__(self._start_session, **settings)
+    def __init__(self, session: SharedSession, destination: Destination) -> None:
+        super().__init__(self._start_session, destination)
         self._join(session)
 
     async def write(self, letters: Iterator[DeadLetter]) -> None:

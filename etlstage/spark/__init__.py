@@ -25,6 +25,7 @@ for _package in ("pyspark", "pyarrow", "pandas"):
         )
 
 from etlstage.spark.dead_letter import DeadLetterFrame  # noqa: E402
+from etlstage.spark.destination import Destination  # noqa: E402
 from etlstage.spark.executor import transform  # noqa: E402
 from etlstage.spark.frame import read_frame  # noqa: E402
 from etlstage.spark.java import Java, find_java  # noqa: E402
@@ -37,6 +38,7 @@ __all__ = (
     "DataFrameSink",
     "DataFrameSource",
     "DeadLetterFrame",
+    "Destination",
     "Java",
     "Session",
     "find_java",

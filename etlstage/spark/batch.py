@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +27,7 @@ from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.state import store
+from etlstage.spark.destination import Destination
 from etlstage.spark.round import Round, staging_for
 from etlstage.spark.staged_sink import StagedSink
 from etlstage.supervisor import Stage
@@ -61,7 +63,8 @@ class Batches:
         state: The state directory.
         source: Name of the extract stage.
         stages: The stages, of kind transform.
-        sink: Settings of the sink, as :class:`DataFrameSink` takes them.
+        destination: Where they end.
+        sink: Other settings of the sink, its name among them.
         letters: Where messages are put aside.
         staging: See :func:`staging_for`.
 
@@ -74,6 +77,7 @@ class Batches:
         *,
         source: str,
         stages: Sequence[Stage],
+        destination: Destination,
         sink: Mapping[str, Any],
         letters: DeadLetters,
         staging: str | None = None,
@@ -82,6 +86,7 @@ class Batches:
         self._state = state
         self._source = source
         self._stages = tuple(stages)
+        self._destination = destination
         self._sink = dict(sink)
         self._letters = letters
         self._staging = staging
@@ -172,13 +177,13 @@ class Batches:
     def _sink_of(
         self, messages: DataFrame, epoch: str, letters: DeadLetters
     ) -> StagedSink:
-        settings = dict(self._sink)
-        if settings.get("path") is not None:
-            settings["path"] = f"{settings['path']}/epoch={epoch}"
-            settings["mode"] = "overwrite"
-        else:
-            settings["mode"] = "append"
-        return StagedSink(messages.sparkSession, dead_letters=letters, **settings)
+        place = replace(self._destination, mode="append")
+        if place.path is not None:
+            path = f"{place.path}/epoch={epoch}"
+            place = replace(place, path=path, mode="overwrite")
+        return StagedSink(
+            messages.sparkSession, place, dead_letters=letters, **self._sink
+        )
 
     def _note(self, record: Record) -> None:
         path = self._record(record.number)

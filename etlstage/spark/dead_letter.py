@@ -8,7 +8,8 @@ would rather query it. Rows are appended, some thousand letters at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -68,10 +69,7 @@ class DeadLetterFrame:
 
     Args:
         spark: The session, or a function that gives it.
-        format: As Spark calls it.
-        path: Where the rows go, unless ``table`` or the options say so.
-        table: A table of the catalog.
-        options: Options of the format.
+        destination: Where the rows go, and how; they are appended in any mode.
         log_path: Spark's log, for errors to name.
 
     """
@@ -79,17 +77,12 @@ class DeadLetterFrame:
     def __init__(
         self,
         spark: SparkSession | Callable[[], SparkSession],
+        destination: Destination,
         *,
-        format: str = "parquet",  # noqa: A002 - as DataFrameWriter.save calls it
-        path: str | None = None,
-        table: str | None = None,
-        options: Mapping[str, str] | None = None,
         log_path: Path | None = None,
     ) -> None:
         self._given = spark
-        self._destination = Destination(
-            format, path, table, "append", dict(options or {})
-        )
+        self._destination = replace(destination, mode="append")
         self._log_path = log_path
 
     async def write(self, letters: Iterator[DeadLetter]) -> None:

@@ -38,18 +38,23 @@ class Destination:
     A path or a table, and how to write it.
 
     Attributes:
-        format: As Spark calls it.
         path: Where the output goes, unless the table or the options say so.
         table: A table of the catalog.
-        mode: What to do about what is there: append, overwrite or error.
+        format: As Spark calls it.
+        mode: What the first epoch does about what is there: ``append``,
+            ``overwrite`` or ``error``. Later epochs append.
         options: Options of the format.
-        partition_by: Columns that become directories.
+        partition_by: Columns that become directories. When a run has no messages
+            Spark then writes nothing but the marker.
+
+    Raises:
+        ConfigError: If there is no such mode, or it is ``ignore``.
 
     """
 
-    format: str = "parquet"
     path: str | None = None
     table: str | None = None
+    format: str = "parquet"
     mode: str = "error"
     options: Mapping[str, str] = field(default_factory=dict)
     partition_by: Sequence[str] = ()

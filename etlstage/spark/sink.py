@@ -9,7 +9,7 @@ or, where there is no place for these, none of the epoch is loaded.  ``destinati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -52,13 +52,8 @@ class DataFrameSink:
     def __init__(
         self,
         spark: SparkSession | Callable[[], SparkSession],
+        destination: Destination,
         *,
-        format: str = "parquet",  # noqa: A002 - as DataFrameWriter.save calls it
-        path: str | None = None,
-        table: str | None = None,
-        mode: str = "error",
-        options: Mapping[str, str] | None = None,
-        partition_by: Sequence[str] = (),
         schema: str | None = None,
         name: str = "load",
         epoch_messages: int = 1_000_000,
@@ -72,14 +67,7 @@ class DataFrameSink:
 
         Args:
             spark: The session, or a function that gives it.
-            format: As Spark calls it.
-            path: Where the output goes, unless ``table`` or the options say so.
-            table: A table of the catalog.
-            mode: What the first epoch does about what is there: ``append``,
-                ``overwrite`` or ``error``. Later epochs append.
-            options: Options of the format.
-            partition_by: Columns that become directories. When a run has no
-                messages Spark then writes nothing but the marker.
+            destination: Where the output goes, and how.
             schema: Columns as DDL: messages are JSON objects. By default a message
                 is the string ``value``; a schema of one binary column takes
                 messages as they are.
@@ -90,9 +78,6 @@ class DataFrameSink:
             on_error: What becomes of messages that do not fit the schema.
             dead_letters: Where they are put aside; None: the first one ends the run.
 
-        Raises:
-            ConfigError: If there is no such mode, or it is ``ignore``.
-
         """
         self.name = name
         self.received = 0
@@ -101,9 +86,7 @@ class DataFrameSink:
         self.failed = 0
         self.epochs = 0
         self._given = spark
-        self._destination = Destination(
-            format, path, table, mode, dict(options or {}), tuple(partition_by)
-        )
+        self._destination = destination
         self._ddl = schema
         self._refusals = Refusals(
             name, on_error or ErrorPolicy(), self._config(), dead_letters

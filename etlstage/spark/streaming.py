@@ -50,8 +50,9 @@ class StreamingPipeline(Runner):
         key: Spark SQL expression by which messages keep their order.
         source: Name of the extract stage.
         stages: What the messages pass through.
-        sink: Settings of the sink, as :class:`DataFrameSink` takes them. With mode
-            ``error`` a stream that begins must find nothing there.
+        destination: Where they end. With mode ``error`` a stream that begins must find
+            nothing there.
+        sink: Other settings of the sink, as :class:`DataFrameSink` takes them.
         dead_letters: Where messages are put aside that a stage can't process.
         state: The state directory. One process uses it at a time.
         every: Seconds from one batch to the next; without end. None: what there is
@@ -71,15 +72,16 @@ class StreamingPipeline(Runner):
         key: str | None = None,
         source: str = "extract",
         stages: Sequence[Stage] = (),
-        sink: Mapping[str, Any],
+        destination: Destination,
+        sink: Mapping[str, Any] | None = None,
         dead_letters: DeadLetters,
         state: Path,
         every: float | None = None,
         staging: str | None = None,
         log_path: Path | None = None,
     ) -> None:
-        settings = {"name": "load", **sink}
-        self._landed = _Landed(settings)
+        settings = {"name": "load", **(sink or {})}
+        self._landed = _Landed(settings["name"], destination)
         super().__init__(
             name,
             source=source,
@@ -103,6 +105,7 @@ class StreamingPipeline(Runner):
             state.absolute(),
             source=source,
             stages=stages,
+            destination=destination,
             sink=settings,
             letters=dead_letters,
             staging=staging,
@@ -220,15 +223,13 @@ class StreamingPipeline(Runner):
 
 
 class _Landed:
-    """What is known of the sink: its settings, and what the batches have said."""
+    """What is known of the sink: where it writes, and what the batches have said."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.name: str = settings["name"]
+    def __init__(self, name: str, destination: Destination) -> None:
+        self.name = name
         self.received = self.loaded = self.dead = self.failed = 0
         self._epochs = 0
-        names = ("format", "path", "table", "mode", "options", "partition_by")
-        given = {n: settings[n] for n in names if settings.get(n) is not None}
-        self._destination = Destination(**given)
+        self._destination = destination
 
     def objection(self) -> str | None:
         """Return what stands against writing there, as far as it is known."""

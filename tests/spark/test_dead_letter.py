@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.errors import Attempt, SinkFailed
 from etlstage.pipeline.dead_letter import DeadLetter
-from etlstage.spark import DeadLetterFrame
+from etlstage.spark import DeadLetterFrame, Destination
 from etlstage.spark import dead_letter as module
 
 pytestmark = pytest.mark.spark
@@ -41,7 +41,7 @@ async def test_letters_become_rows(
     out = tmp_path / "dead"
     attempt = Attempt("w", 4711, "died", ("started",), ("oh", "no"))
     for start in (0, 3):
-        frame = DeadLetterFrame(spark, path=str(out))
+        frame = DeadLetterFrame(spark, Destination(str(out)))
         await frame.write(letter(n, attempt) for n in range(start, start + 3))
         await frame.aclose()
     rows = sorted(spark.read.parquet(str(out)).collect(), key=lambda row: str(row.id))
@@ -79,7 +79,7 @@ async def test_destination_that_can_not_be_written(
 ) -> None:
     """It is said which."""
     (tmp_path / "file").write_text("")
-    frame = DeadLetterFrame(spark, path=str(tmp_path / "file" / "x"))
+    frame = DeadLetterFrame(spark, Destination(str(tmp_path / "file" / "x")))
     with pytest.raises(SinkFailed, match=r"can't write the dead letters to .*file/x: "):
         await frame.write(iter([letter(1)]))
 
@@ -92,5 +92,5 @@ async def test_session_is_made_when_it_is_needed(spark: SparkSession) -> None:
         asked.append(give)
         return spark
 
-    DeadLetterFrame(give, path="x")
+    DeadLetterFrame(give, Destination("x"))
     assert asked == []

@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 from etlstage.errors import ConfigError, SinkFailed, StageError
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.interfaces import Sink
-from etlstage.spark import DataFrameSink
+from etlstage.spark import DataFrameSink, Destination
 from etlstage.spark import sink as sink_module
-from etlstage.spark.destination import Destination
 from etlstage.supervisor import ErrorBudget, ErrorPolicy
 
 pytestmark = pytest.mark.spark
@@ -58,7 +57,11 @@ def out(tmp_path: Path) -> Path:
 
 async def test_message_is_the_value(spark: SparkSession, out: Path) -> None:
     """Without a schema a message is the string value."""
-    await load(DataFrameSink(spark, path=str(out)), [b"one", "é€𝄞\0\n".encode()], [b""])
+    await load(
+        DataFrameSink(spark, Destination(str(out))),
+        [b"one", "é€𝄞\0\n".encode()],
+        [b""],
+    )
     frame = spark.read.parquet(str(out))
     assert frame.dtypes == [("value", "string")]
     assert sorted(row[0] for row in frame.collect()) == ["", "one", "é€𝄞\0\n"]
@@ -67,7 +70,9 @@ async def test_message_is_the_value(spark: SparkSession, out: Path) -> None:
 async def test_schema_makes_columns(spark: SparkSession, out: Path) -> None:
     """With a schema a message is a JSON object, and a row of typed columns."""
     sink = DataFrameSink(
-        spark, path=str(out), schema="id long, `a.b` array<int>, title string"
+        spark,
+        Destination(str(out)),
+        schema="id long, `a.b` array<int>, title string",
     )
     await load(sink, [b'{"title":"x","a.b":[1,2]}', b'{"id":7}'])
     frame = spark.read.parquet(str(out))
@@ -83,7 +88,9 @@ async def test_schema_makes_columns(spark: SparkSession, out: Path) -> None:
 async def test_binary_column_keeps_bytes(spark: SparkSession, out: Path) -> None:
     """A schema of one binary column takes any bytes."""
     payloads = [b"\xff\0\n", b"", b"{}"]
-    await load(DataFrameSink(spark, path=str(out), schema="raw binary"), payloads)
+    await load(
+        DataFrameSink(spark, Destination(str(out)), schema="raw binary"), payloads
+    )
     found = [bytes(row.raw) for row in spark.read.parquet(str(out)).collect()]
     assert sorted(found) == sorted(payloads)
 
@@ -93,7 +100,7 @@ async def test_no_message_gives_readable_output(
     spark: SparkSession, out: Path, schema: str | None
 ) -> None:
     """Zero messages still leave a schema and the marker."""
-    await load(DataFrameSink(spark, path=str(out), schema=schema))
+    await load(DataFrameSink(spark, Destination(str(out)), schema=schema))
     frame = spark.read.parquet(str(out))
     assert frame.count() == 0
     assert frame.columns == (
@@ -104,7 +111,7 @@ async def test_no_message_gives_readable_output(
 
 async def test_epoch_is_bounded_in_messages(spark: SparkSession, out: Path) -> None:
     """A full epoch lands when more comes; the last one marks the output."""
-    async with DataFrameSink(spark, path=str(out), epoch_messages=3) as sink:
+    async with DataFrameSink(spark, Destination(str(out)), epoch_messages=3) as sink:
         await sink.write([b"1", b"2"])
         assert (sink.received, sink.loaded, there(out)) == (2, 0, False)
         await sink.write([b"3", b"4", b"5", b"6", b"7"])
@@ -125,7 +132,7 @@ async def test_epoch_is_bounded_in_messages(spark: SparkSession, out: Path) -> N
 
 async def test_epoch_is_bounded_in_bytes(spark: SparkSession, out: Path) -> None:
     """An epoch takes no run that would make it too big."""
-    async with DataFrameSink(spark, path=str(out), epoch_bytes=100) as sink:
+    async with DataFrameSink(spark, Destination(str(out)), epoch_bytes=100) as sink:
         for _ in range(3):
             await sink.write([b"x" * 40])
         assert (sink.loaded, sink.epochs) == (2, 1)
@@ -135,7 +142,7 @@ async def test_flush_makes_durable_without_marking(
     spark: SparkSession, out: Path
 ) -> None:
     """What is flushed can be read, and is not taken for whole."""
-    async with DataFrameSink(spark, path=str(out)) as sink:
+    async with DataFrameSink(spark, Destination(str(out))) as sink:
         await sink.flush()
         assert not there(out)
         await sink.write([b"1"])
@@ -151,7 +158,7 @@ async def test_closing_without_finishing_leaves_no_mark(
     spark: SparkSession, out: Path
 ) -> None:
     """A run that ends early is not whole."""
-    async with DataFrameSink(spark, path=str(out), epoch_messages=1) as sink:
+    async with DataFrameSink(spark, Destination(str(out)), epoch_messages=1) as sink:
         await sink.write([b"1", b"2"])
     assert (sink.loaded, marker(out)) == (1, False)
     await sink.aclose()
@@ -162,9 +169,9 @@ async def test_stale_marker_is_removed_first(
     spark: SparkSession, out: Path, mode: str
 ) -> None:
     """The marker of an older run does not vouch for half of a new one."""
-    await load(DataFrameSink(spark, path=str(out)), [b"old"])
+    await load(DataFrameSink(spark, Destination(str(out))), [b"old"])
     async with DataFrameSink(
-        spark, path=f"file:{out}", mode=mode, epoch_messages=1
+        spark, Destination(f"file:{out}", mode=mode), epoch_messages=1
     ) as sink:
         assert marker(out)
         await sink.write([b"1", b"2"])
@@ -176,7 +183,9 @@ async def test_stale_marker_is_removed_first(
 async def test_later_epochs_append(spark: SparkSession, out: Path) -> None:
     """Mode overwrite replaces what was there, not what this run wrote."""
     for _ in range(2):
-        sink = DataFrameSink(spark, path=str(out), mode="overwrite", epoch_messages=1)
+        sink = DataFrameSink(
+            spark, Destination(str(out), mode="overwrite"), epoch_messages=1
+        )
         await load(sink, [b"1", b"2", b"3"])
     assert spark.read.parquet(str(out)).count() == 3
 
@@ -184,7 +193,10 @@ async def test_later_epochs_append(spark: SparkSession, out: Path) -> None:
 async def test_misfit_keeps_its_epoch_out(spark: SparkSession, out: Path) -> None:
     """Misfits are counted and told, and nothing of their epoch is loaded."""
     sink = DataFrameSink(
-        spark, path=str(out), schema="id long, title string", epoch_messages=10
+        spark,
+        Destination(str(out)),
+        schema="id long, title string",
+        epoch_messages=10,
     )
     bad = [*objects(4, 10), b'{"id":"secret"}', b"", *objects(4)]
     with pytest.raises(SinkFailed) as failure:
@@ -203,16 +215,19 @@ async def test_misfit_in_the_first_epoch_leaves_old_output_alone(
     spark: SparkSession, out: Path
 ) -> None:
     """Nothing is overwritten by an epoch that is refused."""
-    await load(DataFrameSink(spark, path=str(out)), [b"old"])
+    await load(DataFrameSink(spark, Destination(str(out))), [b"old"])
     with pytest.raises(SinkFailed, match="message 1 is the first, it is not UTF-8 at"):
-        await load(DataFrameSink(spark, path=str(out), mode="overwrite"), [b"\xff"])
+        await load(
+            DataFrameSink(spark, Destination(str(out), mode="overwrite")),
+            [b"\xff"],
+        )
     assert [row.value for row in spark.read.parquet(str(out)).collect()] == ["old"]
     assert marker(out)
 
 
 async def test_failed_sink_stays_failed(spark: SparkSession, out: Path) -> None:
     """After a failure nothing is written or marked any more."""
-    sink = DataFrameSink(spark, path=str(out))
+    sink = DataFrameSink(spark, Destination(str(out)))
     await sink.write([b"\xff"])
     for call in (sink.flush, sink.finish, sink.flush):
         with pytest.raises(SinkFailed, match="do not fit the schema 'value string'"):
@@ -235,7 +250,7 @@ async def test_existing_path_is_told_before_work_is_lost(
     spark: SparkSession, out: Path
 ) -> None:
     """Mode error looks at the path before the first message."""
-    sink = DataFrameSink(spark, path=str(out.parent))
+    sink = DataFrameSink(spark, Destination(str(out.parent)))
     assert await refusal(sink) == (
         f"load: {out.parent} exists already: remove it, or set mode to append or overwrite"
     )
@@ -244,20 +259,20 @@ async def test_existing_path_is_told_before_work_is_lost(
 
 async def test_wrong_schema_is_told_at_once(spark: SparkSession) -> None:
     """A schema that Spark can't read is told before the first message."""
-    sink = DataFrameSink(spark, path="/x", schema="id lng")
+    sink = DataFrameSink(spark, Destination("/x"), schema="id lng")
     assert await refusal(sink) == (
         'load: unsupported data type "LNG" (UNSUPPORTED_DATATYPE)'
     )
-    sink = DataFrameSink(spark, path="/x", schema="long")
+    sink = DataFrameSink(spark, Destination("/x"), schema="long")
     assert "schema 'long' is a type, expected columns" in await refusal(sink)
-    sink = DataFrameSink(spark, path="/x", schema="id varchar(3)")
+    sink = DataFrameSink(spark, Destination("/x"), schema="id varchar(3)")
     assert "char/varchar" in await refusal(sink)
 
 
 async def test_unknown_partition_column_is_told(spark: SparkSession) -> None:
     """The line names the column and those that there are."""
     sink = DataFrameSink(
-        spark, path="/x", schema="id long, day date", partition_by=["dya"]
+        spark, Destination("/x", partition_by=["dya"]), schema="id long, day date"
     )
     assert await refusal(sink) == (
         "load: can't partition by dya: the columns are id, day"
@@ -268,9 +283,8 @@ async def test_partitions_become_directories(spark: SparkSession, out: Path) -> 
     """Spark's own partitioning is used, epoch after epoch."""
     sink = DataFrameSink(
         spark,
-        path=str(out),
+        Destination(str(out), partition_by=["day"]),
         schema="id long, day string",
-        partition_by=["day"],
         epoch_messages=2,
     )
     await load(sink, [b'{"id":%d,"day":"d%d"}' % (n, n % 2) for n in range(6)])
@@ -282,7 +296,8 @@ async def test_partitions_become_directories(spark: SparkSession, out: Path) -> 
 async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> None:
     """Any format with its options can be written."""
     sink = DataFrameSink(
-        spark, format="json", path=str(out), options={"compression": "gzip"}
+        spark,
+        Destination(format="json", path=str(out), options={"compression": "gzip"}),
     )
     await load(sink, [b"x"])
     assert len(names(out, "*.json.gz")) == 1
@@ -293,14 +308,16 @@ async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> 
 
 async def test_unwritable_path_is_told(spark: SparkSession) -> None:
     """The line names epoch, path and cause."""
-    text = await refusal(DataFrameSink(spark, path="/proc/no/x"), [b"1"])
+    text = await refusal(DataFrameSink(spark, Destination("/proc/no/x")), [b"1"])
     assert text.startswith("load: can't write epoch 1 to /proc/no/x: ")
     assert "file:/proc/no/x" in text.partition(": can't")[2].partition(": ")[2]
 
 
 async def test_unknown_format_is_told(spark: SparkSession, out: Path) -> None:
     """The line names the format."""
-    text = await refusal(DataFrameSink(spark, format="nofmt", path=str(out)), [b"1"])
+    text = await refusal(
+        DataFrameSink(spark, Destination(str(out), format="nofmt")), [b"1"]
+    )
     assert "failed to find the data source: nofmt" in text
 
 
@@ -308,28 +325,32 @@ async def test_table_is_appended_to(spark: SparkSession) -> None:
     """A table takes rows of its schema, and refuses others."""
     name = "sink_table"
     try:
-        sink = DataFrameSink(spark, table=name, schema="id long", epoch_messages=1)
+        sink = DataFrameSink(
+            spark, Destination(table=name), schema="id long", epoch_messages=1
+        )
         await load(sink, [b'{"id":1}', b'{"id":2}'])
         assert sink.landed().startswith("2 epochs with 2 messages in place at table")
-        more = DataFrameSink(spark, table=name, schema="id long", mode="append")
+        more = DataFrameSink(
+            spark, Destination(table=name, mode="append"), schema="id long"
+        )
         await load(more, [b'{"id":3}'])
         assert sorted(row.id for row in spark.table(name).collect()) == [1, 2, 3]
-        other = DataFrameSink(spark, table=name, mode="append")
+        other = DataFrameSink(spark, Destination(table=name, mode="append"))
         text = await refusal(other, [b"x"])
         assert text.startswith("load: can't write epoch 1 to table sink_table: ")
         assert "id" in text
-        again = DataFrameSink(spark, table=name)
+        again = DataFrameSink(spark, Destination(table=name))
         assert "already exists" in await refusal(again, [b"x"])
     finally:
         spark.sql(f"drop table if exists {name}")
 
 
-def test_mode_ignore_is_refused(spark: SparkSession) -> None:
+def test_mode_ignore_is_refused() -> None:
     """Dropping everything in silence is not loading."""
     with pytest.raises(ConfigError, match="mode 'ignore' is refused: it would drop"):
-        DataFrameSink(spark, path="/x", mode="ignore")
+        Destination("/x", mode="ignore")
     with pytest.raises(ConfigError, match="unknown mode 'apend', expected append"):
-        DataFrameSink(spark, path="/x", mode="apend")
+        Destination("/x", mode="apend")
 
 
 async def test_event_loop_goes_on_while_spark_writes(
@@ -346,7 +367,7 @@ async def test_event_loop_goes_on_while_spark_writes(
     async def live() -> None:
         alive.set()
 
-    sink = DataFrameSink(spark, path=str(out))
+    sink = DataFrameSink(spark, Destination(str(out)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(load, sink, [b"1"])
         tasks.start_soon(live)
@@ -368,7 +389,7 @@ async def test_cancelled_write_is_not_counted(
         spark.range(10**15).mapInArrow(lambda batches: batches, "id long").count()
 
     monkeypatch.setattr(Destination, "write", endless)
-    sink = DataFrameSink(spark, path=str(out))
+    sink = DataFrameSink(spark, Destination(str(out)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(load, sink, [b"1"])
         await anyio.to_thread.run_sync(begun.wait)
@@ -394,9 +415,8 @@ async def test_misfits_are_put_aside(
     letters, policy = aside(tmp_path, 9)
     sink = DataFrameSink(
         spark,
-        path=str(out),
+        Destination(str(out), options={"compression": "gzip"}),
         schema="id long, title string",
-        options={"compression": "gzip"},
         epoch_messages=10,
         on_error=policy,
         dead_letters=letters,
@@ -432,7 +452,11 @@ async def test_text_that_is_none_is_put_aside(
     """Also when an epoch is nothing but that: the output is there, and whole."""
     letters, policy = aside(tmp_path, 3)
     sink = DataFrameSink(
-        spark, path=str(out), on_error=policy, dead_letters=letters, epoch_messages=2
+        spark,
+        Destination(str(out)),
+        on_error=policy,
+        dead_letters=letters,
+        epoch_messages=2,
     )
     await load(sink, [b"\xff", b"\xfe"], [b"a", b"\xfd"])
     assert (sink.loaded, sink.dead) == (1, 3)
@@ -447,7 +471,9 @@ async def test_too_many_misfits_end_the_run(
 ) -> None:
     """Nothing of the epoch is loaded; those that were put aside stay so."""
     letters, policy = aside(tmp_path, 1)
-    sink = DataFrameSink(spark, path=str(out), on_error=policy, dead_letters=letters)
+    sink = DataFrameSink(
+        spark, Destination(str(out)), on_error=policy, dead_letters=letters
+    )
     with pytest.raises(StageError, match=r"load: 2 of 4 messages .*allows 1 message"):
         await load(sink, [b"\xff", b"a", b"\xfe", b"\xfd"])
     assert (sink.loaded, sink.dead, letters.count) == (0, 2, 2)
