@@ -26,6 +26,7 @@ def init(folder: Path) -> int:
     for pipeline in pipelines:
         typer.echo(f"  etlstage run {pipeline}")
     typer.echo(f"workers to start from: {folder / 'workers'}")
+    typer.echo(f"a notebook that joins tables: {folder / 'join' / 'join.py'}")
     typer.echo(f"an HTTP service answered by workers: {folder / 'asgi' / 'app.py'}")
     return 0
 

@@ -22,6 +22,7 @@ __all__ = (
     "ALL",
     "ANY_MARKERS",
     "DEMO",
+    "JOIN",
     "PACKAGE",
     "PYTHONS",
     "SHELLS",
@@ -32,6 +33,7 @@ __all__ = (
 PACKAGE: Final = Path(etlstage.__file__).parent
 WORKERS: Final = PACKAGE / "examples" / "workers"
 DEMO: Final = PACKAGE / "examples" / "demo"
+JOIN: Final = PACKAGE / "examples" / "join"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.examples.languages import DEMO, PACKAGE, WORKERS
+from tests.examples.languages import DEMO, JOIN, PACKAGE, WORKERS
 
 SUFFIXES = {".py", ".sh", ".mjs"}
 
@@ -39,7 +39,7 @@ def test_worker_without_the_sdk_imports_nothing_of_ours(folder: str) -> None:
 
 def test_examples_are_short() -> None:
     """An example is read before it is copied."""
-    sources = [*WORKERS.glob("*/*.*"), *DEMO.glob("*.sh"), *DEMO.glob("*.py")]
+    sources = [*WORKERS.glob("*/*.*"), *DEMO.glob("*.*"), *JOIN.glob("*.*")]
     lengths = {
         str(path.relative_to(PACKAGE)): len(path.read_text().splitlines())
         for path in sources

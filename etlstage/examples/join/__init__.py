@@ -1,0 +1,1 @@
+"""A notebook that joins two tables and asks a worker about their rows."""
