@@ -7,7 +7,6 @@ them came from outside: nothing of it reaches a terminal as it is.
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from etlstage.cli.screen import Screen
 from etlstage.config.build import state_folder
 from etlstage.config.document import Document, read
 from etlstage.config.rules import stage_names
+from etlstage.config.spelling import guess
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter import (
     FOLDER,
@@ -161,10 +161,9 @@ def _checked_state(folder: Path) -> Path:
 
 def _check_stage(stage: str, known: list[str]) -> None:
     if stage not in known:
-        close = difflib.get_close_matches(stage, known, n=1)
-        guess = f" (did you mean {close[0]!r}?)" if close else ""
         raise ConfigError(
-            f"there is no stage {stage!r}{guess}, the stages are {', '.join(known)}"
+            f"there is no stage {stage!r}{guess(stage, known)},"
+            f" the stages are {', '.join(known)}"
         )
 
 

@@ -7,8 +7,7 @@ and what was interpolated is never shown.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -19,6 +18,7 @@ from pydantic_core import ErrorDetails
 from etlstage.config.document import Document, Loc, read, shortened
 from etlstage.config.model import PipelineKeys
 from etlstage.config.rules import broken_rules
+from etlstage.config.spelling import guess
 
 __all__ = ("load",)
 
@@ -107,19 +107,14 @@ def _unknown_word(context: Mapping[str, Any], shown: str, *, hidden: bool) -> st
         return f"{shown} is not in this version{expected}"
     if hidden:
         return f"unknown {context['noun']}{expected}"
-    guess = _guess(shown.strip("'"), known)
-    return f"unknown {context['noun']} {shown}{guess or expected}"
+    close = guess(shown.strip("'"), known)
+    return f"unknown {context['noun']} {shown}{close or expected}"
 
 
 def _unknown_key(loc: Loc) -> str:
     known = _known_keys(loc[:-1])
-    guess = _guess(str(loc[-1]), known)
-    return f"unknown key{guess or ', expected one of ' + ', '.join(known)}"
-
-
-def _guess(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = guess(str(loc[-1]), known)
+    return f"unknown key{close or ', expected one of ' + ', '.join(known)}"
 
 
 def _known_keys(loc: Loc) -> list[str]:
