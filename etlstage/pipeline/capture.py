@@ -1,0 +1,110 @@
+"""
+Messages kept in a file instead of being loaded, to be looked at afterwards.
+
+A run is kept as it came: the number of its messages, their sizes, their bytes. So
+memory never holds more than one run, and millions of messages are read back at the
+speed of the disk.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import anyio.to_thread
+
+from etlstage.errors import SinkFailed
+from etlstage.messages import Run
+
+__all__ = ("Capture",)
+
+_SIZE: Final = "Q"  # 8 bytes, in the order of this machine: the file stays here
+_BYTES: Final = 8
+
+
+class Capture:
+    """
+    A sink that keeps messages in a file; iterating reads them again, in order.
+
+    Args:
+        path: The file; what is in it is replaced.
+        name: As reports and errors call it.
+
+    """
+
+    def __init__(self, path: Path, *, name: str = "load") -> None:
+        self.name = name
+        self.received = self.loaded = 0
+        self.dead = self.failed = 0
+        self._path = path
+        self._file: FileIO | None = None
+
+    def __len__(self) -> int:
+        return self.loaded
+
+    def __iter__(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            while head := file.read(_BYTES):
+                count = int.from_bytes(head, sys.byteorder)
+                sizes = array(_SIZE, file.read(_BYTES * count))
+                data, start = file.read(sum(sizes)), 0
+                for size in sizes:
+                    yield data[start : start + size]
+                    start += size
+
+    async def __aenter__(self) -> Self:
+        """Make the file; raises as :meth:`write`."""
+        try:
+            self._file = self._path.open("wb", buffering=0)
+        except OSError as error:
+            raise self._failure(error) from error
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    async def write(self, run: Run) -> None:
+        """Append a run; raises SinkFailed if the file can't be written."""
+        self.received += len(run)
+        await anyio.to_thread.run_sync(self._append, run)
+        self.loaded += len(run)
+
+    async def flush(self) -> None:
+        """Do nothing: what is captured need not outlive us."""
+
+    async def finish(self) -> None:
+        """Do nothing: who reads the file has seen the run end."""
+
+    def landed(self) -> str:
+        """Return how many messages there are, for a human."""
+        return f"{self.loaded} messages captured"
+
+    def _append(self, run: Run) -> None:
+        assert self._file is not None
+        sizes = array(_SIZE, map(len, run))
+        head = len(run).to_bytes(_BYTES, sys.byteorder)
+        rest = memoryview(b"".join((head, sizes.tobytes(), *run)))
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> SinkFailed:
+        said = (error.strerror or str(error)).lower()
+        return SinkFailed(
+            f"{self.name}: can't capture messages in {self._path}: {said}",
+            stage=self.name,
+        )

@@ -1,0 +1,233 @@
+"""
+What two runs of one pipeline made differently.
+
+Messages are compared one by one where their order is promised, and otherwise as
+multisets: how often each is there. Neither holds them in memory.
+
+A multiset is told by the sum of its messages' digests, which no order changes. Only
+when two sums differ are messages looked for: all are dealt into buckets by their
+digest, with a sum for each bucket, and the digests of the buckets that differ are
+counted, one bucket after the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from itertools import zip_longest
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from etlstage.pipeline.dead_letter import DeadLetter, letter_files, read_letters
+from etlstage.pipeline.ledger import Ledger
+
+__all__ = (
+    "Extra",
+    "Messages",
+    "excesses",
+    "ledger_difference",
+    "letter_difference",
+    "message_difference",
+    "shown",
+)
+
+DIGEST: Final = 16
+"""Bytes: two messages of one digest don't happen."""
+BUCKET: Final = 1_000_000
+"""Messages of a bucket, about, and so in memory."""
+CUT: Final = 80
+BEFORE: Final = 20
+"""Characters shown in front of the place where two long messages part."""
+COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
+WORDS: Final = ("in", "done", "dead", "failed", "lost", "out")
+
+
+class Messages(Protocol):
+    """Messages that can be read again and again."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield them, from the first on."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+
+class Extra(NamedTuple):
+    """A message that one has more often than the other."""
+
+    place: int
+    """Of the occurrence that the other lacks, counted from 0."""
+    message: bytes
+
+
+def message_difference(
+    names: tuple[str, str], first: Messages, second: Messages, *, ordered: bool
+) -> str | None:
+    """
+    Return in one sentence what two outputs differ in, None if in nothing.
+
+    Args:
+        names: Whose outputs they are.
+        first: One of them.
+        second: The other.
+        ordered: Whether their order counts.
+
+    """
+    if ordered:
+        return _ordered_difference(names, first, second)
+    found = _first_excess(names, first, second)
+    return _lack(*found) if found else None
+
+
+def letter_difference(names: tuple[str, str], first: Path, second: Path) -> str | None:
+    """
+    Return in one sentence what the dead letters of two runs differ in, or None.
+
+    Args:
+        names: Whose letters they are.
+        first: A state directory, of one run.
+        second: The other.
+
+    """
+    found = _first_excess(names, _Letters(first), _Letters(second))
+    if found is None:
+        return None
+    has, lacks, extra = found
+    stage, _, message = extra.message.partition(b"\0")
+    return (
+        f"{lacks} lacks a dead letter that {has} has: stage {stage.decode()},"
+        f" {shown(message)}"
+    )
+
+
+def excesses(first: Messages, second: Messages) -> tuple[Extra | None, Extra | None]:
+    """Return what the first has more often than the second, and the reverse."""
+    count = 1 + max(len(first), len(second)) // BUCKET
+    sums = zip(_sums(first, count), _sums(second, count), strict=True)
+    parted = [bucket for bucket, (one, other) in enumerate(sums) if one != other]
+    return _excess(first, second, parted, count), _excess(second, first, parted, count)
+
+
+def ledger_difference(
+    names: tuple[str, str], first: Ledger, second: Ledger
+) -> str | None:
+    """Return in one sentence the first count in which two ledgers differ."""
+    for one, other in zip(first, second, strict=True):
+        for count, word in zip(COUNTS, WORDS, strict=True):
+            mine, theirs = getattr(one, count), getattr(other, count)
+            if mine != theirs:
+                return (
+                    f"stage {one.stage}: {names[0]} has {mine:,} {word},"
+                    f" {names[1]} has {theirs:,}"
+                )
+    return None
+
+
+def shown(message: bytes, *, start: int = 0) -> str:
+    """
+    Return a message for a human: quoted, escaped, cut.
+
+    Args:
+        message: The message.
+        start: The byte that is of interest.
+
+    """
+    # As if from the beginning, if that shows it.
+    skipped = max(0, start - BEFORE) if start >= CUT - BEFORE else 0
+    text = message[skipped : skipped + 4 * CUT].decode(errors="backslashreplace")
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    behind = "..." if len(escaped) > CUT or len(message) > skipped + 4 * CUT else ""
+    return f"{'...' if skipped else ''}'{escaped[:CUT]}'{behind}"
+
+
+def _ordered_difference(
+    names: tuple[str, str], first: Iterable[bytes], second: Iterable[bytes]
+) -> str | None:
+    for place, (mine, theirs) in enumerate(zip_longest(first, second)):
+        if mine == theirs:
+            continue
+        if theirs is None:
+            return _lack(*names, Extra(place, mine or b""))
+        if mine is None:
+            return _lack(*names[::-1], Extra(place, theirs))
+        pairs = enumerate(zip(mine, theirs, strict=False))
+        parting = (at for at, (one, other) in pairs if one != other)
+        start = next(parting, min(len(mine), len(theirs)))
+        return (
+            f"message {place + 1:,} differs: {names[0]} has"
+            f" {shown(mine, start=start)}, {names[1]} has {shown(theirs, start=start)}"
+        )
+    return None
+
+
+def _first_excess(
+    names: tuple[str, str], first: Messages, second: Messages
+) -> tuple[str, str, Extra] | None:
+    """Return who has a message that the other lacks, who lacks it, and the message."""
+    has, lacks = names
+    mine, theirs = excesses(first, second)
+    if mine is not None:
+        return has, lacks, mine
+    return (lacks, has, theirs) if theirs is not None else None
+
+
+def _lack(has: str, lacks: str, extra: Extra) -> str:
+    return (
+        f"{lacks} lacks a message that {has} has (place {extra.place + 1:,}):"
+        f" {shown(extra.message)}"
+    )
+
+
+def _digest(message: bytes) -> int:
+    return int.from_bytes(blake2b(message, digest_size=DIGEST).digest(), "big")
+
+
+def _sums(messages: Iterable[bytes], count: int) -> list[int]:
+    sums = [0] * count
+    for message in messages:
+        digest = _digest(message)
+        sums[digest % count] += digest
+    return sums
+
+
+def _excess(
+    first: Messages, second: Messages, parted: Iterable[int], count: int
+) -> Extra | None:
+    """Return what is in ``first`` more often, in the first bucket that shows it."""
+    for bucket in parted:
+        left = Counter(digest for _, digest, _ in _dealt(second, bucket, count))
+        for place, digest, message in _dealt(first, bucket, count):
+            if not left[digest]:
+                return Extra(place, message)
+            left[digest] -= 1
+    return None
+
+
+def _dealt(
+    messages: Iterable[bytes], bucket: int, count: int
+) -> Iterator[tuple[int, int, bytes]]:
+    """Yield those of one bucket: place, digest, message."""
+    for place, message in enumerate(messages):
+        digest = _digest(message)
+        if digest % count == bucket:
+            yield place, digest, message
+
+
+class _Letters:
+    """The dead letters of a run, each as its stage, NUL and its message."""
+
+    def __init__(self, state: Path) -> None:
+        self._files = letter_files(state)
+        self._count = sum(1 for _ in self)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[bytes]:
+        for path in self._files:
+            for letter in read_letters(path):
+                if isinstance(letter, DeadLetter):
+                    yield letter.stage.encode() + b"\0" + letter.message
