@@ -82,6 +82,23 @@ def _run(
     return run_file(file, report=report, debug=debug)
 
 
+@app.command("diff")
+def _diff(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
+    ],
+    *,
+    engines: Annotated[
+        str, typer.Option("--on", metavar="A,B", help="The two engines.")
+    ] = "local,spark",
+    debug: Debug = False,
+) -> int:
+    """Run a pipeline on two engines, load nothing, compare what they make."""
+    from etlstage.cli.diff import diff
+
+    return diff(file, engines=engines, debug=debug)
+
+
 @app.command("init")
 def _init(
     folder: Annotated[

@@ -23,7 +23,7 @@ from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 
-__all__ = ("exit_code", "run_file", "run_pipeline")
+__all__ = ("exit_code", "run_file", "run_pipeline", "watch")
 
 
 def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
@@ -60,13 +60,27 @@ def run_pipeline(pipeline: Runner, *, debug: bool = False) -> Report:
     out = Screen()
     err = Screen(stderr=True)
     configure(err, debug=debug)
-    report = anyio.run(_watched, pipeline, err if err.renews else out, err)
+    report = watch(pipeline, err if err.renews else out, err)
     show_report(report, out)
     return report
 
 
+def watch(pipeline: Runner, progress: Screen, err: Screen) -> Report:
+    """
+    Run a pipeline; meanwhile show its progress and obey signals.
+
+    Args:
+        pipeline: The pipeline.
+        progress: Where its progress is shown: on ``err``, if that renews itself, in
+            a table, else as lines.
+        err: Where it says that it drains.
+
+    """
+    return anyio.run(_watched, pipeline, progress, err)
+
+
 async def _watched(pipeline: Runner, progress: Screen, err: Screen) -> Report:
-    show = show_table if progress is err else show_lines
+    show = show_table if progress is err and err.renews else show_lines
     async with anyio.create_task_group() as tasks:
         stop = anyio.CancelScope()
         await tasks.start(_obey_signals, pipeline, stop, err)

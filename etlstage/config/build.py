@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from etlstage.config.document import Document
 from etlstage.config.loader import load
@@ -25,6 +25,7 @@ from etlstage.config.stages import (
     load_stage,
     transform_stage,
 )
+from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
@@ -39,11 +40,41 @@ if TYPE_CHECKING:
 
     from etlstage.config.frames import SharedSession
 
-__all__ = ("pipeline_from_yaml", "state_folder")
+__all__ = ("Trial", "pipeline_from_yaml", "state_folder")
+
+
+class Trial(NamedTuple):
+    """
+    What a run on trial has in place of what the file says.
+
+    It neither loads nor stores anything where real runs do, and it ends: extraction
+    begins where it would for the first time, and is not repeated.
+    """
+
+    engine: str
+    """What runs the stages."""
+    state: Path
+    """Where positions and dead letters go: a folder that only this run has."""
+    sink: Sink
+    """Takes what would be loaded."""
+
+    def keys(self, keys: PipelineKeys) -> PipelineKeys:
+        """Return the keys of a file as they are on trial."""
+        return keys.model_copy(
+            update={
+                "engine": self.engine,
+                "state": str(self.state),
+                "extract": keys.extract.model_copy(update={"every": None}),
+                "dead_letters": None,
+            }
+        )
 
 
 def pipeline_from_yaml(
-    path: str | Path, *, spark: SparkSession | None = None
+    path: str | Path,
+    *,
+    spark: SparkSession | None = None,
+    trial: Trial | None = None,
 ) -> Runner:
     """
     Build what runs the pipeline of a file.
@@ -51,6 +82,7 @@ def pipeline_from_yaml(
     Args:
         path: The file.
         spark: A session to use in place of the file's own; it is not stopped.
+        trial: What to have in place of what the file says, so that nothing is loaded.
 
     Raises:
         ConfigError: If anything in the file is wrong; one line for each problem.
@@ -58,7 +90,9 @@ def pipeline_from_yaml(
 
     """
     keys, document = load(path)
-    return _Builder(keys, document, spark).runner()
+    if trial is not None:
+        keys = trial.keys(keys)
+    return _Builder(keys, document, spark, trial).runner()
 
 
 def state_folder(document: Document) -> Path:
@@ -79,12 +113,17 @@ class _Builder:
     """Makes the parts of one pipeline."""
 
     def __init__(
-        self, keys: PipelineKeys, document: Document, spark: SparkSession | None
+        self,
+        keys: PipelineKeys,
+        document: Document,
+        spark: SparkSession | None,
+        trial: Trial | None,
     ) -> None:
         self._keys = keys
         self._document = document
         self._folder = document.folder
         self._spark = spark
+        self._trial = trial
         self._shared: SharedSession | None = None
         self._names = dict(stage_names(document.data))
         self._letters = self._dead_letters()
@@ -111,6 +150,8 @@ class _Builder:
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
         from etlstage.config import frames
 
+        if self._trial is not None:
+            raise ConfigError("engine spark can't be compared yet")
         extract, load = self._keys.extract, self._keys.load
         assert extract.spark is not None, "rules.py"
         assert load.spark is not None, "rules.py"
@@ -176,6 +217,8 @@ class _Builder:
         return WorkerSource(stage, offsets=offsets, every=keys.every, state=state)
 
     def _sink(self, keys: LoadKeys) -> Sink:
+        if self._trial is not None:
+            return self._trial.sink
         name = self._names["load",]
         if keys.spark is not None:
             from etlstage.config import frames
@@ -199,9 +242,9 @@ class _Builder:
         return frames.letter_frame(keys.spark, self._folder, self._session())
 
     def _dead_letters(self) -> DeadLetters:
-        document = self._document
+        document, trial = self._document, self._trial
         return DeadLetters(
-            state_folder(document),
+            state_folder(document) if trial is None else trial.state,
             pipeline=self._keys.name,
             shown=str(document.path),
             commands={

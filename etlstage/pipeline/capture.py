@@ -94,7 +94,7 @@ class Capture:
     def _append(self, run: Run) -> None:
         assert self._file is not None
         sizes = array(_SIZE, map(len, run))
-        head = len(run).to_bytes(_BYTES, sys.byteorder)
+        head = len(sizes).to_bytes(_BYTES, sys.byteorder)
         rest = memoryview(b"".join((head, sizes.tobytes(), *run)))
         try:
             while rest:

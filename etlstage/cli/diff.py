@@ -1,0 +1,181 @@
+"""
+``etlstage diff``: one pipeline on two engines, and whether they agree.
+
+The engines run one after the other, on the same input. Neither loads anything: what
+reaches the load stage is captured, in a temporary folder, where positions and dead
+letters go, too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias, get_args
+
+from etlstage.cli.closing import EXIT_CODES
+from etlstage.cli.failure import FAILED, complain, show_error
+from etlstage.cli.logs import configure
+from etlstage.cli.run import watch
+from etlstage.cli.screen import Screen
+from etlstage.config.build import Trial, pipeline_from_yaml
+from etlstage.config.loader import load
+from etlstage.config.model import PipelineKeys
+from etlstage.config.rules import stage_names
+from etlstage.config.spelling import guess
+from etlstage.errors import ConfigError
+from etlstage.pipeline.capture import Capture
+from etlstage.pipeline.comparison import (
+    ledger_difference,
+    letter_difference,
+    message_difference,
+)
+from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.report import Report
+from etlstage.pipeline.runner import Runner
+from etlstage.supervisor import Order
+
+__all__ = ("Build", "compare", "diff")
+
+ENGINES: Final = get_args(PipelineKeys.model_fields["engine"].annotation)
+
+ENDINGS: Final = {
+    "failed": "failed",
+    "drained": "was drained after a signal",
+    "forced": "was stopped by force",
+}
+
+Build: TypeAlias = Callable[[Path, Sink], Runner]
+"""Makes the pipeline of a run, from its state directory and its sink."""
+
+
+class _Trial(NamedTuple):
+    """A pipeline, and where what it makes can be found."""
+
+    pipeline: Runner
+    state: Path
+    messages: Capture
+
+
+def diff(file: Path, *, engines: str, debug: bool) -> int:
+    """
+    Run the pipeline of a file on two engines; return the exit code.
+
+    Args:
+        file: The pipeline.
+        engines: Their names, a comma between them.
+        debug: Whether to log everything and show tracebacks.
+
+    Raises:
+        ConfigError: If the file is wrong, or there are no such two engines.
+
+    """
+    first, second = _engines(engines)
+    keys, document = load(file)
+    return compare(
+        (first, partial(_on, file, first)),
+        (second if second != first else f"{second} again", partial(_on, file, second)),
+        load_stage=dict(stage_names(document.data))["load",],
+        ordered=all(
+            stage.order in (None, Order.TOTAL.value) for stage in keys.transform
+        ),
+        debug=debug,
+    )
+
+
+def compare(
+    first: tuple[str, Build],
+    second: tuple[str, Build],
+    *,
+    load_stage: str,
+    ordered: bool,
+    debug: bool,
+) -> int:
+    """
+    Run two pipelines and say what they make differently; return the exit code.
+
+    Args:
+        first: What the one is called, and what builds it.
+        second: The other.
+        load_stage: Name of their load stage.
+        ordered: Whether the order of messages counts.
+        debug: Whether to log everything and show tracebacks.
+
+    """
+    names = first[0], second[0]
+    out, err = Screen(), Screen(stderr=True)
+    configure(err, debug=debug)
+    with tempfile.TemporaryDirectory(prefix="etlstage-diff-") as folder:
+        # What is wrong with the second is known before the first runs.
+        trials = [
+            _trial(build, Path(folder) / str(number), load_stage)
+            for number, (_, build) in enumerate((first, second))
+        ]
+        for name, trial in zip(names, trials, strict=True):
+            report = watch(trial.pipeline, err, err)
+            if report.status != "done":
+                return _not_compared(name, report, debug=debug)
+        differences = list(_differences(names, *trials, ordered=ordered))
+    for line in differences or [_agreement(names, trials[0], ordered=ordered)]:
+        out.print(line, soft_wrap=True, highlight=False, markup=False)
+    return FAILED if differences else 0
+
+
+def _engines(text: str) -> tuple[str, str]:
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2:
+        raise ConfigError(
+            f"--on needs two engines, as in local,spark, got {len(names)}: {text!r}"
+        )
+    expected = f", expected {' or '.join(map(repr, ENGINES))}"
+    problems = [
+        f"--on: unknown engine {name!r}{guess(name, ENGINES) or expected}"
+        for name in names
+        if name not in ENGINES
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return names[0], names[1]
+
+
+def _on(file: Path, engine: str, state: Path, sink: Sink) -> Runner:
+    return pipeline_from_yaml(file, trial=Trial(engine, state, sink))
+
+
+def _trial(build: Build, state: Path, load_stage: str) -> _Trial:
+    state.mkdir()
+    capture = Capture(state / "messages", name=load_stage)
+    return _Trial(build(state, capture), state, capture)
+
+
+def _not_compared(name: str, report: Report, *, debug: bool) -> int:
+    if report.error is not None:
+        show_error(report.error, debug=debug)
+    complain(f"nothing is compared: the run on {name} {ENDINGS[report.status]}")
+    return EXIT_CODES[report.status]
+
+
+def _differences(
+    names: tuple[str, str], first: _Trial, second: _Trial, *, ordered: bool
+) -> Iterator[str]:
+    """Yield the first difference of each kind; the ledgers name the stage."""
+    found = (
+        ledger_difference(names, first.pipeline.ledger, second.pipeline.ledger),
+        message_difference(names, first.messages, second.messages, ordered=ordered),
+        letter_difference(names, first.state, second.state),
+    )
+    yield from filter(None, found)
+
+
+def _agreement(names: tuple[str, str], one: _Trial, *, ordered: bool) -> str:
+    dead = sum(account.dead for account in one.pipeline.ledger)
+    return (
+        f"{names[0]} and {names[1]} agree: {_many(len(one.messages), 'message')}"
+        f" {'in order' if ordered else 'in any order'}, ledgers equal,"
+        f" {_many(dead, 'dead letter')}"
+    )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
