@@ -150,11 +150,21 @@ class _Builder:
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
         from etlstage.config import frames
 
-        if self._trial is not None:
-            raise ConfigError("engine spark can't be compared yet")
         extract, load = self._keys.extract, self._keys.load
-        assert extract.spark is not None, "rules.py"
-        assert load.spark is not None, "rules.py"
+        if extract.spark is None or load.spark is None:
+            raise ConfigError("engine spark is for DataFrames at both ends alone")
+        sink = (
+            frames.staged_capture(self._trial.sink)
+            if self._trial is not None
+            else frames.staged_sink(
+                load.spark,
+                self._names["load",],
+                self._folder,
+                self._session(),
+                on_error=error_policy(load.on_error),
+                dead_letters=self._letters,
+            )
+        )
         return frames.executor_pipeline(
             extract.spark,
             self._names["extract",],
@@ -162,14 +172,7 @@ class _Builder:
             self._session(),
             name=self._keys.name,
             stages=stages,
-            sink=frames.staged_sink(
-                load.spark,
-                self._names["load",],
-                self._folder,
-                self._session(),
-                on_error=error_policy(load.on_error),
-                dead_letters=self._letters,
-            ),
+            sink=sink,
             dead_letters=self._letters,
             dead_letter_sink=self._letter_sink(self._keys.dead_letters),
             staging=self._keys.spark.staging,

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 import anyio.to_thread
@@ -27,6 +27,7 @@ from etlstage.config.model import (
 from etlstage.config.stages import located
 from etlstage.messages import Position, Run
 from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
+from etlstage.pipeline.interfaces import Sink
 from etlstage.spark import (
     DataFrameSink,
     DataFrameSource,
@@ -36,6 +37,7 @@ from etlstage.spark import (
     read_frame,
 )
 from etlstage.spark.engine import ExecutorPipeline
+from etlstage.spark.staged_capture import StagedCapture
 from etlstage.spark.staged_sink import StagedSink
 from etlstage.spark.streaming import StreamingPipeline
 from etlstage.supervisor import ErrorPolicy
@@ -180,6 +182,11 @@ def staged_sink(
         on_error=on_error,
         dead_letters=dead_letters,
     )
+
+
+def staged_capture(sink: Sink) -> StagedSink:
+    """Return what gives ``sink`` what executors have staged."""
+    return cast("StagedSink", StagedCapture(sink))
 
 
 def executor_pipeline(

@@ -317,7 +317,7 @@ def test_dataframes_at_both_ends(etlstage: Etlstage, tmp_path: Path) -> None:
     path.write_text(FRAMES)
     (tmp_path / "in.txt").write_text("a\nb\n")
 
-    done = etlstage("diff", path, "--on", "local,local")
+    done = etlstage("diff", path)
 
     assert done.returncode == 0, done.stderr
     assert "agree: 2 messages in order" in done.stdout
