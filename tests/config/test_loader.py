@@ -57,8 +57,8 @@ def test_everything_at_once_in_the_order_of_the_file(path: Path) -> None:
     """A user who mends all of these in one go is a happy user."""
     content = """\
 name: papers
-engine: spark
-delivery: exactly-once
+engine: sparc
+delivery: at-most-once
 sparc: {}
 extract:
   spark: {format: json, path: x, table: y, mesage: z, options: {a: [1]}}
@@ -83,10 +83,10 @@ load:
   workers: 3
 """
     assert errors_of(path, content) == [
-        "pipeline.yaml:2:9: engine: 'spark' is not in this version, expected 'local'",
+        ("pipeline.yaml:2:9: engine: unknown engine 'sparc' (did you mean 'spark'?)"),
         (
-            "pipeline.yaml:3:11: delivery: 'exactly-once' is not in this version,"
-            " expected 'at-least-once'"
+            "pipeline.yaml:3:11: delivery: 'at-most-once' is not in this version,"
+            " expected 'at-least-once' or 'exactly-once'"
         ),
         "pipeline.yaml:4:1: sparc: unknown key (did you mean 'spark'?)",
         "pipeline.yaml:6:34: extract.spark.table: can't be used together with path",
@@ -252,7 +252,10 @@ load:
         ),
         (
             MINIMAL + "delivery: twice\n",
-            "4:11: delivery: unknown delivery 'twice', expected 'at-least-once'",
+            (
+                "4:11: delivery: unknown delivery 'twice',"
+                " expected 'at-least-once' or 'exactly-once'"
+            ),
         ),
     ],
 )
@@ -462,7 +465,7 @@ def test_interpolated_word_is_only_called_unknown(
     """The user still learns what was expected."""
     monkeypatch.setenv("S", SECRET)
     assert error_of(path, f"{MINIMAL}engine: ${{S}}\n") == (
-        "4:9: engine: unknown engine, expected 'local'"
+        "4:9: engine: unknown engine, expected 'local' or 'spark' or 'streaming'"
     )
 
 
@@ -477,3 +480,73 @@ def test_interpolated_number_that_is_none(
     assert error_of(path, content) == (
         "4:49: transform[0].workers: expected a whole number, got an interpolated value"
     )
+
+
+ENGINES = """\
+name: papers
+engine: {engine}
+delivery: {delivery}
+extract: {{{extract}}}
+load: {{{load}}}
+"""
+FRAME = "spark: {path: in}"
+WORKER_YET = "is not for engine spark yet: use spark, or engine local"
+EXACTLY = (
+    "exactly-once needs engine streaming and load.spark with a path and a format of"
+    " files (avro, csv, json, orc, parquet, text, xml)"
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "delivery", "extract", "sink", "problems"),
+    [
+        ("spark", "at-least-once", FRAME, FRAME, []),
+        ("streaming", "exactly-once", f"{FRAME}, every: 5s", FRAME, []),
+        (
+            "spark",
+            "at-least-once",
+            "worker: {command: [cat]}",
+            "worker: {command: [cat]}",
+            [
+                f"extract.worker: {WORKER_YET}",
+                f"load.worker: {WORKER_YET}",
+            ],
+        ),
+        (
+            "spark",
+            "exactly-once",
+            f"{FRAME}, every: 5s",
+            FRAME,
+            [
+                f"delivery: {EXACTLY}",
+                "extract.every: is only for a worker, or for engine streaming",
+            ],
+        ),
+        (
+            "streaming",
+            "exactly-once",
+            FRAME,
+            "spark: {path: out, format: delta, mode: overwrite}",
+            [
+                f"delivery: {EXACTLY}",
+                (
+                    "load.spark.mode: can't be overwrite with engine streaming, which"
+                    " goes on where it was"
+                ),
+            ],
+        ),
+    ],
+)
+def test_engines_have_rules(
+    path: Path, engine: str, delivery: str, extract: str, sink: str, problems: list[str]
+) -> None:
+    """What an engine can't do is told before anything starts."""
+    content = ENGINES.format(
+        engine=engine, delivery=delivery, extract=extract, load=sink
+    )
+    if not problems:
+        path.write_text(content)
+        load(path)
+        return
+    found = errors_of(path, content)
+    assert [p.split(": ", 1)[1] for p in found] == problems
