@@ -41,7 +41,7 @@ must.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from etlstage.messages import Run
@@ -64,6 +64,8 @@ __all__ = (
 
 Driver: TypeAlias = Literal["supervisor", "worker"]
 OnError: TypeAlias = Literal["exit", "skip"]
+
+_OFFSETS = b'{"offsets"'  # begins a request for an offset, and none for a range
 
 
 def transform(
@@ -194,6 +196,8 @@ def extract_cycle(
     *,
     offsets: Literal["worker", "supervisor"] = "worker",
     parse: Callable[[bytes], Iterable[Any]] | None = None,
+    latest: Callable[[], int] | None = None,
+    initial: Callable[[], int] | None = None,
     markers: Markers | None = None,
 ) -> None:
     """
@@ -210,6 +214,9 @@ def extract_cycle(
         offsets: Who keeps the offsets.
         parse: Takes a request and gives the arguments of ``f``, where the supervisor
             writes its requests otherwise than ``{"start": ..., "end": ...}``.
+        latest: Gives the offset behind all that can be extracted now, for a supervisor
+            that asks for it: by ``{"offsets": "latest"}``.
+        initial: Gives the offset of the first message that there is, likewise.
         markers: Those of the session, when they are not to be looked for.
 
     """
@@ -218,7 +225,15 @@ def extract_cycle(
         raise ValueError(f"offsets is {offsets!r}, expected 'worker' or 'supervisor'")
     if parse is None:
         parse = _range_of if offsets == "supervisor" else _nothing_of
-    call: Callable[[bytes], Iterable[bytes]] = lambda request: f(*parse(request))  # noqa: E731
+    if offsets == "worker" and (latest or initial):
+        raise ValueError("latest and initial need offsets='supervisor'")
+    ends = {"latest": latest, "initial": initial}
+
+    def call(request: bytes) -> Iterable[bytes]:
+        if request.startswith(_OFFSETS) and offsets == "supervisor":
+            return [b"%d" % _end_of(request, ends)]
+        return f(*parse(request))
+
     protocol, descriptors = open_session(Mode.CYCLIC, markers)
     if protocol.markers.eop == protocol.markers.eom:
         # A reply is one message, so no part of it can be passed on before.
@@ -254,6 +269,16 @@ def _range_of(request: bytes) -> tuple[Any, Any]:
             'can\'t read the request, expected {"start": ..., "end": ...};'
             " use parse= for another"
         ) from None
+
+
+def _end_of(request: bytes, ends: Mapping[str, Callable[[], int] | None]) -> int:
+    import json
+
+    end = json.loads(request)["offsets"]
+    give = ends.get(end)
+    if give is None:
+        raise ValueError(f"asked for the {end} offset: give it with {end}=")
+    return give()
 
 
 def _mode(driver: str, size: int) -> Mode:

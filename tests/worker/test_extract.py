@@ -66,6 +66,33 @@ def test_cycle_with_requests_of_another_form(start: Start) -> None:
     assert stage.finish() == (b"", 0)
 
 
+def test_cycle_tells_its_offsets(start: Start) -> None:
+    """Between ranges, however they are written; each time anew."""
+    stage = start("""
+        from itertools import count
+        worker.extract_cycle(
+            lambda *words: words, offsets="supervisor", parse=lambda m: m.split(b".."),
+            latest=count(7).__next__, initial=lambda: -1,
+        )
+    """)
+    stage.ask(b'{"offsets": "initial"}\n', b"-1\n\0")
+    stage.ask(b'{"offsets": "latest"}\n', b"7\n\0")
+    stage.ask(b"1..5\n", b"1\n5\n\0")
+    stage.ask(b'{"offsets": "latest"}\n', b"8\n\0")
+    assert stage.finish() == (b"", 0)
+
+
+def test_cycle_that_does_not_know_its_offsets_says_so(start: Start) -> None:
+    """No offset is made up."""
+    stage = start(RANGE)
+    stage.write(b'{"offsets": "latest"}\n')
+    assert stage.finish() == (b"", 1)
+    assert "asked for the latest offset: give it with latest=" in stage.stderr
+    stage = start("worker.extract_cycle(lambda: [], latest=lambda: 1)")
+    assert stage.finish() == (b"", 1)
+    assert "latest and initial need offsets='supervisor'" in stage.stderr
+
+
 def test_cycle_with_one_message_per_request(start: Start) -> None:
     """With ``eop == eom`` each request has exactly one message."""
     stage = start(RANGE, "--end-of-process", r"\n")
