@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
+
+from etlstage.supervisor import quantity
 
 __all__ = (
     "Budget",
@@ -31,32 +34,16 @@ __all__ = (
 MASK: Final = re.compile(r"0?[0-7]{1,3}|0o[0-7]{1,3}")
 POINTER: Final = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
 SHARE: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *%")
-NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?|\.\d+) *([A-Za-z]*)")
-SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-BYTES: Final = {
-    "": 1, "B": 1,
-    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
-}  # fmt: skip
-
-
-def _measure(value: object, units: dict[str, float], expected: str) -> float:
-    match = NUMBER.fullmatch(str(value))
-    if match is None or match[2] not in units:
-        raise PydanticCustomError("expected", "{text}", {"text": expected})
-    amount = float(match[1]) * units[match[2]]
-    if amount <= 0:
-        raise PydanticCustomError("expected", "{text}", {"text": "more than 0"})
-    return amount
 
 
 def _duration(value: object) -> float:
-    return _measure(value, SECONDS, "a duration such as 500ms, 30s or 2m")
+    with _as_expected():
+        return quantity.duration(str(value))
 
 
 def _size(value: object) -> int:
-    size = _measure(value, dict(BYTES), "a size such as 512KiB, 1MiB or 10MB")
-    return max(1, round(size))
+    with _as_expected():
+        return quantity.size(str(value))
 
 
 def _size_or_zero(value: object) -> int:
@@ -96,6 +83,14 @@ def _pointer(value: object) -> str:
     if not isinstance(value, str) or not POINTER.fullmatch(value):
         raise _unexpected("a JSON pointer such as /id")
     return value
+
+
+@contextmanager
+def _as_expected() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise _unexpected(str(error)) from None
 
 
 def _unexpected(wanted: str) -> PydanticCustomError:

@@ -36,6 +36,7 @@ from etlstage.supervisor import (
     Stage,
     Timeouts,
 )
+from etlstage.supervisor.stage import PYTHONS
 
 __all__ = (
     "error_policy",
@@ -45,7 +46,6 @@ __all__ = (
     "transform_stage",
 )
 
-PYTHONS: Final = ("python", "python3")
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 

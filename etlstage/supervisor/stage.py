@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
@@ -24,9 +25,12 @@ from etlstage.supervisor.policy import (
 )
 from etlstage.supervisor.restart import RestartPolicy
 
-__all__ = ("Stage",)
+__all__ = ("PYTHONS", "Stage")
 
 MiB = 1024 * 1024
+
+PYTHONS: Final = ("python", "python3")
+"""In front of a command that is written down: the interpreter that runs etlstage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
