@@ -63,7 +63,8 @@ def _raised_by_python(text: str) -> str | None:
     _, found, rest = text.partition(_TRACEBACK)
     if not found:
         return None
-    python = re.split(r"\n\s*at |\n\s*JVM stacktrace", rest, maxsplit=1)[0]
+    # Behind it come stack traces of Java, and what a streaming query was.
+    python = re.split(r"\n\s*at |\n\s*JVM stacktrace|\n=== ", rest, maxsplit=1)[0]
     raised = _RAISED.findall(python)
     return _remedied(raised[-1]) if raised else None
 

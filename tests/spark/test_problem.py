@@ -69,6 +69,13 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
             id="python-connect",
         ),
         pytest.param(
+            "[STREAM_FAILED] Query terminated with exception: Traceback (most recent "
+            'call last):\n  File "/x.py", line 5, in boom\nValueError: bad\n'
+            "=== Streaming Query ===\nIdentifier: [id = 1]\nSTATE: ACTIVE",
+            "ValueError: bad",
+            id="stream",
+        ),
+        pytest.param(
             "[TASK_WRITE_FAILED] Task failed while writing rows to file:/o. SQLSTATE: "
             "58030" + STACK + "Caused by: java.io.IOException: No space left" + STACK,
             "task failed while writing rows to file:/o: no space left "
