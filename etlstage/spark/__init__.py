@@ -3,8 +3,9 @@ Spark at both ends of a pipeline.
 
 :class:`Session` starts Spark, :class:`DataFrameSource` reads messages out of a
 DataFrame and :class:`DataFrameSink` loads them into one; :func:`transform` runs a
-stage inside the executors, where :func:`ship` brings its program.  Only Spark's
-DataFrame API is used, so that all of it also runs over Spark Connect.
+stage inside the executors, where :func:`ship` brings its program; :func:`register`
+makes workers a data source.  Only Spark's DataFrame API is used, so that all of it
+also runs over Spark Connect.
 
 This package alone imports PySpark; the layers above import it when a pipeline asks
 for Spark.
@@ -24,6 +25,7 @@ for _package in ("pyspark", "pyarrow", "pandas"):
             "pip install 'etlstage[spark]'"
         )
 
+from etlstage.spark.datasource import register  # noqa: E402
 from etlstage.spark.dead_letter import DeadLetterFrame  # noqa: E402
 from etlstage.spark.destination import Destination  # noqa: E402
 from etlstage.spark.executor import transform  # noqa: E402
@@ -43,6 +45,7 @@ __all__ = (
     "Session",
     "find_java",
     "read_frame",
+    "register",
     "ship",
     "transform",
 )
