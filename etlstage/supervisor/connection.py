@@ -40,7 +40,9 @@ from etlstage.telemetry import StageMetrics
 __all__ = ("Connection", "Owner")
 
 _CHUNK: Final = 65536  # bytes a read; once that many came:
-_BIG_CHUNK: Final = 1024 * 1024
+# Half of what the pipe holds: memory for all of it comes from the kernel, and goes
+# back there, with every read, and its pages are cleared each time.
+_BIG_CHUNK: Final = 512 * 1024
 _TURN: Final = 16  # reads in a row before other tasks get a turn
 
 

@@ -257,10 +257,10 @@ def test_the_kth_reply_answers_the_kth_message() -> None:
 
 
 def test_slice_bounds_what_is_taken_at_once() -> None:
-    """A worker gets 256 KiB at a time, or one message that is longer."""
+    """A worker gets 640 KiB at a time, or one message that is longer."""
     line = Line(stage(window=100))
     caller = line.submission()
-    caller.feed([b"x" * 100_000] * 10, 0.0)
+    caller.feed([b"x" * 200_000] * 10, 0.0)
 
     assert line.feeder.feed(0.0)
     assert line.feeder.held == 2

@@ -254,10 +254,8 @@ def _bounds(array: pa.BinaryArray) -> tuple[int, int]:
     """Return where in its buffer the first element begins, and the last one ends."""
     if not len(array):
         return 0, 0
-    offsets = pa.Array.from_buffers(
-        pa.int32(), len(array) + 1, [None, array.buffers()[1]], offset=array.offset
-    )
-    return offsets[0].as_py(), offsets[-1].as_py()
+    offsets = memoryview(array.buffers()[1]).cast("i")
+    return offsets[array.offset], offsets[array.offset + len(array)]
 
 
 def _content(array: pa.BinaryArray) -> bytes:
