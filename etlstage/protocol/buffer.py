@@ -56,6 +56,19 @@ class ReceiveBuffer:
         self.drop(count)
         return taken
 
+    def feed_and_take(self, data: bytes, count: int) -> bytes:
+        """Do as :meth:`feed`, then :meth:`take` all up to the ``count``-th byte of it."""
+        if not self._data and count == len(data):
+            taken = data
+        else:
+            # What stays, a part of a reply, is little beside what is passed on.
+            view = memoryview(data)
+            taken = b"".join((self._data, view[:count]))
+            self._data = bytearray(view[count:])
+        self.offset += len(taken)
+        self._searched.clear()
+        return taken
+
     def drop(self, count: int) -> None:
         """Remove the first ``count`` bytes."""
         del self._data[:count]

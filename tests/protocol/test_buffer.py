@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -172,9 +173,19 @@ def test_buffer_can_be_fed_after_a_take() -> None:
     assert buffer.peek(9) == b"bcd"
 
 
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_what_is_fed_and_taken_passes_behind_what_is_held(count: int) -> None:
+    """Up to where it was said; the rest of it stays."""
+    buffer = filled(b"ab")
+    assert buffer.feed_and_take(b"cdef", count) == b"abcdef"[: 2 + count]
+    assert (buffer.offset, buffer.peek(9)) == (2 + count, b"cdef"[count:])
+
+
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["feed", "take", "drop", "truncate", "put_back"]),
+        st.sampled_from(
+            ["feed", "take", "feed_and_take", "drop", "truncate", "put_back"]
+        ),
         st.lists(st.sampled_from([b"a", b"b", b"ab", b"abb"]), max_size=4).map(
             b"".join
         ),
@@ -195,6 +206,11 @@ def test_buffer_is_a_string_with_an_offset(
         if step == "feed":
             buffer.feed(data)
             model += data
+        elif step == "feed_and_take":
+            through = len(model) + len(data) // 2
+            model += data
+            assert buffer.feed_and_take(data, len(data) // 2) == model[:through]
+            model, offset = model[through:], offset + through
         elif step == "put_back":
             count = min(count, offset)
             buffer.put_back(data[:count])

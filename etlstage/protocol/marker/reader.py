@@ -78,11 +78,10 @@ class Reader:
                 came before.
 
         """
-        if self._pairs and not self._buffer and self._is_whole(data):
+        if self._pairs and (end := self._end_of_replies(data)):
             # The common case, spared the copies into the buffer and out of it.
             start = self._buffer.offset
-            self._buffer.offset += len(data)
-            self._split_replies(data, start)
+            self._split_replies(self._buffer.feed_and_take(data, end), start)
             self._check_rest()
             return
         self._buffer.feed(data)
@@ -102,12 +101,18 @@ class Reader:
         self._refuse_size(messages[self._sound(messages) :])
         return tail
 
-    def _is_whole(self, data: bytes) -> bool:
-        return (
-            data.endswith(self._markers.eop)
-            and self._markers.bnc not in data
-            and len(data) <= self._smallest_limit
-        )
+    def _end_of_replies(self, data: bytes) -> int:
+        """Return where in ``data`` the last EOP ends, or 0 if that is not all to see."""
+        eop, bnc = self._markers.eop, self._markers.bnc
+        held = len(self._buffer)
+        if (
+            (held and len(bnc) > 1)  # which may have begun there
+            or held + len(data) > self._smallest_limit
+            or bnc in data
+        ):
+            return 0
+        at = data.rfind(eop)
+        return at + len(eop) if at >= 0 else 0
 
     def _parser(self, side: Side, mode: Mode) -> Callable[[], None]:
         m = self._markers
