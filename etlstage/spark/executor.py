@@ -67,7 +67,10 @@ def transform(
     """
     _check(stage, keep or ())
     chosen = message_column(frame, message)
-    columns: list[Column] = [sf.expr(chosen.expression).cast("binary").alias("message")]
+    # Text stays text: to make binary of it Spark copies each, and for Arrow the two
+    # are the same bytes.
+    kind = "string" if chosen.is_text else "binary"
+    columns: list[Column] = [sf.expr(chosen.expression).cast(kind).alias("message")]
     if keep:
         columns.append(sf.struct(*keep).alias(KEPT))
     given = frame.select(*columns)

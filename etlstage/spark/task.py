@@ -79,7 +79,8 @@ class Task:
             yield from results.rest()
 
     def _messages(self, batch: pa.RecordBatch) -> Run:
-        # Large where spark.sql.execution.arrow.useLargeVarTypes is set.
+        # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
+        # is set. Bytes are not copied for it, but for what is large.
         column = batch.column(0).cast(pa.binary())
         if column.null_count:
             raise SourceFailed(

@@ -53,10 +53,11 @@ def test_batches_come_back_in_order() -> None:
     assert rows(task.run(given(*batches))) == list(enumerate(messages))
 
 
-def test_large_offsets_are_understood() -> None:
-    """Spark may be set to use 64 bits for where a message begins."""
-    messages = [b"a", b"", b"ccc"]
-    batch = pa.record_batch({"message": pa.array(messages, pa.large_binary())})
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.string(), pa.large_string()])
+def test_messages_are_bytes_however_spark_gives_them(kind: pa.DataType) -> None:
+    """As text, and with 64 bits for where a message begins, if it is set to."""
+    messages = [b"a", b"", "cœç".encode()]
+    batch = pa.record_batch({"message": pa.array(messages, pa.binary()).cast(kind)})
     (made,) = Task(stage("lambda m: (m,)"), texts=False).run(iter([batch]))
     assert made.column(0).to_pylist() == messages
 
