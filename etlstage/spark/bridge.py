@@ -11,6 +11,7 @@ means of ``etlstage.transport``, for no code of ours runs then.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,18 +44,19 @@ class Bridge(Generic[T]):
         self.inbox: MemoryObjectReceiveStream[Run] = receive
         """The runs that were given."""
         self._send: MemoryObjectSendStream[Run] = send
-        self._portal = portal
+        # What a portal calls is waited for, and a task of its own: for each run that
+        # is dearer than to pass it on.
+        self._loop = portal.call(_running_loop)
         self._outbox: SimpleQueue[tuple[T, int] | Exception | None] = SimpleQueue()
         self._put = self._taken = 0  # bytes; each has one writer
 
     def give(self, run: Run) -> None:
         """Pass ``run`` in; it goes nowhere if nobody reads any more."""
-        with suppress(BrokenResourceError):  # why, is found by take()
-            self._portal.call(self._send.send_nowait, run)
+        self._loop.call_soon_threadsafe(self._pass, run)
 
     def end(self) -> None:
         """Promise that no more runs are given."""
-        self._portal.call(self._send.close)
+        self._loop.call_soon_threadsafe(self._send.close)
 
     @property
     def ready(self) -> bool:
@@ -79,6 +81,10 @@ class Bridge(Generic[T]):
         while self._put - self._taken > _UNREAD:  # noqa: ASYNC110
             await sleep(0.01)
 
+    def _pass(self, run: Run) -> None:
+        with suppress(BrokenResourceError):  # why, is found by take()
+            self._send.send_nowait(run)
+
     async def _serve(self, serve: Callable[[Bridge[T]], Awaitable[None]]) -> None:
         try:
             with self.inbox:
@@ -93,6 +99,10 @@ class Bridge(Generic[T]):
         self.inbox.close()
 
 
+async def _running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
 @contextmanager
 def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]]:
     """
@@ -102,7 +112,7 @@ def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]
         serve: Called in the loop; what it raises is raised by :meth:`Bridge.take`.
 
     """
-    with start_blocking_portal() as portal:
+    with start_blocking_portal("asyncio") as portal:
         bridge: Bridge[T] = Bridge(portal)
         try:
             portal.start_task_soon(bridge._serve, serve)
