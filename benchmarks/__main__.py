@@ -20,6 +20,9 @@ QUESTIONS = (
     "import_time",
     "local_engine",
     "executor",
+    "executor_chain",
+    "executor_growth",
+    "executor_memory",
     "driver_memory",
 )
 

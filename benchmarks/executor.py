@@ -1,63 +1,115 @@
 """
 How fast is a stage inside Spark's executors?
 
-``etlstage.spark.transform`` with the C echo worker against ``mapInArrow`` with the
-identity, and against ``RDD.pipe("cat")``. Every row is made and none is kept. The
-rows come out of Spark's cache: to make them up takes longer than to pass them on.
+``etlstage.spark.transform`` with an identity worker in C, with the SDK and in shell,
+against what else passes rows through Python or through a program:
+
+* ``mapInArrow`` and ``mapInPandas`` with the identity, which start no program;
+* ``RDD.pipe("cat")`` from PySpark;
+* the JVM's own ``RDD.pipe("cat")``, called through the gateway, where no row meets
+  Python. No target: it shows what Spark does in Scala.
+
+Every row is made and none is kept. The rows come out of Spark's cache: to make them up
+takes longer than to pass them on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 from pyspark.sql import DataFrame
 
-from benchmarks.harness import Row, echo_stage, paired
-from benchmarks.spark import frame, session
+from benchmarks.harness import (
+    Row,
+    echo_stage,
+    in_turn,
+    median_pair,
+    sdk_stage,
+    shell_stage,
+)
+from benchmarks.spark import frame, rate, session
 from etlstage.spark import transform
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+T = TypeVar("T")
 
 COUNT = 4_000_000
+WORKERS = {"C echo worker": echo_stage, "SDK worker": sdk_stage, "shell": shell_stage}
+ARROW, PANDAS = "mapInArrow identity", "mapInPandas identity"
+PIPE, JVM_PIPE = 'RDD.pipe("cat")', 'RDD.pipe("cat") in the JVM'
+TARGETS = {
+    ("C echo worker", ARROW): 0.65,
+    ("C echo worker", PANDAS): 0,
+    ("C echo worker", PIPE): 6,
+    ("C echo worker", JVM_PIPE): 0,
+    ("SDK worker", ARROW): 0,
+    ("SDK worker", PIPE): 0,
+    ("shell", ARROW): 0,
+    ("shell", PIPE): 0,
+}
+"""Which are compared, and the ratio to reach; 0 where there is none."""
 
 
 def measure(count: int = COUNT, rounds: int = 3) -> list[Row]:
-    """Return rows per second of each pair."""
+    """Return rows per second of each worker, beside each of the others."""
     with session() as spark:
         rows = frame(spark, count).cache()
         assert rows.count() == count
-
-        def ours() -> float:
-            return _rate(transform(rows, echo_stage()), count)
-
-        identity = paired(
-            ours,
-            lambda: _rate(rows.mapInArrow(_identity, "value string"), count),
-            rounds=rounds,
-        )
-        pipe = paired(ours, lambda: _pipe(rows, count), rounds=rounds)
-    what = "stage on executors, C echo worker"
+        jobs: dict[str, Callable[[], float]] = {
+            worker: partial(_pass, rows, worker, count) for worker in WORKERS
+        }
+        jobs |= {
+            ARROW: lambda: rate(rows.mapInArrow(_identity, "value string"), count),
+            PANDAS: lambda: rate(rows.mapInPandas(_identity, "value string"), count),
+            PIPE: lambda: _counted(_pipe(rows), count),
+            JVM_PIPE: lambda: _counted(_jvm_pipe(rows), count),
+        }
+        rates = in_turn(jobs, rounds=rounds)
     return [
-        Row(what, identity[0], "mapInArrow identity", identity[1], "rows/s", 0.65),
-        Row(what, pipe[0], 'RDD.pipe("cat")', pipe[1], "rows/s", 6),
+        Row(
+            f"stage on executors, {worker}",
+            *_beside(rates[worker], against, rates[against]),
+            "rows/s",
+            target,
+        )
+        for (worker, against), target in TARGETS.items()
     ]
 
 
-def _identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _beside(
+    ours: list[float], against: str, theirs: list[float]
+) -> tuple[float, str, float]:
+    one, other = median_pair(ours, theirs)
+    return one, against, other
+
+
+def _pass(rows: DataFrame, worker: str, count: int) -> float:
+    return rate(transform(rows, WORKERS[worker]()), count)
+
+
+def _identity(batches: Iterator[T]) -> Iterator[T]:
     yield from batches
 
 
-def _rate(made: DataFrame, count: int) -> float:
-    started = time.perf_counter()
-    made.write.format("noop").mode("overwrite").save()
-    return count / (time.perf_counter() - started)
+class _Lines(Protocol):
+    """Either kind of RDD."""
+
+    def count(self) -> int: ...
 
 
-def _pipe(rows: DataFrame, count: int) -> float:
+def _pipe(rows: DataFrame) -> _Lines:
+    return rows.rdd.map(lambda row: row.value).pipe("cat")
+
+
+def _jvm_pipe(rows: DataFrame) -> _Lines:
+    jvm: Any = rows.sparkSession.sparkContext._jvm
+    texts = getattr(rows._jdf, "as")(jvm.org.apache.spark.sql.Encoders.STRING())
+    return cast("_Lines", texts.toJavaRDD().pipe("cat"))
+
+
+def _counted(lines: _Lines, count: int) -> float:
     started = time.perf_counter()
-    lines = rows.rdd.map(lambda row: row.value).pipe("cat")
     assert lines.count() == count
     return count / (time.perf_counter() - started)

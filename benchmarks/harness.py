@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,17 @@ from rich.table import Table
 
 from etlstage import Stage
 
-__all__ = ("Row", "echo_stage", "messages", "paired", "show")
+__all__ = (
+    "Row",
+    "echo_stage",
+    "in_turn",
+    "median_pair",
+    "messages",
+    "paired",
+    "sdk_stage",
+    "shell_stage",
+    "show",
+)
 
 MESSAGE_BYTES = 108
 """With its EOM; the size with which the targets were set."""
@@ -76,6 +86,18 @@ def echo_stage(**options: object) -> Stage:
     return Stage(name="echo", command=(echo_worker(),), **options)  # type: ignore[arg-type]
 
 
+def sdk_stage(**options: object) -> Stage:
+    """Return a stage with an identity worker made with the SDK."""
+    identity = "from etlstage import worker; worker.transform(lambda m: (m,))"
+    return Stage(name="sdk", command=(sys.executable, "-c", identity), **options)  # type: ignore[arg-type]
+
+
+def shell_stage(**options: object) -> Stage:
+    """Return a stage with an identity worker in shell and awk."""
+    script = str(Path(__file__).with_name("echo.sh"))
+    return Stage(name="shell", command=("sh", script), **options)  # type: ignore[arg-type]
+
+
 def paired(
     ours: Callable[[], float], theirs: Callable[[], float], *, rounds: int = 5
 ) -> tuple[float, float]:
@@ -85,8 +107,24 @@ def paired(
     In turn, because the speed of a shared machine drifts; the first round is a
     warm-up and does not count.
     """
-    pairs = [(ours(), theirs()) for _ in range(rounds + 1)][1:]
-    pairs.sort(key=lambda pair: pair[0] / pair[1])
+    rates = in_turn({"ours": ours, "theirs": theirs}, rounds=rounds)
+    return median_pair(rates["ours"], rates["theirs"])
+
+
+def in_turn(
+    jobs: Mapping[str, Callable[[], float]], *, rounds: int
+) -> dict[str, list[float]]:
+    """Measure all in turn, as :func:`paired` does two, and return what each gave."""
+    found: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds + 1):
+        for name, job in jobs.items():
+            found[name].append(job())
+    return {name: numbers[1:] for name, numbers in found.items()}
+
+
+def median_pair(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Return, of what was measured in the same rounds, that with the median ratio."""
+    pairs = sorted(zip(ours, theirs, strict=True), key=lambda pair: pair[0] / pair[1])
     return pairs[statistics.median_low(range(len(pairs)))]
 
 

@@ -7,24 +7,22 @@ supervisor, with the same messages.
 
 from __future__ import annotations
 
-import sys
 import time
 
 import anyio
 
-from benchmarks.harness import Row, echo_stage, messages, paired
+from benchmarks.harness import Row, echo_stage, messages, paired, sdk_stage
 from etlstage import AsyncSupervisor, Stage
 
 COUNT = 500_000
-IDENTITY = "from etlstage import worker; worker.transform(lambda message: (message,))"
 
 
 def measure() -> list[Row]:
     """Return messages per second of both."""
     run = messages(COUNT)
-    sdk = Stage(name="sdk", command=(sys.executable, "-c", IDENTITY))
     ours, theirs = paired(
-        lambda: anyio.run(_pass, sdk, run), lambda: anyio.run(_pass, echo_stage(), run)
+        lambda: anyio.run(_pass, sdk_stage(), run),
+        lambda: anyio.run(_pass, echo_stage(), run),
     )
     return [
         Row("SDK worker, identity", ours, "C echo worker", theirs, "messages/s", 0.5)
