@@ -5,7 +5,8 @@
 Python processes of its own, several for one query, none of them the one that has
 called it; each makes objects anew from the options, or gets them pickled.
 
-Reading is in ``reader.py``, and which options there are in ``options.py``.
+Reading is in ``reader.py``, writing in ``writer.py``, and which options there are in
+``options.py``.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
 )
 from pyspark.sql.types import StructType
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.worker_source import OffsetPolicy
-from etlstage.spark.options import Reading, Writing, reading
+from etlstage.spark.options import Reading, Writing, reading, writing
 from etlstage.spark.reader import Reader, RefusedStream, StreamReader
+from etlstage.spark.writer import StreamWriter, Writer
 from etlstage.supervisor import Stage
 
 __all__ = ("WorkerDataSource", "bound", "register")
@@ -48,7 +52,7 @@ def register(spark: SparkSession) -> None:
 
 class WorkerDataSource(DataSource):
     """
-    Reads rows from an extract worker.
+    Reads rows from an extract worker, and writes rows into a load worker.
 
     A read may be repeated, as a whole or one partition of it, and must give the same
     rows then: the worker remembers nothing. See the README for the options.
@@ -76,10 +80,30 @@ class WorkerDataSource(DataSource):
         except ConfigError as error:
             return RefusedStream(error)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes once."""
+        return Writer(self._writing(overwrite), schema)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Return what writes the batches of a stream."""
+        return StreamWriter(self._writing(overwrite), schema)
+
     def _reading(self) -> Reading:
         if isinstance(self._bound, Writing):
             raise ConfigError(f"stage {self._bound.stage.name} can't be read from")
         return self._bound or reading(self.options)
+
+    def _writing(self, overwrite: bool) -> Writing:
+        if overwrite:
+            raise ConfigError(
+                "format etlstage: mode is overwrite, or complete, expected append: what"
+                " a worker has loaded it can't take back"
+            )
+        if isinstance(self._bound, Reading):
+            raise ConfigError(f"stage {self._bound.stage.name} can't be written to")
+        return self._bound or writing(self.options)
 
 
 def bound(

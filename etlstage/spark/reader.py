@@ -7,6 +7,7 @@ The driver decides who extracts what, and each task runs a worker of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Final, cast
 
@@ -208,6 +209,8 @@ def _rows(
     }
     stage = replace(reading.stage, env=about | dict(reading.stage.env))
     rows = Rows(stage.name, schema)
-    for run in extracted(stage, part, reading.offsets):
-        yield from rows.add(run)
+    # Closed here and not when it is collected: its worker is to be gone.
+    with closing(extracted(stage, part, reading.offsets)) as runs:
+        for run in runs:
+            yield from rows.add(run)
     yield from rows.rest()

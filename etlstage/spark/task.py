@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Final, NamedTuple, cast
 
 import pyarrow as pa
+from anyio.streams.memory import MemoryObjectReceiveStream
 from pyspark import TaskContext
 
 from etlstage.errors import SourceFailed, StageFailed
@@ -22,10 +23,15 @@ from etlstage.protocol.marker.columnar import COLUMNS, Column, Replies
 from etlstage.protocol.marker.framing import LISTS
 from etlstage.spark.bridge import Bridge, bridged
 from etlstage.spark.shipping import place
-from etlstage.supervisor import AsyncSupervisor, Stage
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    Stage,
+    SupervisorEvent,
+    WorkerExited,
+)
 from etlstage.supervisor.submission import Answer
 
-__all__ = ("KEPT", "Task")
+__all__ = ("KEPT", "Task", "answer_all", "messages_of", "refused")
 
 KEPT: Final = "_etlstage_kept"
 """Column with what rows keep."""
@@ -63,10 +69,10 @@ class Task:
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
-        with bridged(partial(_serve, place(self._stage))) as bridge:
+        with bridged(partial(answer_all, place(self._stage))) as bridge:
             results = _Results(self._stage.name, texts=self._texts)
             for batch in batches:
-                messages = self._messages(batch)
+                messages = messages_of(self._stage, batch.column(0))
                 results.expect(batch)
                 bridge.give(messages)
                 while results.pending > _AHEAD or bridge.ready:
@@ -78,32 +84,79 @@ class Task:
                 yield from results.ripe()
             yield from results.rest()
 
-    def _messages(self, batch: pa.RecordBatch) -> Run:
-        # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
-        # is set. Bytes are not copied for it, but for what is large.
-        column = batch.column(0).cast(pa.binary())
-        if column.null_count:
-            raise SourceFailed(
-                f"stage {self._stage.name}: message is null in {column.null_count} of"
-                f" {len(column)} rows of a batch: filter these rows, or give them a"
-                " message with coalesce(...)",
-                stage=self._stage.name,
-            )
-        if self._stage.mode.batches:
-            messages: Run = column.to_pylist()
-            return messages
-        # A sequence of bytes is all that the way of single messages asks for.
-        return cast("Run", Column(column))
+
+def messages_of(stage: Stage, column: pa.Array) -> Run:
+    """
+    Return the messages in ``column``, as :func:`answer_all` takes them.
+
+    Raises:
+        SourceFailed: If one of them is null.
+
+    """
+    # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
+    # is set. Bytes are not copied for it, but for what is large.
+    column = column.cast(pa.binary())
+    if column.null_count:
+        raise SourceFailed(
+            f"stage {stage.name}: message is null in {column.null_count} of"
+            f" {len(column)} rows of a batch: filter these rows, or give them a"
+            " message with coalesce(...)",
+            stage=stage.name,
+        )
+    if stage.mode.batches:
+        messages: Run = column.to_pylist()
+        return messages
+    # A sequence of bytes is all that the way of single messages asks for.
+    return cast("Run", Column(column))
 
 
-async def _serve(stage: Stage, bridge: Bridge[Answer]) -> None:
+def refused(stage: str, text: str, answer: Answer) -> StageFailed:
+    """Return the error for an answer, with the place of its messages."""
+    task = TaskContext.get()
+    partition = f" of partition {task.partitionId()}" if task is not None else ""
+    first, count = answer.start + 1, len(answer.messages)
+    which = f"message {first}" + (f" to {first + count - 1}" if count > 1 else "")
+    return StageFailed(f"{text} ({which}{partition})", stage=stage)
+
+
+async def answer_all(
+    stage: Stage, bridge: Bridge[Answer], *, ends_well: bool = False
+) -> None:
+    """
+    Answer what comes over the bridge until there is no more.
+
+    Args:
+        stage: With answers in the order of its input.
+        bridge: The bridge.
+        ends_well: Whether it is a failure if a worker does not exit with status 0
+            when its input has ended.
+
+    """
     framing = LISTS if stage.mode.batches else COLUMNS
-    async with (
-        AsyncSupervisor(stage, framing=framing) as supervisor,
-        aclosing(supervisor.answers(bridge.inbox)) as answers,
-    ):
-        async for answer in answers:
-            await bridge.put(answer, answer.reply_size)
+    with ExitStack() as stack:
+        async with AsyncSupervisor(stage, framing=framing) as supervisor:
+            events = stack.enter_context(supervisor.events())
+            if not ends_well:
+                events.close()
+            async with aclosing(supervisor.answers(bridge.inbox)) as answers:
+                async for answer in answers:
+                    await bridge.put(answer, answer.reply_size)
+        if ends_well:
+            await _check_ends(stage.name, events)
+
+
+async def _check_ends(
+    stage: str, events: MemoryObjectReceiveStream[SupervisorEvent]
+) -> None:
+    ends = [event async for event in events if isinstance(event, WorkerExited)]
+    # Of a worker that was started again, the last.
+    for end in {end.worker: end for end in ends}.values():
+        if end.status:
+            raise StageFailed(
+                f"stage {stage}: worker {end.worker} {end.fate} at the end of its"
+                " input, expected status 0: what it left may not be whole",
+                stage=stage,
+            )
 
 
 class _Results:
@@ -138,7 +191,7 @@ class _Results:
         """
         assert answer is not None, "unreachable: answers end before the input does"
         if answer.error is not None:
-            raise self._failed(str(answer.error), answer) from answer.error
+            raise refused(self._stage, str(answer.error), answer) from answer.error
         replies = Replies.of(answer.groups)
         values = replies.values
         if self._texts:
@@ -146,7 +199,7 @@ class _Results:
                 values = values.cast(pa.string())
             except pa.ArrowInvalid as error:
                 text = f"stage {self._stage}: a reply is not UTF-8"
-                raise self._failed(text, answer) from error
+                raise refused(self._stage, text, answer) from error
         place = self._places[0]
         if place.kept is None:
             self._pieces.append((values,))
@@ -173,10 +226,3 @@ class _Results:
             columns = [pa.concat_arrays(column) for column in zip(*pieces, strict=True)]
             names = ["value", KEPT][: len(columns)]
             yield pa.RecordBatch.from_arrays(columns, names=names)
-
-    def _failed(self, text: str, answer: Answer) -> StageFailed:
-        task = TaskContext.get()
-        partition = f" of partition {task.partitionId()}" if task is not None else ""
-        first, count = answer.start + 1, len(answer.messages)
-        which = f"message {first}" + (f" to {first + count - 1}" if count > 1 else "")
-        return StageFailed(f"{text} ({which}{partition})", stage=self._stage)
