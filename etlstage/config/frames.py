@@ -36,10 +36,10 @@ from etlstage.spark import (
     Session,
     read_frame,
 )
-from etlstage.spark.engine import ExecutorPipeline
-from etlstage.spark.staged_capture import StagedCapture
-from etlstage.spark.staged_sink import StagedSink
-from etlstage.spark.streaming import StreamingPipeline
+from etlstage.spark.engine.pipeline import ExecutorPipeline
+from etlstage.spark.engine.staged_capture import StagedCapture
+from etlstage.spark.engine.staged_sink import StagedSink
+from etlstage.spark.engine.streaming import StreamingPipeline
 from etlstage.supervisor import ErrorPolicy
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from etlstage.spark import Session
-
-from .driver import make_session
+from tests.spark.driver import make_session
 
 HERE = Path(__file__).parent
 

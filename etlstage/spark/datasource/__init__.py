@@ -1,0 +1,1 @@
+"""``format("etlstage")``: workers as a data source of Spark."""

@@ -1,0 +1,145 @@
+"""
+``format("etlstage")``: a worker as a data source of Spark.
+
+:func:`register` makes the format known to a session. Spark runs what is here in
+Python processes of its own, several for one query, none of them the one that has
+called it; each makes objects anew from the options, or gets them pickled.
+
+Reading is in ``reader.py``, writing in ``writer.py``, and which options there are in
+``options.py``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import ClassVar
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.pipeline.worker_source import OffsetPolicy
+from etlstage.spark.datasource.options import Reading, Writing, reading, writing
+from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
+from etlstage.spark.datasource.writer import StreamWriter, Writer
+from etlstage.supervisor import Stage
+
+__all__ = ("WorkerDataSource", "bound", "register")
+
+
+def register(spark: SparkSession) -> None:
+    """
+    Make ``format("etlstage")`` known to ``spark``, classic or Spark Connect.
+
+    ::
+
+        register(spark)
+        rows = spark.read.format("etlstage").option("command", "./fetch").load()
+
+    etlstage must be installed where Spark's Python workers run.
+    """
+    spark.dataSource.register(WorkerDataSource)
+
+
+class WorkerDataSource(DataSource):
+    """
+    Reads rows from an extract worker, and writes rows into a load worker.
+
+    A read may be repeated, as a whole or one partition of it, and must give the same
+    rows then: the worker remembers nothing. See the README for the options.
+    """
+
+    _bound: ClassVar[Reading | Writing | None] = None
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "etlstage"
+
+    def schema(self) -> str:
+        """Return the columns of a read to which no schema was given."""
+        return "value binary" if self._reading().binary else "value string"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads once."""
+        return Reader(self._reading(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return what reads again and again."""
+        try:
+            return StreamReader(self._reading(), schema)
+        except ConfigError as error:
+            return RefusedStream(error)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes once."""
+        return Writer(self._writing(overwrite), schema)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Return what writes the batches of a stream."""
+        return StreamWriter(self._writing(overwrite), schema)
+
+    def _reading(self) -> Reading:
+        if isinstance(self._bound, Writing):
+            raise ConfigError(f"stage {self._bound.stage.name} can't be read from")
+        return self._bound or reading(self.options)
+
+    def _writing(self, overwrite: bool) -> Writing:
+        if overwrite:
+            raise ConfigError(
+                "format etlstage: mode is overwrite, or complete, expected append: what"
+                " a worker has loaded it can't take back"
+            )
+        if isinstance(self._bound, Reading):
+            raise ConfigError(f"stage {self._bound.stage.name} can't be written to")
+        return self._bound or writing(self.options)
+
+
+def bound(
+    stage: Stage,
+    *,
+    offsets: OffsetPolicy | None = None,
+    partitions: int | None = None,
+    report: Path | None = None,
+) -> type[DataSource]:
+    """
+    Return a data source of ``stage`` alone, with a name of its own and no options.
+
+    Args:
+        stage: To read from if it extracts, to write to if it loads.
+        offsets: Of a cyclic stage; without an end the worker is asked for it.
+        partitions: Tasks of a read, as the option says.
+        report: File in which a write that is committed leaves its account, as JSON.
+            With it, messages that fail are put aside as ``stage.on_error`` says.
+
+    Raises:
+        ConfigError: If the stage can't be read from or written to like this.
+
+    """
+    known: Reading | Writing
+    if stage.kind is StageKind.EXTRACT:
+        known = Reading(stage=stage, offsets=offsets, partitions=partitions)
+    else:
+        known = Writing(stage=stage, report=report)
+    name = f"etlstage_{secrets.token_hex(8)}"
+
+    # Not known by a module, and so pickled with all that it is.
+    class Bound(WorkerDataSource):
+        _bound = known
+
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+    return Bound

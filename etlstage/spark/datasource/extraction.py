@@ -1,0 +1,285 @@
+"""
+Extract workers for a data source: ranges of offsets, rounds of messages, rows.
+
+Spark calls from threads of its own, and each call must come to an end by itself; the
+supervisor has an event loop in a thread beside, as in ``executor/bridge.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final, NamedTuple, Self
+
+import pyarrow as pa
+from anyio import BrokenResourceError, EndOfStream, create_memory_object_stream
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.streams.memory import MemoryObjectSendStream
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructType
+
+from etlstage.errors import ConfigError, EtlstageError, SourceFailed
+from etlstage.messages import Run
+from etlstage.pipeline.worker_source import OffsetPolicy
+from etlstage.spark.datasource.document import Misfit, check_types, rows_of_documents
+from etlstage.spark.frame.schema import is_raw
+from etlstage.supervisor import AsyncSupervisor, Stage
+
+__all__ = ("Offsets", "Range", "Rows", "extracted", "ranges")
+
+_AHEAD: Final = 4  # runs that wait for Spark
+_ROWS: Final = 10_000  # in a batch of rows, about
+_BYTES: Final = 8 * 1024 * 1024
+_TASKS: Final = 10_000
+
+
+class Range(NamedTuple):
+    """What one task extracts."""
+
+    number: int
+    """Of the task, from zero."""
+    of: int
+    """How many tasks there are."""
+    start: int | None = None
+    """First offset; None for a plain stage."""
+    end: int | None = None
+    """Behind the last."""
+
+
+def ranges(
+    stage: str, start: int, end: int, step: int, partitions: int | None
+) -> list[Range]:
+    """
+    Return the ranges of the tasks that extract from ``start`` up to ``end``.
+
+    The same arguments always give the same ranges: a failed batch is cut as before.
+
+    Args:
+        stage: Its name, for errors.
+        start: First offset.
+        end: Behind the last.
+        step: How far one request reaches.
+        partitions: How many ranges to cut it into, evenly, as far as there are
+            offsets; None: one for each step.
+
+    Raises:
+        ConfigError: If that is more than anybody can mean.
+
+    """
+    total = max(end - start, 0)
+    count = -(-total // step) if partitions is None else min(partitions, total)
+    if count > _TASKS:
+        raise ConfigError(
+            f"stage {stage}: offsets {start} to {end} make {count} tasks, expected no"
+            f" more than {_TASKS}: raise step, give partitions, or for a stream"
+            " max_per_batch"
+        )
+    if partitions is None:
+        cuts = [min(start + i * step, end) for i in range(count + 1)]
+    else:
+        cuts = [start + total * i // count for i in range(count + 1)] if count else []
+    return [Range(i, count, cuts[i], cuts[i + 1]) for i in range(count)]
+
+
+def extracted(
+    stage: Stage, part: Range, policy: OffsetPolicy | None
+) -> Generator[Run, None, None]:
+    """
+    Yield what workers of ``stage`` extract as ``part``, a run at a time.
+
+    Raises:
+        SourceFailed: If a round fails; what was yielded before is a part of it.
+
+    """
+    rounds: list[tuple[int, int] | None] = [None]
+    if policy is not None:
+        assert part.start is not None
+        assert part.end is not None
+        starts = range(part.start, part.end, policy.step)
+        rounds = [(start, min(start + policy.step, part.end)) for start in starts]
+    if not rounds:
+        return
+    send, receive = create_memory_object_stream[Run](_AHEAD)
+    # Leaving the block in any other way than at its end cancels what runs in it.
+    with send, receive, start_blocking_portal() as portal:
+        template = policy.template if policy is not None else None
+        working = portal.start_task_soon(_extract, stage, rounds, template, send)
+        with suppress(EndOfStream):
+            while True:
+                yield portal.call(receive.receive)
+        try:
+            working.result()
+        except EtlstageError as error:
+            raise SourceFailed(f"{error} ({_which(part)})", stage=stage.name) from error
+
+
+def _which(part: Range) -> str:
+    if part.start is None:
+        return f"partition {part.number} of {part.of}"
+    return f"offsets {part.start} to {part.end}, partition {part.number}"
+
+
+async def _extract(
+    stage: Stage,
+    rounds: Sequence[tuple[int, int] | None],
+    template: str | None,
+    send: MemoryObjectSendStream[Run],
+) -> None:
+    with send:
+        async with AsyncSupervisor(stage) as supervisor:
+            for bounds in rounds:
+                start, end = bounds or (None, None)
+                with suppress(BrokenResourceError):  # Spark wants no more
+                    async for run in supervisor.extract_runs(
+                        start=start, end=end, template=template
+                    ):
+                        await send.send(run)
+
+
+class Offsets:
+    """
+    Asks a worker for offsets; it lives from the first question until :meth:`close`.
+
+    A query without new data asks again every few milliseconds.
+
+    Args:
+        stage: A cyclic stage.
+
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._supervisor: AsyncSupervisor | None = None
+
+    def __enter__(self) -> Self:
+        """Start nothing yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the worker."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop the worker, if it was ever asked."""
+        self._portal = self._supervisor = None
+        self._stack.close()
+
+    def ask(self, end: str) -> int:
+        """
+        Return the offset that the worker calls ``initial`` or ``latest``.
+
+        Raises:
+            SourceFailed: If it does not answer with one whole number.
+
+        """
+        if self._portal is None or self._supervisor is None:
+            portal = self._stack.enter_context(start_blocking_portal())
+            self._supervisor = self._stack.enter_context(
+                portal.wrap_async_context_manager(AsyncSupervisor(self._stage))
+            )
+            self._portal = portal
+        request = json.dumps({"offsets": end})
+        try:
+            reply = self._portal.call(_reply, self._supervisor, request)
+        except EtlstageError as error:
+            raise self._failed(f"{error} (asked {request})") from error
+        try:
+            (number,) = reply
+            return int(number)
+        except ValueError:
+            found = f"{len(reply)} messages" if len(reply) != 1 else "no number"
+            raise self._failed(
+                f"asked {request}, the worker of stage {self._stage.name} gave {found},"
+                " expected one message, a whole number: give start and end, or teach"
+                " it to answer"
+            ) from None
+
+    def _failed(self, text: str) -> SourceFailed:
+        return SourceFailed(text, stage=self._stage.name)
+
+
+async def _reply(supervisor: AsyncSupervisor, request: str) -> Run:
+    runs = supervisor.extract_runs(template=request)
+    return [message async for run in runs for message in run]
+
+
+class Rows:
+    """
+    Makes batches of rows for Spark out of messages.
+
+    Args:
+        stage: Name of the stage, for errors.
+        schema: Of the rows. One column ``value``, a string, or one binary column
+            takes messages as they are; else they are JSON objects.
+
+    Raises:
+        ConfigError: If a column can't be read from JSON.
+
+    """
+
+    def __init__(self, stage: str, schema: StructType) -> None:
+        self._stage = stage
+        self._schema = schema
+        self._plain = is_raw(schema) or (
+            schema.names == ["value"] and isinstance(schema[0].dataType, StringType)
+        )
+        if not self._plain:
+            check_types(schema, read=True)
+        self._pending: Run = []
+        self._size = 0
+        self._made = 0
+
+    def add(self, run: Run) -> Generator[pa.RecordBatch, None, None]:
+        """Take a run; yield a batch if there is enough for one."""
+        self._pending += run
+        self._size += sum(map(len, run))
+        if len(self._pending) >= _ROWS or self._size >= _BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Generator[pa.RecordBatch, None, None]:
+        """
+        Yield what there is, if anything.
+
+        Raises:
+            SourceFailed: If a message is no text, or does not fit the schema.
+
+        """
+        messages, self._pending, self._size = self._pending, [], 0
+        if messages:
+            yield self._batch(messages)
+            self._made += len(messages)
+
+    def _batch(self, messages: Run) -> pa.RecordBatch:
+        # Spark compares; nullability is a part of it.
+        target = to_arrow_schema(self._schema, timezone="UTC")
+        try:
+            if self._plain:
+                values = pa.array(messages, pa.binary()).cast(target[0].type)
+                return pa.RecordBatch.from_arrays([values], schema=target)
+            rows = rows_of_documents(messages, self._schema, target)
+            return pa.RecordBatch.from_arrays(rows.columns, schema=target)
+        except Misfit as misfit:
+            raise self._failed(misfit.place, str(misfit)) from None
+        except pa.ArrowInvalid:
+            place = next(i for i, m in enumerate(messages) if not _is_text(m))
+            why = "it is not UTF-8: read it with values=binary"
+            raise self._failed(place, why) from None
+
+    def _failed(self, place: int, why: str) -> SourceFailed:
+        number = self._made + place + 1
+        return SourceFailed(
+            f"stage {self._stage}: message {number} of a partition does not fit the"
+            f" schema {self._schema.simpleString()}: {why}",
+            stage=self._stage,
+        )
+
+
+def _is_text(message: bytes) -> bool:
+    try:
+        message.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

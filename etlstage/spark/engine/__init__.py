@@ -1,0 +1,1 @@
+"""Engines ``spark`` and ``streaming``: runs whose stages are inside the executors."""

@@ -1,0 +1,200 @@
+"""
+One micro-batch of a stream: through the stages, into the sink, once.
+
+Spark may give a batch again, with the same number and the same rows, when it was
+stopped before it noted that the batch has ended. So a batch leaves a record when all
+of it has landed; one that has its record is skipped. Before the record is there, files
+of a batch are replaced as a whole: they are in a folder of their own, the epoch's.
+
+Over Spark Connect this runs on the server's machine, in a process of its own. What it
+has to say is in the records, which are in the state directory.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from anyio.from_thread import start_blocking_portal
+from pyspark.sql import DataFrame
+
+from etlstage.errors import EtlstageError
+from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.state import store
+from etlstage.spark.engine.round import Round, staging_for
+from etlstage.spark.engine.staged_sink import StagedSink
+from etlstage.spark.frame.destination import Destination
+from etlstage.supervisor import Stage
+
+__all__ = ("STOPPED", "Batches", "Record")
+
+STOPPED: Final = "etlstage begins no further batch"
+"""What a batch raises that comes after the stream was told to stop."""
+
+_COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
+_STOP: Final = "stop"
+
+
+class Record(NamedTuple):
+    """What became of one batch."""
+
+    number: int
+    run: str
+    """Of the process that ran it."""
+    accounts: list[list[int]]
+    """For each stage: received, done, dead, failed, lost, produced."""
+    loaded: bool
+    """Whether it has landed; otherwise it ended the run."""
+    error: str | None
+
+
+class Batches:
+    """
+    What Spark calls for each batch.
+
+    Args:
+        run: What sets this run apart from others.
+        state: The state directory.
+        source: Name of the extract stage.
+        stages: The stages, of kind transform.
+        destination: Where they end.
+        sink: Other settings of the sink, its name among them.
+        letters: Where messages are put aside.
+        staging: See :func:`staging_for`.
+
+    """
+
+    def __init__(
+        self,
+        run: str,
+        state: Path,
+        *,
+        source: str,
+        stages: Sequence[Stage],
+        destination: Destination,
+        sink: Mapping[str, Any],
+        letters: DeadLetters,
+        staging: str | None = None,
+    ) -> None:
+        self._run = run
+        self._state = state
+        self._source = source
+        self._stages = tuple(stages)
+        self._destination = destination
+        self._sink = dict(sink)
+        self._letters = letters
+        self._staging = staging
+        self._first = True
+
+    def __call__(self, messages: DataFrame, number: int) -> None:
+        """Process a batch; blocks."""
+        if (self._state / _STOP).exists():
+            raise RuntimeError(STOPPED)
+        if self._record(number).exists():
+            return
+        with start_blocking_portal() as portal:
+            portal.call(self._process, messages, number)
+
+    def stream(self) -> str:
+        """Return what the epochs of this stream are called after; made if it is new."""
+        path = self._state / "stream.json"
+        if not path.exists():
+            store(path, {"id": secrets.token_hex(4)})
+        name: str = json.loads(path.read_bytes())["id"]
+        return name
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records of this run, in no order."""
+        for path in (self._state / "batches").glob("*.json"):
+            record = Record(**json.loads(path.read_bytes()))
+            if record.run == self._run:
+                yield record
+
+    def stop(self) -> None:
+        """Begin no further batch."""
+        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._state / _STOP).touch()
+
+    def forget_stop(self) -> None:
+        """Let batches begin again."""
+        (self._state / _STOP).unlink(missing_ok=True)
+
+    async def _process(self, messages: DataFrame, number: int) -> None:
+        ledger = Ledger(
+            [
+                (self._source, StageKind.EXTRACT),
+                *((stage.name, stage.kind) for stage in self._stages),
+                (self._sink["name"], StageKind.LOAD),
+            ]
+        )
+        epoch = f"{self.stream()}-{number}"
+        letters = self._letters.of_run(epoch)
+        if self._first:
+            # Only the first batch of a process may have been begun by another.
+            letters.recall()
+            self._first = False
+        sink = self._sink_of(messages, epoch, letters)
+        error: EtlstageError | None = None
+        try:
+            await self._pass(messages, ledger, letters, sink)
+            await letters.sync()
+        except EtlstageError as caught:
+            error = caught
+        finally:
+            letters.close()
+        _take_stock(ledger[len(ledger) - 1], sink)
+        if error is not None:
+            ledger.settle()
+        else:
+            ledger.check(whole=True)
+        counts = [[getattr(a, name) for name in _COUNTS] for a in ledger]
+        text = None if error is None else str(error)
+        record = Record(number, self._run, counts, error is None, text)
+        self._note(record)
+        if error is not None:
+            raise error
+
+    async def _pass(
+        self,
+        messages: DataFrame,
+        ledger: Ledger,
+        letters: DeadLetters,
+        sink: StagedSink,
+    ) -> None:
+        spark = messages.sparkSession
+        passing = Round(self._source, self._stages, ledger, letters)
+        with staging_for(spark, self._staging, letters.pipeline) as staging:
+            starts = await passing.transform(messages, staging)
+            async with sink:
+                await sink.load(staging.messages(spark), starts)
+
+    def _sink_of(
+        self, messages: DataFrame, epoch: str, letters: DeadLetters
+    ) -> StagedSink:
+        place = replace(self._destination, mode="append")
+        if place.path is not None:
+            path = f"{place.path}/epoch={epoch}"
+            place = replace(place, path=path, mode="overwrite")
+        return StagedSink(
+            messages.sparkSession, place, dead_letters=letters, **self._sink
+        )
+
+    def _note(self, record: Record) -> None:
+        path = self._record(record.number)
+        if not record.loaded:
+            path = path.with_name(f"{record.number}.failed.json")
+        store(path, record._asdict())
+
+    def _record(self, number: int) -> Path:
+        return self._state / "batches" / f"{number}.json"
+
+
+def _take_stock(account: Account, sink: StagedSink) -> None:
+    account.received, account.done = sink.received, sink.loaded
+    account.dead, account.failed = sink.dead, sink.failed

@@ -1,0 +1,157 @@
+"""
+A run whose stages are inside Spark's executors.
+
+One job stages what the stages make of the DataFrame, see ``round.py``. Only if the run
+has not failed by then, a second job loads it: nothing is loaded of a run that fails,
+and a task that was retried or ran twice counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from pyspark.sql import DataFrame
+
+from etlstage.errors import EtlstageError, SourceFailed
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.interfaces import DeadLetterSink
+from etlstage.pipeline.report import Report
+from etlstage.pipeline.runner import Runner
+from etlstage.spark.engine.round import Round, staging_for
+from etlstage.spark.engine.staged_sink import StagedSink
+from etlstage.spark.frame.frame import messages_of
+from etlstage.spark.session.problem import explain
+from etlstage.supervisor import Stage
+
+__all__ = ("ExecutorPipeline",)
+
+
+class ExecutorPipeline(Runner):
+    """
+    Runs transform stages where the data is.
+
+    Args:
+        name: As the report calls it.
+        frame: What to read, or a function that makes it, called in a thread.
+        message: Spark SQL expression that makes a message of a row, see
+            :class:`DataFrameSource`.
+        key: Spark SQL expression by which messages keep their order.
+        source: Name of the extract stage.
+        stages: What the messages pass through.
+        sink: Where they end.
+        dead_letters: Where messages are put aside that a stage can't process.
+        dead_letter_sink: What is given the dead letters at the end of the run.
+        staging: Folder, or URL of one, that all executors see. By default one in the
+            system's temporary directory, if the executors are on this machine.
+        log_path: Spark's log, for errors to name.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        frame: DataFrame | Callable[[], DataFrame],
+        message: str | None = None,
+        key: str | None = None,
+        source: str = "extract",
+        stages: Sequence[Stage] = (),
+        sink: StagedSink,
+        dead_letters: DeadLetters,
+        dead_letter_sink: DeadLetterSink | None = None,
+        staging: str | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            source=source,
+            stages=stages,
+            sink=sink,
+            dead_letters=dead_letters,
+            dead_letter_sink=dead_letter_sink,
+        )
+        self._frame = frame
+        self._message = message
+        self._key = key
+        self._source = source
+        self._sink = sink
+        self._folder = staging
+        self._letters = dead_letters
+        self._log_path = log_path
+        self._transforming: anyio.CancelScope | None = None
+        self._drained = False
+
+    def drain(self) -> None:
+        """
+        Stop, unless loading has begun; :meth:`run` returns then.
+
+        A DataFrame is read as a whole or not at all: before that there is nothing to
+        load.
+        """
+        self._drained = True
+        if self._transforming is not None:
+            self._transforming.cancel()
+
+    async def run(self) -> Report:
+        """Run to the end and return the report; a failure is in there."""
+        self._started = anyio.current_time()
+        self._transforming = stopped = anyio.CancelScope()
+        whole = False
+        try:
+            async with self._sink:
+                await self._run(stopped)
+            await self._hand_over_letters()
+            whole = self._error is None and not stopped.cancelled_caught
+        except Exception as error:
+            self._error = error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._close_letters()
+                await self.aclose()
+            self._ended = anyio.current_time()
+            self._take_stock()
+            if not whole:
+                self.ledger.settle()
+        if self._error is not None:
+            return self.report("failed")
+        if stopped.cancelled_caught:
+            return self.report("drained")
+        self.ledger.check(whole=True)
+        return self.report("done")
+
+    async def aclose(self) -> None:
+        """Do nothing: the session is not ours."""
+
+    async def _run(self, stopped: anyio.CancelScope) -> None:
+        messages = await anyio.to_thread.run_sync(self._messages)
+        spark = messages.sparkSession
+        passing = Round(
+            self._source,
+            self._stages,
+            self.ledger,
+            self._letters,
+            log_path=self._log_path,
+        )
+        with staging_for(spark, self._folder, self.name) as staging:
+            with stopped:
+                if self._drained:
+                    stopped.cancel()
+                starts = await passing.transform(messages, staging)
+                for account in self.ledger:
+                    self._tick(account)
+            if not stopped.cancelled_caught:
+                await self._sink.load(staging.messages(spark), starts)
+
+    def _messages(self) -> DataFrame:
+        try:
+            frame = self._frame() if callable(self._frame) else self._frame
+            return messages_of(frame, self._message, self._key)
+        except EtlstageError:
+            raise
+        except Exception as error:
+            raise SourceFailed(
+                f"{self._source}: {explain(error, self._log_path)}", stage=self._source
+            ) from error

@@ -1,0 +1,164 @@
+"""
+One DataFrame of messages through all transform stages, and its accounts.
+
+A job passes the messages through the stages, within one ``mapInArrow``, into a staging
+folder, together with what the tasks note: dead letters and accounts. The notes are
+read before anything of it is loaded.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from etlstage.errors import ConfigError, StageError
+from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
+from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.refusal import over_budget
+from etlstage.spark.engine.staging import Staging
+from etlstage.spark.executor.chain import Chain, Note
+from etlstage.spark.session.job import run_job
+from etlstage.spark.session.problem import explain
+from etlstage.supervisor import Stage
+
+__all__ = ("Round", "staging_for")
+
+_COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
+
+
+class Round:
+    """
+    Passes messages through the stages, once.
+
+    Args:
+        source: Name of the extract stage.
+        stages: The stages, of kind transform.
+        ledger: Where to book what became of the messages.
+        letters: Where they are put aside.
+        log_path: Spark's log, for errors to name.
+
+    """
+
+    def __init__(
+        self,
+        source: str,
+        stages: Sequence[Stage],
+        ledger: Ledger,
+        letters: DeadLetters,
+        *,
+        log_path: Path | None = None,
+    ) -> None:
+        self._source = source
+        self._stages = tuple(stages)
+        self._ledger = ledger
+        self._letters = letters
+        self._log_path = log_path
+
+    async def transform(self, messages: DataFrame, staging: Staging) -> dict[int, int]:
+        """
+        Fill ``staging`` with what becomes of the messages, and settle the accounts.
+
+        Returns:
+            For each partition, the place of its first message among all that are to
+            be loaded.
+
+        Raises:
+            StageError: If a stage can't process its messages.
+
+        """
+        spark = messages.sparkSession
+        chain = Chain(self._source, self._stages, self._letters)
+
+        def job() -> list[Note]:
+            staging.fill(messages, chain)
+            return staging.notes(spark)
+
+        try:
+            notes = await run_job(spark, job)
+        except Exception as error:
+            text = explain(error, self._log_path)
+            raise StageError(text, stage=self._source) from error
+        starts = self._book(notes)
+        last = await self._adopt(notes, starts)
+        for note in notes:
+            if note.error is not None:
+                raise note.error
+        self._judge(last)
+        return starts[-1]
+
+    def _book(self, notes: list[Note]) -> list[dict[int, int]]:
+        """Return, by stage and partition, the place of its first message among all."""
+        starts = [dict[int, int]() for _ in self._ledger]
+        for note in notes:
+            for account, places, row in zip(
+                self._ledger, starts, note.accounts, strict=False
+            ):
+                places[note.partition] = account.received
+                for name, count in zip(_COUNTS, row, strict=True):
+                    setattr(account, name, getattr(account, name) + count)
+        return starts
+
+    async def _adopt(
+        self, notes: list[Note], starts: list[dict[int, int]]
+    ) -> dict[str, DeadLetter]:
+        """Put the dead letters with the others; return the last of each stage."""
+        names = [account.stage for account in self._ledger]
+        last: dict[str, DeadLetter] = {}
+        for note in notes:
+            if (letter := note.letter) is not None:
+                start = starts[names.index(letter.stage)][note.partition]
+                await self._letters.adopt(letter, place=start + letter.place)
+                last[letter.stage] = letter
+        await self._letters.sync()
+        return last
+
+    def _judge(self, last: dict[str, DeadLetter]) -> None:
+        """Raise if too much was put aside; a task knows its own part only."""
+        for stage, account in zip(self._stages, list(self._ledger)[1:], strict=False):
+            dead, received = account.dead, account.received
+            if not stage.on_error.budget.allows(dead, received):
+                why = last[stage.name].error
+                raise over_budget(
+                    stage.name, stage.on_error, dead, received, why, self._letters
+                )
+
+
+@contextmanager
+def staging_for(
+    spark: SparkSession, folder: str | None, name: str
+) -> Iterator[Staging]:
+    """
+    Give a staging folder, and remove it.
+
+    Args:
+        spark: The session.
+        folder: What it shall be in, a path or URL that all executors see; None is the
+            system's temporary directory.
+        name: What its name begins with.
+
+    Raises:
+        ConfigError: If ``folder`` is None and Spark is not on this machine alone.
+
+    """
+    if folder is not None:
+        staging = Staging(f"{folder}/{name}-{secrets.token_hex(4)}")
+        try:
+            yield staging
+        finally:
+            staging.remove(spark)
+        return
+    master = str(spark.conf.get("spark.master", ""))
+    if not master.startswith("local"):
+        raise ConfigError(
+            f"stages on the executors of {master or 'a server'} need the key"
+            " spark.staging: a folder that all of them see, such as"
+            " hdfs:///tmp/etlstage"
+        )
+    with tempfile.TemporaryDirectory(prefix="etlstage-staging-") as temporary:
+        yield Staging(f"{temporary}/rows")

@@ -1,0 +1,82 @@
+"""
+Where the rows that tasks gave wait until they are loaded.
+
+Spark's own writer puts them there and counts one attempt of each task, whatever was
+retried or ran twice; from then on they are what they are, and workers are not run
+again because an executor is lost.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from etlstage.spark.executor.chain import ROWS, Chain, Note, read_note
+
+__all__ = ("Staging",)
+
+
+class Staging:
+    """
+    One folder of rows, removed when it is not needed any more.
+
+    Args:
+        folder: A path, or the URL of a file system that all executors see.
+
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def fill(self, messages: DataFrame, chain: Chain) -> None:
+        """Pass ``messages`` through the stages of ``chain``; blocks."""
+        made = messages.mapInArrow(chain.run, ROWS)
+        made.write.mode("overwrite").option("compression", "lz4").parquet(self._folder)
+
+    def notes(self, spark: SparkSession) -> list[Note]:
+        """Return what the tasks have noted, in the order of the partitions; blocks."""
+        rows = self._rows(spark).where("note is not null").select("partition", "note")
+        notes = [read_note(row["partition"], row["note"]) for row in rows.collect()]
+        return sorted(notes, key=lambda note: note.partition)
+
+    def messages(self, spark: SparkSession) -> DataFrame:
+        """
+        Return the messages that left the last stage.
+
+        Columns: ``partition`` and ``place``, which together give their order, the
+        message as ``raw``, binary, and as ``value``, a string, null where it is no
+        UTF-8.
+        """
+        text = sf.col("value").cast("string")
+        return (
+            self._rows(spark)
+            .where("value is not null")
+            .select(
+                "partition",
+                "place",
+                sf.col("value").alias("raw"),
+                sf.when(sf.is_valid_utf8(text), text).alias("value"),
+            )
+        )
+
+    def remove(self, spark: SparkSession) -> None:
+        """Remove the rows; blocks."""
+        path = self._local_path()
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            return
+        # What Spark offers over Connect, too: it leaves an empty file or two.
+        empty = spark.createDataFrame([], ROWS)
+        empty.write.mode("overwrite").parquet(self._folder)
+
+    def _rows(self, spark: SparkSession) -> DataFrame:
+        return spark.read.schema(ROWS).parquet(self._folder)
+
+    def _local_path(self) -> Path | None:
+        scheme, found, rest = self._folder.partition(":")
+        if not found:
+            return Path(self._folder)
+        return Path(rest.removeprefix("//")) if scheme == "file" else None

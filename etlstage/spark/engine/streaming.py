@@ -1,0 +1,255 @@
+"""
+A run over a stream: Spark cuts it into batches, each passes all stages and is loaded.
+
+Spark's checkpoint, in the state directory, says which rows a batch has; what becomes
+of a batch is in ``batch.py``. Told to stop, it ends behind the batch under way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.report import Report, Status
+from etlstage.pipeline.runner import Runner
+from etlstage.spark.engine.batch import STOPPED, Batches, Record
+from etlstage.spark.frame.destination import Destination
+from etlstage.spark.frame.frame import messages_of
+from etlstage.spark.session.problem import explain
+from etlstage.supervisor import Stage
+
+__all__ = ("StreamingPipeline",)
+
+_COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
+_LOOK: Final = 1  # seconds between two looks at the query, a whole number
+
+
+class StreamingPipeline(Runner):
+    """
+    Runs transform stages on the batches of a streaming DataFrame.
+
+    A batch that is run again, because the process was killed in it, is loaded once:
+    where the sink writes files to a path, each batch is an epoch with a folder of its
+    own, ``epoch=...``, which is replaced as a whole. Other sinks may be given such a
+    batch twice.
+
+    Args:
+        name: As the report calls it.
+        frame: What to read, a streaming DataFrame, or a function that makes it, called
+            in a thread.
+        message: Spark SQL expression that makes a message of a row.
+        key: Spark SQL expression by which messages keep their order.
+        source: Name of the extract stage.
+        stages: What the messages pass through.
+        destination: Where they end. With mode ``error`` a stream that begins must find
+            nothing there.
+        sink: Other settings of the sink, as :class:`DataFrameSink` takes them.
+        dead_letters: Where messages are put aside that a stage can't process.
+        state: The state directory. One process uses it at a time.
+        every: Seconds from one batch to the next; without end. None: what there is
+            now, in as many batches as the source wants, and then no more.
+        staging: Folder, or URL of one, that all executors see; see
+            :class:`ExecutorPipeline`.
+        log_path: Spark's log, for errors to name.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        frame: DataFrame | Callable[[], DataFrame],
+        message: str | None = None,
+        key: str | None = None,
+        source: str = "extract",
+        stages: Sequence[Stage] = (),
+        destination: Destination,
+        sink: Mapping[str, Any] | None = None,
+        dead_letters: DeadLetters,
+        state: Path,
+        every: float | None = None,
+        staging: str | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        settings = {"name": "load", **(sink or {})}
+        self._landed = _Landed(settings["name"], destination)
+        super().__init__(
+            name,
+            source=source,
+            stages=stages,
+            sink=self._landed,
+            dead_letters=dead_letters,
+            dead_letter_sink=None,
+        )
+        self._frame = frame
+        self._message = message
+        self._key = key
+        self._source = source
+        self._letters = dead_letters
+        self._state = state
+        self._every = every
+        self._log_path: Path | None = log_path
+        self._drained = False
+        self._seen: set[int] = set()
+        self._batches = Batches(
+            secrets.token_hex(4),
+            state.absolute(),
+            source=source,
+            stages=stages,
+            destination=destination,
+            sink=settings,
+            letters=dead_letters,
+            staging=staging,
+        )
+
+    def drain(self) -> None:
+        """End behind the batch that is under way; the next run goes on from there."""
+        self._drained = True
+        self._batches.stop()
+
+    async def run(self) -> Report:
+        """Run until the input ends or :meth:`drain` is called; return the report."""
+        self._started = anyio.current_time()
+        status: Status = "done"
+        try:
+            if not self._drained:
+                self._batches.forget_stop()
+                await self._run()
+            if self._drained:
+                status = "drained"
+        except Exception as error:
+            self._error = error
+            status = "failed"
+        finally:
+            self._batches.forget_stop()
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
+            self._ended = anyio.current_time()
+            self._book()
+        if self._error is None:
+            self.ledger.check(whole=True)
+        return self.report(status)
+
+    async def aclose(self) -> None:
+        """Do nothing: the session is not ours."""
+
+    def report(self, status: Status) -> Report:
+        """Return the report of a run that ended as ``status`` says."""
+        # The letters were written in another process, or by another object.
+        self._letters.count = sum(account.dead for account in self.ledger)
+        return super().report(status)
+
+    async def _run(self) -> None:
+        try:
+            query = await anyio.to_thread.run_sync(self._start)
+        except EtlstageError:
+            raise
+        except Exception as error:
+            text = f"{self._source}: {explain(error, self._log_path)}"
+            raise SourceFailed(text, stage=self._source) from error
+        try:
+            await self._watch(query)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(query.stop)
+
+    def _start(self) -> StreamingQuery:
+        frame = self._frame() if callable(self._frame) else self._frame
+        if not frame.isStreaming:
+            raise SourceFailed(
+                f"{self._source}: the DataFrame is no stream: use spark.readStream",
+                stage=self._source,
+            )
+        checkpoint = self._state.absolute() / "checkpoint"
+        objection = None if checkpoint.exists() else self._landed.objection()
+        if objection is not None:
+            raise SinkFailed(objection, stage=self._landed.name)
+        writer = messages_of(frame, self._message, self._key).writeStream
+        writer = writer.foreachBatch(self._batches)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        if self._every is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            every = f"{round(self._every * 1000)} milliseconds"
+            writer = writer.trigger(processingTime=every)
+        return writer.queryName(self.name).start()
+
+    async def _watch(self, query: StreamingQuery) -> None:
+        while True:
+            try:
+                ended = await anyio.to_thread.run_sync(
+                    query.awaitTermination, _LOOK, abandon_on_cancel=True
+                )
+            except Exception as error:
+                self._book()
+                if STOPPED in str(error):
+                    return
+                raise self._failure(error) from error
+            self._book()
+            if ended:
+                return
+            if self._drained:
+                status = await anyio.to_thread.run_sync(lambda: query.status)
+                if not status["isTriggerActive"]:
+                    return
+
+    def _failure(self, error: Exception) -> StageError:
+        failed = [r.error for r in self._batches.records() if r.error is not None]
+        if failed:
+            return StageError(failed[-1], stage=self._source)
+        text = f"{self._source}: {explain(error, self._log_path)}"
+        return SourceFailed(text, stage=self._source)
+
+    def _book(self) -> None:
+        """Take over the accounts of batches that have ended."""
+        for record in self._batches.records():
+            if record.number in self._seen:
+                continue
+            self._seen.add(record.number)
+            for account, row in zip(self.ledger, record.accounts, strict=True):
+                for name, count in zip(_COUNTS, row, strict=True):
+                    setattr(account, name, getattr(account, name) + count)
+                self._tick(account)
+            self._landed.take(record)
+
+
+class _Landed:
+    """What is known of the sink: where it writes, and what the batches have said."""
+
+    def __init__(self, name: str, destination: Destination) -> None:
+        self.name = name
+        self.received = self.loaded = self.dead = self.failed = 0
+        self._epochs = 0
+        self._destination = destination
+
+    def objection(self) -> str | None:
+        """Return what stands against writing there, as far as it is known."""
+        return self._destination.objection(self._destination.partition_by)
+
+    def take(self, record: Record) -> None:
+        """Count a batch."""
+        received, done, dead, failed, *_ = record.accounts[-1]
+        self.received += received
+        self.loaded += done
+        self.dead += dead
+        self.failed += failed
+        self._epochs += record.loaded
+
+    def landed(self) -> str:
+        """Return, in one line for a human, what is in place."""
+        if not self._epochs:
+            return f"nothing new is in place at {self._destination}"
+        plural = "epoch" if self._epochs == 1 else "epochs"
+        return (
+            f"{self._epochs} {plural} with {self.loaded} messages in place at"
+            f" {self._destination}"
+        )

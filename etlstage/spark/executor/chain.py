@@ -1,0 +1,298 @@
+"""
+All transform stages of a pipeline in one task, for one partition of its input.
+
+Inside, it is a pipeline as any other: its source is what Spark gives, its sink is what
+Spark gets. Beside the messages that leave the last stage there are notes: a dead letter
+each, and at the end the account of the task, with the error that ended it, if any. So
+all that a task has to say is in its rows, and what Spark makes of the rows of a task
+that failed, or ran twice, holds for that too: they count once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from etlstage import errors
+from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
+from etlstage.messages import KeyedRun, Position, Run, size_of
+from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import Report
+from etlstage.protocol.marker.columnar import COLUMNS, Column
+from etlstage.spark.executor.bridge import Bridge, bridged
+from etlstage.spark.session.shipping import place
+from etlstage.supervisor import Stage
+
+__all__ = ("ROWS", "Chain", "Note", "read_note")
+
+ROWS: Final = "partition int, place long, value binary, note string"
+"""What a task gives: messages, each at its place among those of its partition, and
+notes, which have none."""
+
+_SCHEMA: Final = pa.schema(
+    {
+        "partition": pa.int32(),
+        "place": pa.int64(),
+        "value": pa.binary(),
+        "note": pa.string(),
+    }
+)
+_AHEAD: Final = 4  # batches given that the first stage has not taken
+_JUDGED_OF: Final = 10_000  # messages, see Pipeline
+_BYTES: Final = 8 * 1024 * 1024  # in a batch of results, about
+
+_Item: TypeAlias = "Run | str | _Taken"
+
+
+class _Taken:
+    """Says that the first stage took a batch."""
+
+
+_TAKEN: Final = _Taken()
+
+
+class Note(NamedTuple):
+    """What a task says beside its messages: one letter, or its account."""
+
+    partition: int
+    letter: DeadLetter | None
+    accounts: list[list[int]]
+    """For each stage: received, done, dead, failed, lost, produced."""
+    error: Exception | None
+    """What ended the task early."""
+
+
+class Chain:
+    """
+    What :meth:`DataFrame.mapInArrow` runs.
+
+    Args:
+        source: Name of the extract stage.
+        stages: The stages, of kind transform.
+        letters: Those of the run; what is put aside here leaves in notes.
+
+    """
+
+    def __init__(
+        self, source: str, stages: Sequence[Stage], letters: DeadLetters
+    ) -> None:
+        self._source = source
+        self._stages = tuple(stages)
+        self._letters = letters
+
+    def run(
+        self, batches: Iterator[pa.RecordBatch]
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield rows for the messages in the first column, keys in the second."""
+        task = TaskContext.get()
+        rows = _Rows(task.partitionId() if task is not None else 0)
+        ahead = 0
+        stages = [place(stage) for stage in self._stages]
+        with bridged(partial(self._serve, stages)) as bridge:
+            for batch in batches:
+                bridge.give(_run(batch))
+                ahead += 1
+                while ahead > _AHEAD or bridge.ready:
+                    item = bridge.take()
+                    if item is None:
+                        # It ended before its input: why, was the last note.
+                        yield from rows.rest()
+                        return
+                    if item is _TAKEN:
+                        ahead -= 1
+                    else:
+                        yield from rows.add(item)
+            bridge.end()
+            while (item := bridge.take()) is not None:
+                if item is not _TAKEN:
+                    yield from rows.add(item)
+            yield from rows.rest()
+
+    async def _serve(self, stages: Sequence[Stage], bridge: Bridge[_Item]) -> None:
+        async def note(letter: DeadLetter) -> None:
+            await bridge.put(json.dumps(letter.to_dict()), len(letter.message))
+
+        pipeline = Pipeline(
+            name=self._letters.pipeline,
+            source=_Source(self._source, bridge),
+            stages=stages,
+            sink=_Sink(bridge),
+            dead_letters=self._letters.kept_by(note),
+            framing=COLUMNS,
+            judged_of=_JUDGED_OF,
+        )
+        report = await pipeline.run()
+        if isinstance(report.error, WorkerStartFailed | StageFailed):
+            # It may be this machine's fault: Spark is to try another one.
+            raise report.error
+        await bridge.put(json.dumps(_account(report)))
+
+
+def read_note(partition: int, text: str) -> Note:
+    """Return what a task has noted."""
+    plain = json.loads(text)
+    if "accounts" not in plain:
+        return Note(partition, DeadLetter.from_line(text.encode()), [], None)
+    error = plain["error"]
+    return Note(partition, None, plain["accounts"], error and _error(**error))
+
+
+def _account(report: Report) -> dict[str, Any]:
+    error = report.error
+    return {
+        "accounts": [
+            [a.received, a.done, a.dead, a.failed, a.lost, a.produced]
+            for a in report.ledger
+        ],
+        "error": error
+        and {
+            "kind": type(error).__name__,
+            "text": str(error),
+            "stage": getattr(error, "stage", None),
+        },
+    }
+
+
+def _error(kind: str, text: str, stage: str | None) -> Exception:
+    """Return an error as it was raised in a task, as far as its class allows."""
+    found = getattr(errors, kind, StageError)
+    if isinstance(found, type) and issubclass(found, StageError):
+        return found(text, stage=stage or "")
+    return StageError(text, stage=stage or "")
+
+
+def _run(batch: pa.RecordBatch) -> Run:
+    # Large where spark.sql.execution.arrow.useLargeVarTypes is set.
+    column = batch.column(0).cast(pa.binary())
+    if batch.num_columns == 1:
+        return cast("Run", Column(column))
+    return KeyedRun(column.to_pylist(), batch.column(1).to_pylist())
+
+
+class _Source:
+    """What Spark gives, as a pipeline's source."""
+
+    def __init__(self, name: str, bridge: Bridge[_Item]) -> None:
+        self.name = name
+        self._bridge = bridge
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        async for run in self._bridge.inbox:
+            await self._bridge.put(_TAKEN)
+            if nulls := _nulls(run):
+                raise SourceFailed(
+                    f"{self.name}: message is null in {nulls} of {len(run)} rows of a"
+                    " batch: filter these rows, or give them a message with"
+                    " coalesce(..., '')",
+                    stage=self.name,
+                )
+            if len(run):
+                yield run
+
+    def drain(self) -> bool:
+        return False
+
+    async def acknowledge(self, position: Position) -> None:
+        raise AssertionError("unreachable: there are no positions")
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _nulls(run: Sequence[bytes | None]) -> int:
+    if isinstance(run, Column):
+        return int(run.array.null_count)
+    return sum(message is None for message in run)
+
+
+class _Sink:
+    """What Spark gets, as a pipeline's sink."""
+
+    name = "a task's rows"
+    dead = failed = 0
+
+    def __init__(self, bridge: Bridge[_Item]) -> None:
+        self.received = self.loaded = 0
+        self._bridge = bridge
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    async def write(self, run: Run) -> None:
+        self.received += len(run)
+        await self._bridge.put(run, size_of(run))
+        self.loaded = self.received
+
+    async def flush(self) -> None:
+        pass
+
+    async def finish(self) -> None:
+        pass
+
+    def landed(self) -> str:
+        return f"{self.loaded} messages given to Spark"
+
+
+class _Rows:
+    """Makes batches for Spark out of messages and notes."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._places = 0
+        self._values: list[pa.Array] = []
+        self._notes: list[str] = []
+        self._size = 0
+
+    def add(self, item: _Item) -> Iterator[pa.RecordBatch]:
+        """Take messages or a note; yield a batch if there is enough for one."""
+        if isinstance(item, str):
+            self._notes.append(item)
+            self._size += len(item)
+        else:
+            run = cast("Run", item)
+            self._values.append(
+                run.array if isinstance(run, Column) else pa.array(run, pa.binary())
+            )
+            self._size += size_of(run)
+        if self._size >= _BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Yield what there is, if anything."""
+        values, self._values = self._values, []
+        notes, self._notes = self._notes, []
+        self._size = 0
+        if values:
+            value = pa.concat_arrays(values)
+            ones = pa.repeat(pa.scalar(1, pa.int64()), len(value))
+            place = pc.cumulative_sum(ones, start=self._places - 1)
+            self._places += len(value)
+            yield self._batch(place, value, pa.nulls(len(value), pa.string()))
+        if notes:
+            count = len(notes)
+            place, value = pa.nulls(count, pa.int64()), pa.nulls(count, pa.binary())
+            yield self._batch(place, value, pa.array(notes, pa.string()))
+
+    def _batch(
+        self, place: pa.Array, value: pa.Array, note: pa.Array
+    ) -> pa.RecordBatch:
+        partition = pa.repeat(pa.scalar(self._partition, pa.int32()), len(value))
+        return pa.RecordBatch.from_arrays(
+            [partition, place, value, note], schema=_SCHEMA
+        )

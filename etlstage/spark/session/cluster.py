@@ -1,0 +1,48 @@
+"""
+Where a cluster on this machine lives: master ``local-cluster[executors,cores,MiB]``.
+
+Each executor is a process of its own, as on a real cluster. Spark lets them write into
+its own folder, which is part of an installed package, and starts them with the options
+that ``launch.py`` drops for the driver. So Spark is given a folder that only links to
+its own, and the executors a Java that does as the driver's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from pathlib import Path
+
+from pyspark.find_spark_home import _find_spark_home
+
+from etlstage.spark.session.java import Java
+from etlstage.spark.session.launch import write_java
+
+__all__ = ("ClusterHome",)
+
+
+class ClusterHome:
+    """
+    A folder that Spark takes for its own; removed at the end of the process.
+
+    Attributes:
+        environ: Variables that lead the JVM to it.
+        settings: Spark's settings that go with it.
+
+    """
+
+    def __init__(self, java: Java) -> None:
+        home = Path(tempfile.mkdtemp(prefix="etlstage-cluster-"))
+        # The JVM lives on until then, and may start more executors.
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        for path in Path(_find_spark_home()).iterdir():
+            if path.name != "work":
+                (home / path.name).symlink_to(path)
+        self.environ = {"SPARK_HOME": str(home)}
+        self.settings: dict[str, str] = {}
+        if not java.has_vector:
+            write_java(home / "java-of-executors", java)
+            self.settings["spark.executorEnv.JAVA_HOME"] = str(
+                home / "java-of-executors"
+            )

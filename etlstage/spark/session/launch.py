@@ -1,0 +1,132 @@
+"""
+Start Spark's JVM without a word on the user's screen.
+
+PySpark hands its own stderr down to the JVM and offers nothing against it.
+While the JVM is being launched, ``JAVA_HOME`` therefore points to a shim: a
+directory with a ``bin/java`` that is a shell script, which runs the real Java with
+its output in a log file.  What Spark's Python workers print goes through the JVM
+and ends in the same file.
+
+The script drops ``--add-modules=jdk.incubator.vector`` when the real Java has no
+such module: Spark's launcher adds it always, and the JVM would not start.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from etlstage.spark.session.java import VECTOR_MODULE, Java
+
+__all__ = ("launching", "write_java")
+
+# Spark runs java twice: the launcher's Main, whose stdout is the command line of
+# the JVM proper, and that command, which starts with $JAVA_HOME/bin/java as the
+# launcher saw it.  Only the second may write anything but that command line.
+_SHIM: Final = """\
+#!/bin/sh
+{drop}case " $* " in
+  *" org.apache.spark.launcher.Main "*) exec {java} "$@" 2>>{log} ;;
+esac
+{home}
+exec {java} "$@" >>{log} 2>&1
+"""
+
+_DROP: Final = f"""\
+left=$#
+while [ "$left" -gt 0 ]; do
+  word=$1; shift; left=$((left - 1))
+  case $word in
+    --add-modules={VECTOR_MODULE}) continue ;;
+    --add-modules)
+      if [ "$1" = {VECTOR_MODULE} ]; then shift; left=$((left - 1)); continue; fi ;;
+  esac
+  set -- "$@" "$word"
+done
+"""
+
+_environment: Final = threading.Lock()
+
+
+@contextmanager
+def launching(
+    java: Java,
+    log_path: Path,
+    *,
+    python: str | None,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """
+    Make a JVM that is launched within quiet; the environment is restored after.
+
+    Args:
+        java: The Java to run.
+        log_path: Where stdout and stderr of the JVM are appended.
+        python: The interpreter of Spark's Python workers when Spark runs on this
+            machine alone; its ports then stay on the loopback interface. None
+            leaves all that to the environment.
+        environ: More variables.
+
+    """
+    shim = Path(tempfile.mkdtemp(prefix="etlstage-java-"))
+    try:
+        _write_shim(shim, java, log_path)
+        changes = {"JAVA_HOME": str(shim), **(environ or {})}
+        if python is not None:
+            changes |= {
+                "PYSPARK_PYTHON": python,
+                "PYSPARK_DRIVER_PYTHON": python,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            }
+        with _changed(changes):
+            yield
+    finally:
+        shutil.rmtree(shim, ignore_errors=True)
+
+
+def write_java(home: Path, java: Java) -> None:
+    """Make ``home`` one that ``JAVA_HOME`` may point to, for executors."""
+    drop = "" if java.has_vector else _DROP
+    command = shlex.quote(str(java.executable))
+    _write(home, f'#!/bin/sh\n{drop}exec {command} "$@"\n')
+
+
+def _write_shim(directory: Path, java: Java, log_path: Path) -> None:
+    # The JVM hands its environment down to Python workers: they get the user's.
+    home = os.environ.get("JAVA_HOME")
+    script = _SHIM.format(
+        drop="" if java.has_vector else _DROP,
+        java=shlex.quote(str(java.executable)),
+        log=shlex.quote(str(log_path)),
+        home="unset JAVA_HOME" if not home else f"JAVA_HOME={shlex.quote(home)}",
+    )
+    _write(directory, script)
+
+
+def _write(home: Path, script: str) -> None:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(script)
+    program.chmod(0o700)
+
+
+@contextmanager
+def _changed(changes: Mapping[str, str]) -> Iterator[None]:
+    with _environment:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.marker import Mode
+from etlstage.spark.datasource.options import reading, writing
+
+RUN = {"command": "./run"}
+
+
+def refusal(**options: str) -> str:
+    """Return why options of a read are refused."""
+    with pytest.raises(ConfigError) as raised:
+        reading({name.replace("__", "."): text for name, text in options.items()})
+    return str(raised.value)
+
+
+def test_command_is_words_or_a_list() -> None:
+    """No shell runs; python is the interpreter that runs us."""
+    found = reading({"command": "python 'a b.py' -x"}).stage.command
+    assert found == (sys.executable, "a b.py", "-x")
+    found = reading({"command": '["./run", "a  b", "$HOME"]'}).stage.command
+    assert found == ("./run", "a  b", "$HOME")
+
+
+def test_options_of_a_read_have_the_words_of_the_file() -> None:
+    """All of them, at least once."""
+    made = reading(
+        {
+            "command": "./run",
+            "name": "fetch",
+            "env": '{"Token": "x"}',
+            "cwd": "/srv",
+            "eom": r"\r\n",
+            "ready": "true",
+            "timeout.start": "5s",
+            "timeout.message": "null",
+            "timeout.stop": "500ms",
+            "on_error.retries": "0",
+            "max_message": "1MiB",
+            "max_reply": "2MiB",
+            "mode": "cyclic",
+            "start": "-5",
+            "end": "10",
+            "step": "3",
+            "template": "{start}..{end}",
+            "partitions": "2",
+            "max_per_batch": "7",
+            "values": "binary",
+        }
+    )
+    stage, offsets = made.stage, made.offsets
+    assert (stage.name, stage.mode, stage.ready) == ("fetch", Mode.CYCLIC, True)
+    assert (stage.env, stage.cwd) == ({"Token": "x"}, Path("/srv"))
+    assert stage.markers.eom == b"\r\n"
+    timeout = stage.timeout
+    assert (timeout.start, timeout.message, timeout.stop) == (5.0, None, 0.5)
+    assert stage.on_error.retries == 0
+    assert (stage.max_message_bytes, stage.max_reply_bytes) == (2**20, 2**21)
+    assert offsets is not None
+    assert (offsets.start, offsets.end, offsets.step) == (-5, 10, 3)
+    assert (offsets.by, offsets.template) == ("supervisor", "{start}..{end}")
+    assert (made.partitions, made.max_per_batch, made.binary) == (2, 7, True)
+
+
+def test_offsets_are_asked_for_by_default_at_the_end_alone() -> None:
+    """A number is known; a word asks the worker."""
+    made = reading(RUN | {"mode": "cyclic"})
+    assert made.offsets is not None
+    assert (made.offsets.start, made.offsets.end, made.initial) == (0, None, False)
+    made = reading(RUN | {"mode": "cyclic", "start": "initial", "end": "latest"})
+    assert made.initial
+
+
+def test_options_of_a_write() -> None:
+    """A batch is asked for by any of its options; Spark's own are no concern."""
+    made = writing(RUN | {"checkpointlocation": "c", "queryname": "q"})
+    assert (made.stage.mode, made.stage.on_error.retries) == (Mode.SINGLE, 2)
+    made = writing(RUN | {"batch.size": "5", "batch.bytes": "1kB", "window": "3"})
+    stage = made.stage
+    assert (stage.mode, stage.batch.size) == (Mode.BATCH_SUPERVISOR, 5)
+    assert (stage.batch.bytes, stage.window) == (1000, 3)
+    assert writing(RUN | {"batch.driver": "worker"}).stage.mode is Mode.BATCH_WORKER
+    made = writing(RUN | {"commit": "python c.py", "abort": "./a"})
+    assert (made.commit, made.abort) == ((sys.executable, "c.py"), ("./a",))
+
+
+def test_worker_that_stages_is_not_replaced() -> None:
+    """What was torn off is thrown away with all of its attempt."""
+    made = writing(RUN | {"path": "file:///out"})
+    assert (made.stage.restart.policy, made.path) == ("temporary", Path("/out"))
+    assert writing(RUN | {"path": "out"}).path == Path.cwd() / "out"
+    assert writing(RUN | {"commit": "c"}).stage.restart.policy == "temporary"
+    assert writing(RUN).stage.restart.policy == "permanent"
+    with pytest.raises(ConfigError, match="can't be used together with path or commit"):
+        writing(RUN | {"path": "out", "on_error.retries": "1"})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"comand": "x"}, "unknown option 'comand' (did you mean 'command'?)"),
+        ({"qqq": "x"}, "unknown option 'qqq', expected one of command, name, "),
+        ({"path": "x"}, "option path is only for writing"),
+        ({"command": "'"}, 'option command is "\'", expected a JSON list such as'),
+        ({"command": "[1]"}, "option command is '[1]', expected a JSON list"),
+        ({"command": ""}, "option command is '', expected a JSON list"),
+        (
+            {"env": '{"A": "secret"'},
+            "option env is set, expected a JSON object of texts",
+        ),
+        ({"env": '{"A": 1}'}, "option env is set, expected a JSON object of texts"),
+        ({"step": "0"}, "option step is '0', expected a whole number from 1 up"),
+        ({"start": "x"}, "'x', expected a whole number, or initial to ask the worker"),
+        ({"end": "initial"}, "expected a whole number, or latest to ask the worker"),
+        ({"timeout__message": "soon"}, "expected a duration such as 500ms, 30s or 2m"),
+        ({"timeout__stop": "null"}, "'null', expected a duration"),
+        ({"max_message": "big"}, "expected a size such as 512KiB, 1MiB or 10MB"),
+        ({"mode": "cycle"}, "expected plain or cyclic (did you mean 'cyclic'?)"),
+        ({"ready": "yes"}, "option ready is 'yes', expected true or false"),
+        ({"on_error__retries": "-1"}, "'-1', expected a whole number from 0 up"),
+        ({"step": "5"}, "option step is only for mode=cyclic"),
+        ({"eom": "x", "eob": "x"}, "markers eom and eob are both 'x'"),
+        ({"mode": "cyclic", "start": "5", "end": "2"}, "before offsets.start 5"),
+    ],
+)
+def test_wrong_option_is_told(options: dict[str, str], why: str) -> None:
+    """What was found, what was expected, and what may have been meant."""
+    assert why in refusal(**({"command": "./run"} | options))
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    """On one line: Spark shows the last line of an error in Python."""
+    text = refusal(comand="x", step="no")
+    assert "(did you mean 'command'?); option step is 'no', expected" in text
+    assert "format etlstage: option command is missing" in refusal()
+
+
+def test_wrong_option_of_a_write_is_told() -> None:
+    """Two ways to make it final are one too many; a path is a folder."""
+    with pytest.raises(ConfigError, match="path can't be used together with commit"):
+        writing(RUN | {"path": "x", "commit": "y"})
+    with pytest.raises(ConfigError, match="expected a folder that all executors see"):
+        writing(RUN | {"path": "s3a://x"})
+    with pytest.raises(ConfigError, match="option step is only for reading"):
+        writing(RUN | {"step": "1"})

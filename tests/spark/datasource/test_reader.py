@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from etlstage import Stage, StageKind
+from etlstage.errors import ConfigError
+from etlstage.pipeline.worker_source import OffsetPolicy
+from etlstage.protocol.marker import Mode
+from etlstage.spark import register
+from etlstage.spark.datasource.datasource import bound
+from etlstage.spark.datasource.extraction import ranges
+from etlstage.spark.session.problem import explain
+
+pytestmark = pytest.mark.spark
+
+NUMBERS = "lambda a, b: (b'%d' % n for n in range(a, b))"
+TOLD = "lambda: int(open(sys.argv[1]).read())"
+
+
+def command(program: str, *arguments: object) -> str:
+    """Return the option for a worker that is ``program``."""
+    source = f"import os, sys; from etlstage import worker; {program}"
+    return json.dumps([sys.executable, "-c", source, *map(str, arguments)])
+
+
+def numbers(*arguments: object, told: str = "None") -> str:
+    """Return the option for a worker that gives the numbers of a range."""
+    call = f"worker.extract_cycle({NUMBERS}, offsets='supervisor', latest={told})"
+    return command(call, *arguments)
+
+
+def read(spark: SparkSession, schema: str = "", /, **options: object) -> DataFrame:
+    """Return what the format reads."""
+    register(spark)
+    reader = spark.read.format("etlstage")
+    for name, value in options.items():
+        reader = reader.option(name.replace("__", "."), str(value))
+    return (reader.schema(schema) if schema else reader).load()
+
+
+def failure(frame: Callable[[], object]) -> str:
+    """Return why something can't be computed."""
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
+        frame()
+    return explain(raised.value)
+
+
+# --- once -------------------------------------------------------------------------
+
+
+def test_every_partition_of_a_plain_read_has_a_worker(spark: SparkSession) -> None:
+    """It is told which one it is."""
+    about = "b'%s of %s' % (os.environb[b'ETLSTAGE_PARTITION'],"
+    program = f"worker.extract(lambda: [{about} os.environb[b'ETLSTAGE_PARTITIONS'])])"
+    frame = read(spark, command=command(program), partitions=3)
+    assert frame.schema.simpleString() == "struct<value:string>"
+    assert [row.value for row in frame.collect()] == ["0 of 3", "1 of 3", "2 of 3"]
+    single = read(spark, command=command(program))
+    assert [row.value for row in single.collect()] == ["0 of 1"]
+
+
+def test_messages_are_columns_of_any_size(spark: SparkSession) -> None:
+    """More than one batch for Spark, and bytes where they are asked for."""
+    program = "worker.extract(lambda: (b'%d' % n for n in range(25_000)))"
+    frame = read(spark, command=command(program))
+    assert [row.value for row in frame.collect()] == [str(n) for n in range(25_000)]
+    program = "worker.extract(lambda: [b'', bytes([255]), b'x' * 70_000])"
+    frame = read(spark, command=command(program), values="binary")
+    expected = [b"", b"\xff", b"x" * 70_000]
+    assert [bytes(row.value) for row in frame.collect()] == expected
+    frame = read(spark, "raw binary", command=command(program))
+    assert [bytes(row.raw) for row in frame.collect()] == expected
+    text = failure(read(spark, command=command(program)).collect)
+    assert "stage extract: message 2 of a partition does not fit" in text
+    assert "it is not UTF-8: read it with values=binary" in text
+
+
+def test_ranges_are_read_in_parallel(spark: SparkSession, tmp_path: Path) -> None:
+    """By step, or cut evenly; up to the end that is given, or that the worker knows."""
+    options = {"command": numbers(), "mode": "cyclic", "start": 5, "end": 25}
+    frame = read(spark, **options, step=8)
+    assert [int(row.value) for row in frame.collect()] == list(range(5, 25))
+    assert frame.selectExpr("spark_partition_id() as p").distinct().count() == 3
+    frame = read(spark, **options, step=3, partitions=2)
+    assert [int(row.value) for row in frame.collect()] == list(range(5, 25))
+    assert frame.selectExpr("spark_partition_id() as p").distinct().count() == 2
+    (tmp_path / "end").write_text("7")
+    told = {"command": numbers(tmp_path / "end", told=TOLD), "mode": "cyclic"}
+    assert [row.value for row in read(spark, **told, start=4).collect()] == list("456")
+    assert read(spark, **told, start=7).collect() == []
+
+
+def test_template_is_the_request(spark: SparkSession) -> None:
+    """The worker sees the text that the option says."""
+    program = "worker.extract_cycle(lambda *a: a, offsets='supervisor', "
+    program += "parse=lambda request: [request])"
+    frame = read(
+        spark,
+        command=command(program),
+        mode="cyclic",
+        template="from {start} to {end}",
+        end=4,
+        step=2,
+    )
+    assert [row.value for row in frame.collect()] == ["from 0 to 2", "from 2 to 4"]
+
+
+def test_json_becomes_typed_columns(spark: SparkSession) -> None:
+    """Each message is an object, what the schema does not name is dropped."""
+    documents = [
+        {"id": 1, "title": "a}{b", "day": "2020-01-31", "tags": ["x"], "more": {}},
+        {"id": 2, "in": {"n": 0.5, "at": "2020-01-31T01:00:00+01:00"}},
+    ]
+    program = f"worker.extract(lambda: {[json.dumps(d).encode() for d in documents]})"
+    schema = "id int NOT NULL, title string, day date, tags array<string>,"
+    schema += " in struct<n: double, at: timestamp>"
+    frame = read(spark, schema, command=command(program))
+    first, second = frame.selectExpr("*", "string(in.at) as at").collect()
+    assert (first.id, first.title, first.tags) == (1, "a}{b", ["x"])
+    assert (first.day, first["in"]) == (date(2020, 1, 31), None)
+    assert (second.id, second.title, second["in"].n) == (2, None, 0.5)
+    ids = frame.where("in.at = timestamp'2020-01-31T00:00:00Z'").select("id").collect()
+    assert ids == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ('{"id": "1"}', "field 'id' is a string that is no int"),
+        ('{"id": 3000000000}', "field 'id' is a number that is no int"),
+        ("null", "it is null, not an object"),
+        ('{"id": 1} {"id": 2}', "it is not one JSON document"),
+        ('{"other": 1}', "it has none of the schema's fields"),
+        ("", "it is empty"),
+    ],
+)
+def test_json_that_does_not_fit_fails_the_task(
+    spark: SparkSession, message: str, why: str
+) -> None:
+    """It does not become a row of nulls; the error says which message, and why."""
+    program = f"worker.extract(lambda: [b'{{\"id\": 1}}', {message.encode()!r}])"
+    frame = read(spark, "id int", command=command(program))
+    text = failure(frame.collect)
+    assert "message 2 of a partition does not fit the schema struct<id:int>" in text
+    assert why in text
+
+
+def test_read_that_makes_no_sense_is_refused_before_any_task(
+    spark: SparkSession,
+) -> None:
+    """What is wrong is said by whoever was asked."""
+    assert "(did you mean 'command'?)" in failure(
+        lambda: read(spark, comand="x").collect()
+    )
+    frame = failure(lambda: read(spark, "m map<string,int>", command="x").collect())
+    assert "column 'm' has map<string,int>, which can't be read from JSON" in frame
+    many = {"command": numbers(), "mode": "cyclic", "end": 10**9, "step": 1}
+    text = failure(lambda: read(spark, **many).collect())
+    assert "make 1000000000 tasks, expected no more than 10000: raise step" in text
+    unknown = {"command": numbers(), "mode": "cyclic", "on_error__retries": 0}
+    text = failure(lambda: read(spark, **unknown).collect())
+    assert "exited with status 1" in text
+    assert '(asked {"offsets": "latest"})' in text
+    silent = command("worker.extract_cycle(lambda: [], parse=lambda request: ())")
+    text = failure(lambda: read(spark, command=silent, mode="cyclic").collect())
+    assert "gave 0 messages, expected one message, a whole number" in text
+
+
+def test_worker_that_fails_fails_the_task(spark: SparkSession) -> None:
+    """Its fate is told, and what it was asked for."""
+    program = "worker.extract_cycle(lambda a, b: os._exit(3), offsets='supervisor')"
+    options = {"command": command(program), "mode": "cyclic", "start": 3, "end": 9}
+    text = failure(read(spark, **options, on_error__retries=0).collect)
+    assert "exited with status 3" in text
+    assert "(offsets 3 to 9, partition 0)" in text
+
+
+def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever has enough rows ends the task, and that ends its worker."""
+    pid = "open(sys.argv[1], 'w').write(str(os.getpid()))"
+    program = f"from itertools import count; {pid}; worker.extract(lambda: (b'%d' % n"
+    program += " for n in count()))"
+    frame = read(spark, command=command(program, tmp_path / "pid"))
+    assert frame.limit(3).count() == 3
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+
+def test_read_that_is_retried_gives_the_same_rows(
+    program: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """A worker that is killed in the middle of its range costs an attempt, no row."""
+    done = program(
+        f"""
+        import json, pathlib, sys
+        from pyspark.sql import SparkSession
+        from etlstage.spark import register
+
+        PROGRAM = '''
+        import os, sys
+        from etlstage import worker
+        def f(start, end):
+            for n in range(start, end):
+                yield b"%d" % n
+                if n == 15_000:
+                    try:
+                        os.mkdir(sys.argv[1])
+                    except FileExistsError:
+                        continue
+                    os.kill(os.getpid(), 9)
+        worker.extract_cycle(f, offsets="supervisor")
+        '''
+        spark = SparkSession.builder.master("local[2,3]").getOrCreate()
+        register(spark)
+        marker = {str(tmp_path / "killed")!r}
+        command = [sys.executable, "-c", __import__("textwrap").dedent(PROGRAM), marker]
+        frame = (spark.read.format("etlstage").option("command", json.dumps(command))
+            .option("mode", "cyclic").option("end", "20000").option("step", "20000")
+            .option("on_error.retries", "0").load())
+        found = [int(row.value) for row in frame.collect()]
+        print(found == list(range(20_000)), pathlib.Path(marker).exists())
+        spark.stop()
+        """,
+        PYSPARK_PYTHON=sys.executable,
+    )
+    assert done.stdout.splitlines() == ["True True"], done.stderr
+
+
+def test_ranges_cover_all_and_nothing_twice() -> None:
+    """Evenly by partitions, else by steps; no offset is no task."""
+    for start, end, step, count in (0, 10, 3, None), (-5, 6, 4, 3), (0, 2, 1, 5):
+        parts = ranges("e", start, end, step, count)
+        covered = [n for part in parts for n in range(part.start or 0, part.end or 0)]
+        assert covered == list(range(start, end))
+        assert [part.number for part in parts] == list(range(len(parts)))
+        assert {part.of for part in parts} == {len(parts)}
+    assert [p[2:] for p in ranges("e", 0, 10, 100, 3)] == [(0, 3), (3, 6), (6, 10)]
+    assert ranges("e", 4, 4, 1, None) == ranges("e", 4, 4, 1, 2) == []
+
+
+# --- a stage, without options -----------------------------------------------------
+
+
+def test_stage_is_read_without_options(spark: SparkSession) -> None:
+    """By a name of its own, with all that the stage says."""
+    stage = Stage(
+        name="fetch",
+        kind=StageKind.EXTRACT,
+        mode=Mode.CYCLIC,
+        command=tuple(json.loads(numbers())),
+        env={"LANG": "C"},
+    )
+    offsets = OffsetPolicy(by="supervisor", start=1, end=8, step=2)
+    source = bound(stage, offsets=offsets, partitions=3)
+    spark.dataSource.register(source)
+    frame = spark.read.format(source.name()).load()
+    assert [int(row.value) for row in frame.collect()] == list(range(1, 8))
+    assert source.name() != bound(stage, offsets=offsets).name()
+    with pytest.raises(ConfigError, match="fetch: mode cyclic and offsets don't go"):
+        bound(stage, offsets=OffsetPolicy(by="worker"))
+    with pytest.raises(ConfigError, match="of kind transform, expected load"):
+        bound(Stage(name="t", command=("x",)))
+
+
+# --- as a stream ------------------------------------------------------------------
+
+
+def stream(spark: SparkSession, **options: object) -> DataStreamReader:
+    """Return what reads a stream."""
+    register(spark)
+    reader = spark.readStream.format("etlstage").option("mode", "cyclic")
+    for name, value in options.items():
+        reader = reader.option(name, str(value))
+    return reader
+
+
+def drain(frame: DataFrame, place: Path) -> list[tuple[int, int]]:
+    """Write what is there now as Parquet; return each batch, and where it ended."""
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", str(place / "rows"))
+        .option("checkpointLocation", str(place / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    ends = []
+    for progress in query.recentProgress:
+        (source,) = progress["sources"]
+        end = json.loads(str(source["endOffset"]).replace("'", '"'))
+        ends.append((progress["batchId"], end["offset"]))
+    return ends
+
+
+def rows(spark: SparkSession, place: Path) -> list[int]:
+    """Return what was written."""
+    found = spark.read.parquet(str(place / "rows")).collect()
+    return sorted(int(row.value) for row in found)
+
+
+def test_stream_reads_what_is_there_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """In batches that are bounded; a second run begins where the first ended."""
+    (tmp_path / "end").write_text("10")
+    options = {"command": numbers(tmp_path / "end", told=TOLD), "start": 3, "step": 2}
+    frame = stream(spark, **options, max_per_batch=4).load()
+    assert drain(frame, tmp_path) == [(0, 7), (1, 10)]
+    assert rows(spark, tmp_path) == list(range(3, 10))
+    (tmp_path / "end").write_text("12")
+    assert drain(frame, tmp_path)[0] == (2, 12)
+    assert rows(spark, tmp_path) == list(range(3, 12))
+
+
+def test_batch_that_failed_is_read_again_as_it_was(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The same offsets, though the worker knows more by then."""
+    (tmp_path / "end").write_text("6")
+    log = "open(sys.argv[2], 'a').write(f'{a} {b}\\n')"
+    fail = "os.path.exists(sys.argv[3]) and os._exit(9)"
+    function = (
+        f"lambda a, b: [b'%d' % n for n in range(a, b) if {log} and not ({fail})]"
+    )
+    call = f"worker.extract_cycle({function}, offsets='supervisor', latest={TOLD})"
+    places = [tmp_path / "end", tmp_path / "log", tmp_path / "fail"]
+    frame = stream(spark, command=command(call, *places), step=6).load()
+    (tmp_path / "fail").touch()
+    text = failure(lambda: drain(frame, tmp_path))
+    assert "exited with status 9" in text
+    assert set((tmp_path / "log").read_text().splitlines()) == {"0 6"}
+    (tmp_path / "fail").unlink()
+    (tmp_path / "log").write_text("")
+    (tmp_path / "end").write_text("9")
+    assert drain(frame, tmp_path)[0] == (0, 6)
+    assert set((tmp_path / "log").read_text().splitlines()) == {"0 6", "6 9"}
+    assert rows(spark, tmp_path) == list(range(9))
+
+
+def test_worker_may_say_where_a_stream_begins(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """And a stream with an end needs nobody to ask for it."""
+    call = f"worker.extract_cycle({NUMBERS}, offsets='supervisor', initial=lambda: 5)"
+    frame = stream(spark, command=command(call), start="initial", end=8).load()
+    assert drain(frame, tmp_path) == [(0, 8)]
+    assert rows(spark, tmp_path) == [5, 6, 7]
+
+
+def test_stream_that_makes_no_sense_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A plain worker has no offsets, and an end behind what was read is a loss."""
+    frame = stream(spark, command=numbers()).option("mode", "plain").load()
+    text = failure(lambda: drain(frame, tmp_path / "a"))
+    assert "of mode plain, expected cyclic: a stream is read by offsets" in text
+    (tmp_path / "end").write_text("5")
+    frame = stream(spark, command=numbers(tmp_path / "end", told=TOLD)).load()
+    drain(frame, tmp_path)
+    (tmp_path / "end").write_text("3")
+    text = failure(lambda: drain(frame, tmp_path))
+    assert "the latest offset is 3, but 5 was reached before" in text

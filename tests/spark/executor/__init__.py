@@ -1,0 +1,1 @@
+"""Tests of the Spark layer, most of them against a real session."""
