@@ -25,7 +25,6 @@ from etlstage.config.stages import (
     load_stage,
     transform_stage,
 )
-from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
@@ -38,7 +37,8 @@ from etlstage.supervisor import Stage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from etlstage.config.frames import SharedSession
+    from etlstage.config.session import SharedSession
+    from etlstage.spark.engine.staging import StagedLoad
 
 __all__ = ("Trial", "pipeline_from_yaml", "state_folder")
 
@@ -148,28 +148,23 @@ class _Builder:
         )
 
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
-        from etlstage.config import frames
+        from etlstage.config import engines
 
-        extract, load = self._keys.extract, self._keys.load
-        if extract.spark is None or load.spark is None:
-            raise ConfigError("engine spark is for DataFrames at both ends alone")
-        sink = (
-            frames.staged_capture(self._trial.sink)
-            if self._trial is not None
-            else frames.staged_sink(
-                load.spark,
-                self._names["load",],
-                self._folder,
-                self._session(),
-                on_error=error_policy(load.on_error),
-                dead_letters=self._letters,
+        name, session = self._names["load",], self._session()
+        sink: StagedLoad
+        if self._trial is not None:
+            from etlstage.spark.engine.staged_capture import StagedCapture
+
+            sink = StagedCapture(self._trial.sink)
+        else:
+            sink = engines.staged_load(
+                self._keys.load, name, self._folder, session, dead_letters=self._letters
             )
-        )
-        return frames.executor_pipeline(
-            extract.spark,
+        return engines.executor_pipeline(
+            self._keys.extract,
             self._names["extract",],
             self._folder,
-            self._session(),
+            session,
             name=self._keys.name,
             stages=stages,
             sink=sink,
@@ -179,24 +174,19 @@ class _Builder:
         )
 
     def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:
-        from etlstage.config import frames
+        from etlstage.config import engines
 
-        extract, load = self._keys.extract, self._keys.load
-        assert extract.spark is not None, "rules.py"
-        assert load.spark is not None, "rules.py"
-        return frames.streaming_pipeline(
-            extract.spark,
+        load = engines.outlet(self._keys.load, self._names["load",], self._folder)
+        return engines.streaming_pipeline(
+            self._keys.extract,
             self._names["extract",],
             self._folder,
             self._session(),
             name=self._keys.name,
             stages=stages,
-            sink=load.spark,
-            sink_name=self._names["load",],
-            on_error=error_policy(load.on_error),
+            outlet=load,
             dead_letters=self._letters,
             state=state_folder(self._document),
-            every=extract.every,
             staging=self._keys.spark.staging,
         )
 
@@ -259,7 +249,7 @@ class _Builder:
         )
 
     def _session(self) -> SharedSession:
-        from etlstage.config.frames import SharedSession
+        from etlstage.config.session import SharedSession
 
         if self._shared is None:
             self._shared = SharedSession(self._keys.spark, self._spark)

@@ -83,11 +83,8 @@ def _end(end: str, keys: Mapping[str, Value]) -> Iterator[Broken]:
 def _engine(data: Mapping[str, Value]) -> Iterator[Broken]:
     engine = data.get("engine", "local")
     extract, load = _mapping(data.get("extract")), _mapping(data.get("load"))
-    if engine in ("spark", "streaming"):
-        for end, keys in (("extract", extract), ("load", load)):
-            if "worker" in keys:
-                text = f"is not for engine {engine} yet: use spark, or engine local"
-                yield Broken((end, "worker"), text)
+    if engine in ("spark", "streaming") and "worker" in extract:
+        yield from _extract_on_executors(str(engine), extract)
     sink = _mapping(load.get("spark"))
     if engine == "streaming":
         if sink.get("mode") == "overwrite":
@@ -98,8 +95,8 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Broken]:
         if "dead_letters" in data:
             text = "is not for engine streaming yet: read the files in the state"
             yield Broken(("dead_letters",), text)
-    elif "spark" in extract and "every" in extract:
-        text = "is only for a worker, or for engine streaming"
+    elif "every" in extract and ("spark" in extract or engine == "spark"):
+        text = "is only for a worker on engine local, or for engine streaming"
         yield Broken(("extract", "every"), text)
     if data.get("delivery") == "exactly-once":
         files = sink.get("format", "parquet") in FILES and "path" in sink
@@ -109,6 +106,22 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Broken]:
                 f" format of files ({', '.join(sorted(FILES))})"
             )
             yield Broken(("delivery",), text, at_key=False)
+
+
+def _extract_on_executors(
+    engine: str, extract: Mapping[str, Value]
+) -> Iterator[Broken]:
+    cyclic = extract.get("mode") == "cyclic"
+    by = _mapping(extract.get("offsets")).get("by")
+    if cyclic and by != "supervisor":
+        text = (
+            f"cyclic needs offsets by supervisor with engine {engine}: Spark may ask"
+            " for a part of the data again"
+        )
+        yield Broken(("extract", "mode"), text, at_key=False)
+    elif engine == "streaming" and not cyclic:
+        text = "needs mode cyclic and offsets by supervisor with engine streaming"
+        yield Broken(("extract", "worker"), text)
 
 
 def _frame(loc: Loc, keys: Mapping[str, Value]) -> Iterator[Broken]:

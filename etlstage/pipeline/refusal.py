@@ -28,7 +28,7 @@ from etlstage.pipeline.dead_letter import DeadLetters, first_clause
 from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
 from etlstage.supervisor import ErrorPolicy, Stage
 
-__all__ = ("Refusals", "config_of", "over_budget")
+__all__ = ("Refusals", "config_of", "letter_time", "over_budget")
 
 _log = structlog.get_logger("etlstage")
 
@@ -103,7 +103,7 @@ class Refusals:
                     message,
                     error,
                     config=self._config,
-                    time=datetime.now(UTC),
+                    time=letter_time(),
                 )
             except StageError:
                 self._book(error, len(messages) - number)
@@ -157,6 +157,11 @@ def over_budget(
         f" they are kept, see {letters.look}",
         stage=stage,
     )
+
+
+def letter_time() -> datetime:
+    """Return now, as dead letters have it."""
+    return datetime.now(UTC)
 
 
 def config_of(stage: Stage) -> dict[str, Any]:

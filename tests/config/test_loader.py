@@ -490,7 +490,6 @@ extract: {{{extract}}}
 load: {{{load}}}
 """
 FRAME = "spark: {path: in}"
-WORKER_YET = "is not for engine spark yet: use spark, or engine local"
 EXACTLY = (
     "exactly-once needs engine streaming and load.spark with a path and a format of"
     " files (avro, csv, json, orc, parquet, text, xml)"
@@ -507,9 +506,30 @@ EXACTLY = (
             "at-least-once",
             "worker: {command: [cat]}",
             "worker: {command: [cat]}",
+            [],
+        ),
+        (
+            "spark",
+            "at-least-once",
+            "worker: {command: [cat]}, mode: cyclic",
+            FRAME,
             [
-                f"extract.worker: {WORKER_YET}",
-                f"load.worker: {WORKER_YET}",
+                (
+                    "extract.mode: cyclic needs offsets by supervisor with engine spark:"
+                    " Spark may ask for a part of the data again"
+                )
+            ],
+        ),
+        (
+            "streaming",
+            "at-least-once",
+            "worker: {command: [cat]}",
+            FRAME,
+            [
+                (
+                    "extract.worker: needs mode cyclic and offsets by supervisor with"
+                    " engine streaming"
+                )
             ],
         ),
         (
@@ -519,7 +539,7 @@ EXACTLY = (
             FRAME,
             [
                 f"delivery: {EXACTLY}",
-                "extract.every: is only for a worker, or for engine streaming",
+                "extract.every: is only for a worker on engine local, or for engine streaming",
             ],
         ),
         (

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from etlstage.spark import Session
-from tests.spark.driver import make_session
+from tests.spark.driver import environment, make_session
 
 HERE = Path(__file__).parent
 
@@ -92,17 +92,10 @@ def program(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     place.mkdir()
 
     def run(source: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        import os
-
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(source)],
             cwd=place,
-            env={
-                **os.environ,
-                # Without zips: what a test has shipped is on our path, too.
-                "PYTHONPATH": os.pathsep.join(filter(os.path.isdir, sys.path)),
-                **environ,
-            },
+            env=environment(**environ),
             capture_output=True,
             text=True,
             timeout=150,

@@ -65,6 +65,15 @@ def make_session(**settings: Any) -> Session:  # noqa: ANN401 - those of Session
     return Session(**settings)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Return what a process of its own needs of our environment, and ``more``."""
+    # A session over Connect leaves its marks there, and would have another like it.
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("SPARK_")}
+    # Without zips: what a test has shipped is on our path, too.
+    path = os.pathsep.join(path for path in sys.path if os.path.isdir(path))
+    return {**ours, "PYTHONPATH": path, **more}
+
+
 class Failed(Exception):
     """What the driver was told raised; the text is Spark's, explained."""
 
@@ -83,13 +92,11 @@ class Driver:
     def __init__(
         self, place: Path, *, environ: dict[str, str] | None = None, **session: object
     ) -> None:
-        # Without zips: what a test has shipped is on our path, too.
-        path = os.pathsep.join(path for path in sys.path if os.path.isdir(path))
         with open(place / "stderr", "w") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", LOOP, json.dumps(session)],
                 cwd=place,
-                env={**os.environ, "PYTHONPATH": path, **(environ or {})},
+                env=environment(**(environ or {})),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

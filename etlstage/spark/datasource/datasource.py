@@ -11,11 +11,13 @@ Reading is in ``reader.py``, writing in ``writer.py``, and which options there a
 
 from __future__ import annotations
 
+import json
 import secrets
+import tempfile
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -33,7 +35,7 @@ from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import StreamWriter, Writer
 from etlstage.supervisor import Stage
 
-__all__ = ("WorkerDataSource", "bound", "register")
+__all__ = ("WorkerDataSource", "bound", "read_worker", "register", "write_worker")
 
 
 def register(spark: SparkSession) -> None:
@@ -143,3 +145,56 @@ def bound(
             return name
 
     return Bound
+
+
+def read_worker(
+    spark: SparkSession,
+    stage: Stage,
+    *,
+    offsets: OffsetPolicy | None = None,
+    streaming: bool = False,
+) -> DataFrame:
+    """
+    Return the messages of an extract stage as a DataFrame of one binary column.
+
+    Args:
+        spark: The session.
+        stage: The stage; its workers run on the executors.
+        offsets: Of a cyclic stage.
+        streaming: Whether it is to be a stream, which a plain stage can't be.
+
+    Raises:
+        ConfigError: If the stage can't be read from like this.
+
+    """
+    source = bound(stage, offsets=offsets)
+    spark.dataSource.register(source)
+    reader = spark.readStream if streaming else spark.read
+    return reader.format(source.name()).schema("value binary").load()
+
+
+def write_worker(frame: DataFrame, stage: Stage) -> dict[str, Any]:
+    """
+    Load the only column of ``frame`` with the workers of a stage; blocks.
+
+    Args:
+        frame: Its column is a string, or binary.
+        stage: Of kind load; its workers run on the executors.
+
+    Returns:
+        ``messages``, of which so many are ``done`` and so many ``dead``, and the
+        ``letters``: of each that is dead ``partition``, ``place``, ``message`` in
+        base64, ``kind`` and ``error``.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="etlstage-load-") as folder:
+        report = Path(folder, "report.json")
+        sink = bound(stage, report=report)
+        spark = frame.sparkSession
+        spark.dataSource.register(sink)
+        # A write looks for its format in the session that is active in this thread
+        # (4.3: the one it belongs to is not asked), and this makes it so.
+        spark.createDataFrame([], "value binary")
+        frame.write.format(sink.name()).mode("append").save()
+        account: dict[str, Any] = json.loads(report.read_bytes())
+    return account

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from anyio.from_thread import start_blocking_portal
 from pyspark.sql import DataFrame
@@ -27,9 +26,9 @@ from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.state import store
+from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.engine.round import Round, staging_for
-from etlstage.spark.engine.staged_sink import StagedSink
-from etlstage.spark.frame.destination import Destination
+from etlstage.spark.engine.staging import StagedLoad
 from etlstage.supervisor import Stage
 
 __all__ = ("STOPPED", "Batches", "Record")
@@ -63,8 +62,7 @@ class Batches:
         state: The state directory.
         source: Name of the extract stage.
         stages: The stages, of kind transform.
-        destination: Where they end.
-        sink: Other settings of the sink, its name among them.
+        outlet: Where they end.
         letters: Where messages are put aside.
         staging: See :func:`staging_for`.
 
@@ -77,8 +75,7 @@ class Batches:
         *,
         source: str,
         stages: Sequence[Stage],
-        destination: Destination,
-        sink: Mapping[str, Any],
+        outlet: Outlet,
         letters: DeadLetters,
         staging: str | None = None,
     ) -> None:
@@ -86,8 +83,7 @@ class Batches:
         self._state = state
         self._source = source
         self._stages = tuple(stages)
-        self._destination = destination
-        self._sink = dict(sink)
+        self._outlet = outlet
         self._letters = letters
         self._staging = staging
         self._first = True
@@ -130,7 +126,7 @@ class Batches:
             [
                 (self._source, StageKind.EXTRACT),
                 *((stage.name, stage.kind) for stage in self._stages),
-                (self._sink["name"], StageKind.LOAD),
+                (self._outlet.name, StageKind.LOAD),
             ]
         )
         epoch = f"{self.stream()}-{number}"
@@ -139,7 +135,7 @@ class Batches:
             # Only the first batch of a process may have been begun by another.
             letters.recall()
             self._first = False
-        sink = self._sink_of(messages, epoch, letters)
+        sink = self._outlet.sink(messages.sparkSession, epoch, letters)
         error: EtlstageError | None = None
         try:
             await self._pass(messages, ledger, letters, sink)
@@ -165,7 +161,7 @@ class Batches:
         messages: DataFrame,
         ledger: Ledger,
         letters: DeadLetters,
-        sink: StagedSink,
+        sink: StagedLoad,
     ) -> None:
         spark = messages.sparkSession
         passing = Round(self._source, self._stages, ledger, letters)
@@ -173,17 +169,6 @@ class Batches:
             starts = await passing.transform(messages, staging)
             async with sink:
                 await sink.load(staging.messages(spark), starts)
-
-    def _sink_of(
-        self, messages: DataFrame, epoch: str, letters: DeadLetters
-    ) -> StagedSink:
-        place = replace(self._destination, mode="append")
-        if place.path is not None:
-            path = f"{place.path}/epoch={epoch}"
-            place = replace(place, path=path, mode="overwrite")
-        return StagedSink(
-            messages.sparkSession, place, dead_letters=letters, **self._sink
-        )
 
     def _note(self, record: Record) -> None:
         path = self._record(record.number)
@@ -195,6 +180,6 @@ class Batches:
         return self._state / "batches" / f"{number}.json"
 
 
-def _take_stock(account: Account, sink: StagedSink) -> None:
+def _take_stock(account: Account, sink: StagedLoad) -> None:
     account.received, account.done = sink.received, sink.loaded
     account.dead, account.failed = sink.dead, sink.failed

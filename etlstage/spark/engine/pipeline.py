@@ -21,7 +21,7 @@ from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.round import Round, staging_for
-from etlstage.spark.engine.staged_sink import StagedSink
+from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.frame.frame import messages_of
 from etlstage.spark.session.problem import explain
 from etlstage.supervisor import Stage
@@ -59,7 +59,7 @@ class ExecutorPipeline(Runner):
         key: str | None = None,
         source: str = "extract",
         stages: Sequence[Stage] = (),
-        sink: StagedSink,
+        sink: StagedLoad,
         dead_letters: DeadLetters,
         dead_letter_sink: DeadLetterSink | None = None,
         staging: str | None = None,

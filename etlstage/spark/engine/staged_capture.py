@@ -18,11 +18,21 @@ __all__ = ("StagedCapture",)
 class StagedCapture:
     """Gives a sink what waits in a staging folder; in all else it is that sink."""
 
+    name: str
+    received: int
+    loaded: int
+    dead: int
+    failed: int
+
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the sink's own
         return getattr(self._sink, name)
+
+    def landed(self) -> str:
+        """Return, in one line for a human, what is in place."""
+        return self._sink.landed()
 
     async def __aenter__(self) -> Self:
         """Open the sink."""

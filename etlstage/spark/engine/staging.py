@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from etlstage.pipeline.interfaces import Landing
 from etlstage.spark.executor.chain import ROWS, Chain, Note, read_note
 
-__all__ = ("Staging",)
+__all__ = ("StagedLoad", "Staging")
 
 
 class Staging:
@@ -80,3 +83,34 @@ class Staging:
         if not found:
             return Path(self._folder)
         return Path(rest.removeprefix("//")) if scheme == "file" else None
+
+
+class StagedLoad(Landing, Protocol):
+    """Loads what waits in a staging folder."""
+
+    async def __aenter__(self) -> object:
+        """Find out now what would fail later; raises as :meth:`load`."""
+        ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release what it holds."""
+        ...
+
+    async def load(self, messages: DataFrame, starts: dict[int, int]) -> None:
+        """
+        Load the messages, all of them, and mark the output as whole.
+
+        Args:
+            messages: As :meth:`Staging.messages` gives them.
+            starts: For each partition, the place of its first message among all.
+
+        Raises:
+            StageError: If they can't be loaded.
+
+        """
+        ...

@@ -8,9 +8,9 @@ of a batch is in ``batch.py``. Told to stop, it ends behind the batch under way.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -22,7 +22,7 @@ from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.batch import STOPPED, Batches, Record
-from etlstage.spark.frame.destination import Destination
+from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.frame.frame import messages_of
 from etlstage.spark.session.problem import explain
 from etlstage.supervisor import Stage
@@ -50,9 +50,7 @@ class StreamingPipeline(Runner):
         key: Spark SQL expression by which messages keep their order.
         source: Name of the extract stage.
         stages: What the messages pass through.
-        destination: Where they end. With mode ``error`` a stream that begins must find
-            nothing there.
-        sink: Other settings of the sink, as :class:`DataFrameSink` takes them.
+        outlet: Where they end.
         dead_letters: Where messages are put aside that a stage can't process.
         state: The state directory. One process uses it at a time.
         every: Seconds from one batch to the next; without end. None: what there is
@@ -72,16 +70,14 @@ class StreamingPipeline(Runner):
         key: str | None = None,
         source: str = "extract",
         stages: Sequence[Stage] = (),
-        destination: Destination,
-        sink: Mapping[str, Any] | None = None,
+        outlet: Outlet,
         dead_letters: DeadLetters,
         state: Path,
         every: float | None = None,
         staging: str | None = None,
         log_path: Path | None = None,
     ) -> None:
-        settings = {"name": "load", **(sink or {})}
-        self._landed = _Landed(settings["name"], destination)
+        self._landed = _Landed(outlet)
         super().__init__(
             name,
             source=source,
@@ -96,6 +92,7 @@ class StreamingPipeline(Runner):
         self._source = source
         self._letters = dead_letters
         self._state = state
+        self._outlet = outlet
         self._every = every
         self._log_path: Path | None = log_path
         self._drained = False
@@ -105,8 +102,7 @@ class StreamingPipeline(Runner):
             state.absolute(),
             source=source,
             stages=stages,
-            destination=destination,
-            sink=settings,
+            outlet=outlet,
             letters=dead_letters,
             staging=staging,
         )
@@ -170,7 +166,7 @@ class StreamingPipeline(Runner):
                 stage=self._source,
             )
         checkpoint = self._state.absolute() / "checkpoint"
-        objection = None if checkpoint.exists() else self._landed.objection()
+        objection = None if checkpoint.exists() else self._outlet.objection()
         if objection is not None:
             raise SinkFailed(objection, stage=self._landed.name)
         writer = messages_of(frame, self._message, self._key).writeStream
@@ -223,17 +219,13 @@ class StreamingPipeline(Runner):
 
 
 class _Landed:
-    """What is known of the sink: where it writes, and what the batches have said."""
+    """What is known of the sinks: what the batches have said."""
 
-    def __init__(self, name: str, destination: Destination) -> None:
-        self.name = name
+    def __init__(self, outlet: Outlet) -> None:
+        self.name = outlet.name
         self.received = self.loaded = self.dead = self.failed = 0
         self._epochs = 0
-        self._destination = destination
-
-    def objection(self) -> str | None:
-        """Return what stands against writing there, as far as it is known."""
-        return self._destination.objection(self._destination.partition_by)
+        self._outlet = outlet
 
     def take(self, record: Record) -> None:
         """Count a batch."""
@@ -247,9 +239,9 @@ class _Landed:
     def landed(self) -> str:
         """Return, in one line for a human, what is in place."""
         if not self._epochs:
-            return f"nothing new is in place at {self._destination}"
+            return f"nothing new is in place at {self._outlet}"
         plural = "epoch" if self._epochs == 1 else "epochs"
         return (
             f"{self._epochs} {plural} with {self.loaded} messages in place at"
-            f" {self._destination}"
+            f" {self._outlet}"
         )

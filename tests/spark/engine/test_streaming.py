@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter import letter_files, read_letters
+from tests.spark.driver import environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
@@ -225,11 +225,10 @@ assert report.error is None, report.error
 
 def crash(folder: Path, where: str) -> subprocess.CompletedProcess[str]:
     """Run the pipeline in a process that kills itself in its second batch."""
-    found = os.pathsep.join(path for path in sys.path if path)
     return subprocess.run(
         [sys.executable, "-c", CRASHING, where, "1"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": found},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=150,

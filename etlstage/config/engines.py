@@ -1,0 +1,171 @@
+"""
+Pipelines whose stages run inside Spark's executors, from the keys of a file.
+
+Imported only for files that name such an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+
+from etlstage.config.frames import SessionSink, destination, reading
+from etlstage.config.model import ExtractKeys, LoadKeys
+from etlstage.config.session import SessionUser, SharedSession
+from etlstage.config.stages import error_policy, extract_stage, load_stage
+from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.spark import read_frame
+from etlstage.spark.datasource.datasource import read_worker
+from etlstage.spark.engine.outlet import FrameOutlet, Outlet, WorkerOutlet
+from etlstage.spark.engine.pipeline import ExecutorPipeline
+from etlstage.spark.engine.staged_sink import StagedSink
+from etlstage.spark.engine.staged_worker import StagedWorker
+from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.engine.streaming import StreamingPipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ("executor_pipeline", "outlet", "staged_load", "streaming_pipeline")
+
+Read: TypeAlias = "Callable[[SparkSession], DataFrame]"
+
+
+def executor_pipeline(
+    keys: ExtractKeys,
+    source: str,
+    folder: Path,
+    session: SharedSession,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> ExecutorPipeline:
+    """
+    Return what runs stages where the rows are that the keys describe.
+
+    Args:
+        keys: The keys of the extract stage.
+        source: Its name.
+        folder: What paths are relative to.
+        session: The session.
+        settings: The others of :class:`ExecutorPipeline`.
+
+    """
+    read = _read(keys, source, folder, streaming=False)
+    return _ExecutorPipeline(
+        session, read, source=source, **_messages(keys), **settings
+    )
+
+
+def streaming_pipeline(
+    keys: ExtractKeys,
+    source: str,
+    folder: Path,
+    session: SharedSession,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> StreamingPipeline:
+    """Do as :func:`executor_pipeline`, with the settings of a stream."""
+    read = _read(keys, source, folder, streaming=True)
+    return _StreamingPipeline(
+        session, read, source=source, every=keys.every, **_messages(keys), **settings
+    )
+
+
+def staged_load(
+    keys: LoadKeys,
+    name: str,
+    folder: Path,
+    session: SharedSession,
+    *,
+    dead_letters: DeadLetters,
+) -> StagedLoad:
+    """
+    Return what loads what executors have staged.
+
+    Args:
+        keys: The keys of the load stage.
+        name: Its name.
+        folder: What paths are relative to.
+        session: The session.
+        dead_letters: Where messages are put aside.
+
+    """
+    if keys.spark is None:
+        stage = load_stage(keys, name, folder)
+        return StagedWorker(stage, dead_letters=dead_letters)
+    return _StagedSink(
+        session,
+        destination(keys.spark, folder),
+        schema=keys.spark.schema_,
+        name=name,
+        on_error=error_policy(keys.on_error),
+        dead_letters=dead_letters,
+    )
+
+
+def outlet(keys: LoadKeys, name: str, folder: Path) -> Outlet:
+    """Return where the batches of a stream end; arguments as for :func:`staged_load`."""
+    if keys.spark is None:
+        return WorkerOutlet(stage=load_stage(keys, name, folder))
+    return FrameOutlet(
+        destination=destination(keys.spark, folder),
+        name=name,
+        schema=keys.spark.schema_,
+        on_error=error_policy(keys.on_error),
+    )
+
+
+def _read(keys: ExtractKeys, name: str, folder: Path, *, streaming: bool) -> Read:
+    if keys.spark is not None:
+        settings = reading(keys.spark, folder)
+        return partial(read_frame, streaming=streaming, **settings)
+    offsets = keys.offsets.policy() if keys.offsets is not None else None
+    stage = extract_stage(keys, name, folder)
+    return partial(read_worker, stage=stage, offsets=offsets, streaming=streaming)
+
+
+def _messages(keys: ExtractKeys) -> dict[str, str | None]:
+    """Return what makes messages of the rows; a worker's are messages already."""
+    if keys.spark is None:
+        return {"message": "value"}
+    return {"message": keys.spark.message, "key": keys.spark.key}
+
+
+class _StagedSink(SessionSink, StagedSink):
+    pass
+
+
+class _ExecutorPipeline(SessionUser, ExecutorPipeline):
+    def __init__(self, session: SharedSession, read: Read, **settings: Any) -> None:  # noqa: ANN401 - passed on
+        super().__init__(frame=self._frame_of, **settings)
+        self._read = read
+        self._join(session)
+
+    async def aclose(self) -> None:
+        await self._membership.aclose()
+
+    async def _run(self, stopped: anyio.CancelScope) -> None:
+        with self._noted():
+            await super()._run(stopped)
+
+    def _frame_of(self) -> DataFrame:
+        return self._read(self._start_session())
+
+
+class _StreamingPipeline(SessionUser, StreamingPipeline):
+    def __init__(self, session: SharedSession, read: Read, **settings: Any) -> None:  # noqa: ANN401 - passed on
+        super().__init__(frame=self._frame_of, **settings)
+        self._read = read
+        self._join(session)
+
+    async def aclose(self) -> None:
+        await self._membership.aclose()
+
+    async def _run(self) -> None:
+        with self._noted():
+            await super()._run()
+
+    def _frame_of(self) -> DataFrame:
+        return self._read(self._start_session())

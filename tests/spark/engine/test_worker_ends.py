@@ -1,0 +1,134 @@
+"""Engines ``spark`` and ``streaming`` with workers at their ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from pyspark.sql import SparkSession
+
+from etlstage.pipeline import DeadLetter, Pipeline, Report
+from etlstage.pipeline.dead_letter import letter_files, read_letters
+
+pytestmark = [pytest.mark.spark, pytest.mark.anyio]
+
+COUNT = """\
+from etlstage import worker
+from pathlib import Path
+worker.extract_cycle(
+    lambda start, end: (b"%d" % n for n in range(start, end)),
+    offsets="supervisor",
+    latest=lambda: int(Path("latest").read_text()),
+)
+"""
+LOAD = """\
+import os, sys
+from etlstage import worker
+file = open(f"loaded/{os.getpid()}", "ab", buffering=0)
+def load(message):
+    if message == b"13!":
+        os._exit(3)
+    file.write(message + b"\\n")
+worker.load(load)
+"""
+FILE = """\
+name: w
+engine: {engine}
+extract:
+  worker: {{command: [python, count.py]}}
+  mode: cyclic
+  offsets: {{by: supervisor, start: 5, step: 10{end}}}
+transform:
+  - name: mark
+    worker: {{command: [sh, -c, 'while read -r x; do printf "%s!\\n\\0" "$$x"; done']}}
+load:
+  worker: {{command: [python, load.py]}}
+  restart: {{delay: 10ms}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write a pipeline, its workers, and a place for what they load."""
+
+    def write(engine: str, end: str = "") -> Path:
+        (tmp_path / "count.py").write_text(COUNT)
+        (tmp_path / "load.py").write_text(LOAD)
+        (tmp_path / "loaded").mkdir(exist_ok=True)
+        path = tmp_path / f"{engine}.yaml"
+        path.write_text(FILE.format(engine=engine, end=end))
+        return path
+
+    return write
+
+
+async def run(path: Path, spark: SparkSession) -> Report:
+    """Run a pipeline that must not hang."""
+    with anyio.fail_after(150):
+        return await Pipeline.from_yaml(path, spark=spark).run()
+
+
+def loaded(folder: Path) -> Counter[int]:
+    """Return the numbers that were loaded, and how often each was."""
+    files = (folder / "loaded").iterdir()
+    lines = [x for path in files for x in path.read_text().splitlines()]
+    return Counter(int(line.rstrip("!")) for line in lines)
+
+
+def dead(folder: Path) -> list[tuple[str, bytes]]:
+    """Return what was put aside, and by which stage."""
+    found = []
+    for path in letter_files(folder / ".etlstage" / "w"):
+        for letter in read_letters(path):
+            assert isinstance(letter, DeadLetter)
+            found.append((letter.stage, letter.message))
+    return found
+
+
+async def test_engine_spark_runs_all_three_kinds(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Ranges of offsets in, one message put aside, the others loaded."""
+    report = await run(write("spark", ", end: 48"), spark)
+    assert report.error is None
+    assert loaded(tmp_path) == Counter(n for n in range(5, 48) if n != 13)
+    assert dead(tmp_path) == [("load", b"13!")]
+    load = report.ledger[2]
+    assert (load.received, load.done, load.dead) == (43, 42, 1)
+    assert report.landed == "42 messages confirmed by stage load; whole"
+
+
+async def test_stream_asks_its_worker_how_far_it_can_go(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What is there now; and, in the next run, what is new."""
+    path = write("streaming")
+    (tmp_path / "latest").write_text("20")
+    report = await run(path, spark)
+    assert report.error is None
+    assert loaded(tmp_path) == Counter(n for n in range(5, 20) if n != 13)
+    assert dead(tmp_path) == [("load", b"13!")]
+    (tmp_path / "latest").write_text("31")
+    report = await run(path, spark)
+    assert report.error is None
+    assert loaded(tmp_path) == Counter(n for n in range(5, 31) if n != 13)
+    assert report.ledger[0].produced == 11
+
+
+async def test_worker_that_can_not_load_fails_the_run(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """With the words of its stage."""
+    path = write("spark", ", end: 48")
+    path.write_text(path.read_text() + "  on_error: {then: fail}\n")
+    report = await run(path, spark)
+    assert report.status == "failed"
+    assert "stage load: worker load-1" in str(report.error)
+    assert "exited with status 3" in str(report.error)
+    report.ledger.check(whole=False)
+    path.write_text(path.read_text().replace("count.py", "nowhere.py"))
+    report = await run(path, spark)
+    assert "stage extract: worker extract" in str(report.error)
