@@ -45,7 +45,7 @@ class Row(NamedTuple):
     theirs: float
     unit: str
     target: float
-    """The ratio ours / theirs to reach."""
+    """The ratio ours / theirs to reach; 0 where there is none."""
     at_most: bool = False
     """The target is an upper bound."""
 
@@ -145,7 +145,9 @@ def show(rows: Sequence[Row], target: Path | None) -> None:
             f"{row.theirs:,.4g}",
             row.unit,
             f"{row.ratio:.2f}",
-            f"{bound} {row.target:g}: {'yes' if row.met else 'NO'}",
+            f"{bound} {row.target:g}: {'yes' if row.met else 'NO'}"
+            if row.target
+            else "",
         )
     Console(width=120).print(table)
     text = json.dumps(
