@@ -120,7 +120,7 @@ async def show_lines(
 
 def _waiting(ledger: Ledger) -> str:
     """Say so while nothing moves yet: Spark takes its time to start."""
-    return "" if any(map(_moved, ledger)) else "waiting for the first message"
+    return "" if any(map(_moved, ledger)) else f"waiting for {ledger.awaited}"
 
 
 def _moved(account: Account) -> int:

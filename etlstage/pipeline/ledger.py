@@ -51,6 +51,8 @@ class Ledger:
 
     def __init__(self, stages: Iterable[tuple[str, StageKind]]) -> None:
         self._accounts = tuple(Account(name, kind) for name, kind in stages)
+        self.awaited = "the first message"
+        """What it takes for the accounts to move, for a human."""
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts)

@@ -80,6 +80,8 @@ def test_line_before_the_first_message() -> None:
     """Spark takes seconds to start; a row of zeros would look like a hang."""
     ledger = Ledger([("extract", StageKind.EXTRACT), ("load", StageKind.LOAD)])
     assert state_line(ledger, 5, [0, 0]) == "5 s: waiting for the first message"
+    ledger.awaited = "the first batch"
+    assert state_line(ledger, 5, [0, 0]) == "5 s: waiting for the first batch"
 
 
 def test_rate_is_taken_over_the_last_seconds(ledger: Ledger) -> None:

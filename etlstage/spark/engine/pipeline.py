@@ -73,6 +73,7 @@ class ExecutorPipeline(Runner):
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
         )
+        self.ledger.awaited = "the tasks on Spark's executors"
         self._frame = frame
         self._message = message
         self._key = key

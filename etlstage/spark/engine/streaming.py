@@ -86,6 +86,7 @@ class StreamingPipeline(Runner):
             dead_letters=dead_letters,
             dead_letter_sink=None,
         )
+        self.ledger.awaited = "the first batch"
         self._frame = frame
         self._message = message
         self._key = key
