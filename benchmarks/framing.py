@@ -11,28 +11,43 @@ import os
 import subprocess
 import threading
 import time
+from functools import partial
+from typing import cast
 
 import anyio
+import pyarrow as pa
 
 from benchmarks.harness import MESSAGE_BYTES, Row, echo_stage, messages, paired
 from etlstage import AsyncSupervisor
+from etlstage.messages import Run
+from etlstage.protocol.marker.columnar import COLUMNS, Column
+from etlstage.protocol.marker.framing import LISTS, Framing
 
 COUNT = 1_000_000
 RUN = 8192
 
 
 def measure() -> list[Row]:
-    """Return bytes per second of both."""
+    """Return bytes per second of both, for messages as Arrow has them and as lists."""
     run = messages(COUNT)
-    runs = [run[at : at + RUN] for at in range(0, COUNT, RUN)]
+    column = cast("Run", Column(pa.array(run, pa.binary())))
     wire = b"\n".join((*run, b""))
-    ours, theirs = paired(lambda: anyio.run(_framed, runs), lambda: _cat(wire))
-    return [Row("framing, C echo worker", ours / 1e6, "cat", theirs / 1e6, "MB/s", 0.7)]
+    found = []
+    for what, held, framing, target in (
+        ("Arrow framing", column, COLUMNS, 0.7),
+        ("framing of lists", run, LISTS, 0),
+    ):
+        runs = [held[at : at + RUN] for at in range(0, COUNT, RUN)]
+        ours, theirs = paired(
+            partial(anyio.run, _framed, runs, framing), partial(_cat, wire)
+        )
+        what = f"{what}, C echo worker"
+        found.append(Row(what, ours / 1e6, "cat", theirs / 1e6, "MB/s", target))
+    return found
 
 
-async def _framed(runs: list[list[bytes]]) -> float:
-    async with AsyncSupervisor(echo_stage()) as supervisor:
-        await supervisor.submit([b"ready"])
+async def _framed(runs: list[Run], framing: Framing) -> float:
+    async with AsyncSupervisor(echo_stage(), framing=framing) as supervisor:
         started = time.perf_counter()
         count = 0
         async for answer in supervisor.answers(runs):
