@@ -245,6 +245,10 @@ def test_order_is_not_compared_where_none_is_promised(
         ("local", "--on needs two engines, as in local,spark, got 1: 'local'"),
         ("a,b,c", "--on needs two engines, as in local,spark, got 3: 'a,b,c'"),
         ("local,locale", "--on: unknown engine 'locale' (did you mean 'local'?)"),
+        (
+            "local,streaming",
+            "--on: unknown engine 'streaming', expected 'local' or 'spark'",
+        ),
     ],
 )
 def test_engines_that_are_none(
