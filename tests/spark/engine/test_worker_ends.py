@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -132,3 +133,16 @@ async def test_worker_that_can_not_load_fails_the_run(
     path.write_text(path.read_text().replace("count.py", "nowhere.py"))
     report = await run(path, spark)
     assert "stage extract: worker extract" in str(report.error)
+
+
+async def test_program_that_is_not_there_is_told_with_its_host(
+    spark: SparkSession, write: Callable[..., Path]
+) -> None:
+    """It is missed where it is to run, at both ends."""
+    path = write("spark", ", end: 48")
+    whole = path.read_text()
+    for stage, program in (("extract", "count"), ("load", "load")):
+        path.write_text(whole.replace(f"[python, {program}.py]", "[./nowhere]"))
+        report = await run(path, spark)
+        assert f"stage {stage}: there is no program" in str(report.error)
+        assert f"on host {socket.gethostname()}: put it there" in str(report.error)
