@@ -116,6 +116,9 @@ class Feed:
             given = 0
             ends: deque[int] = deque()  # places behind batches that are not answered
             for batch in batches:
+                # There is no answer to nothing, and so none to wait for.
+                if not batch.num_rows:
+                    continue
                 messages = messages_of(stage, self._column(batch))
                 given += len(messages)
                 ends.append(given)

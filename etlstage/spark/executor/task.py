@@ -72,6 +72,9 @@ class Task:
         with bridged(partial(answer_all, place(self._stage))) as bridge:
             results = _Results(self._stage.name, texts=self._texts)
             for batch in batches:
+                # There is no answer to nothing, and so none to wait for.
+                if not batch.num_rows:
+                    continue
                 messages = messages_of(self._stage, batch.column(0))
                 results.expect(batch)
                 bridge.give(messages)

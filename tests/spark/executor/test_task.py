@@ -53,6 +53,12 @@ def test_batches_come_back_in_order() -> None:
     assert rows(task.run(given(*batches))) == list(enumerate(messages))
 
 
+def test_nothing_is_waited_for_behind_empty_batches() -> None:
+    """However many of them there are in a row."""
+    task = Task(stage("lambda m: (m,)"), texts=False)
+    assert rows(task.run(given(*[[]] * 9, [b"a"], *[[]] * 9))) == [(0, b"a")]
+
+
 @pytest.mark.parametrize("kind", [pa.large_binary(), pa.string(), pa.large_string()])
 def test_messages_are_bytes_however_spark_gives_them(kind: pa.DataType) -> None:
     """As text, and with 64 bits for where a message begins, if it is set to."""
