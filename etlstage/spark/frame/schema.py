@@ -22,10 +22,13 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    ByteType,
     DataType,
     DoubleType,
     FloatType,
     MapType,
+    ShortType,
+    StructField,
     StructType,
 )
 
@@ -65,7 +68,10 @@ def fitted(frame: DataFrame, schema: StructType) -> DataFrame:
 
     """
     value = sf.col("value")
-    with_corrupt = StructType(list(schema.fields)).add(_CORRUPT, "string")
+    # As tinyint Spark takes 128 to 255, too, and makes -128 to -1 of them.
+    wide = _nullable(schema, ShortType())
+    assert isinstance(wide, StructType)
+    with_corrupt = StructType(list(wide.fields)).add(_CORRUPT, "string")
     parsed = frame.withColumn("row", sf.from_json(value, with_corrupt, _OPTIONS))
     row = sf.col("row")
     fields = [row.getField(name) for name in schema.names]
@@ -76,7 +82,37 @@ def fitted(frame: DataFrame, schema: StructType) -> DataFrame:
         reduce(and_, [field.isNull() for field in fields]),
         _flaw(row, schema),
     ]
-    return parsed.withColumn("misfit", sf.coalesce(reduce(or_, flaws), sf.lit(True)))
+    misfit = sf.coalesce(reduce(or_, flaws), sf.lit(True))
+    judged = parsed.withColumn("misfit", misfit)
+    if wide == _nullable(schema, ByteType()):
+        return judged
+    return judged.withColumn("row", sf.struct(*map(_narrowed, fields, schema.fields)))
+
+
+def _nullable(kind: DataType, tiny: DataType) -> DataType:
+    """Return a type without NOT NULL, and with ``tiny`` in place of tinyint."""
+    match kind:
+        case StructType():
+            fields = [
+                StructField(field.name, _nullable(field.dataType, tiny))
+                for field in kind.fields
+            ]
+            return StructType(fields)
+        case ArrayType():
+            return ArrayType(_nullable(kind.elementType, tiny))
+        case MapType():
+            return MapType(kind.keyType, _nullable(kind.valueType, tiny))
+        case ByteType():
+            return tiny
+    return kind
+
+
+def _narrowed(column: Column, field: StructField) -> Column:
+    """Return a field that was parsed with wider numbers, null if one is too big."""
+    kind = _nullable(field.dataType, ByteType())
+    if kind != _nullable(field.dataType, ShortType()):
+        column = sf.when(~_flaw(column, field.dataType), column.cast(kind))
+    return column.alias(field.name)
 
 
 def _has_tail(value: Column) -> Column:
@@ -102,7 +138,7 @@ def _has_tail(value: Column) -> Column:
 
 
 def _flaw(column: Column, kind: DataType) -> Column:
-    """Return whether a NOT NULL field in ``column`` is null, or a number infinite."""
+    """Return whether a NOT NULL field in ``column`` is null, or a number too big."""
     flaw = sf.lit(False)
     match kind:
         case StructType():
@@ -120,6 +156,8 @@ def _flaw(column: Column, kind: DataType) -> Column:
         case DoubleType() | FloatType():
             # JSON has no infinity: the number is too big for the type.
             flaw = sf.abs(column) == sf.lit(float("inf"))
+        case ByteType():
+            flaw = ~column.between(-128, 127)
     return sf.coalesce(flaw, sf.lit(False))
 
 

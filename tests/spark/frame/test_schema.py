@@ -13,7 +13,8 @@ pytestmark = pytest.mark.spark
 DDL = (
     "id long, d decimal(5,2), t timestamp, dt date, f double, r float, bo boolean, "
     "i int, bt byte, title string, s struct<a: int, b: array<int>>, l array<int>, "
-    "m map<string,long>, deep array<struct<x: double>>"
+    "m map<string,long>, deep array<struct<x: double>>, "
+    "bts map<string, array<struct<x: byte not null>>>"
 )
 NOT_NULL = (
     "id long not null, s struct<a: int not null>, "
@@ -40,6 +41,7 @@ FITS = [
     '{"id":1,"title":{"a":"}"}}',
     '{"id":1,"title":"\\u0000\\n\\u00e9"}',
     '{"title":"é€𝄞"}',
+    '{"bt":-128,"bts":{"a":[{"x":127},{"x":-128}],"b":null}}',
 ]
 
 MISFITS = {
@@ -79,6 +81,8 @@ MISFITS = {
     '{"id":true}': "field 'id' is a boolean that is no bigint",
     '{"id":1,"i":3000000000}': "field 'i' is a number that is no int",
     '{"id":1,"bt":300}': "field 'bt' is a number that is no tinyint",
+    '{"id":1,"bt":128}': "field 'bt' is a number that is no tinyint",
+    '{"id":1,"bts":{"a":[{"x":255}]}}': "field 'bts' is an object that is no map",
     '{"id":1,"bo":"true"}': "field 'bo' is a string that is no boolean",
     '{"id":1,"f":"x"}': "field 'f' is a string that is no double",
     '{"id":1,"f":"NaN"}': "field 'f' is a string that is no double",
@@ -178,3 +182,18 @@ def test_one_binary_column_takes_messages_as_they_are() -> None:
     assert is_raw(StructType().add("value", "binary"))
     assert not is_raw(StructType().add("value", "string"))
     assert not is_raw(StructType().add("a", "binary").add("b", "binary"))
+
+
+def test_small_numbers_are_what_they_were(spark: SparkSession) -> None:
+    """In columns of the types that were asked for, however deep."""
+    epoch = Epoch()
+    epoch.add([b'{"bt":-128,"bts":{"a":[{"x":127}]}}', b'{"id":1}'], 45)
+    schema = StructType.fromDDL("id long, bt byte, bts map<string, array<struct<x: byte>>>")
+    assert isinstance(schema, StructType)
+    rows = rows_of(spark, epoch, schema)
+    assert not isinstance(rows, Misfits)
+    assert rows.schema == schema
+    assert [row.asDict(recursive=True) for row in rows.collect()] == [
+        {"id": None, "bt": -128, "bts": {"a": [{"x": 127}]}},
+        {"id": 1, "bt": None, "bts": None},
+    ]
