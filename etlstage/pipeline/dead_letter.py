@@ -147,7 +147,8 @@ class DeadLetters:
         # The longest first: one may hold another.
         self._hidden = sorted(texts.items(), key=lambda pair: -len(pair[0]))
         self._numbered = 0
-        self._known: set[tuple[str, int, bytes]] = set()
+        # Of those that were there before, the ids.
+        self._known: dict[tuple[str, int, bytes], str] = {}
         self._keep: Callable[[DeadLetter], Awaitable[None]] | None = None
         self._files: dict[str, _File] = {}
 
@@ -185,7 +186,7 @@ class DeadLetters:
         if stage in self._commands:
             written["command"] = list(self._commands[stage])
         letter = DeadLetter(
-            id=self._next_id(),
+            id=self._id_of(stage, place, message),
             time=time.isoformat(timespec="milliseconds"),
             pipeline=self.pipeline,
             run=self.run,
@@ -210,7 +211,8 @@ class DeadLetters:
             place: Of its message in the stage's whole input.
 
         """
-        letter = replace(letter, id=self._next_id(), run=self.run, place=place)
+        number = self._id_of(letter.stage, place, letter.message)
+        letter = replace(letter, id=number, run=self.run, place=place)
         await (self._keep or self._to_file)(letter)
         self.count += 1
 
@@ -219,13 +221,16 @@ class DeadLetters:
         for path in letter_files(self._state):
             for letter in read_letters(path):
                 if isinstance(letter, DeadLetter) and letter.run == self.run:
-                    self._known.add((letter.stage, letter.place, letter.message))
+                    known = letter.stage, letter.place, letter.message
+                    self._known[known] = letter.id
+                    number = int(letter.id.rpartition("-")[2])
+                    self._numbered = max(self._numbered, number)
 
     def of_run(self, run: str) -> DeadLetters:
         """Return the same for another run, with none put aside yet."""
         other = copy.copy(self)
         other.run, other.count, other._numbered = run, 0, 0
-        other._files, other._known = {}, set()
+        other._files, other._known = {}, {}
         return other
 
     def kept_by(self, keep: Callable[[DeadLetter], Awaitable[None]]) -> DeadLetters:
@@ -251,7 +256,9 @@ class DeadLetters:
         for file in self._files.values():
             file.close()
 
-    def _next_id(self) -> str:
+    def _id_of(self, stage: str, place: int, message: bytes) -> str:
+        if known := self._known.get((stage, place, message)):
+            return known
         self._numbered += 1
         return f"{self.run}-{self._numbered}"
 

@@ -325,3 +325,23 @@ async def test_reading_takes_no_memory(tmp_path: Path) -> None:
 def test_first_clause(error: str, expected: str) -> None:
     """As much as a line of a table, or of a log, has room for."""
     assert first_clause(error) == expected
+
+
+async def test_letter_that_is_recalled_keeps_its_id(tmp_path: Path) -> None:
+    """When a run is repeated; what is new gets an id that none has."""
+    for messages in ([b"a", b"b"], [b"new", b"b", b"a"]):
+        letters = DeadLetters(tmp_path, pipeline="p", run="r")
+        letters.recall()
+        for message in messages:
+            await put(letters, message)
+        adopted = await put(letters, b"c")
+        await letters.adopt(adopted, place=8)
+        letters.close()
+    found = [one for one in kept(file_of(letters)) if isinstance(one, DeadLetter)]
+    assert [(one.id, one.message) for one in found] == [
+        ("r-1", b"a"),
+        ("r-2", b"b"),
+        ("r-3", b"c"),
+        ("r-4", b"c"),
+        ("r-5", b"new"),
+    ]
