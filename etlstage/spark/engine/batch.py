@@ -38,6 +38,7 @@ STOPPED: Final = "etlstage begins no further batch"
 
 _COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
 _STOP: Final = "stop"
+_KEPT: Final = 1000  # records; Spark can go back by 100 batches
 
 
 class Record(NamedTuple):
@@ -87,6 +88,7 @@ class Batches:
         self._letters = letters
         self._staging = staging
         self._first = True
+        self._read: set[str] = set()
 
     def __call__(self, messages: DataFrame, number: int) -> None:
         """Process a batch; blocks."""
@@ -106,11 +108,20 @@ class Batches:
         return name
 
     def records(self) -> Iterator[Record]:
-        """Yield the records of this run, in no order."""
+        """Yield the records of this run that are new since the last time, unordered."""
         for path in (self._state / "batches").glob("*.json"):
+            if path.name in self._read:
+                continue
+            self._read.add(path.name)
             record = Record(**json.loads(path.read_bytes()))
             if record.run == self._run:
                 yield record
+
+    def begin(self) -> None:
+        """Forget what earlier runs left: that they were stopped, what they failed at."""
+        self.forget_stop()
+        for path in (self._state / "batches").glob("*.failed.json"):
+            path.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Begin no further batch."""
@@ -175,6 +186,8 @@ class Batches:
         if not record.loaded:
             path = path.with_name(f"{record.number}.failed.json")
         store(path, record._asdict())
+        # One goes with each that comes.
+        self._record(record.number - _KEPT).unlink(missing_ok=True)
 
     def _record(self, number: int) -> Path:
         return self._state / "batches" / f"{number}.json"

@@ -97,7 +97,7 @@ class StreamingPipeline(Runner):
         self._every = every
         self._log_path: Path | None = log_path
         self._drained = False
-        self._seen: set[int] = set()
+        self._failed: str | None = None
         self._batches = Batches(
             secrets.token_hex(4),
             state.absolute(),
@@ -119,7 +119,7 @@ class StreamingPipeline(Runner):
         status: Status = "done"
         try:
             if not self._drained:
-                self._batches.forget_stop()
+                self._batches.begin()
                 await self._run()
             if self._drained:
                 status = "drained"
@@ -200,23 +200,20 @@ class StreamingPipeline(Runner):
                     return
 
     def _failure(self, error: Exception) -> StageError:
-        failed = [r.error for r in self._batches.records() if r.error is not None]
-        if failed:
-            return StageError(failed[-1], stage=self._source)
+        if self._failed is not None:
+            return StageError(self._failed, stage=self._source)
         text = f"{self._source}: {explain(error, self._log_path)}"
         return SourceFailed(text, stage=self._source)
 
     def _book(self) -> None:
         """Take over the accounts of batches that have ended."""
         for record in self._batches.records():
-            if record.number in self._seen:
-                continue
-            self._seen.add(record.number)
             for account, row in zip(self.ledger, record.accounts, strict=True):
                 for name, count in zip(_COUNTS, row, strict=True):
                     setattr(account, name, getattr(account, name) + count)
                 self._tick(account)
             self._landed.take(record)
+            self._failed = record.error or self._failed
 
 
 class _Landed:

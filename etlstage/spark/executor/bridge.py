@@ -29,6 +29,7 @@ __all__ = ("Bridge", "bridged")
 T = TypeVar("T")
 
 _UNREAD: Final = 64 * 1024 * 1024  # bytes that wait for Spark
+_ITEM: Final = 512  # bytes that each item has beside its own
 
 
 class Bridge(Generic[T]):
@@ -70,12 +71,12 @@ class Bridge(Generic[T]):
             raise item
         if item is None:
             return None
-        self._taken += item[1]
+        self._taken += _ITEM + item[1]
         return item[0]
 
     async def put(self, item: T, size: int = 0) -> None:
         """Pass out an item of ``size`` bytes; wait while too many lie there."""
-        self._put += size
+        self._put += _ITEM + size
         self._outbox.put((item, size))
         # Another thread takes them, and can't set an event of this one.
         while self._put - self._taken > _UNREAD:  # noqa: ASYNC110

@@ -47,7 +47,9 @@ _SCHEMA: Final = pa.schema(
 )
 _AHEAD: Final = 4  # batches given that the first stage has not taken
 _JUDGED_OF: Final = 10_000  # messages, see Pipeline
-_BYTES: Final = 8 * 1024 * 1024  # in a batch of results, about
+_ROWS: Final = 100_000  # in a batch of results, about
+_BYTES: Final = 8 * 1024 * 1024
+_OBJECT: Final = 48  # bytes of a message in a list, beside its own
 
 _Item: TypeAlias = "Run | str | _Taken"
 
@@ -118,7 +120,8 @@ class Chain:
 
     async def _serve(self, stages: Sequence[Stage], bridge: Bridge[_Item]) -> None:
         async def note(letter: DeadLetter) -> None:
-            await bridge.put(json.dumps(letter.to_dict()), len(letter.message))
+            text = json.dumps(letter.to_dict())
+            await bridge.put(text, len(text))
 
         pipeline = Pipeline(
             name=self._letters.pipeline,
@@ -236,7 +239,7 @@ class _Sink:
 
     async def write(self, run: Run) -> None:
         self.received += len(run)
-        await self._bridge.put(run, size_of(run))
+        await self._bridge.put(run, size_of(run) + _OBJECT * len(run))
         self.loaded = self.received
 
     async def flush(self) -> None:
@@ -257,7 +260,7 @@ class _Rows:
         self._places = 0
         self._values: list[pa.Array] = []
         self._notes: list[str] = []
-        self._size = 0
+        self._rows = self._size = 0
 
     def add(self, item: _Item) -> Iterator[pa.RecordBatch]:
         """Take messages or a note; yield a batch if there is enough for one."""
@@ -270,14 +273,15 @@ class _Rows:
                 run.array if isinstance(run, Column) else pa.array(run, pa.binary())
             )
             self._size += size_of(run)
-        if self._size >= _BYTES:
+            self._rows += len(run)
+        if self._size >= _BYTES or self._rows >= _ROWS:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Yield what there is, if anything."""
         values, self._values = self._values, []
         notes, self._notes = self._notes, []
-        self._size = 0
+        self._rows = self._size = 0
         if values:
             value = pa.concat_arrays(values)
             ones = pa.repeat(pa.scalar(1, pa.int64()), len(value))

@@ -172,9 +172,12 @@ def test_keys_keep_their_order() -> None:
     assert len(found) == 3000
 
 
-def test_rows_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bound", ["_BYTES", "_ROWS"])
+def test_rows_are_cut_into_batches(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
     """Places count on from one to the next."""
-    monkeypatch.setattr(chain_module, "_BYTES", 1)
+    monkeypatch.setattr(chain_module, bound, 1)
     chain = Chain(
         "extract",
         [stage("lambda m: (m,)", batch=BatchPolicy())],
@@ -189,3 +192,22 @@ def test_rows_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made) > 2
     places = [p for batch in made for p in batch.column(1).to_pylist()]
     assert places == [*range(600), None]
+
+
+def test_many_small_messages_wait_for_spark() -> None:
+    """What they take beside their bytes counts, too: here, all that there is."""
+    dropping = stage("lambda m: [b''] * 10_000", batch=BatchPolicy())
+    chain = Chain("extract", [dropping], DeadLetters(Path("nowhere"), pipeline="p"))
+    given_now = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal given_now
+        for _ in range(600):
+            given_now += 1
+            yield given(b"m")
+
+    made = chain.run(batches())
+    first = next(made)
+    assert first.num_rows < 1_000_000
+    assert given_now < 600
+    assert first.num_rows + sum(batch.num_rows for batch in made) == 6_000_001
