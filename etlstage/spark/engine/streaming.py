@@ -189,6 +189,8 @@ class StreamingPipeline(Runner):
             except Exception as error:
                 self._book()
                 if STOPPED in str(error):
+                    # Perhaps not by us: another process has said so, or a user.
+                    self._drained = True
                     return
                 raise self._failure(error) from error
             self._book()
