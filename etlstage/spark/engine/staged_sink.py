@@ -122,7 +122,7 @@ async def _misfits(judged: DataFrame, *, at_once: int) -> AsyncIterator[Row]:
     found = judged.where("misfit")
     if "row" not in found.columns:
         found = found.withColumn("row", sf.lit(None))
-    key = sf.struct("partition", "place")
+    partition, place = sf.col("partition"), sf.col("place")
     part = found
     while True:
         rows = await run_job(judged.sparkSession, _top(part, at_once).collect)
@@ -130,8 +130,11 @@ async def _misfits(judged: DataFrame, *, at_once: int) -> AsyncIterator[Row]:
             yield row
         if len(rows) < at_once:
             return
-        last = sf.struct(sf.lit(rows[-1]["partition"]), sf.lit(rows[-1]["place"]))
-        part = found.where(key > last)
+        last = rows[-1]
+        part = found.where(
+            (partition > last["partition"])
+            | ((partition == last["partition"]) & (place > last["place"]))
+        )
 
 
 def _top(misfits: DataFrame, count: int) -> DataFrame:

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from etlstage.errors import SinkFailed, SourceFailed, StageError
 from etlstage.pipeline import DeadLetter, Pipeline, Report
 from etlstage.pipeline.dead_letter import letter_files, read_letters
+from etlstage.spark.engine import staged_sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
@@ -140,11 +141,15 @@ async def test_same_file_gives_the_same_results(
 
 
 async def test_message_that_does_not_fit_is_put_aside(
-    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+    spark: SparkSession,
+    write: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Or, where nothing is put aside, nothing is loaded."""
     schema = "id decimal(3) NOT NULL, text string"
     budget = "on_error: {budget: 100%}"
+    monkeypatch.setattr(staged_sink, "_AT_ONCE", 700)
     report = await run(write(schema=schema, load=budget), spark)
     assert report.error is None
     good = sum(n % 3 for n in range(1000))
