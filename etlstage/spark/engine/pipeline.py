@@ -102,12 +102,13 @@ class ExecutorPipeline(Runner):
         self._transforming = stopped = anyio.CancelScope()
         whole = False
         try:
-            async with self._sink:
-                await self._run(stopped)
+            try:
+                async with self._sink:
+                    await self._run(stopped)
+            except Exception as error:
+                self._error = error
             await self._hand_over_letters()
             whole = self._error is None and not stopped.cancelled_caught
-        except Exception as error:
-            self._error = error
         finally:
             with anyio.CancelScope(shield=True):
                 await self._close_letters()

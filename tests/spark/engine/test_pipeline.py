@@ -187,12 +187,16 @@ async def test_run_that_fails_loads_nothing(
     assert not (tmp_path / "out-spark").exists()
     report.ledger.check(whole=False)
 
-    report = await run(write(dies=1234, stage="on_error: {budget: 0}"), spark)
+    path = write(dies=1234, stage="on_error: {budget: 0}")
+    text = path.read_text() + "dead_letters: {spark: {format: json, path: letters}}\n"
+    path.write_text(text)
+    report = await run(path, spark)
     assert isinstance(report.error, StageError)
     assert "messages could not be processed, on_error.budget" in str(report.error)
     assert "etlstage dlq ls" in str(report.error)
     assert not (tmp_path / "out-spark").exists()
     assert [b":1234," in letter.message for letter in letters(tmp_path)] == [True]
+    assert spark.read.json(str(tmp_path / "letters")).count() == 1
 
 
 async def test_budget_holds_for_all_tasks_together(
