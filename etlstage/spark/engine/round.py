@@ -160,5 +160,8 @@ def staging_for(
             " spark.staging: a folder that all of them see, such as"
             " hdfs:///tmp/etlstage"
         )
-    with tempfile.TemporaryDirectory(prefix="etlstage-staging-") as temporary:
+    # A task that was interrupted may still write for a moment.
+    with tempfile.TemporaryDirectory(
+        prefix="etlstage-staging-", ignore_cleanup_errors=True
+    ) as temporary:
         yield Staging(f"{temporary}/rows")

@@ -13,13 +13,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from etlstage.pipeline.interfaces import Landing
 from etlstage.spark.executor.chain import ROWS, Chain, Note, read_note
+from etlstage.spark.session.problem import explain
 
 __all__ = ("StagedLoad", "Staging")
+
+_log = structlog.get_logger("etlstage")
 
 
 class Staging:
@@ -66,14 +70,22 @@ class Staging:
         )
 
     def remove(self, spark: SparkSession) -> None:
-        """Remove the rows; blocks."""
+        """Remove the rows, as far as that can be done; blocks."""
         path = self._local_path()
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
             return
         # What Spark offers over Connect, too: it leaves an empty file or two.
         empty = spark.createDataFrame([], ROWS)
-        empty.write.mode("overwrite").parquet(self._folder)
+        try:
+            empty.write.mode("overwrite").parquet(self._folder)
+        except Exception as error:
+            # It is no reason for a run to fail, nor to hide why one has.
+            _log.warning(
+                "staged rows are left behind",
+                folder=self._folder,
+                error=explain(error),
+            )
 
     def _rows(self, spark: SparkSession) -> DataFrame:
         return spark.read.schema(ROWS).parquet(self._folder)

@@ -286,3 +286,16 @@ async def test_rows_without_schema_are_text(
     assert frame.dtypes == [("value", "string")]
     expected = {f'{{"id": {n}, "text": "ROW {n}"}}' for n in range(3000) if n % 3}
     assert {row.value for row in frame.collect()} == expected
+
+
+async def test_staging_that_is_nowhere_is_told_in_a_line(
+    spark: SparkSession, write: Callable[..., Path]
+) -> None:
+    """The error is that of the rows that could not be written, not of their removal."""
+    path = write()
+    text = path.read_text() + "spark: {staging: 'nosuch://host/x'}\n"
+    path.write_text(text)
+    report = await run(path, spark)
+    assert isinstance(report.error, StageError)
+    assert 'no FileSystem for scheme "nosuch"' in str(report.error)
+    assert len(str(report.error).splitlines()) == 1
