@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from etlstage.spark import Session
-from tests.spark.driver import environment, make_session
+from tests.spark.driver import Driver, environment, make_session
 
 HERE = Path(__file__).parent
 
@@ -71,6 +71,15 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 def spark(session: Session) -> SparkSession:
     """Give PySpark's own session."""
     return session.spark
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """Give a driver with two executors, each a process with one core."""
+    place = tmp_path_factory.mktemp("cluster")
+    with Driver(place, master="local-cluster[2,1,1024]") as driver:
+        driver.run()
+        yield driver
 
 
 @pytest.fixture

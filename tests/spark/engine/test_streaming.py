@@ -237,6 +237,7 @@ def crash(folder: Path, where: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.classic
 @pytest.mark.parametrize("where", ["loaded", "noted"])
 async def test_crash_behind_the_load_costs_and_doubles_nothing(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path, where: str

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from tests.spark.processes import HANGING, TELL, are_gone, parent, runs, wait_fo
 
 # Four JVMs take their time on a machine that has other things to do.
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
-
-CLUSTER = "local-cluster[2,1,1024]"
 
 MEET = """
 import os, sys, time
@@ -59,15 +56,6 @@ stage = Stage(name="t", command={command!r}, timeout=Timeouts(message=None))
 rows = spark.range(0, {rows}, 1, 2).selectExpr("id", "concat('row ', id) as text")
 made = transform(rows, stage, message="text", keep=["id"])
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """Give a driver with two executors, each a process with one core."""
-    place = tmp_path_factory.mktemp("cluster")
-    with Driver(place, master=CLUSTER) as driver:
-        driver.run()
-        yield driver
 
 
 def test_executors_run_a_stage_side_by_side(cluster: Driver, tmp_path: Path) -> None:
