@@ -171,6 +171,7 @@ class _Builder:
             dead_letters=self._letters,
             dead_letter_sink=self._letter_sink(self._keys.dead_letters),
             staging=self._keys.spark.staging,
+            shipment=engines.shipment(self._keys.spark, self._folder),
         )
 
     def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:
@@ -188,6 +189,7 @@ class _Builder:
             dead_letters=self._letters,
             state=state_folder(self._document),
             staging=self._keys.spark.staging,
+            shipment=engines.shipment(self._keys.spark, self._folder),
         )
 
     def _framing(self) -> Framing:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 
 from etlstage.config.frames import SessionSink, destination, reading
-from etlstage.config.model import ExtractKeys, LoadKeys
+from etlstage.config.model import ExtractKeys, LoadKeys, SessionKeys
 from etlstage.config.session import SessionUser, SharedSession
 from etlstage.config.stages import error_policy, extract_stage, load_stage
 from etlstage.pipeline.dead_letter import DeadLetters
@@ -26,11 +26,18 @@ from etlstage.spark.engine.staged_sink import StagedSink
 from etlstage.spark.engine.staged_worker import StagedWorker
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.engine.streaming import StreamingPipeline
+from etlstage.spark.session.shipment import Shipment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ("executor_pipeline", "outlet", "staged_load", "streaming_pipeline")
+__all__ = (
+    "executor_pipeline",
+    "outlet",
+    "shipment",
+    "staged_load",
+    "streaming_pipeline",
+)
 
 Read: TypeAlias = "Callable[[SparkSession], DataFrame]"
 
@@ -103,6 +110,11 @@ def staged_load(
         on_error=error_policy(keys.on_error),
         dead_letters=dead_letters,
     )
+
+
+def shipment(keys: SessionKeys, folder: Path) -> Shipment:
+    """Return what the keys say that executors need."""
+    return Shipment(folder, files=keys.files, archives=keys.archives)
 
 
 def outlet(keys: LoadKeys, name: str, folder: Path) -> Outlet:

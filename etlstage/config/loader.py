@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from etlstage.config.document import Document, Loc, read, shortened
 from etlstage.config.model import PipelineKeys
-from etlstage.config.rules import broken_rules
+from etlstage.config.rules import broken_rules, shipped_files
 from etlstage.config.spelling import guess
 
 __all__ = ("load",)
@@ -43,10 +43,22 @@ def load(path: str | Path) -> tuple[PipelineKeys, Document]:
             _complain(document, details)
     for rule in broken_rules(document.data):
         document.complain(rule.loc, rule.text, at_key=rule.at_key)
+    _look_for_files(document)
     document.check()
     if model is None:
         raise AssertionError("unreachable: errors without a problem")
     return model, document
+
+
+def _look_for_files(document: Document) -> None:
+    """Complain of what is to be sent to executors and can't be."""
+    session = document.data.get("spark")
+    for loc, path in shipped_files(session if isinstance(session, dict) else {}):
+        place = document.folder / path.partition("#")[0]
+        if place.is_dir():
+            document.complain(loc, "is a folder: make an archive of it")
+        elif not place.is_file():
+            document.complain(loc, "there is no such file")
 
 
 def _complain(document: Document, details: ErrorDetails) -> None:

@@ -145,6 +145,8 @@ class SessionKeys(Keys):
     remote: Annotated[str, AfterValidator(_server)] | None = None
     config: dict[str, str] = Field(default_factory=dict)
     staging: Argument | None = None
+    files: tuple[Argument, ...] = ()
+    archives: tuple[Argument, ...] = ()
 
 
 class PipelineKeys(Keys):

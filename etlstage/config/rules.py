@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from etlstage.config.document import Loc, Value, dotted
 
-__all__ = ("Broken", "broken_rules", "stage_names")
+__all__ = ("Broken", "broken_rules", "shipped_files", "stage_names")
 
 WORKER_ONLY: Final = {
     "extract": (
@@ -46,6 +46,7 @@ def broken_rules(data: Mapping[str, Value]) -> Iterator[Broken]:
     session = _mapping(data.get("spark"))
     if "master" in session and "remote" in session:
         yield Broken(("spark", "remote"), "can't be used together with master")
+    yield from _shipped(session)
     yield from _batches(data)
     yield from _orders(data)
     yield from _errors(data)
@@ -122,6 +123,29 @@ def _extract_on_executors(
     elif engine == "streaming" and not cyclic:
         text = "needs mode cyclic and offsets by supervisor with engine streaming"
         yield Broken(("extract", "worker"), text)
+
+
+def _shipped(session: Mapping[str, Value]) -> Iterator[Broken]:
+    taken: dict[str, Loc] = {}
+    for loc, path in shipped_files(session):
+        name = path.rpartition("#")[2] if loc[1] == "archives" else path
+        name = name.rpartition("/")[2]
+        if name in taken:
+            text = (
+                f"has the name of {dotted(taken[name])}: on the executors all are in"
+                " one folder"
+            )
+            yield Broken(loc, text, at_key=False)
+        taken.setdefault(name, loc)
+
+
+def shipped_files(session: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
+    """Yield what is to be sent to executors, each path as it is written."""
+    for key in ("files", "archives"):
+        paths = session.get(key)
+        for i, path in enumerate(paths if isinstance(paths, list) else ()):
+            if isinstance(path, str):
+                yield ("spark", key, i), path
 
 
 def _frame(loc: Loc, keys: Mapping[str, Value]) -> Iterator[Broken]:

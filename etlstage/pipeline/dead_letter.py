@@ -150,6 +150,7 @@ class DeadLetters:
         # Of those that were there before, the ids.
         self._known: dict[tuple[str, int, bytes], str] = {}
         self._keep: Callable[[DeadLetter], Awaitable[None]] | None = None
+        self._configs: Mapping[str, Mapping[str, Any]] = {}
         self._files: dict[str, _File] = {}
 
     @property
@@ -196,7 +197,7 @@ class DeadLetters:
             error=self._conceal(str(error)),
             kind=type(error).__name__,
             attempts=tuple(map(self._attempt, getattr(error, "attempts", ()))),
-            config=self._concealed({**config, **written}),
+            config=self._concealed({**self._configs.get(stage, config), **written}),
         )
         await (self._keep or self._to_file)(letter)
         self.count += 1
@@ -233,10 +234,21 @@ class DeadLetters:
         other._files, other._known = {}, {}
         return other
 
-    def kept_by(self, keep: Callable[[DeadLetter], Awaitable[None]]) -> DeadLetters:
-        """Return the same, but its letters go to ``keep`` and to no file."""
+    def kept_by(
+        self,
+        keep: Callable[[DeadLetter], Awaitable[None]],
+        configs: Mapping[str, Mapping[str, Any]],
+    ) -> DeadLetters:
+        """
+        Return the same, but its letters go to ``keep`` and to no file.
+
+        Args:
+            keep: Is given each letter.
+            configs: By their names, stages to show in place of those that have run.
+
+        """
         other = copy.copy(self)
-        other._keep = keep
+        other._keep, other._configs = keep, configs
         return other
 
     async def sync(self) -> None:

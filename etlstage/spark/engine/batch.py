@@ -29,6 +29,7 @@ from etlstage.pipeline.state import store
 from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.engine.round import Round, staging_for
 from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
 __all__ = ("STOPPED", "Batches", "Record")
@@ -66,6 +67,7 @@ class Batches:
         outlet: Where they end.
         letters: Where messages are put aside.
         staging: See :func:`staging_for`.
+        shipment: What was sent to the executors.
 
     """
 
@@ -79,6 +81,7 @@ class Batches:
         outlet: Outlet,
         letters: DeadLetters,
         staging: str | None = None,
+        shipment: Shipment | None = None,
     ) -> None:
         self._run = run
         self._state = state
@@ -87,6 +90,7 @@ class Batches:
         self._outlet = outlet
         self._letters = letters
         self._staging = staging
+        self._shipment = shipment
         self._first = True
         self._read: set[str] = set()
 
@@ -175,7 +179,9 @@ class Batches:
         sink: StagedLoad,
     ) -> None:
         spark = messages.sparkSession
-        passing = Round(self._source, self._stages, ledger, letters)
+        passing = Round(
+            self._source, self._stages, ledger, letters, shipment=self._shipment
+        )
         with staging_for(spark, self._staging, letters.pipeline) as staging:
             starts = await passing.transform(messages, staging)
             async with sink:

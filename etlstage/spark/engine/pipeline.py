@@ -24,6 +24,7 @@ from etlstage.spark.engine.round import Round, staging_for
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.frame.frame import messages_of
 from etlstage.spark.session.problem import explain
+from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
 __all__ = ("ExecutorPipeline",)
@@ -46,6 +47,8 @@ class ExecutorPipeline(Runner):
         dead_letter_sink: What is given the dead letters at the end of the run.
         staging: Folder, or URL of one, that all executors see. By default one in the
             system's temporary directory, if the executors are on this machine.
+        shipment: What to send to the executors before the run, and where commands
+            find it.
         log_path: Spark's log, for errors to name.
 
     """
@@ -63,6 +66,7 @@ class ExecutorPipeline(Runner):
         dead_letters: DeadLetters,
         dead_letter_sink: DeadLetterSink | None = None,
         staging: str | None = None,
+        shipment: Shipment | None = None,
         log_path: Path | None = None,
     ) -> None:
         super().__init__(
@@ -80,6 +84,7 @@ class ExecutorPipeline(Runner):
         self._source = source
         self._sink = sink
         self._folder = staging
+        self._shipment = shipment
         self._letters = dead_letters
         self._log_path = log_path
         self._transforming: anyio.CancelScope | None = None
@@ -135,6 +140,7 @@ class ExecutorPipeline(Runner):
             self._stages,
             self.ledger,
             self._letters,
+            shipment=self._shipment,
             log_path=self._log_path,
         )
         with staging_for(spark, self._folder, self.name) as staging:
@@ -150,6 +156,8 @@ class ExecutorPipeline(Runner):
     def _messages(self) -> DataFrame:
         try:
             frame = self._frame() if callable(self._frame) else self._frame
+            if self._shipment is not None:
+                self._shipment.send(frame.sparkSession)
             return messages_of(frame, self._message, self._key)
         except EtlstageError:
             raise

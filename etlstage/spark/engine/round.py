@@ -25,6 +25,7 @@ from etlstage.spark.engine.staging import Staging
 from etlstage.spark.executor.chain import Chain, Note
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.problem import explain
+from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
 __all__ = ("Round", "staging_for")
@@ -41,6 +42,7 @@ class Round:
         stages: The stages, of kind transform.
         ledger: Where to book what became of the messages.
         letters: Where they are put aside.
+        shipment: What was sent to the executors for the stages.
         log_path: Spark's log, for errors to name.
 
     """
@@ -52,12 +54,14 @@ class Round:
         ledger: Ledger,
         letters: DeadLetters,
         *,
+        shipment: Shipment | None = None,
         log_path: Path | None = None,
     ) -> None:
         self._source = source
         self._stages = tuple(stages)
         self._ledger = ledger
         self._letters = letters
+        self._shipment = shipment
         self._log_path = log_path
 
     async def transform(self, messages: DataFrame, staging: Staging) -> dict[int, int]:
@@ -73,7 +77,7 @@ class Round:
 
         """
         spark = messages.sparkSession
-        chain = Chain(self._source, self._stages, self._letters)
+        chain = Chain(self._source, self._stages, self._letters, self._shipment)
 
         def job() -> list[Note]:
             staging.fill(messages, chain)

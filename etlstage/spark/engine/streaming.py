@@ -25,6 +25,7 @@ from etlstage.spark.engine.batch import STOPPED, Batches, Record
 from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.frame.frame import messages_of
 from etlstage.spark.session.problem import explain
+from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
 __all__ = ("StreamingPipeline",)
@@ -57,6 +58,8 @@ class StreamingPipeline(Runner):
             now, in as many batches as the source wants, and then no more.
         staging: Folder, or URL of one, that all executors see; see
             :class:`ExecutorPipeline`.
+        shipment: What to send to the executors before the run, and where commands
+            find it.
         log_path: Spark's log, for errors to name.
 
     """
@@ -75,6 +78,7 @@ class StreamingPipeline(Runner):
         state: Path,
         every: float | None = None,
         staging: str | None = None,
+        shipment: Shipment | None = None,
         log_path: Path | None = None,
     ) -> None:
         self._landed = _Landed(outlet)
@@ -96,6 +100,7 @@ class StreamingPipeline(Runner):
         self._outlet = outlet
         self._every = every
         self._log_path: Path | None = log_path
+        self._shipment = shipment
         self._drained = False
         self._failed: str | None = None
         self._batches = Batches(
@@ -106,6 +111,7 @@ class StreamingPipeline(Runner):
             outlet=outlet,
             letters=dead_letters,
             staging=staging,
+            shipment=shipment,
         )
 
     def drain(self) -> None:
@@ -166,6 +172,8 @@ class StreamingPipeline(Runner):
                 f"{self._source}: the DataFrame is no stream: use spark.readStream",
                 stage=self._source,
             )
+        if self._shipment is not None:
+            self._shipment.send(frame.sparkSession)
         checkpoint = self._state.absolute() / "checkpoint"
         objection = None if checkpoint.exists() else self._outlet.objection()
         if objection is not None:

@@ -25,9 +25,11 @@ from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFa
 from etlstage.messages import KeyedRun, Position, Run, size_of
 from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
 from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.refusal import config_of
 from etlstage.pipeline.report import Report
 from etlstage.protocol.marker.columnar import COLUMNS, Column
 from etlstage.spark.executor.bridge import Bridge, bridged
+from etlstage.spark.session.shipment import Shipment
 from etlstage.spark.session.shipping import place
 from etlstage.supervisor import Stage
 
@@ -80,15 +82,21 @@ class Chain:
         source: Name of the extract stage.
         stages: The stages, of kind transform.
         letters: Those of the run; what is put aside here leaves in notes.
+        shipment: What was sent for the stages.
 
     """
 
     def __init__(
-        self, source: str, stages: Sequence[Stage], letters: DeadLetters
+        self,
+        source: str,
+        stages: Sequence[Stage],
+        letters: DeadLetters,
+        shipment: Shipment | None = None,
     ) -> None:
         self._source = source
         self._stages = tuple(stages)
         self._letters = letters
+        self._place = place if shipment is None else shipment.place
 
     def run(
         self, batches: Iterator[pa.RecordBatch]
@@ -97,7 +105,7 @@ class Chain:
         task = TaskContext.get()
         rows = _Rows(task.partitionId() if task is not None else 0)
         ahead = 0
-        stages = [place(stage) for stage in self._stages]
+        stages = [self._place(stage) for stage in self._stages]
         with bridged(partial(self._serve, stages)) as bridge:
             for batch in batches:
                 bridge.give(_run(batch))
@@ -123,12 +131,13 @@ class Chain:
             text = json.dumps(letter.to_dict())
             await bridge.put(text, len(text))
 
+        configs = {stage.name: config_of(stage) for stage in self._stages}
         pipeline = Pipeline(
             name=self._letters.pipeline,
             source=_Source(self._source, bridge),
             stages=stages,
             sink=_Sink(bridge),
-            dead_letters=self._letters.kept_by(note),
+            dead_letters=self._letters.kept_by(note, configs),
             framing=COLUMNS,
             judged_of=_JUDGED_OF,
         )

@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from pyspark import SparkFiles, TaskContext
 from pyspark.sql import SparkSession
@@ -33,6 +34,13 @@ from etlstage.spark.session.problem import PACKAGES, explain
 from etlstage.supervisor import Stage
 
 __all__ = ("place", "ship")
+
+_DUPLICATES: Final = (
+    "DUPLICATED_ARTIFACT",
+    "ALREADY_EXISTS",
+    # Where executors fetch files from the driver.
+    "already registered with a different path",
+)
 
 
 def ship(
@@ -73,7 +81,7 @@ def ship(
             spark.addArtifacts(*packed, archive=True)
     except Exception as error:
         text = explain(error)
-        if "DUPLICATED_ARTIFACT" in str(error) or "ALREADY_EXISTS" in str(error):
+        if any(known in str(error) for known in _DUPLICATES):
             text = (
                 "a file of this name was shipped with other content, which the session"
                 f" keeps: give it another name, or start a session ({text})"
@@ -86,7 +94,8 @@ def _kept(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     Return copies of files.
 
     A classic session reads them when an executor asks, and fails all its tasks from
-    then on if they are not as they were.
+    then on if they are not as they were. A cluster takes a file again only by the path
+    that it knows, so that is made of the content.
     """
     found = [os.fspath(path).partition("#") for path in paths]
     for path, _, _ in found:
@@ -94,8 +103,17 @@ def _kept(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
             raise ConfigError(f"can't ship {path}: it is a folder, make an archive")
         if not os.path.isfile(path):
             raise ConfigError(f"can't ship {path}: it does not exist")
-    folder = tempfile.mkdtemp(dir=_folder())
-    return [shutil.copy(path, folder) + mark + name for path, mark, name in found]
+    return [str(_copy(path)) + mark + name for path, mark, name in found]
+
+
+def _copy(path: str) -> Path:
+    with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+        copy = Path(shutil.copy(path, folder))
+        with copy.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        kept = _folder() / digest / copy.name
+        kept.parent.mkdir(exist_ok=True)
+        return copy.replace(kept)
 
 
 @cache

@@ -9,6 +9,7 @@ import pytest
 from etlstage.pipeline import DeadLetters
 from etlstage.spark.engine import batch as batch_module
 from etlstage.spark.engine.batch import Batches, Record
+from etlstage.spark.engine.outlet import FrameOutlet
 from etlstage.spark.frame.destination import Destination
 
 
@@ -19,8 +20,7 @@ def batches(run: str, state: Path) -> Batches:
         state,
         source="extract",
         stages=(),
-        destination=Destination("out", mode="append"),
-        sink={"name": "load"},
+        outlet=FrameOutlet(destination=Destination("out", mode="append")),
         letters=DeadLetters(state, pipeline="p"),
     )
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from etlstage.pipeline.dead_letter import DeadLetter, letter_files, read_letters
-from tests.spark.driver import Driver
+from tests.spark.driver import Driver, Failed
 from tests.spark.processes import TELL, are_gone, parent, wait_for_pids
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -66,9 +69,9 @@ result = {{
 """
 
 
-def loaded(cluster: Driver, path: Path) -> list[str]:
+def loaded(cluster: Driver, path: Path, format: str = "text") -> list[str]:  # noqa: A002
     """Return the values in the output, sorted."""
-    frame = f"spark.read.parquet({str(path)!r}).collect()"
+    frame = f"spark.read.format({format!r}).load({str(path)!r}).collect()"
     found: list[str] = cluster.run(f"result = [row.value for row in {frame}]")
     return sorted(found)
 
@@ -108,6 +111,148 @@ def test_killed_process_costs_and_doubles_nothing(
         ],
     }
     expected = sorted(f"ROW {n}" for n in range(4000) if n != 100)
-    assert loaded(cluster, tmp_path / "out") == expected
+    assert loaded(cluster, tmp_path / "out", "parquet") == expected
     assert letters(tmp_path) == [(100, b"row 100")]
     assert are_gone([pid, host, own, child])
+
+
+CLEAN = """\
+import os
+from etlstage import worker
+
+with open("words.txt") as file:
+    words = file.read().encode()
+
+def clean(message):
+    if message == b"row 3":
+        os._exit(3)
+    return (b" ".join([message, words, os.getcwd().encode(), __file__.encode()]),)
+
+worker.transform(clean)
+"""
+NUMBER = """\
+#!/bin/sh
+while IFS= read -r x; do printf '%s %s\\n\\0' "$x" "$1"; done
+"""
+SHIPPING = """\
+name: p
+engine: {engine}
+state: {state}
+spark: {{files: [bin/clean.py, bin/../words.txt], archives: ["tools.tar.gz#tools"]}}
+extract:
+  spark: {{{source}}}
+transform:
+  - name: clean
+    worker: {{command: [python, bin/clean.py]}}
+    restart: {{delay: 10ms}}
+  - name: number
+    worker: {{command: [tools/bin/number, -n]}}
+  - name: same
+    worker: {{command: [sh, -c, 'while IFS= read -r x; do printf "%s\\n\\0" "$$x"; done']}}
+load:
+  spark: {{format: text, path: {out}}}
+"""
+REMOVING = """
+import shutil
+from etlstage.spark.session.shipment import Shipment
+
+def send_and_remove(self, spark, send=Shipment.send):
+    send(self, spark)
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+Shipment.send = send_and_remove
+"""
+"""Has the pipeline's folder removed when all that is in there has been sent."""
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write what ``SHIPPING`` names, the archive and what is in there, once."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in ("bin", "tools/bin"):
+        (folder / name).mkdir(parents=True)
+    (folder / "bin/clean.py").write_text(CLEAN)
+    (folder / "words.txt").write_text("some words")
+    (folder / "tools/bin/number").write_text(NUMBER)
+    (folder / "tools/bin/number").chmod(0o755)
+    with tarfile.open(folder / "tools.tar.gz", "w:gz") as archive:
+        archive.add(folder / "tools/bin", "bin")
+    return folder
+
+
+def test_programs_go_to_the_executors(
+    cluster: Driver, programs: Path, tmp_path: Path
+) -> None:
+    """With a run that finds nothing where it was; on engine local they are there."""
+    made = {}
+    for engine in ("local", "spark"):
+        folder = tmp_path / engine
+        shutil.copytree(programs, folder)
+        out, state = tmp_path / f"out-{engine}", tmp_path / f"state-{engine}"
+        text = SHIPPING.format(
+            engine=engine, source="table: numbers", out=out, state=state
+        )
+        (folder / "p.yaml").write_text(text)
+        before = REMOVING if engine == "spark" else ""
+        result = cluster.run(before + running(folder / "p.yaml", 10))
+        assert result["error"] is None
+        assert result["counts"][1:] == [
+            [10, 9, 1, 0, 0, 9],
+            *[[9, 9, 0, 0, 0, 9]] * 2,
+            [9, 9, 0, 0, 0, 0],
+        ]
+        rows = [row.split() for row in loaded(cluster, out)]
+        assert [row[:4] + row[6:] for row in rows] == [
+            ["row", str(n), "some", "words", "-n"] for n in range(10) if n != 3
+        ]
+        (path,) = letter_files(state)
+        (letter,) = read_letters(path)
+        assert isinstance(letter, DeadLetter)
+        text = json.dumps(letter.config).replace(str(folder), "...")
+        made[engine] = rows, text
+    (local, wanted), (shipped, found) = made["local"], made["spark"]
+    assert found == wanted
+    assert {tuple(row[4:6]) for row in local} == {
+        (str(tmp_path / "local"), str(tmp_path / "local/bin/clean.py"))
+    }
+    assert not (tmp_path / "spark").exists()
+    # An executor each.
+    folders = {row[4] for row in shipped}
+    assert len(folders) == 2
+    assert not [folder for folder in folders if folder.startswith(str(tmp_path))]
+
+
+def test_programs_go_to_the_executors_of_a_stream(
+    cluster: Driver, programs: Path, tmp_path: Path
+) -> None:
+    """Whose batches have a session of their own."""
+    shutil.copytree(programs, tmp_path / "p")
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        lines = "".join(f"row {n}\n" for n in range(part * 5, part * 5 + 5))
+        (tmp_path / f"in/{part}.txt").write_text(lines)
+    text = SHIPPING.format(
+        engine="streaming",
+        source=f'format: text, path: {tmp_path / "in"}, options: {{maxFilesPerTrigger: "1"}}',
+        out=tmp_path / "out",
+        state=tmp_path / "state",
+    )
+    (tmp_path / "p/p.yaml").write_text(text)
+    result = cluster.run(REMOVING + running(tmp_path / "p/p.yaml"))
+    assert result["error"] is None
+    assert result["counts"][-1] == [9, 9, 0, 0, 0, 0]
+    rows = sorted(row.split()[1] for row in loaded(cluster, tmp_path / "out"))
+    assert rows == [str(n) for n in range(10) if n != 3]
+    assert not (tmp_path / "p").exists()
+
+
+def test_cluster_takes_a_file_again_as_it_was(cluster: Driver, tmp_path: Path) -> None:
+    """Of a file that has changed it would run the old one."""
+    program = tmp_path / "again.py"
+    program.write_text("one")
+    source = f"from etlstage.spark import ship; ship(spark, {str(program)!r})"
+    cluster.run(source)
+    cluster.run(source)
+    program.write_text("two")
+    with pytest.raises(Failed, match="shipped with other content"):
+        cluster.run(source)

@@ -173,9 +173,7 @@ def test_keys_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("bound", ["_BYTES", "_ROWS"])
-def test_rows_are_cut_into_batches(
-    monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
+def test_rows_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     """Places count on from one to the next."""
     monkeypatch.setattr(chain_module, bound, 1)
     chain = Chain(

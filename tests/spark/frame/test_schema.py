@@ -188,7 +188,9 @@ def test_small_numbers_are_what_they_were(spark: SparkSession) -> None:
     """In columns of the types that were asked for, however deep."""
     epoch = Epoch()
     epoch.add([b'{"bt":-128,"bts":{"a":[{"x":127}]}}', b'{"id":1}'], 45)
-    schema = StructType.fromDDL("id long, bt byte, bts map<string, array<struct<x: byte>>>")
+    schema = StructType.fromDDL(
+        "id long, bt byte, bts map<string, array<struct<x: byte>>>"
+    )
     assert isinstance(schema, StructType)
     rows = rows_of(spark, epoch, schema)
     assert not isinstance(rows, Misfits)
