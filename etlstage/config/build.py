@@ -151,6 +151,7 @@ class _Builder:
         from etlstage.config import engines
 
         name, session = self._names["load",], self._session()
+        shipment = engines.shipment(self._keys.spark, self._folder)
         sink: StagedLoad
         if self._trial is not None:
             from etlstage.spark.engine.staged_capture import StagedCapture
@@ -158,7 +159,12 @@ class _Builder:
             sink = StagedCapture(self._trial.sink)
         else:
             sink = engines.staged_load(
-                self._keys.load, name, self._folder, session, dead_letters=self._letters
+                self._keys.load,
+                name,
+                self._folder,
+                session,
+                dead_letters=self._letters,
+                shipment=shipment,
             )
         return engines.executor_pipeline(
             self._keys.extract,
@@ -171,13 +177,15 @@ class _Builder:
             dead_letters=self._letters,
             dead_letter_sink=self._letter_sink(self._keys.dead_letters),
             staging=self._keys.spark.staging,
-            shipment=engines.shipment(self._keys.spark, self._folder),
+            shipment=shipment,
         )
 
     def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:
         from etlstage.config import engines
 
-        load = engines.outlet(self._keys.load, self._names["load",], self._folder)
+        shipment = engines.shipment(self._keys.spark, self._folder)
+        name = self._names["load",]
+        load = engines.outlet(self._keys.load, name, self._folder, shipment=shipment)
         return engines.streaming_pipeline(
             self._keys.extract,
             self._names["extract",],
@@ -189,7 +197,7 @@ class _Builder:
             dead_letters=self._letters,
             state=state_folder(self._document),
             staging=self._keys.spark.staging,
-            shipment=engines.shipment(self._keys.spark, self._folder),
+            shipment=shipment,
         )
 
     def _framing(self) -> Framing:

@@ -47,6 +47,8 @@ def executor_pipeline(
     source: str,
     folder: Path,
     session: SharedSession,
+    *,
+    shipment: Shipment,
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> ExecutorPipeline:
     """
@@ -57,12 +59,18 @@ def executor_pipeline(
         source: Its name.
         folder: What paths are relative to.
         session: The session.
+        shipment: What is sent to the executors before.
         settings: The others of :class:`ExecutorPipeline`.
 
     """
-    read = _read(keys, source, folder, streaming=False)
+    read = _read(keys, source, folder, shipment, streaming=False)
     return _ExecutorPipeline(
-        session, read, source=source, **_messages(keys), **settings
+        session,
+        read,
+        source=source,
+        shipment=shipment,
+        **_messages(keys),
+        **settings,
     )
 
 
@@ -71,12 +79,20 @@ def streaming_pipeline(
     source: str,
     folder: Path,
     session: SharedSession,
+    *,
+    shipment: Shipment,
     **settings: Any,  # noqa: ANN401 - passed on
 ) -> StreamingPipeline:
     """Do as :func:`executor_pipeline`, with the settings of a stream."""
-    read = _read(keys, source, folder, streaming=True)
+    read = _read(keys, source, folder, shipment, streaming=True)
     return _StreamingPipeline(
-        session, read, source=source, every=keys.every, **_messages(keys), **settings
+        session,
+        read,
+        source=source,
+        every=keys.every,
+        shipment=shipment,
+        **_messages(keys),
+        **settings,
     )
 
 
@@ -87,6 +103,7 @@ def staged_load(
     session: SharedSession,
     *,
     dead_letters: DeadLetters,
+    shipment: Shipment,
 ) -> StagedLoad:
     """
     Return what loads what executors have staged.
@@ -97,11 +114,12 @@ def staged_load(
         folder: What paths are relative to.
         session: The session.
         dead_letters: Where messages are put aside.
+        shipment: What is sent to the executors before.
 
     """
     if keys.spark is None:
         stage = load_stage(keys, name, folder)
-        return StagedWorker(stage, dead_letters=dead_letters)
+        return StagedWorker(stage, dead_letters=dead_letters, place=shipment.place)
     return _StagedSink(
         session,
         destination(keys.spark, folder),
@@ -117,10 +135,11 @@ def shipment(keys: SessionKeys, folder: Path) -> Shipment:
     return Shipment(folder, files=keys.files, archives=keys.archives)
 
 
-def outlet(keys: LoadKeys, name: str, folder: Path) -> Outlet:
+def outlet(keys: LoadKeys, name: str, folder: Path, *, shipment: Shipment) -> Outlet:
     """Return where the batches of a stream end; arguments as for :func:`staged_load`."""
     if keys.spark is None:
-        return WorkerOutlet(stage=load_stage(keys, name, folder))
+        stage = load_stage(keys, name, folder)
+        return WorkerOutlet(stage=stage, place=shipment.place)
     return FrameOutlet(
         destination=destination(keys.spark, folder),
         name=name,
@@ -129,13 +148,33 @@ def outlet(keys: LoadKeys, name: str, folder: Path) -> Outlet:
     )
 
 
-def _read(keys: ExtractKeys, name: str, folder: Path, *, streaming: bool) -> Read:
+def _read(
+    keys: ExtractKeys,
+    name: str,
+    folder: Path,
+    shipment: Shipment,
+    *,
+    streaming: bool,
+) -> Read:
+    read: Read
     if keys.spark is not None:
         settings = reading(keys.spark, folder)
-        return partial(read_frame, streaming=streaming, **settings)
-    offsets = keys.offsets.policy() if keys.offsets is not None else None
-    stage = extract_stage(keys, name, folder)
-    return partial(read_worker, stage=stage, offsets=offsets, streaming=streaming)
+        read = partial(read_frame, streaming=streaming, **settings)
+    else:
+        read = partial(
+            read_worker,
+            stage=extract_stage(keys, name, folder),
+            offsets=keys.offsets.policy() if keys.offsets is not None else None,
+            streaming=streaming,
+            place=shipment.place,
+        )
+
+    def sent_and_read(spark: SparkSession) -> DataFrame:
+        # Before: a plan remembers what was sent when it is made.
+        shipment.send(spark)
+        return read(spark)
+
+    return sent_and_read
 
 
 def _messages(keys: ExtractKeys) -> dict[str, str | None]:

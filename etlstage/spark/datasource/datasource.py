@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +34,7 @@ from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
 from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import StreamWriter, Writer
+from etlstage.spark.session.shipping import place
 from etlstage.supervisor import Stage
 
 __all__ = ("WorkerDataSource", "bound", "read_worker", "register", "write_worker")
@@ -114,6 +116,7 @@ def bound(
     offsets: OffsetPolicy | None = None,
     partitions: int | None = None,
     report: Path | None = None,
+    place: Callable[[Stage], Stage] = place,
 ) -> type[DataSource]:
     """
     Return a data source of ``stage`` alone, with a name of its own and no options.
@@ -124,6 +127,7 @@ def bound(
         partitions: Tasks of a read, as the option says.
         report: File in which a write that is committed leaves its account, as JSON.
             With it, messages that fail are put aside as ``stage.on_error`` says.
+        place: Makes of the stage the one that runs in a task.
 
     Raises:
         ConfigError: If the stage can't be read from or written to like this.
@@ -131,9 +135,11 @@ def bound(
     """
     known: Reading | Writing
     if stage.kind is StageKind.EXTRACT:
-        known = Reading(stage=stage, offsets=offsets, partitions=partitions)
+        known = Reading(
+            stage=stage, offsets=offsets, partitions=partitions, place=place
+        )
     else:
-        known = Writing(stage=stage, report=report)
+        known = Writing(stage=stage, report=report, place=place)
     name = f"etlstage_{secrets.token_hex(8)}"
 
     # Not known by a module, and so pickled with all that it is.
@@ -153,6 +159,7 @@ def read_worker(
     *,
     offsets: OffsetPolicy | None = None,
     streaming: bool = False,
+    place: Callable[[Stage], Stage] = place,
 ) -> DataFrame:
     """
     Return the messages of an extract stage as a DataFrame of one binary column.
@@ -162,24 +169,28 @@ def read_worker(
         stage: The stage; its workers run on the executors.
         offsets: Of a cyclic stage.
         streaming: Whether it is to be a stream, which a plain stage can't be.
+        place: As for :func:`bound`.
 
     Raises:
         ConfigError: If the stage can't be read from like this.
 
     """
-    source = bound(stage, offsets=offsets)
+    source = bound(stage, offsets=offsets, place=place)
     spark.dataSource.register(source)
     reader = spark.readStream if streaming else spark.read
     return reader.format(source.name()).schema("value binary").load()
 
 
-def write_worker(frame: DataFrame, stage: Stage) -> dict[str, Any]:
+def write_worker(
+    frame: DataFrame, stage: Stage, *, place: Callable[[Stage], Stage] = place
+) -> dict[str, Any]:
     """
     Load the only column of ``frame`` with the workers of a stage; blocks.
 
     Args:
         frame: Its column is a string, or binary.
         stage: Of kind load; its workers run on the executors.
+        place: As for :func:`bound`.
 
     Returns:
         ``messages``, of which so many are ``done`` and so many ``dead``, and the
@@ -189,7 +200,7 @@ def write_worker(frame: DataFrame, stage: Stage) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="etlstage-load-") as folder:
         report = Path(folder, "report.json")
-        sink = bound(stage, report=report)
+        sink = bound(stage, report=report, place=place)
         spark = frame.sparkSession
         spark.dataSource.register(sink)
         # A write looks for its format in the session that is active in this thread

@@ -27,7 +27,6 @@ from etlstage.spark.datasource.document import check_types, documents_of
 from etlstage.spark.datasource.options import Writing
 from etlstage.spark.executor.bridge import bridged
 from etlstage.spark.executor.task import answer_all, messages_of, refused
-from etlstage.spark.session.shipping import place
 from etlstage.supervisor import Order, Stage
 from etlstage.supervisor.submission import Answer
 
@@ -93,7 +92,8 @@ class Feed:
         with _staged(self._writing.path, write, attempt) as folder:
             if folder is not None:
                 about["ETLSTAGE_STAGING"] = str(folder)
-            stage = _stage(place(self._writing.stage), about, folder)
+            stage = self._writing.place(self._writing.stage)
+            stage = _stage(stage, about, folder)
             # Closed here and not when it is collected: its worker is to be gone.
             with closing(self._answers(stage, batches)) as answers:
                 for answer in answers:

@@ -21,6 +21,7 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.protocol.marker import MARKER_NAMES, Markers, Mode
+from etlstage.spark.session.shipping import place
 from etlstage.supervisor import (
     BatchPolicy,
     ErrorPolicy,
@@ -51,6 +52,8 @@ class Reading:
     """How far one batch of a stream reaches, in offsets."""
     binary: bool = False
     """Whether the column ``value`` is binary, where no schema is given."""
+    place: Callable[[Stage], Stage] = place
+    """Makes of the stage the one that runs in a task."""
 
     def __post_init__(self) -> None:
         for name in ("partitions", "max_per_batch"):
@@ -85,6 +88,8 @@ class Writing:
     """Program that undoes a write."""
     report: Path | None = None
     """File for the account of a write."""
+    place: Callable[[Stage], Stage] = place
+    """Makes of the stage the one that runs in a task."""
 
     @property
     def staged(self) -> bool:

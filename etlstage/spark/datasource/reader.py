@@ -27,7 +27,6 @@ from pyspark.sql.types import StructType
 from etlstage.errors import ConfigError, SourceFailed
 from etlstage.spark.datasource.extraction import Offsets, Range, Rows, extracted, ranges
 from etlstage.spark.datasource.options import Reading
-from etlstage.spark.session.shipping import place
 
 __all__ = ("Reader", "RefusedStream", "StreamReader")
 
@@ -208,7 +207,7 @@ def _rows(
         "ETLSTAGE_PARTITION": str(part.number),
         "ETLSTAGE_PARTITIONS": str(part.of),
     }
-    stage = place(reading.stage)
+    stage = reading.place(reading.stage)
     stage = replace(stage, env=about | dict(stage.env))
     rows = Rows(stage.name, schema)
     # Closed here and not when it is collected: its worker is to be gone.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -121,9 +122,19 @@ class Batches:
             if record.run == self._run:
                 yield record
 
-    def begin(self) -> None:
-        """Forget what earlier runs left: that they were stopped, what they failed at."""
+    def begin(self, *, anew: bool) -> None:
+        """
+        Forget what earlier runs left: that they were stopped, what they failed at.
+
+        Args:
+            anew: Whether Spark counts batches from zero again, its checkpoint being
+                gone: the batches that have records are others then.
+
+        """
         self.forget_stop()
+        if anew:
+            (self._state / "stream.json").unlink(missing_ok=True)
+            shutil.rmtree(self._state / "batches", ignore_errors=True)
         for path in (self._state / "batches").glob("*.failed.json"):
             path.unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ batches, and makes a sink for each of them there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from etlstage.spark.engine.staged_sink import StagedSink
 from etlstage.spark.engine.staged_worker import StagedWorker
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.frame.destination import Destination
+from etlstage.spark.session.shipping import place
 from etlstage.supervisor import ErrorPolicy, Stage
 
 __all__ = ("FrameOutlet", "Outlet", "WorkerOutlet")
@@ -88,6 +90,8 @@ class WorkerOutlet:
     """Load workers; a batch that is run again is loaded again."""
 
     stage: Stage
+    place: Callable[[Stage], Stage] = place
+    """Makes of it the one that runs in a task."""
 
     @property
     def name(self) -> str:
@@ -106,4 +110,4 @@ class WorkerOutlet:
     ) -> StagedWorker:
         """Return the sink of a batch."""
         del spark, epoch
-        return StagedWorker(self.stage, dead_letters=letters)
+        return StagedWorker(self.stage, dead_letters=letters, place=self.place)

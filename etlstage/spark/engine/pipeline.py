@@ -47,8 +47,7 @@ class ExecutorPipeline(Runner):
         dead_letter_sink: What is given the dead letters at the end of the run.
         staging: Folder, or URL of one, that all executors see. By default one in the
             system's temporary directory, if the executors are on this machine.
-        shipment: What to send to the executors before the run, and where commands
-            find it.
+        shipment: What was sent to the executors for the stages.
         log_path: Spark's log, for errors to name.
 
     """
@@ -156,8 +155,6 @@ class ExecutorPipeline(Runner):
     def _messages(self) -> DataFrame:
         try:
             frame = self._frame() if callable(self._frame) else self._frame
-            if self._shipment is not None:
-                self._shipment.send(frame.sparkSession)
             return messages_of(frame, self._message, self._key)
         except EtlstageError:
             raise

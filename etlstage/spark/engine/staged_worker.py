@@ -8,7 +8,7 @@ effect be. A task that is retried has loaded some messages already: at least onc
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +21,7 @@ from etlstage.pipeline.refusal import config_of, letter_time
 from etlstage.spark.datasource.datasource import write_worker
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.problem import explain
+from etlstage.spark.session.shipping import place
 from etlstage.supervisor import Stage
 
 __all__ = ("StagedWorker",)
@@ -33,6 +34,7 @@ class StagedWorker:
     Args:
         stage: Of kind load; every task has workers of its own.
         dead_letters: Where messages are put aside that they can't load.
+        place: Makes of the stage the one that runs in a task.
         log_path: Spark's log, for errors to name.
 
     """
@@ -42,12 +44,14 @@ class StagedWorker:
         stage: Stage,
         *,
         dead_letters: DeadLetters,
+        place: Callable[[Stage], Stage] = place,
         log_path: Path | None = None,
     ) -> None:
         self.name = stage.name
         self.received = self.loaded = self.dead = self.failed = 0
         self._stage = stage
         self._letters = dead_letters
+        self._place = place
         self._log_path = log_path
         self._whole = False
 
@@ -80,7 +84,9 @@ class StagedWorker:
         ordered = messages.sortWithinPartitions("partition", "place").select("raw")
         try:
             self.received = await run_job(spark, messages.count)
-            account = await run_job(spark, lambda: write_worker(ordered, self._stage))
+            account = await run_job(
+                spark, lambda: write_worker(ordered, self._stage, place=self._place)
+            )
         except Exception as error:
             text = explain(error, self._log_path)
             raise SinkFailed(text, stage=self.name) from error

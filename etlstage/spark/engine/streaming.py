@@ -58,8 +58,7 @@ class StreamingPipeline(Runner):
             now, in as many batches as the source wants, and then no more.
         staging: Folder, or URL of one, that all executors see; see
             :class:`ExecutorPipeline`.
-        shipment: What to send to the executors before the run, and where commands
-            find it.
+        shipment: What was sent to the executors for the stages.
         log_path: Spark's log, for errors to name.
 
     """
@@ -96,11 +95,10 @@ class StreamingPipeline(Runner):
         self._key = key
         self._source = source
         self._letters = dead_letters
-        self._state = state
+        self._checkpoint = state.absolute() / "checkpoint"
         self._outlet = outlet
         self._every = every
         self._log_path: Path | None = log_path
-        self._shipment = shipment
         self._drained = False
         self._failed: str | None = None
         self._batches = Batches(
@@ -125,7 +123,7 @@ class StreamingPipeline(Runner):
         status: Status = "done"
         try:
             if not self._drained:
-                self._batches.begin()
+                self._batches.begin(anew=not self._checkpoint.exists())
                 await self._run()
             if self._drained:
                 status = "drained"
@@ -172,15 +170,12 @@ class StreamingPipeline(Runner):
                 f"{self._source}: the DataFrame is no stream: use spark.readStream",
                 stage=self._source,
             )
-        if self._shipment is not None:
-            self._shipment.send(frame.sparkSession)
-        checkpoint = self._state.absolute() / "checkpoint"
-        objection = None if checkpoint.exists() else self._outlet.objection()
+        objection = None if self._checkpoint.exists() else self._outlet.objection()
         if objection is not None:
             raise SinkFailed(objection, stage=self._landed.name)
         writer = messages_of(frame, self._message, self._key).writeStream
         writer = writer.foreachBatch(self._batches)
-        writer = writer.option("checkpointLocation", str(checkpoint))
+        writer = writer.option("checkpointLocation", str(self._checkpoint))
         if self._every is None:
             writer = writer.trigger(availableNow=True)
         else:

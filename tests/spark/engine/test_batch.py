@@ -58,8 +58,20 @@ def test_failure_of_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
     batches("a", tmp_path)._note(record(4, error="old"))
     again = batches("b", tmp_path)
     again.stop()
-    again.begin()
+    again.begin(anew=False)
     assert not list(again.records())
     again._note(record(4, run="b", error="new"))
     assert [one.error for one in again.records()] == ["new"]
     assert not (tmp_path / "stop").exists()
+
+
+def test_stream_that_begins_anew_has_another_name(tmp_path: Path) -> None:
+    """Its first batch is not the one that an earlier stream has loaded."""
+    there = batches("a", tmp_path)
+    there._note(record(0))
+    name = there.stream()
+    there.begin(anew=False)
+    assert (there.stream(), there._record(0).exists()) == (name, True)
+    there.begin(anew=True)
+    assert there.stream() != name
+    assert not there._record(0).exists()
