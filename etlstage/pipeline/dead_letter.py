@@ -194,7 +194,7 @@ class DeadLetters:
             stage=stage,
             place=place,
             message=message,
-            error=self._conceal(str(error)),
+            error=self.conceal(str(error)),
             kind=type(error).__name__,
             attempts=tuple(map(self._attempt, getattr(error, "attempts", ()))),
             config=self._concealed({**self._configs.get(stage, config), **written}),
@@ -268,6 +268,12 @@ class DeadLetters:
         for file in self._files.values():
             file.close()
 
+    def conceal(self, text: str) -> str:
+        """Return ``text`` with references in place of what is to be hidden."""
+        for value, reference in self._hidden:
+            text = text.replace(value, reference)
+        return text
+
     def _id_of(self, stage: str, place: int, message: bytes) -> str:
         if known := self._known.get((stage, place, message)):
             return known
@@ -306,19 +312,14 @@ class DeadLetters:
 
     def _attempt(self, attempt: Attempt) -> Attempt:
         return attempt._replace(
-            error=self._conceal(attempt.error),
-            story=tuple(map(self._conceal, attempt.story)),
-            stderr=tuple(map(self._conceal, attempt.stderr)),
+            error=self.conceal(attempt.error),
+            story=tuple(map(self.conceal, attempt.story)),
+            stderr=tuple(map(self.conceal, attempt.stderr)),
         )
-
-    def _conceal(self, text: str) -> str:
-        for value, reference in self._hidden:
-            text = text.replace(value, reference)
-        return text
 
     def _concealed(self, plain: Any) -> Any:  # noqa: ANN401 - any JSON
         if isinstance(plain, str):
-            return self._conceal(plain)
+            return self.conceal(plain)
         if isinstance(plain, Mapping):
             return {name: self._concealed(value) for name, value in plain.items()}
         if isinstance(plain, list | tuple):

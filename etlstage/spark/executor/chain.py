@@ -142,10 +142,13 @@ class Chain:
             judged_of=_JUDGED_OF,
         )
         report = await pipeline.run()
-        if isinstance(report.error, WorkerStartFailed | StageFailed):
+        error = report.error
+        # It is logged by Spark, or staged with the rows.
+        text = self._letters.conceal(str(error))
+        if isinstance(error, WorkerStartFailed | StageFailed):
             # It may be this machine's fault: Spark is to try another one.
-            raise report.error
-        await bridge.put(json.dumps(_account(report)))
+            raise type(error)(text, stage=error.stage) from None
+        await bridge.put(json.dumps(_account(report, text)))
 
 
 def read_note(partition: int, text: str) -> Note:
@@ -157,7 +160,7 @@ def read_note(partition: int, text: str) -> Note:
     return Note(partition, None, plain["accounts"], error and _error(**error))
 
 
-def _account(report: Report) -> dict[str, Any]:
+def _account(report: Report, text: str) -> dict[str, Any]:
     error = report.error
     return {
         "accounts": [
@@ -167,7 +170,7 @@ def _account(report: Report) -> dict[str, Any]:
         "error": error
         and {
             "kind": type(error).__name__,
-            "text": str(error),
+            "text": text,
             "stage": getattr(error, "stage", None),
         },
     }

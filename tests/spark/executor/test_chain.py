@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -192,20 +193,27 @@ def test_rows_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch, bound: str) 
     assert places == [*range(600), None]
 
 
-def test_many_small_messages_wait_for_spark() -> None:
-    """What they take beside their bytes counts, too: here, all that there is."""
-    dropping = stage("lambda m: [b''] * 10_000", batch=BatchPolicy())
-    chain = Chain("extract", [dropping], DeadLetters(Path("nowhere"), pipeline="p"))
-    given_now = 0
+def test_messages_without_bytes_are_cut_into_batches() -> None:
+    """What many of them take beside their bytes counts, too."""
+    many = stage("lambda m: [b''] * 10_000")
+    chain = Chain("extract", [many], DeadLetters(Path("nowhere"), pipeline="p"))
+    rows = [batch.num_rows for batch in chain.run(iter([given(*numbers(600))]))]
+    assert sum(rows) == 6_000_001
+    assert max(rows) < 3_000_000
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal given_now
-        for _ in range(600):
-            given_now += 1
-            yield given(b"m")
 
-    made = chain.run(batches())
-    first = next(made)
-    assert first.num_rows < 1_000_000
-    assert given_now < 600
-    assert first.num_rows + sum(batch.num_rows for batch in made) == 6_000_001
+def test_errors_hold_no_secrets() -> None:
+    """Neither that of the account, which is staged, nor one that Spark logs."""
+    hidden = {"s3cr3t": "${TOKEN}"}
+    letters = DeadLetters(Path("nowhere"), pipeline="p", hidden=hidden)
+    telling = "lambda m: (sys.stderr.write('s3cr3t'), sys.stderr.flush(), os._exit(3))"
+    policy = ErrorPolicy(retries=0, then="fail")
+    chain = Chain("extract", [stage(telling, on_error=policy)], letters)
+    (batch,) = chain.run(iter([given(b"m")]))
+    note = read_note(0, batch.column(3)[0].as_py())
+    assert "exited with status 3" in str(note.error)
+    assert "s3cr3t" not in str(note.error)
+    chain = Chain("extract", [Stage(name="t", command=("no-s3cr3t",))], letters)
+    with pytest.raises(WorkerStartFailed, match=r"no-\$\{TOKEN\}") as raised:
+        list(chain.run(iter([given(b"m")])))
+    assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))
