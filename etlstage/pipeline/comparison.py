@@ -76,10 +76,13 @@ def message_difference(
         ordered: Whether their order counts.
 
     """
-    if ordered:
-        return _ordered_difference(names, first, second)
-    found = _first_excess(names, first, second)
-    return _lack(*found) if found else None
+    if not ordered:
+        found = _first_excess(names, first, second)
+        return _lack(*found) if found else None
+    difference = _ordered_difference(names, first, second)
+    if difference is None or len(first) != len(second) or any(excesses(first, second)):
+        return difference
+    return f"the messages are the same, their order is not: {difference}"
 
 
 def letter_difference(names: tuple[str, str], first: Path, second: Path) -> str | None:

@@ -141,7 +141,8 @@ def test_order_of_messages(tmp_path: Path, capsys: said) -> None:
 
     assert compared(first, second) == 1
     assert capsys.readouterr().out == (
-        "message 1 differs: local has 'a of 1', spark has 'b of 1'\n"
+        "the messages are the same, their order is not:"
+        " message 1 differs: local has 'a of 1', spark has 'b of 1'\n"
     )
     assert compared(first, second, ordered=False) == 0
     assert capsys.readouterr().out == (

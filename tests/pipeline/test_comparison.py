@@ -70,7 +70,10 @@ def test_empty_message_is_one() -> None:
 
 def test_order_counts_where_it_is_promised() -> None:
     """And nowhere else."""
-    assert difference([b"1", b"2"], [b"2", b"1"], ordered=True) is not None
+    assert difference([b"1", b"2"], [b"2", b"1"], ordered=True) == (
+        "the messages are the same, their order is not: message 1 differs: local has"
+        " '1', spark has '2'"
+    )
     assert difference([b"1", b"2"], [b"2", b"1"], ordered=False) is None
 
 
