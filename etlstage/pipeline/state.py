@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from etlstage.errors import SourceFailed
 
-__all__ = ("POSITIONS", "PositionFile", "store")
+__all__ = ("POSITIONS", "PositionFile", "locked", "store")
 
 SUFFIX: Final = ".position.json"
 POSITIONS: Final = f"*{SUFFIX}"
@@ -88,3 +91,23 @@ def store(path: Path, value: object) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """
+    Keep a state directory to ourselves; give False if another process has it.
+
+    Args:
+        folder: The state directory; made, for us alone, if it is not there.
+
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The lock goes with the process, however that ends; the file stays.
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

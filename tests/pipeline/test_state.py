@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import SourceFailed
-from etlstage.pipeline.state import PositionFile
+from etlstage.pipeline.state import PositionFile, locked
 
 
 def test_nothing_stored_is_none(tmp_path: Path) -> None:
@@ -80,3 +80,13 @@ def test_name_with_a_dot_is_kept_apart(tmp_path: Path) -> None:
         PositionFile(tmp_path, name).store(number)
 
     assert [PositionFile(tmp_path, name).load() for name in names] == [0, 1, 2, 3]
+
+
+def test_state_directory_is_locked_once(tmp_path: Path) -> None:
+    """Until who has it lets it go."""
+    folder = tmp_path / "a" / "state"
+    with locked(folder) as first, locked(folder) as second:
+        assert (first, second) == (True, False)
+    with locked(folder) as again:
+        assert again
+    assert folder.stat().st_mode & 0o777 == 0o700

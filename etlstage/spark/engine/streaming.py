@@ -21,6 +21,7 @@ from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
 from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
+from etlstage.pipeline.state import locked
 from etlstage.spark.engine.batch import STOPPED, Batches, Record
 from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.frame.frame import messages_of
@@ -95,7 +96,8 @@ class StreamingPipeline(Runner):
         self._key = key
         self._source = source
         self._letters = dead_letters
-        self._checkpoint = state.absolute() / "checkpoint"
+        self._state = state.absolute()
+        self._checkpoint = self._state / "checkpoint"
         self._outlet = outlet
         self._every = every
         self._log_path: Path | None = log_path
@@ -122,16 +124,16 @@ class StreamingPipeline(Runner):
         self._started = anyio.current_time()
         status: Status = "done"
         try:
-            if not self._drained:
-                self._batches.begin(anew=not self._checkpoint.exists())
-                await self._run()
+            if self._drained:
+                self._batches.forget_stop()
+            else:
+                await self._run_alone()
             if self._drained:
                 status = "drained"
         except Exception as error:
             self._error = error
             status = "failed"
         finally:
-            self._batches.forget_stop()
             with anyio.CancelScope(shield=True):
                 await self.aclose()
             self._ended = anyio.current_time()
@@ -148,6 +150,20 @@ class StreamingPipeline(Runner):
         # The letters were written in another process, or by another object.
         self._letters.count = sum(account.dead for account in self.ledger)
         return super().report(status)
+
+    async def _run_alone(self) -> None:
+        with locked(self._state) as alone:
+            if not alone:
+                raise SourceFailed(
+                    f"{self._source}: another process uses the state directory"
+                    f" {self._state}: wait until it has ended, or set another state",
+                    stage=self._source,
+                )
+            self._batches.begin(anew=not self._checkpoint.exists())
+            try:
+                await self._run()
+            finally:
+                self._batches.forget_stop()
 
     async def _run(self) -> None:
         try:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter import letter_files, read_letters
+from etlstage.pipeline.state import locked
 from tests.spark.driver import environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
@@ -191,6 +192,25 @@ async def test_what_is_wrong_is_told(
     report = await run(path, spark)
     assert str(report.error).startswith("extract: ")
     assert "schema" in str(report.error).lower()
+
+
+async def test_state_is_used_by_one_process_at_a_time(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The other is told, and what stops the first is left alone."""
+    path = write()
+    feed(tmp_path, "a", 1)
+    stop = tmp_path / "state" / "stop"
+    with locked(stop.parent):
+        stop.touch()
+        report = await run(path, spark)
+        assert report.status == "failed"
+        assert str(report.error) == (
+            f"extract: another process uses the state directory {tmp_path / 'state'}:"
+            " wait until it has ended, or set another state"
+        )
+        assert stop.exists()
+    assert (await run(path, spark)).status == "done"
 
 
 CRASHING = """
