@@ -2,8 +2,9 @@
 What travels between stages, and what became of it.
 
 A message is opaque bytes.
-Messages travel in *runs*, plain lists: an object per message costs more than
-the message itself, so nothing here wraps a single one on its way through.
+Messages travel in *runs*, plain lists or, where Spark is at an end, Arrow columns: an
+object per message costs more than the message itself, so nothing here wraps a single
+one on its way through.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from etlstage.pipeline.dead_letter import DeadLetter, letter_files, read_letters
-from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.ledger import COUNTS, Ledger
 
 __all__ = (
     "Extra",
@@ -39,7 +39,6 @@ BUCKET: Final = 1_000_000
 CUT: Final = 80
 BEFORE: Final = 20
 """Characters shown in front of the place where two long messages part."""
-COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
 WORDS: Final = ("in", "done", "dead", "failed", "lost", "out")
 
 

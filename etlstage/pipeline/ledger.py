@@ -9,14 +9,18 @@ What it makes of them is what the next stage takes in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from etlstage.errors import LedgerImbalance
 from etlstage.messages import StageKind
 
-__all__ = ("Account", "Ledger")
+__all__ = ("COUNTS", "Account", "Ledger")
+
+COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
+"""What an account counts."""
 
 
 @dataclass(slots=True)
@@ -39,6 +43,16 @@ class Account:
     """Messages made for the next stage."""
     seconds: float = 0.0
     """Time from the stage's start to its end, or until now."""
+
+    @property
+    def counts(self) -> list[int]:
+        """The counts, as :data:`COUNTS` names them."""
+        return [getattr(self, name) for name in COUNTS]
+
+    def add(self, counts: Sequence[int]) -> None:
+        """Add what another account of the stage has counted."""
+        for name, count in zip(COUNTS, counts, strict=True):
+            setattr(self, name, getattr(self, name) + count)
 
     @property
     def pending(self) -> int:

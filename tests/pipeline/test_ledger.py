@@ -136,3 +136,10 @@ def test_check_agrees_with_counting(rows: list[tuple[int, ...]]) -> None:
         made.check()
     else:
         assert re.search(r"received, but|left stage", imbalance(made))
+
+
+def test_accounts_are_added_up() -> None:
+    """As those of tasks are."""
+    account = Account("a", StageKind.TRANSFORM, received=3, done=2, dead=1, produced=9)
+    account.add([1, 0, 0, 0, 1, 0])
+    assert account.counts == [4, 2, 1, 0, 1, 9]

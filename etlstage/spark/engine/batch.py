@@ -38,7 +38,6 @@ __all__ = ("STOPPED", "Batches", "Record")
 STOPPED: Final = "etlstage begins no further batch"
 """What a batch raises that comes after the stream was told to stop."""
 
-_COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
 _STOP: Final = "stop"
 _KEPT: Final = 1000  # records; Spark can go back by 100 batches
 
@@ -175,7 +174,7 @@ class Batches:
             ledger.settle()
         else:
             ledger.check(whole=True)
-        counts = [[getattr(a, name) for name in _COUNTS] for a in ledger]
+        counts = [account.counts for account in ledger]
         text = None if error is None else str(error)
         record = Record(number, self._run, counts, error is None, text)
         self._note(record)

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,8 +28,6 @@ from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
 __all__ = ("Round", "staging_for")
-
-_COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
 
 
 class Round:
@@ -104,8 +101,7 @@ class Round:
                 self._ledger, starts, note.accounts, strict=False
             ):
                 places[note.partition] = account.received
-                for name, count in zip(_COUNTS, row, strict=True):
-                    setattr(account, name, getattr(account, name) + count)
+                account.add(row)
         return starts
 
     async def _adopt(

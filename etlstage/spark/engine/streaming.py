@@ -31,7 +31,6 @@ from etlstage.supervisor import Stage
 
 __all__ = ("StreamingPipeline",)
 
-_COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
 _LOOK: Final = 1  # seconds between two looks at the query, a whole number
 
 
@@ -230,8 +229,7 @@ class StreamingPipeline(Runner):
         """Take over the accounts of batches that have ended."""
         for record in self._batches.records():
             for account, row in zip(self.ledger, record.accounts, strict=True):
-                for name, count in zip(_COUNTS, row, strict=True):
-                    setattr(account, name, getattr(account, name) + count)
+                account.add(row)
                 self._tick(account)
             self._landed.take(record)
             self._failed = record.error or self._failed

@@ -69,7 +69,7 @@ class Note(NamedTuple):
     partition: int
     letter: DeadLetter | None
     accounts: list[list[int]]
-    """For each stage: received, done, dead, failed, lost, produced."""
+    """For each stage, its counts."""
     error: Exception | None
     """What ended the task early."""
 
@@ -163,10 +163,7 @@ def read_note(partition: int, text: str) -> Note:
 def _account(report: Report, text: str) -> dict[str, Any]:
     error = report.error
     return {
-        "accounts": [
-            [a.received, a.done, a.dead, a.failed, a.lost, a.produced]
-            for a in report.ledger
-        ],
+        "accounts": [account.counts for account in report.ledger],
         "error": error
         and {
             "kind": type(error).__name__,

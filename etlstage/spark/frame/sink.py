@@ -4,7 +4,8 @@ Messages into a DataFrame, epoch by epoch.
 Messages are kept until an epoch is full, then written as one DataFrame: memory
 stays bounded and what has landed is durable.  An epoch is checked as a whole before
 Spark touches the destination: messages that do not fit are put aside as dead letters,
-or, where there is no place for these, none of the epoch is loaded.  ``destination.py`` knows how output is marked as whole.
+or, where there is no place for these, none of the epoch is loaded.
+``destination.py`` knows how output is marked as whole.
 """
 
 from __future__ import annotations
