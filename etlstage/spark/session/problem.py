@@ -12,7 +12,15 @@ import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ("PACKAGES", "explain")
+from py4j.protocol import (  # type: ignore[import-untyped]
+    Py4JError,
+    Py4JNetworkError,
+)
+
+__all__ = ("GONE", "PACKAGES", "explain", "text_of")
+
+GONE: Final = (ConnectionError, Py4JNetworkError)
+"""What calls raise when the JVM has ended."""
 
 PACKAGES: Final = (
     "etlstage",
@@ -49,13 +57,23 @@ def explain(error: BaseException, log_path: Path | None = None) -> str:
         log_path: Spark's log, named where the line alone may not be enough.
 
     """
-    text = str(error)
+    text = text_of(error)
     line = _raised_by_python(text) or _known(text)
     if line is None:
         line = _unknown(error, text)
         if log_path is not None:
             line = f"{line}; Spark's log is {log_path}"
     return line
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, for which the JVM is asked if it was raised there."""
+    try:
+        if not isinstance(error, GONE):
+            return str(error)
+    except (OSError, Py4JError):
+        pass
+    return "the JVM of Spark has ended"
 
 
 def _raised_by_python(text: str) -> str | None:

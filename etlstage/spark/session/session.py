@@ -31,7 +31,7 @@ from etlstage.spark.session.java import find_java
 from etlstage.spark.session.job import over_connect
 from etlstage.spark.session.launch import launching
 from etlstage.spark.session.log import divert, jvm_log, keep
-from etlstage.spark.session.problem import explain
+from etlstage.spark.session.problem import GONE, explain
 
 __all__ = ("Session",)
 
@@ -121,7 +121,9 @@ class Session:
             return
         self._owned = False
         spark, self._spark = self._spark, None
-        spark.stop()
+        # It may have ended before us.
+        with suppress(*GONE):
+            spark.stop()
         self._drop_warehouse()
 
     async def __aenter__(self) -> Self:

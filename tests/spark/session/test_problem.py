@@ -123,3 +123,18 @@ def test_unknown_problem_names_the_log() -> None:
         explain(RuntimeError("Something broke.\nmore"), Path("/log/s.log"))
         == "something broke; Spark's log is /log/s.log"
     )
+
+
+@pytest.mark.parametrize(
+    "raised", [ConnectionRefusedError(111, "x"), BrokenPipeError()]
+)
+def test_jvm_that_has_ended_is_told(raised: OSError) -> None:
+    """Whatever it is that was not there any more; also when it is asked for a text."""
+
+    class Unknown(Exception):
+        def __str__(self) -> str:
+            raise raised
+
+    for error in (raised, Unknown()):
+        text = explain(error, Path("/logs/spark.log"))
+        assert text == "the JVM of Spark has ended; Spark's log is /logs/spark.log"
