@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from anyio import CancelScope, create_task_group, sleep
 from anyio.from_thread import start_blocking_portal
 from pyspark.sql import DataFrame
 
@@ -40,6 +41,8 @@ STOPPED: Final = "etlstage begins no further batch"
 
 _STOP: Final = "stop"
 _KEPT: Final = 1000  # records; Spark can go back by 100 batches
+_STOP_NOW: Final = "stop-now"
+_LOOK: Final = 0.2  # seconds between two looks whether to stop now
 
 
 class Record(NamedTuple):
@@ -101,7 +104,7 @@ class Batches:
         if self._record(number).exists():
             return
         with start_blocking_portal() as portal:
-            portal.call(self._process, messages, number)
+            portal.call(self._process_unless_stopped, messages, number)
 
     def stream(self) -> str:
         """Return what the epochs of this stream are called after; made if it is new."""
@@ -137,14 +140,44 @@ class Batches:
         for path in (self._state / "batches").glob("*.failed.json"):
             path.unlink(missing_ok=True)
 
-    def stop(self) -> None:
-        """Begin no further batch."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """
+        Begin no further batch.
+
+        Args:
+            at_once: Call off the one that is under way, too: it is run again when
+                batches begin again.
+
+        """
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._state / _STOP).touch()
+        if at_once:
+            (self._state / _STOP_NOW).touch()
 
     def forget_stop(self) -> None:
         """Let batches begin again."""
         (self._state / _STOP).unlink(missing_ok=True)
+        (self._state / _STOP_NOW).unlink(missing_ok=True)
+
+    async def _process_unless_stopped(self, messages: DataFrame, number: int) -> None:
+        error: Exception | None = None
+        async with create_task_group() as tasks:
+            tasks.start_soon(self._call_off, tasks.cancel_scope)
+            try:
+                await self._process(messages, number)
+            except Exception as caught:
+                error = caught
+            tasks.cancel_scope.cancel()
+        if error is not None:
+            raise error
+        if not self._record(number).exists():
+            raise RuntimeError(STOPPED)
+
+    async def _call_off(self, batch: CancelScope) -> None:
+        # Whoever stops it may be another process: see Connect.
+        while not (self._state / _STOP_NOW).exists():  # noqa: ASYNC110
+            await sleep(_LOOK)
+        batch.cancel()
 
     async def _process(self, messages: DataFrame, number: int) -> None:
         ledger = Ledger(

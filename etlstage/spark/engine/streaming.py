@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from etlstage.pipeline.state import locked
 from etlstage.spark.engine.batch import STOPPED, Batches, Record
 from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.frame.frame import messages_of
-from etlstage.spark.session.problem import explain
+from etlstage.spark.session.problem import explain, text_of
 from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
@@ -174,8 +175,12 @@ class StreamingPipeline(Runner):
             raise SourceFailed(text, stage=self._source) from error
         try:
             await self._watch(query)
+        except anyio.get_cancelled_exc_class():
+            self._batches.stop(at_once=True)
+            raise
         finally:
-            with anyio.CancelScope(shield=True):
+            # It fails if Spark is gone, which has been told.
+            with anyio.CancelScope(shield=True), suppress(Exception):
                 await anyio.to_thread.run_sync(query.stop)
 
     def _start(self) -> StreamingQuery:
@@ -206,7 +211,7 @@ class StreamingPipeline(Runner):
                 )
             except Exception as error:
                 self._book()
-                if STOPPED in str(error):
+                if STOPPED in text_of(error):
                     # Perhaps not by us: another process has said so, or a user.
                     self._drained = True
                     return

@@ -18,6 +18,7 @@ from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter import letter_files, read_letters
 from etlstage.pipeline.state import locked
 from tests.spark.driver import environment
+from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
@@ -178,6 +179,28 @@ async def test_stream_drains_behind_the_batch_under_way(
     path = write()
     report = await run(path, spark)
     assert loaded(spark, tmp_path) == Counter([1, 2, 3, 4, 5])
+
+
+async def test_stream_stops_at_once_and_runs_its_batch_again(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A worker that never answers holds up nobody who cancels the run."""
+    path = write(every="every: 100ms")
+    (tmp_path / "worker.py").write_text(HANGING.replace("sys.argv[1]", "'pids'"))
+    (tmp_path / "pids").mkdir()
+    feed(tmp_path, "a", 1, 2, 3)
+    runner = Pipeline.from_yaml(path, spark=spark)
+    with anyio.fail_after(150):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runner.run)
+            pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
+            tasks.cancel_scope.cancel()
+    assert await anyio.to_thread.run_sync(are_gone, pids[1:])
+    assert not list((tmp_path / "state/batches").glob("*"))
+    assert not (tmp_path / "out").exists()
+    report = await run(write(), spark)
+    assert report.error is None
+    assert loaded(spark, tmp_path) == Counter([1, 2, 3])
 
 
 async def test_what_is_wrong_is_told(
