@@ -273,6 +273,24 @@ async def test_drained_before_its_start_it_reads_nothing(
     assert counts(report)[0] == (0, 0, 0, 0, 0, 0)
 
 
+async def test_program_that_was_sent_runs(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In the folder where Spark has put it, from a file that says where it is here."""
+    path = write()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sent.py").write_text(
+        WORKER.replace('row["text"].upper()', "os.getcwd()")
+    )
+    text = path.read_text().replace("worker.py", "bin/sent.py")
+    path.write_text(f"{text}spark: {{files: [bin/sent.py]}}\n")
+    report = await run(path, spark)
+    assert report.error is None
+    rows = spark.read.parquet(str(tmp_path / "out-spark"))
+    (folder,) = {row.text for row in rows.select("text").distinct().collect()}
+    assert Path(folder) not in (tmp_path, tmp_path / "bin", Path.cwd())
+
+
 async def test_rows_without_schema_are_text(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -203,6 +203,22 @@ async def test_stream_stops_at_once_and_runs_its_batch_again(
     assert loaded(spark, tmp_path) == Counter([1, 2, 3])
 
 
+async def test_program_that_was_sent_runs(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """And not the one that is here, which would find the pipeline beside it."""
+    path = write()
+    program = WORKER.replace('row["id"] == 13', 'os.path.exists("s.yaml")')
+    (tmp_path / "sent_to_stream.py").write_text(program)
+    text = path.read_text().replace("worker.py", "sent_to_stream.py")
+    path.write_text(f"{text}spark: {{files: [sent_to_stream.py]}}\n")
+    feed(tmp_path, "a", *range(10))
+    report = await run(path, spark)
+    assert report.error is None
+    assert dead(tmp_path) == []
+    assert loaded(spark, tmp_path) == Counter(range(10))
+
+
 async def test_what_is_wrong_is_told(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
