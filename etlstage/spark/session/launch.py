@@ -9,6 +9,10 @@ and ends in the same file.
 
 The script drops ``--add-modules=jdk.incubator.vector`` when the real Java has no
 such module: Spark's launcher adds it always, and the JVM would not start.
+
+The JVM gets a session of its own, where there is the program ``setsid``: a signal to
+our process group, as a terminal or ``timeout`` sends it, is for us, and Spark is needed
+to end in good order. It ends with us, for it reads its stdin.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ _SHIM: Final = """\
   *" org.apache.spark.launcher.Main "*) exec {java} "$@" 2>>{log} ;;
 esac
 {home}
-exec {java} "$@" >>{log} 2>&1
+exec {apart}{java} "$@" >>{log} 2>&1
 """
 
 _DROP: Final = f"""\
@@ -103,11 +107,18 @@ def _write_shim(directory: Path, java: Java, log_path: Path) -> None:
     home = os.environ.get("JAVA_HOME")
     script = _SHIM.format(
         drop="" if java.has_vector else _DROP,
+        apart=_apart(),
         java=shlex.quote(str(java.executable)),
         log=shlex.quote(str(log_path)),
         home="unset JAVA_HOME" if not home else f"JAVA_HOME={shlex.quote(home)}",
     )
     _write(directory, script)
+
+
+def _apart() -> str:
+    """Return the words before a command that give it a session of its own, if any."""
+    program = shutil.which("setsid")
+    return f"{shlex.quote(program)} " if program else ""
 
 
 def _write(home: Path, script: str) -> None:

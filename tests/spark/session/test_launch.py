@@ -46,6 +46,22 @@ def test_launcher_keeps_its_stdout(tmp_path: Path) -> None:
     assert log.read_text().startswith(f"err -cp x {main} a b\n")
 
 
+def test_jvm_has_a_session_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No signal to our process group reaches it; without setsid, it runs as ever."""
+    script = 'echo $$; cut -d" " -f6 /proc/$$/stat'
+    java = Java(fake_java(tmp_path, script), 17, has_vector=True)
+    with launching(java, tmp_path / "apart", python=None):
+        run_java("x")
+    own, its_session = (tmp_path / "apart").read_text().split()
+    assert own == its_session
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with launching(java, tmp_path / "log", python=None):
+        run_java("x")
+    assert (tmp_path / "log").read_text().split()[1] == str(os.getsid(0))
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -1,0 +1,190 @@
+"""``etlstage run`` with workers on executors: signals, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Started, start
+from tests.cli.test_run import wait_for
+from tests.spark.processes import HANGING, TELL, are_gone, parent, wait_for_pids
+
+__all__ = ("start",)
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
+
+FIRST = f"""{TELL}
+from etlstage import worker
+
+def answer(message):
+    if message == b"row 0":
+        return (message,)
+    if not any(os.scandir(sys.argv[1])):
+        tell(sys.argv[1])
+        while not os.path.exists("go on"):
+            time.sleep(0.05)
+    return (message,)
+
+def tell(place):
+    with open(place + "/part", "w") as file:
+        print(os.getppid(), os.getpid(), os.getpid(), file=file)
+    os.rename(place + "/part", place + "/1.pids")
+
+worker.transform(answer)
+"""
+"""Answers the second batch when it is told to."""
+FILE = """\
+name: p
+engine: {engine}
+state: state
+spark: {{master: "local[2]"}}
+extract:
+  spark: {{format: text, path: in, options: {{{options}}}}}
+  {every}
+transform:
+  - name: t
+    worker: {{command: [python, worker.py, pids]}}
+    timeout: {{message: null}}
+load:
+  spark: {{format: text, path: out, mode: append}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., list[str]]:
+    """Write a pipeline and a worker; return the command that runs it."""
+
+    def write(engine: str, worker: str = HANGING) -> list[str]:
+        (tmp_path / "pids").mkdir()
+        (tmp_path / "in").mkdir()
+        for number in range(2):
+            (tmp_path / f"in/{number}.txt").write_text(f"row {number}\n")
+            os.utime(tmp_path / f"in/{number}.txt", (number, number))
+        (tmp_path / "worker.py").write_text(worker)
+        stream = engine == "streaming"
+        text = FILE.format(
+            engine=engine,
+            options='maxFilesPerTrigger: "1"' if stream else "",
+            every="every: 100ms" if stream else "",
+        )
+        (tmp_path / "p.yaml").write_text(text)
+        return ["run", "p.yaml", "--report", "r.json"]
+
+    return write
+
+
+def status(folder: Path) -> str:
+    """Return how the run ended, as its report says."""
+    found: str = json.loads((folder / "r.json").read_text())["status"]
+    return found
+
+
+def to_group(process: int, number: signal.Signals) -> None:
+    """Send a signal as a terminal does: to all of a process group."""
+    os.killpg(process, number)
+
+
+SIGNALS = [
+    (signal.SIGINT, to_group),
+    (signal.SIGTERM, to_group),
+    (signal.SIGTERM, os.kill),
+]
+
+
+@pytest.mark.parametrize(("number", "send"), SIGNALS)
+def test_one_signal_calls_off_what_loads_nothing(
+    start: Started,
+    write: Callable[..., list[str]],
+    tmp_path: Path,
+    number: signal.Signals,
+    send: Callable[[int, signal.Signals], None],
+) -> None:
+    """Exit 4, and the workers are gone: a DataFrame is read as a whole."""
+    process = start(*write("spark"))
+    pids = wait_for_pids(tmp_path / "pids")
+    send(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 4, err
+    assert err.startswith("draining: press Ctrl-C again to stop at once\n")
+    assert "p: drained after a signal in" in out
+    assert "ledger balanced: every message has one outcome" in out
+    assert "Traceback" not in err
+    assert status(tmp_path) == "drained"
+    assert not (tmp_path / "out").exists()
+    assert are_gone(pids)
+
+
+@pytest.mark.parametrize(("number", "send"), SIGNALS)
+def test_one_signal_ends_a_stream_behind_its_batch(
+    start: Started,
+    write: Callable[..., list[str]],
+    tmp_path: Path,
+    number: signal.Signals,
+    send: Callable[[int, signal.Signals], None],
+) -> None:
+    """Exit 4, and what it had begun has landed."""
+    process = start(*write("streaming", FIRST))
+    pids = wait_for_pids(tmp_path / "pids")
+    send(process.pid, number)
+    wait_for(process.stderr, "draining: press Ctrl-C again to stop at once")
+    (tmp_path / "go on").touch()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 4, err
+    assert "p: drained after a signal in" in out
+    assert "2 epochs with 2 messages in place at" in out
+    assert err == ""
+    assert status(tmp_path) == "drained"
+    assert are_gone(pids)
+
+
+@pytest.mark.parametrize("engine", ["spark", "streaming"])
+def test_two_signals_stop_at_once(
+    start: Started, write: Callable[..., list[str]], tmp_path: Path, engine: str
+) -> None:
+    """Exit 5; workers that do not answer are gone, and their children."""
+    process = start(*write(engine))
+    pids = wait_for_pids(tmp_path / "pids")
+    to_group(process.pid, signal.SIGINT)
+    wait_for(process.stderr, "draining: press Ctrl-C again to stop at once")
+    to_group(process.pid, signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 5, err
+    assert "p: stopped by force in" in out
+    assert "Traceback" not in err
+    assert status(tmp_path) == "forced"
+    assert are_gone(pids)
+
+
+@pytest.mark.parametrize("engine", ["spark", "streaming"])
+def test_workers_go_with_a_run_that_is_killed(
+    start: Started, write: Callable[..., list[str]], tmp_path: Path, engine: str
+) -> None:
+    """Kill -9, after which no code of ours runs; and so does Spark."""
+    process = start(*write(engine))
+    host, own, child = wait_for_pids(tmp_path / "pids")
+    spark = parent(parent(host))
+    process.kill()
+    assert are_gone([spark, host, own, child])
+
+
+@pytest.mark.parametrize("engine", ["spark", "streaming"])
+def test_spark_that_is_killed_is_told(
+    start: Started, write: Callable[..., list[str]], tmp_path: Path, engine: str
+) -> None:
+    """As the kernel does when memory runs out: in one line, and nothing is left."""
+    process = start(*write(engine))
+    host, own, child = wait_for_pids(tmp_path / "pids")
+    os.kill(parent(parent(host)), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    *_, line = err.splitlines()
+    assert line.startswith("etlstage: error: ")
+    assert "the JVM of Spark has ended; Spark's log is /" in line
+    assert "Traceback" not in err
+    assert "p: failed in" in out
+    assert are_gone([host, own, child])
