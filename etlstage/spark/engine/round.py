@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
 from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, StageError
@@ -86,7 +87,10 @@ class Round:
             text = explain(error, self._log_path)
             raise StageError(text, stage=self._source) from error
         starts = self._book(notes)
-        last = await self._adopt(notes, starts)
+        # Letters are kept of a run that loads, and of one that fails: not of one that
+        # is called off in between.
+        with anyio.CancelScope(shield=True):
+            last = await self._adopt(notes, starts)
         for note in notes:
             if note.error is not None:
                 raise note.error
