@@ -8,42 +8,18 @@ in a fresh process; what is compared is the peak resident size of the Python dri
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import anyio
 
-from benchmarks.harness import Row
-
-MILLION = 1_000_000
+from benchmarks.harness import Row, memory
 
 
 def measure() -> list[Row]:
     """Return megabytes of both."""
-    ours, theirs = (_peak(10 * MILLION), _peak(MILLION))
-    return [
-        Row(
-            "driver memory, 10 million messages",
-            ours,
-            "1 million messages",
-            theirs,
-            "MB",
-            1.2,
-            at_most=True,
-        )
-    ]
-
-
-def _peak(count: int) -> float:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.driver_memory", str(count)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return float(done.stdout)
+    return [memory("driver memory", "benchmarks.driver_memory", 10, 1)]
 
 
 def main(count: int) -> None:

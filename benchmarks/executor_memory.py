@@ -9,43 +9,19 @@ are used again, and so a task behind the stage can tell it.
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import Row, echo_stage
+from benchmarks.harness import Row, echo_stage, memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MILLION = 1_000_000
-
 
 def measure() -> list[Row]:
     """Return megabytes of both."""
-    ours, theirs = (_peak(16 * MILLION), _peak(MILLION))
-    return [
-        Row(
-            "memory of a Python worker, stage on 16 million rows",
-            ours,
-            "1 million rows",
-            theirs,
-            "MB",
-            1.2,
-            at_most=True,
-        )
-    ]
-
-
-def _peak(count: int) -> float:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.executor_memory", str(count)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return float(done.stdout)
+    return [memory("memory of a Python worker", "benchmarks.executor_memory", 16, 1)]
 
 
 def _told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

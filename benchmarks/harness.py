@@ -25,6 +25,7 @@ __all__ = (
     "echo_stage",
     "in_turn",
     "median_pair",
+    "memory",
     "messages",
     "paired",
     "sdk_stage",
@@ -120,6 +121,39 @@ def in_turn(
         for name, job in jobs.items():
             found[name].append(job())
     return {name: numbers[1:] for name, numbers in found.items()}
+
+
+def memory(what: str, module: str, many: int, few: int) -> Row:
+    """
+    Return the peak memory for many messages beside that for few.
+
+    Args:
+        what: Whose memory it is.
+        module: Name of one here that, as a program, is given a number of messages and
+            prints megabytes; each run has a fresh process.
+        many: Millions of messages.
+        few: Likewise.
+
+    """
+
+    def peak(millions: int) -> float:
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(millions * 1_000_000)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return float(done.stdout)
+
+    return Row(
+        f"{what}, {many} million messages",
+        peak(many),
+        f"{few} million",
+        peak(few),
+        "MB",
+        1.2,
+        at_most=True,
+    )
 
 
 def median_pair(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

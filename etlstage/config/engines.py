@@ -188,35 +188,29 @@ class _StagedSink(SessionSink, StagedSink):
     pass
 
 
-class _ExecutorPipeline(SessionUser, ExecutorPipeline):
+class _Reader(SessionUser):
+    """What both pipelines have of a session that others use, too."""
+
     def __init__(self, session: SharedSession, read: Read, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        super().__init__(frame=self._frame_of, **settings)
+        # That of the pipeline, which comes behind in each of the two below.
+        super().__init__(frame=self._frame_of, **settings)  # type: ignore[call-arg]
         self._read = read
         self._join(session)
 
     async def aclose(self) -> None:
         await self._membership.aclose()
 
+    def _frame_of(self) -> DataFrame:
+        return self._read(self._start_session())
+
+
+class _ExecutorPipeline(_Reader, ExecutorPipeline):
     async def _run(self, stopped: anyio.CancelScope) -> None:
         with self._noted():
             await super()._run(stopped)
 
-    def _frame_of(self) -> DataFrame:
-        return self._read(self._start_session())
 
-
-class _StreamingPipeline(SessionUser, StreamingPipeline):
-    def __init__(self, session: SharedSession, read: Read, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        super().__init__(frame=self._frame_of, **settings)
-        self._read = read
-        self._join(session)
-
-    async def aclose(self) -> None:
-        await self._membership.aclose()
-
+class _StreamingPipeline(_Reader, StreamingPipeline):
     async def _run(self) -> None:
         with self._noted():
             await super()._run()
-
-    def _frame_of(self) -> DataFrame:
-        return self._read(self._start_session())
