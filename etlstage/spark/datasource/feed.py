@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import base64
 import secrets
-from collections import deque
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -31,8 +30,6 @@ from etlstage.supervisor import Order, Stage
 from etlstage.supervisor.submission import Answer
 
 __all__ = ("Feed", "Written")
-
-_AHEAD: Final = 2  # batches of rows that the worker may have before they are answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +91,10 @@ class Feed:
                 about["ETLSTAGE_STAGING"] = str(folder)
             stage = self._writing.place(self._writing.stage)
             stage = _stage(stage, about, folder)
-            # Closed here and not when it is collected: its worker is to be gone.
-            with closing(self._answers(stage, batches)) as answers:
-                for answer in answers:
+            runs = (messages_of(stage, self._column(batch)) for batch in batches)
+            serve = partial(answer_all, stage, ends_well=self._writing.staged)
+            with bridged(serve) as bridge:
+                for answer in bridge.cross(runs):
                     messages += len(answer.messages)
                     if answer.error is not None:
                         dead += self._put_aside(answer, partition)
@@ -107,31 +105,6 @@ class Feed:
             messages=messages,
             dead=tuple(dead),
         )
-
-    def _answers(
-        self, stage: Stage, batches: Iterator[pa.RecordBatch]
-    ) -> Generator[Answer, None, None]:
-        serve = partial(answer_all, stage, ends_well=self._writing.staged)
-        with bridged(serve) as bridge:
-            given = 0
-            ends: deque[int] = deque()  # places behind batches that are not answered
-            for batch in batches:
-                # There is no answer to nothing, and so none to wait for.
-                if not batch.num_rows:
-                    continue
-                messages = messages_of(stage, self._column(batch))
-                given += len(messages)
-                ends.append(given)
-                bridge.give(messages)
-                while len(ends) > _AHEAD or bridge.ready:
-                    answer = bridge.take()
-                    assert answer is not None, "unreachable: an end before the input's"
-                    yield answer
-                    while ends and ends[0] <= answer.start + len(answer.messages):
-                        ends.popleft()
-            bridge.end()
-            while (rest := bridge.take()) is not None:
-                yield rest
 
     def _column(self, rows: pa.RecordBatch) -> pa.Array:
         """Return the messages that rows are: their only value, or JSON."""

@@ -13,7 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Final, Generic, TypeVar
@@ -28,51 +35,74 @@ __all__ = ("Bridge", "bridged")
 
 T = TypeVar("T")
 
+_AHEAD: Final = 4  # runs passed in that nobody has read
 _UNREAD: Final = 64 * 1024 * 1024  # bytes that wait for Spark
 _ITEM: Final = 512  # bytes that each item has beside its own
+
+
+class _Taken:
+    """Says that a run was read."""
+
+
+_TAKEN: Final = _Taken()
 
 
 class Bridge(Generic[T]):
     """
     Passes runs of messages into an event loop, and what becomes of them out of it.
 
-    Spark's thread calls :meth:`give`, :meth:`end`, :attr:`ready` and :meth:`take`;
-    what runs in the loop reads :attr:`inbox` and calls :meth:`put`.
+    Spark's thread calls :meth:`cross`; what runs in the loop reads :meth:`runs` and
+    calls :meth:`put`.
     """
 
     def __init__(self, portal: BlockingPortal) -> None:
         send, receive = create_memory_object_stream[Run](math.inf)
-        self.inbox: MemoryObjectReceiveStream[Run] = receive
-        """The runs that were given."""
+        self._inbox: MemoryObjectReceiveStream[Run] = receive
         self._send: MemoryObjectSendStream[Run] = send
         # What a portal calls is waited for, and a task of its own: for each run that
         # is dearer than to pass it on.
         self._loop = portal.call(_running_loop)
-        self._outbox: SimpleQueue[tuple[T, int] | Exception | None] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[T, int] | _Taken | Exception | None]
+        self._outbox = SimpleQueue()
         self._put = self._taken = 0  # bytes; each has one writer
 
-    def give(self, run: Run) -> None:
-        """Pass ``run`` in; it goes nowhere if nobody reads any more."""
-        self._loop.call_soon_threadsafe(self._pass, run)
+    def cross(self, runs: Iterable[Run]) -> Generator[T, None, None]:
+        """
+        Pass ``runs`` in, a few ahead of what is read, and yield what is put out.
 
-    def end(self) -> None:
-        """Promise that no more runs are given."""
+        Ends when what runs in the loop has ended, be it before the runs do; raises
+        what it raises.
+        """
+        ahead = 0
+        for run in runs:
+            self._loop.call_soon_threadsafe(self._pass, run)
+            ahead += 1
+            while ahead > _AHEAD or not self._outbox.empty():
+                item = self._take()
+                if item is None:
+                    return
+                if isinstance(item, _Taken):
+                    ahead -= 1
+                else:
+                    yield item[0]
         self._loop.call_soon_threadsafe(self._send.close)
+        while (item := self._take()) is not None:
+            if not isinstance(item, _Taken):
+                yield item[0]
 
-    @property
-    def ready(self) -> bool:
-        """Whether :meth:`take` has something now."""
-        return not self._outbox.empty()
+    async def runs(self) -> AsyncGenerator[Run, None]:
+        """Yield the runs that were passed in."""
+        async for run in self._inbox:
+            self._outbox.put(_TAKEN)
+            yield run
 
-    def take(self) -> T | None:
-        """Return what was put next, or None at the end; blocks, raises what failed."""
+    def _take(self) -> tuple[T, int] | _Taken | None:
         item = self._outbox.get()
         if isinstance(item, Exception):
             raise item
-        if item is None:
-            return None
-        self._taken += _ITEM + item[1]
-        return item[0]
+        if isinstance(item, tuple):
+            self._taken += _ITEM + item[1]
+        return item
 
     async def put(self, item: T, size: int = 0) -> None:
         """Pass out an item of ``size`` bytes; wait while too many lie there."""
@@ -83,12 +113,12 @@ class Bridge(Generic[T]):
             await sleep(0.01)
 
     def _pass(self, run: Run) -> None:
-        with suppress(BrokenResourceError):  # why, is found by take()
+        with suppress(BrokenResourceError):  # why, is put out
             self._send.send_nowait(run)
 
     async def _serve(self, serve: Callable[[Bridge[T]], Awaitable[None]]) -> None:
         try:
-            with self.inbox:
+            with self._inbox:
                 await serve(self)
         except Exception as error:
             self._outbox.put(error)
@@ -97,7 +127,7 @@ class Bridge(Generic[T]):
 
     def _close(self) -> None:
         self._send.close()
-        self.inbox.close()
+        self._inbox.close()
 
 
 async def _running_loop() -> asyncio.AbstractEventLoop:
@@ -110,7 +140,7 @@ def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]
     Run ``serve`` in an event loop; leaving otherwise than at its end cancels it.
 
     Args:
-        serve: Called in the loop; what it raises is raised by :meth:`Bridge.take`.
+        serve: Called in the loop; what it raises is raised by :meth:`Bridge.cross`.
 
     """
     with start_blocking_portal("asyncio") as portal:

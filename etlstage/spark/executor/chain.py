@@ -47,20 +47,12 @@ _SCHEMA: Final = pa.schema(
         "note": pa.string(),
     }
 )
-_AHEAD: Final = 4  # batches given that the first stage has not taken
 _JUDGED_OF: Final = 10_000  # messages, see Pipeline
 _ROWS: Final = 100_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
 _OBJECT: Final = 48  # bytes of a message in a list, beside its own
 
-_Item: TypeAlias = "Run | str | _Taken"
-
-
-class _Taken:
-    """Says that the first stage took a batch."""
-
-
-_TAKEN: Final = _Taken()
+_Item: TypeAlias = "Run | str"
 
 
 class Note(NamedTuple):
@@ -104,26 +96,11 @@ class Chain:
         """Yield rows for the messages in the first column, keys in the second."""
         task = TaskContext.get()
         rows = _Rows(task.partitionId() if task is not None else 0)
-        ahead = 0
         stages = [self._place(stage) for stage in self._stages]
         with bridged(partial(self._serve, stages)) as bridge:
-            for batch in batches:
-                bridge.give(_run(batch))
-                ahead += 1
-                while ahead > _AHEAD or bridge.ready:
-                    item = bridge.take()
-                    if item is None:
-                        # It ended before its input: why, was the last note.
-                        yield from rows.rest()
-                        return
-                    if item is _TAKEN:
-                        ahead -= 1
-                    else:
-                        yield from rows.add(item)
-            bridge.end()
-            while (item := bridge.take()) is not None:
-                if item is not _TAKEN:
-                    yield from rows.add(item)
+            # It may end before its input: why, is the last note.
+            for item in bridge.cross(map(_run, batches)):
+                yield from rows.add(item)
             yield from rows.rest()
 
     async def _serve(self, stages: Sequence[Stage], bridge: Bridge[_Item]) -> None:
@@ -197,8 +174,7 @@ class _Source:
         self._bridge = bridge
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        async for run in self._bridge.inbox:
-            await self._bridge.put(_TAKEN)
+        async for run in self._bridge.runs():
             if nulls := _nulls(run):
                 raise SourceFailed(
                     f"{self.name}: message is null in {nulls} of {len(run)} rows of a"
@@ -277,7 +253,7 @@ class _Rows:
             self._notes.append(item)
             self._size += len(item)
         else:
-            run = cast("Run", item)
+            run = item
             self._values.append(
                 run.array if isinstance(run, Column) else pa.array(run, pa.binary())
             )

@@ -36,7 +36,6 @@ __all__ = ("KEPT", "Task", "answer_all", "messages_of", "refused")
 KEPT: Final = "_etlstage_kept"
 """Column with what rows keep."""
 
-_AHEAD: Final = 4  # batches that the workers may have before the oldest is answered
 _ROWS: Final = 10_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
 
@@ -69,20 +68,17 @@ class Task:
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
-        with bridged(partial(answer_all, place(self._stage))) as bridge:
-            results = _Results(self._stage.name, texts=self._texts)
+        results = _Results(self._stage.name, texts=self._texts)
+
+        def runs() -> Iterator[Run]:
             for batch in batches:
-                # There is no answer to nothing, and so none to wait for.
-                if not batch.num_rows:
-                    continue
-                messages = messages_of(self._stage, batch.column(0))
-                results.expect(batch)
-                bridge.give(messages)
-                while results.pending > _AHEAD or bridge.ready:
-                    results.add(bridge.take())
-                    yield from results.ripe()
-            bridge.end()
-            while (answer := bridge.take()) is not None:
+                if batch.num_rows:
+                    messages = messages_of(self._stage, batch.column(0))
+                    results.expect(batch)
+                    yield messages
+
+        with bridged(partial(answer_all, place(self._stage))) as bridge:
+            for answer in bridge.cross(runs()):
                 results.add(answer)
                 yield from results.ripe()
             yield from results.rest()
@@ -141,7 +137,7 @@ async def answer_all(
             events = stack.enter_context(supervisor.events())
             if not ends_well:
                 events.close()
-            async with aclosing(supervisor.answers(bridge.inbox)) as answers:
+            async with aclosing(supervisor.answers(bridge.runs())) as answers:
                 async for answer in answers:
                     await bridge.put(answer, answer.reply_size)
         if ends_well:
@@ -173,18 +169,13 @@ class _Results:
         self._pieces: list[tuple[pa.Array, ...]] = []
         self._rows = self._size = 0
 
-    @property
-    def pending(self) -> int:
-        """How many batches are not answered to their end."""
-        return len(self._places)
-
     def expect(self, batch: pa.RecordBatch) -> None:
         """Take note of a batch that is given to the workers."""
         kept = batch.column(1) if batch.num_columns > 1 else None
         self._places.append(_Place(self._next, batch.num_rows, kept))
         self._next += batch.num_rows
 
-    def add(self, answer: Answer | None) -> None:
+    def add(self, answer: Answer) -> None:
         """
         Take an answer.
 
@@ -192,7 +183,6 @@ class _Results:
             StageFailed: If there is no answer to a message, or it is not text.
 
         """
-        assert answer is not None, "unreachable: answers end before the input does"
         if answer.error is not None:
             raise refused(self._stage, str(answer.error), answer) from answer.error
         replies = Replies.of(answer.groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import anyio
 import pytest
@@ -14,47 +15,66 @@ from etlstage.spark.executor.bridge import Bridge, bridged
 
 async def echo(bridge: Bridge[Run]) -> None:
     """Put out what is given."""
-    async for run in bridge.inbox:
+    async for run in bridge.runs():
         await bridge.put(run, len(run))
 
 
+def numbers(count: int) -> list[Run]:
+    """Return runs that can be told apart."""
+    return [[b"%d" % number] for number in range(count)]
+
+
 def test_items_pass_in_order_to_the_end() -> None:
-    """And nothing is ready behind the end."""
-    with bridged(echo) as bridge:
-        for number in range(100):
-            bridge.give([b"%d" % number])
-        bridge.end()
-        assert [bridge.take() for _ in range(100)] == [[b"%d" % n] for n in range(100)]
-        assert bridge.take() is None
-        assert not bridge.ready
+    """Also when there are none."""
+    for count in (0, 1, 100):
+        with bridged(echo) as bridge:
+            assert list(bridge.cross(numbers(count))) == numbers(count)
+
+
+def test_runs_pass_though_nothing_comes_of_them() -> None:
+    """And no more of them are read from Spark than are wanted, but for a few."""
+    read: list[int] = []
+    left: list[int] = []
+
+    def runs() -> Iterator[Run]:
+        for number in range(50):
+            read.append(number)
+            yield [b"x"]
+
+    async def swallow(bridge: Bridge[Run]) -> None:
+        left.extend([len(read) async for _ in bridge.runs()])
+
+    with bridged(swallow) as bridge:
+        assert list(bridge.cross(runs())) == []
+    assert len(left) == 50
+    # Of those that were read, a few wait; one is being read.
+    assert all(seen <= taken + 6 for taken, seen in enumerate(left))
 
 
 def test_error_is_raised_where_it_is_waited_for() -> None:
-    """What is given after it goes nowhere, and does not block."""
+    """Before all runs were read, too."""
 
     async def fail(bridge: Bridge[Run]) -> None:
-        await bridge.inbox.receive()
-        raise ValueError("broken")
+        async for _ in bridge.runs():
+            raise ValueError("broken")
 
-    with bridged(fail) as bridge:
-        bridge.give([b"a"])
-        with pytest.raises(ValueError, match="broken"):
-            bridge.take()
-        bridge.give([b"b"])
-        bridge.end()
+    for count in (1, 100):
+        with bridged(fail) as bridge, pytest.raises(ValueError, match="broken"):
+            list(bridge.cross(numbers(count)))
 
 
 def test_early_end_is_told() -> None:
-    """As the end of all that is put out."""
+    """As the end of all that is put out; the rest of the runs stays where it is."""
 
     async def first(bridge: Bridge[Run]) -> None:
-        await bridge.put(await bridge.inbox.receive())
+        async for run in bridge.runs():
+            await bridge.put(run)
+            return
 
+    runs = iter(numbers(100))
     with bridged(first) as bridge:
-        bridge.give([b"a"])
-        bridge.give([b"b"])
-        assert bridge.take() == [b"a"]
-        assert bridge.take() is None
+        assert list(bridge.cross(runs)) == [[b"0"]]
+    assert len(list(runs)) > 80
 
 
 def test_leaving_early_cancels_what_runs() -> None:
@@ -70,8 +90,8 @@ def test_leaving_early_cancels_what_runs() -> None:
 
     def leave() -> None:
         with bridged(wait) as bridge:
-            assert bridge.take() == [b"started"]
-            raise GeneratorExit
+            for _ in bridge.cross(numbers(1)):
+                raise GeneratorExit
 
     with pytest.raises(GeneratorExit):
         leave()
@@ -81,6 +101,7 @@ def test_leaving_early_cancels_what_runs() -> None:
 def test_what_is_not_taken_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes: who puts more waits until some were taken."""
     monkeypatch.setattr(module, "_UNREAD", 10)
+    monkeypatch.setattr(module, "_ITEM", 0)
     put: list[int] = []
 
     async def many(bridge: Bridge[Run]) -> None:
@@ -89,11 +110,6 @@ def test_what_is_not_taken_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             put.append(number)
 
     with bridged(many) as bridge:
-        first = bridge.take()
-        assert first is not None
-        # The third and the fourth go beyond the bound, by one item at most.
-        for taken in range(1, 20):
+        for taken, _ in enumerate(bridge.cross([]), 1):
             assert len(put) <= taken + 3
-            assert bridge.take() is not None
-        assert bridge.take() is None
     assert put == list(range(20))
