@@ -38,7 +38,10 @@ _LOST_TASK: Final = re.compile(r"Lost task [^\n]*?\): ([^\n]+)")
 _CAUSE: Final = re.compile(r"^Caused by: ([^\n]+)", re.MULTILINE)
 _RAISED: Final = re.compile(r"^([A-Za-z_][\w.]*(?:: [^\n]*)?)$", re.MULTILINE)
 _OURS: Final = re.compile(r"^etlstage\.errors\.\w+: ")
-_CLASS: Final = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
+_CLASS: Final = re.compile(
+    # As Java shows it, and as Connect does.
+    r"^(?:(?:[a-z]\w*\.)+[A-Z][\w$]*: |\((?:[a-z]\w*\.)+[A-Z][\w$]*\) )"
+)
 _CAPITAL: Final = re.compile(r"^[A-Z](?=[a-z ])")
 _MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 _PYTHONS: Final = re.compile(

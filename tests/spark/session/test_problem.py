@@ -24,6 +24,12 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
             id="connect",
         ),
         pytest.param(
+            "(org.apache.hadoop.fs.UnsupportedFileSystemException) No FileSystem for "
+            'scheme "nosuch"',
+            'no FileSystem for scheme "nosuch"',
+            id="connect-java",
+        ),
+        pytest.param(
             "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `titel` cannot be "
             "resolved. Did you mean one of the following? [`title`]. SQLSTATE: 42703; "
             "line 1 pos 0;\n'Project ['titel]\n+- Relation [title#0] json\n",
