@@ -24,12 +24,11 @@ from etlstage.config.document import Document, read
 from etlstage.config.rules import stage_names
 from etlstage.config.spelling import guess
 from etlstage.errors import ConfigError
-from etlstage.pipeline.dead_letter import (
+from etlstage.pipeline.dead_letter import DeadLetter, first_clause
+from etlstage.pipeline.letter_file import (
     FOLDER,
     SUFFIX,
-    DeadLetter,
     Torn,
-    first_clause,
     letter_files,
     read_letters,
 )

@@ -25,8 +25,8 @@ from etlstage.config.stages import (
     load_stage,
     transform_stage,
 )
-from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.worker_sink import WorkerSink

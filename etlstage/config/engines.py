@@ -17,7 +17,7 @@ from etlstage.config.frames import SessionSink, destination, reading
 from etlstage.config.model import ExtractKeys, LoadKeys, SessionKeys
 from etlstage.config.session import SessionUser, SharedSession
 from etlstage.config.stages import error_policy, extract_stage, load_stage
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.spark import read_frame
 from etlstage.spark.datasource.datasource import read_worker
 from etlstage.spark.engine.outlet import FrameOutlet, Outlet, WorkerOutlet

@@ -20,7 +20,8 @@ from etlstage.config.model import (
 from etlstage.config.session import SessionUser, SharedSession
 from etlstage.config.stages import located
 from etlstage.messages import Position, Run
-from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
+from etlstage.pipeline.dead_letter import DeadLetter
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.spark import (
     DataFrameSink,
     DataFrameSource,

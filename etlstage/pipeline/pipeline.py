@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from etlstage.messages import Position, Run, listed
-from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.edge import Edge, Item
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.ledger import Account
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner

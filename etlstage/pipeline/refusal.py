@@ -24,7 +24,8 @@ from etlstage.errors import (
     WorkerLost,
 )
 from etlstage.messages import Run
-from etlstage.pipeline.dead_letter import DeadLetters, first_clause
+from etlstage.pipeline.dead_letter import first_clause
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
 from etlstage.supervisor import ErrorPolicy, Stage
 

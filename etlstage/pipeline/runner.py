@@ -14,9 +14,9 @@ import anyio
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink, Landing
 from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.report import Report, Status
 from etlstage.supervisor import Stage
 

@@ -9,7 +9,7 @@ import structlog
 
 from etlstage.errors import EtlstageError
 from etlstage.messages import Run, listed
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.supervisor import AsyncSupervisor, Stage
 

@@ -38,8 +38,8 @@ from etlstage.pipeline import (
     WorkerSource,
 )
 from etlstage.pipeline import pipeline as pipeline_module
-from etlstage.pipeline.dead_letter import letter_files
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
+from etlstage.pipeline.letter_file import letter_files
 from etlstage.pipeline.state import PositionFile
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.columnar import COLUMNS, Column

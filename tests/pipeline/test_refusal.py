@@ -20,7 +20,7 @@ from etlstage.errors import (
     WorkerLost,
     WorkerStartFailed,
 )
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.supervisor import ErrorBudget, ErrorPolicy, ResourceLimits, RestartPolicy
 from etlstage.supervisor import Stage as Configured

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from etlstage.errors import WorkerLost
 from etlstage.pipeline import Pipeline
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.protocol.marker import Markers
 from etlstage.supervisor import RestartPolicy, Stage
 from etlstage.testing import Fault, FaultKind, FaultPlan

@@ -25,8 +25,8 @@ from pyspark.sql import DataFrame
 
 from etlstage.errors import EtlstageError
 from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.state import store
 from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.engine.round import Round, staging_for

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.spark.engine.staged_sink import StagedSink
 from etlstage.spark.engine.staged_worker import StagedWorker
 from etlstage.spark.engine.staging import StagedLoad

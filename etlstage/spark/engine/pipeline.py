@@ -16,8 +16,8 @@ import anyio.to_thread
 from pyspark.sql import DataFrame
 
 from etlstage.errors import EtlstageError, SourceFailed
-from etlstage.pipeline.dead_letter import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.round import Round, staging_for

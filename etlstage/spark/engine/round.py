@@ -18,8 +18,9 @@ import anyio
 from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, StageError
-from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
+from etlstage.pipeline.dead_letter import DeadLetter
 from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.refusal import over_budget
 from etlstage.spark.engine.staging import Staging
 from etlstage.spark.executor.chain import Chain, Note

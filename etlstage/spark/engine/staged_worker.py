@@ -16,7 +16,7 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 
 from etlstage.errors import SinkFailed
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.refusal import config_of, letter_time
 from etlstage.spark.datasource.datasource import write_worker
 from etlstage.spark.session.job import run_job

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.state import locked

@@ -23,7 +23,8 @@ from pyspark import TaskContext
 from etlstage import errors
 from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
 from etlstage.messages import KeyedRun, Position, Run, size_of
-from etlstage.pipeline.dead_letter import DeadLetter, DeadLetters
+from etlstage.pipeline.dead_letter import DeadLetter
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.refusal import config_of
 from etlstage.pipeline.report import Report

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed, StageError
 from etlstage.messages import Run, size_of
-from etlstage.pipeline.dead_letter import DeadLetters
+from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.refusal import Refusals
 from etlstage.spark.frame.destination import Destination
 from etlstage.spark.frame.epoch import Epoch

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from etlstage.pipeline.dead_letter import DeadLetter, letter_files, read_letters
+from etlstage.pipeline.dead_letter import DeadLetter
+from etlstage.pipeline.letter_file import letter_files, read_letters
 from tests.spark.driver import Driver, Failed
 from tests.spark.processes import TELL, are_gone, parent, wait_for_pids
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.errors import SinkFailed, SourceFailed, StageError
 from etlstage.pipeline import DeadLetter, Pipeline, Report
-from etlstage.pipeline.dead_letter import letter_files, read_letters
+from etlstage.pipeline.letter_file import letter_files, read_letters
 from etlstage.spark.engine import staged_sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]

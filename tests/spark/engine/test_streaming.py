@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from etlstage.pipeline import Pipeline, Report
-from etlstage.pipeline.dead_letter import letter_files, read_letters
+from etlstage.pipeline.letter_file import letter_files, read_letters
 from etlstage.pipeline.state import locked
 from tests.spark.driver import environment
 from tests.spark.processes import HANGING, are_gone, wait_for_pids

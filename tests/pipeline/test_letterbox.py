@@ -11,14 +11,9 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import Attempt, StageError, WorkerLost
-from etlstage.pipeline.dead_letter import (
-    DeadLetter,
-    DeadLetters,
-    Torn,
-    first_clause,
-    letter_files,
-    read_letters,
-)
+from etlstage.pipeline.dead_letter import DeadLetter, first_clause
+from etlstage.pipeline.letter_file import Torn, letter_files, read_letters
+from etlstage.pipeline.letterbox import DeadLetters
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 500_000, UTC)
 CONFIG = {"name": "clean", "command": ["sort", "-n"]}
