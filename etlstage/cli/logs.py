@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -73,11 +74,20 @@ def configure(screen: Screen, *, debug: bool) -> None:
         ),
         cache_logger_on_first_use=False,
     )
+    # What libraries log is printed as if nothing were set up, but for Py4J's tracebacks
+    # of calls that also raise: it would set up logging itself, to show them.
+    if logging.lastResort is not None and not debug:
+        logging.lastResort.addFilter(_not_from_py4j)
+        logging.getLogger().addHandler(logging.lastResort)
 
 
 def harmless(text: str) -> str:
     """Return ``text`` without what would steer a terminal."""
     return CONTROLS.sub(lambda m: f"\\x{ord(m[0]):02x}", SEQUENCES.sub("", text))
+
+
+def _not_from_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

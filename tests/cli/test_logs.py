@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -118,3 +122,41 @@ def test_exception_on_a_terminal() -> None:
 def test_harmless(text: str, expected: str) -> None:
     """Colours go quietly; what is left of the rest can be read."""
     assert harmless(text) == expected
+
+
+JVM_IS_GONE = """
+import logging, sys
+from py4j.java_gateway import GatewayClient
+from etlstage.cli.logs import configure
+from etlstage.cli.screen import Screen
+
+configure(Screen(stderr=True), debug=sys.argv[2] == "True")
+try:
+    GatewayClient(port=int(sys.argv[1])).send_command("x\\n")
+except Exception as error:
+    logging.getLogger("py4j.java_gateway").exception("nor this")
+logging.getLogger("asyncio").error("but this")
+"""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_py4j_prints_no_tracebacks(debug: bool) -> None:
+    """It logs to the root what it also raises, and would set up logging by that."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def die() -> None:
+            # Before there is an answer, also when it is asked again.
+            for _ in range(2):
+                connection, _ = server.accept()
+                connection.close()
+
+        threading.Thread(target=die, daemon=True).start()
+        port = str(server.getsockname()[1])
+        process = subprocess.run(
+            [sys.executable, "-c", JVM_IS_GONE, port, str(debug)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert process.stderr.endswith("but this\n")
+    assert ("Traceback" in process.stderr) == debug

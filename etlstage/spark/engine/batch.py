@@ -72,6 +72,9 @@ class Batches:
         staging: See :func:`staging_for`.
         shipment: What was sent to the executors.
 
+    Attributes:
+        log_path: Spark's log, for errors to name, once there is one.
+
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Batches:
         self._letters = letters
         self._staging = staging
         self._shipment = shipment
+        self.log_path: Path | None = None
         self._first = True
         self._read: set[str] = set()
 
@@ -223,7 +227,12 @@ class Batches:
     ) -> None:
         spark = messages.sparkSession
         passing = Round(
-            self._source, self._stages, ledger, letters, shipment=self._shipment
+            self._source,
+            self._stages,
+            ledger,
+            letters,
+            shipment=self._shipment,
+            log_path=self.log_path,
         )
         with staging_for(spark, self._staging, letters.pipeline) as staging:
             starts = await passing.transform(messages, staging)

@@ -193,6 +193,7 @@ class StreamingPipeline(Runner):
         objection = None if self._checkpoint.exists() else self._outlet.objection()
         if objection is not None:
             raise SinkFailed(objection, stage=self._landed.name)
+        self._batches.log_path = self._log_path
         writer = messages_of(frame, self._message, self._key).writeStream
         writer = writer.foreachBatch(self._batches)
         writer = writer.option("checkpointLocation", str(self._checkpoint))
