@@ -6,7 +6,7 @@ Imported only for files that name such an engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +20,7 @@ from etlstage.config.stages import error_policy, extract_stage, load_stage
 from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.spark import read_frame
 from etlstage.spark.datasource.datasource import read_worker
+from etlstage.spark.engine.origin import Origin
 from etlstage.spark.engine.outlet import FrameOutlet, Outlet, WorkerOutlet
 from etlstage.spark.engine.pipeline import ExecutorPipeline
 from etlstage.spark.engine.staged_sink import StagedSink
@@ -67,9 +68,8 @@ def executor_pipeline(
     return _ExecutorPipeline(
         session,
         read,
-        source=source,
+        _messages(keys) | {"name": source},
         shipment=shipment,
-        **_messages(keys),
         **settings,
     )
 
@@ -88,10 +88,9 @@ def streaming_pipeline(
     return _StreamingPipeline(
         session,
         read,
-        source=source,
+        _messages(keys) | {"name": source},
         every=keys.every,
         shipment=shipment,
-        **_messages(keys),
         **settings,
     )
 
@@ -191,9 +190,17 @@ class _StagedSink(SessionSink, StagedSink):
 class _Reader(SessionUser):
     """What both pipelines have of a session that others use, too."""
 
-    def __init__(self, session: SharedSession, read: Read, **settings: Any) -> None:  # noqa: ANN401 - passed on
+    def __init__(
+        self,
+        session: SharedSession,
+        read: Read,
+        origin: Mapping[str, Any],
+        **settings: Any,  # noqa: ANN401 - passed on
+    ) -> None:
         # That of the pipeline, which comes behind in each of the two below.
-        super().__init__(frame=self._frame_of, **settings)  # type: ignore[call-arg]
+        super().__init__(  # type: ignore[call-arg]
+            origin=Origin(self._frame_of, **origin), **settings
+        )
         self._read = read
         self._join(session)
 

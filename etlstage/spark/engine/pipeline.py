@@ -8,22 +8,21 @@ and a task that was retried or ran twice counts once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 from pyspark.sql import DataFrame
 
-from etlstage.errors import EtlstageError, SourceFailed
+from etlstage.errors import EtlstageError
 from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
+from etlstage.spark.engine.origin import Origin
 from etlstage.spark.engine.round import Round, staging_for
 from etlstage.spark.engine.staging import StagedLoad
-from etlstage.spark.frame.frame import messages_of
-from etlstage.spark.session.problem import explain
 from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
@@ -36,11 +35,7 @@ class ExecutorPipeline(Runner):
 
     Args:
         name: As the report calls it.
-        frame: What to read, or a function that makes it, called in a thread.
-        message: Spark SQL expression that makes a message of a row, see
-            :class:`DataFrameSource`.
-        key: Spark SQL expression by which messages keep their order.
-        source: Name of the extract stage.
+        origin: What to read.
         stages: What the messages pass through.
         sink: Where they end.
         dead_letters: Where messages are put aside that a stage can't process.
@@ -56,10 +51,7 @@ class ExecutorPipeline(Runner):
         self,
         *,
         name: str,
-        frame: DataFrame | Callable[[], DataFrame],
-        message: str | None = None,
-        key: str | None = None,
-        source: str = "extract",
+        origin: Origin,
         stages: Sequence[Stage] = (),
         sink: StagedLoad,
         dead_letters: DeadLetters,
@@ -70,17 +62,14 @@ class ExecutorPipeline(Runner):
     ) -> None:
         super().__init__(
             name,
-            source=source,
+            source=origin.name,
             stages=stages,
             sink=sink,
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
         )
         self.ledger.awaited = "the tasks on Spark's executors"
-        self._frame = frame
-        self._message = message
-        self._key = key
-        self._source = source
+        self._origin = origin
         self._sink = sink
         self._folder = staging
         self._shipment = shipment
@@ -135,7 +124,7 @@ class ExecutorPipeline(Runner):
         messages = await anyio.to_thread.run_sync(self._messages)
         spark = messages.sparkSession
         passing = Round(
-            self._source,
+            self._origin.name,
             self._stages,
             self.ledger,
             self._letters,
@@ -154,11 +143,8 @@ class ExecutorPipeline(Runner):
 
     def _messages(self) -> DataFrame:
         try:
-            frame = self._frame() if callable(self._frame) else self._frame
-            return messages_of(frame, self._message, self._key)
+            return self._origin.messages()
         except EtlstageError:
             raise
         except Exception as error:
-            raise SourceFailed(
-                f"{self._source}: {explain(error, self._log_path)}", stage=self._source
-            ) from error
+            raise self._origin.failure(error, self._log_path) from error

@@ -8,14 +8,13 @@ of a batch is in ``batch.py``. Told to stop, it ends behind the batch under way.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.to_thread
-from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
@@ -24,9 +23,9 @@ from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.state import locked
 from etlstage.spark.engine.batch import STOPPED, Batches, Record
+from etlstage.spark.engine.origin import Origin
 from etlstage.spark.engine.outlet import Outlet
-from etlstage.spark.frame.frame import messages_of
-from etlstage.spark.session.problem import explain, text_of
+from etlstage.spark.session.problem import text_of
 from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
@@ -46,11 +45,7 @@ class StreamingPipeline(Runner):
 
     Args:
         name: As the report calls it.
-        frame: What to read, a streaming DataFrame, or a function that makes it, called
-            in a thread.
-        message: Spark SQL expression that makes a message of a row.
-        key: Spark SQL expression by which messages keep their order.
-        source: Name of the extract stage.
+        origin: What to read, a streaming DataFrame.
         stages: What the messages pass through.
         outlet: Where they end.
         dead_letters: Where messages are put aside that a stage can't process.
@@ -68,10 +63,7 @@ class StreamingPipeline(Runner):
         self,
         *,
         name: str,
-        frame: DataFrame | Callable[[], DataFrame],
-        message: str | None = None,
-        key: str | None = None,
-        source: str = "extract",
+        origin: Origin,
         stages: Sequence[Stage] = (),
         outlet: Outlet,
         dead_letters: DeadLetters,
@@ -84,17 +76,14 @@ class StreamingPipeline(Runner):
         self._landed = _Landed(outlet)
         super().__init__(
             name,
-            source=source,
+            source=origin.name,
             stages=stages,
             sink=self._landed,
             dead_letters=dead_letters,
             dead_letter_sink=None,
         )
         self.ledger.awaited = "the first batch"
-        self._frame = frame
-        self._message = message
-        self._key = key
-        self._source = source
+        self._origin = origin
         self._letters = dead_letters
         self._state = state.absolute()
         self._checkpoint = self._state / "checkpoint"
@@ -106,7 +95,7 @@ class StreamingPipeline(Runner):
         self._batches = Batches(
             secrets.token_hex(4),
             state.absolute(),
-            source=source,
+            source=origin.name,
             stages=stages,
             outlet=outlet,
             letters=dead_letters,
@@ -155,9 +144,9 @@ class StreamingPipeline(Runner):
         with locked(self._state) as alone:
             if not alone:
                 raise SourceFailed(
-                    f"{self._source}: another process uses the state directory"
+                    f"{self._origin.name}: another process uses the state directory"
                     f" {self._state}: wait until it has ended, or set another state",
-                    stage=self._source,
+                    stage=self._origin.name,
                 )
             self._batches.begin(anew=not self._checkpoint.exists())
             try:
@@ -171,8 +160,7 @@ class StreamingPipeline(Runner):
         except EtlstageError:
             raise
         except Exception as error:
-            text = f"{self._source}: {explain(error, self._log_path)}"
-            raise SourceFailed(text, stage=self._source) from error
+            raise self._origin.failure(error, self._log_path) from error
         try:
             await self._watch(query)
         except anyio.get_cancelled_exc_class():
@@ -184,18 +172,17 @@ class StreamingPipeline(Runner):
                 await anyio.to_thread.run_sync(query.stop)
 
     def _start(self) -> StreamingQuery:
-        frame = self._frame() if callable(self._frame) else self._frame
-        if not frame.isStreaming:
+        messages = self._origin.messages()
+        if not messages.isStreaming:
             raise SourceFailed(
-                f"{self._source}: the DataFrame is no stream: use spark.readStream",
-                stage=self._source,
+                f"{self._origin.name}: the DataFrame is no stream: use spark.readStream",
+                stage=self._origin.name,
             )
         objection = None if self._checkpoint.exists() else self._outlet.objection()
         if objection is not None:
             raise SinkFailed(objection, stage=self._landed.name)
         self._batches.log_path = self._log_path
-        writer = messages_of(frame, self._message, self._key).writeStream
-        writer = writer.foreachBatch(self._batches)
+        writer = messages.writeStream.foreachBatch(self._batches)
         writer = writer.option("checkpointLocation", str(self._checkpoint))
         if self._every is None:
             writer = writer.trigger(availableNow=True)
@@ -227,9 +214,8 @@ class StreamingPipeline(Runner):
 
     def _failure(self, error: Exception) -> StageError:
         if self._failed is not None:
-            return StageError(self._failed, stage=self._source)
-        text = f"{self._source}: {explain(error, self._log_path)}"
-        return SourceFailed(text, stage=self._source)
+            return StageError(self._failed, stage=self._origin.name)
+        return self._origin.failure(error, self._log_path)
 
     def _book(self) -> None:
         """Take over the accounts of batches that have ended."""
