@@ -22,8 +22,6 @@ from etlstage.protocol.marker.markers import Markers
 
 __all__ = ("COLUMNS", "Column", "Replies", "encode_column", "split_column")
 
-_EMPTY: Final = pa.scalar(b"", pa.binary())
-
 
 class Column(Sequence[bytes]):
     """
@@ -140,9 +138,7 @@ def encode_column(messages: Run | Column, markers: Markers, *, limit: int) -> by
     """Do as :func:`~etlstage.protocol.marker.framing.encode_run`, in bulk."""
     if not isinstance(messages, Column):
         return framing.encode_run(messages, markers, limit=limit)
-    eom = pa.scalar(markers.eom, pa.binary())
-    framed = pc.binary_join_element_wise(messages.array, _EMPTY, eom)
-    wire = _content(framed)
+    wire = _joined_by(messages.array, markers.eom)
     if not _clean(wire, messages, markers) or (
         len(wire) > limit and messages.longest > limit
     ):
@@ -218,6 +214,15 @@ def _clean(wire: bytes, messages: Column, markers: Markers) -> bool:
         and markers.eob not in wire
         and markers.bnc not in wire
     )
+
+
+def _joined_by(array: pa.BinaryArray, marker: bytes) -> bytes:
+    """Return the bytes of all elements, ``marker`` behind each."""
+    if not len(array):
+        return b""
+    bounds = pa.array([0, len(array)], pa.int32())
+    joined = pc.binary_join(pa.ListArray.from_arrays(bounds, array), marker)
+    return b"".join((joined[0].as_buffer(), marker))
 
 
 def _split(data: bytes, marker: bytes) -> pa.BinaryArray:
