@@ -11,7 +11,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from etlstage.errors import Attempt
@@ -46,7 +46,8 @@ class DeadLetter:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the letter as plain JSON, its message in base64."""
-        plain = asdict(self)
+        # Not by asdict(), which copies all that the configuration holds.
+        plain = {name: getattr(self, name) for name in _NAMES}
         plain["message"] = base64.b64encode(self.message).decode()
         plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
         return plain
@@ -58,9 +59,12 @@ class DeadLetter:
             plain = json.loads(line)
             plain["message"] = base64.b64decode(plain["message"], validate=True)
             plain["attempts"] = tuple(map(_attempt, plain["attempts"]))
-            return cls(**{field.name: plain[field.name] for field in fields(cls)})
+            return cls(**{name: plain[name] for name in _NAMES})
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"not a dead letter: {error}") from error
+
+
+_NAMES: Final = tuple(field.name for field in fields(DeadLetter))
 
 
 def _attempt(plain: Mapping[str, Any]) -> Attempt:

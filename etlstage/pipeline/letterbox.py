@@ -127,18 +127,20 @@ class DeadLetters:
         self.count += 1
         return letter
 
-    async def adopt(self, letter: DeadLetter, *, place: int) -> None:
+    def adopt(self, letter: DeadLetter, *, place: int) -> None:
         """
-        Append a letter that was written elsewhere in this run; raises as :meth:`put`.
+        Append a letter that was written elsewhere in this run; blocks.
 
         Args:
             letter: The letter; it gets another id.
             place: Of its message in the stage's whole input.
 
+        Raises:
+            StageError: If it can't be written.
+
         """
         number = self._id_of(letter.stage, place, letter.message)
-        letter = replace(letter, id=number, run=self.run, place=place)
-        await (self._keep or self._to_file)(letter)
+        self._append(replace(letter, id=number, run=self.run, place=place))
         self.count += 1
 
     def recall(self) -> None:
@@ -205,12 +207,12 @@ class DeadLetters:
         return f"{self.run}-{self._numbered}"
 
     async def _to_file(self, letter: DeadLetter) -> None:
-        if (letter.stage, letter.place, letter.message) in self._known:
-            return
         await anyio.to_thread.run_sync(self._append, letter)
 
     def _append(self, letter: DeadLetter) -> None:
         stage = letter.stage
+        if (stage, letter.place, letter.message) in self._known:
+            return
         try:
             if stage not in self._files:
                 self._files[stage] = LetterFile(self._state, stage)
@@ -242,6 +244,8 @@ class DeadLetters:
         )
 
     def _concealed(self, plain: Any) -> Any:  # noqa: ANN401 - any JSON
+        if not self._hidden:
+            return plain
         if isinstance(plain, str):
             return self.conceal(plain)
         if isinstance(plain, Mapping):

@@ -330,7 +330,7 @@ async def test_letter_that_is_recalled_keeps_its_id(tmp_path: Path) -> None:
         for message in messages:
             await put(letters, message)
         adopted = await put(letters, b"c")
-        await letters.adopt(adopted, place=8)
+        letters.adopt(adopted, place=8)
         letters.close()
     found = [one for one in kept(file_of(letters)) if isinstance(one, DeadLetter)]
     assert [(one.id, one.message) for one in found] == [

@@ -2,28 +2,29 @@
 One DataFrame of messages through all transform stages, and its accounts.
 
 A job passes the messages through the stages, within one ``mapInArrow``, into a staging
-folder, together with what the tasks note: dead letters and accounts. The notes are
-read before anything of it is loaded.
+folder, together with what the tasks note: dead letters, and what became of the task.
+The notes are read before anything of it is loaded.
 """
 
 from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.errors import ConfigError, StageError
+from etlstage.errors import ConfigError, EtlstageError, StageError
 from etlstage.pipeline.dead_letter import DeadLetter
 from etlstage.pipeline.ledger import Ledger
 from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.refusal import over_budget
 from etlstage.spark.engine.staging import Staging
-from etlstage.spark.executor.chain import Chain, Note
+from etlstage.spark.executor.chain import Chain, Outcome
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.problem import explain
 from etlstage.spark.session.shipment import Shipment
@@ -78,49 +79,58 @@ class Round:
         spark = messages.sparkSession
         chain = Chain(self._source, self._stages, self._letters, self._shipment)
 
-        def job() -> list[Note]:
+        def job() -> list[Outcome]:
             staging.fill(messages, chain)
-            return staging.notes(spark)
+            return staging.outcomes(spark)
 
-        try:
-            notes = await run_job(spark, job)
-        except Exception as error:
-            text = explain(error, self._log_path)
-            raise StageError(text, stage=self._source) from error
-        starts = self._book(notes)
+        with self._explained():
+            outcomes = await run_job(spark, job)
+        starts = self._book(outcomes)
         # Letters are kept of a run that loads, and of one that fails: not of one that
         # is called off in between.
-        with anyio.CancelScope(shield=True):
-            last = await self._adopt(notes, starts)
-        for note in notes:
-            if note.error is not None:
-                raise note.error
+        some = any(account.dead for account in self._ledger)
+        letters = staging.letters(spark) if some else ()
+        with anyio.CancelScope(shield=True), self._explained():
+            last = await anyio.to_thread.run_sync(self._adopt, letters, starts)
+            await self._letters.sync()
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
         self._judge(last)
         return starts[-1]
 
-    def _book(self, notes: list[Note]) -> list[dict[int, int]]:
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise as an error of ours what Spark raises."""
+        try:
+            yield
+        except EtlstageError:
+            raise
+        except Exception as error:
+            text = explain(error, self._log_path)
+            raise StageError(text, stage=self._source) from error
+
+    def _book(self, outcomes: list[Outcome]) -> list[dict[int, int]]:
         """Return, by stage and partition, the place of its first message among all."""
         starts = [dict[int, int]() for _ in self._ledger]
-        for note in notes:
+        for outcome in outcomes:
             for account, places, row in zip(
-                self._ledger, starts, note.accounts, strict=False
+                self._ledger, starts, outcome.accounts, strict=False
             ):
-                places[note.partition] = account.received
+                places[outcome.partition] = account.received
                 account.add(row)
         return starts
 
-    async def _adopt(
-        self, notes: list[Note], starts: list[dict[int, int]]
+    def _adopt(
+        self, letters: Iterable[tuple[int, DeadLetter]], starts: list[dict[int, int]]
     ) -> dict[str, DeadLetter]:
         """Put the dead letters with the others; return the last of each stage."""
         names = [account.stage for account in self._ledger]
         last: dict[str, DeadLetter] = {}
-        for note in notes:
-            if (letter := note.letter) is not None:
-                start = starts[names.index(letter.stage)][note.partition]
-                await self._letters.adopt(letter, place=start + letter.place)
-                last[letter.stage] = letter
-        await self._letters.sync()
+        for partition, letter in letters:
+            start = starts[names.index(letter.stage)][partition]
+            self._letters.adopt(letter, place=start + letter.place)
+            last[letter.stage] = letter
         return last
 
     def _judge(self, last: dict[str, DeadLetter]) -> None:

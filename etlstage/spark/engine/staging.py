@@ -9,6 +9,7 @@ again because an executor is lost.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -17,8 +18,9 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from etlstage.pipeline.dead_letter import DeadLetter
 from etlstage.pipeline.interfaces import Landing
-from etlstage.spark.executor.chain import ROWS, Chain, Note, read_note
+from etlstage.spark.executor.chain import ROWS, Chain, Outcome
 from etlstage.spark.session.problem import explain
 
 __all__ = ("StagedLoad", "Staging")
@@ -43,11 +45,29 @@ class Staging:
         made = messages.mapInArrow(chain.run, ROWS)
         made.write.mode("overwrite").option("compression", "lz4").parquet(self._folder)
 
-    def notes(self, spark: SparkSession) -> list[Note]:
-        """Return what the tasks have noted, in the order of the partitions; blocks."""
-        rows = self._rows(spark).where("note is not null").select("partition", "note")
-        notes = [read_note(row["partition"], row["note"]) for row in rows.collect()]
-        return sorted(notes, key=lambda note: note.partition)
+    def outcomes(self, spark: SparkSession) -> list[Outcome]:
+        """Return what became of the tasks, in the order of the partitions; blocks."""
+        rows = self._notes(spark).where("place is null").collect()
+        found = [Outcome.from_note(row["partition"], row["note"]) for row in rows]
+        return sorted(found, key=lambda outcome: outcome.partition)
+
+    def letters(self, spark: SparkSession) -> Iterator[tuple[int, DeadLetter]]:
+        """
+        Yield the dead letters of all tasks, each with its partition; blocks.
+
+        In the order of the partitions. A page at a time is held, here and by Spark's
+        driver: there may be many.
+        """
+        letters = self._notes(spark).where("place is not null")
+        pages = letters.select("partition", "place").distinct()
+        for page in pages.orderBy("partition", "place").collect():
+            partition, place = page
+            chosen = letters.where(f"partition = {partition} and place = {place}")
+            found = [
+                DeadLetter.from_line(row["note"].encode()) for row in chosen.collect()
+            ]
+            for letter in sorted(found, key=lambda letter: letter.place):
+                yield partition, letter
 
     def messages(self, spark: SparkSession) -> DataFrame:
         """
@@ -86,6 +106,10 @@ class Staging:
                 folder=self._folder,
                 error=explain(error),
             )
+
+    def _notes(self, spark: SparkSession) -> DataFrame:
+        rows = self._rows(spark).where("note is not null")
+        return rows.select("partition", "place", "note")
 
     def _rows(self, spark: SparkSession) -> DataFrame:
         return spark.read.schema(ROWS).parquet(self._folder)

@@ -3,7 +3,7 @@ All transform stages of a pipeline in one task, for one partition of its input.
 
 Inside, it is a pipeline as any other: its source is what Spark gives, its sink is what
 Spark gets. Beside the messages that leave the last stage there are notes: a dead letter
-each, and at the end the account of the task, with the error that ended it, if any. So
+each, and at the end what became of the task, with the error that ended it, if any. So
 all that a task has to say is in its rows, and what Spark makes of the rows of a task
 that failed, or ran twice, holds for that too: they count once.
 """
@@ -34,11 +34,12 @@ from etlstage.spark.session.shipment import Shipment
 from etlstage.spark.session.shipping import place
 from etlstage.supervisor import Stage
 
-__all__ = ("ROWS", "Chain", "Note", "read_note")
+__all__ = ("ROWS", "Chain", "Outcome")
 
 ROWS: Final = "partition int, place long, value binary, note string"
-"""What a task gives: messages, each at its place among those of its partition, and
-notes, which have none."""
+"""What a task gives: messages, each at its place among those of its partition; dead
+letters as notes, with the number of their page for a place; and a note without a place,
+which is its outcome."""
 
 _SCHEMA: Final = pa.schema(
     {
@@ -51,20 +52,32 @@ _SCHEMA: Final = pa.schema(
 _JUDGED_OF: Final = 10_000  # messages, see Pipeline
 _ROWS: Final = 100_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
+_PAGE: Final = 4 * 1024 * 1024  # bytes of letters that are read at once, about
 _OBJECT: Final = 48  # bytes of a message in a list, beside its own
 
-_Item: TypeAlias = "Run | str"
+_Item: TypeAlias = "Run | _Note"
 
 
-class Note(NamedTuple):
-    """What a task says beside its messages: one letter, or its account."""
+class _Note(NamedTuple):
+    text: str
+    is_letter: bool
+
+
+class Outcome(NamedTuple):
+    """What became of a task."""
 
     partition: int
-    letter: DeadLetter | None
     accounts: list[list[int]]
     """For each stage, its counts."""
     error: Exception | None
     """What ended the task early."""
+
+    @classmethod
+    def from_note(cls, partition: int, note: str) -> Outcome:
+        """Return what a task has noted at its end."""
+        plain = json.loads(note)
+        error = plain["error"]
+        return cls(partition, plain["accounts"], error and _error(**error))
 
 
 class Chain:
@@ -107,7 +120,7 @@ class Chain:
     async def _serve(self, stages: Sequence[Stage], bridge: Bridge[_Item]) -> None:
         async def note(letter: DeadLetter) -> None:
             text = json.dumps(letter.to_dict())
-            await bridge.put(text, len(text))
+            await bridge.put(_Note(text, is_letter=True), len(text))
 
         configs = {stage.name: config_of(stage) for stage in self._stages}
         pipeline = Pipeline(
@@ -126,19 +139,11 @@ class Chain:
         if isinstance(error, WorkerStartFailed | StageFailed):
             # It may be this machine's fault: Spark is to try another one.
             raise type(error)(text, stage=error.stage) from None
-        await bridge.put(json.dumps(_account(report, text)))
+        outcome = json.dumps(_outcome(report, text))
+        await bridge.put(_Note(outcome, is_letter=False))
 
 
-def read_note(partition: int, text: str) -> Note:
-    """Return what a task has noted."""
-    plain = json.loads(text)
-    if "accounts" not in plain:
-        return Note(partition, DeadLetter.from_line(text.encode()), [], None)
-    error = plain["error"]
-    return Note(partition, None, plain["accounts"], error and _error(**error))
-
-
-def _account(report: Report, text: str) -> dict[str, Any]:
+def _outcome(report: Report, text: str) -> dict[str, Any]:
     error = report.error
     return {
         "accounts": [account.counts for account in report.ledger],
@@ -245,14 +250,15 @@ class _Rows:
         self._partition = partition
         self._places = 0
         self._values: list[pa.Array] = []
-        self._notes: list[str] = []
+        self._page = self._page_size = 0
+        self._notes: list[_Note] = []
         self._rows = self._size = 0
 
     def add(self, item: _Item) -> Iterator[pa.RecordBatch]:
         """Take messages or a note; yield a batch if there is enough for one."""
-        if isinstance(item, str):
+        if isinstance(item, _Note):
             self._notes.append(item)
-            self._size += len(item)
+            self._size += len(item.text)
         else:
             run = item
             self._values.append(
@@ -275,9 +281,17 @@ class _Rows:
             self._places += len(value)
             yield self._batch(place, value, pa.nulls(len(value), pa.string()))
         if notes:
-            count = len(notes)
-            place, value = pa.nulls(count, pa.int64()), pa.nulls(count, pa.binary())
-            yield self._batch(place, value, pa.array(notes, pa.string()))
+            texts = pa.array([note.text for note in notes], pa.string())
+            places = pa.array(map(self._page_of, notes), pa.int64())
+            yield self._batch(places, pa.nulls(len(notes), pa.binary()), texts)
+
+    def _page_of(self, note: _Note) -> int | None:
+        if not note.is_letter:
+            return None
+        if self._page_size >= _PAGE:
+            self._page, self._page_size = self._page + 1, 0
+        self._page_size += len(note.text)
+        return self._page
 
     def _batch(
         self, place: pa.Array, value: pa.Array, note: pa.Array
