@@ -90,6 +90,12 @@ class Stage:
             raise ConfigError("a stage needs a name")
         if not self.command:
             raise ConfigError(f"stage {self.name}: command is empty")
+        if isinstance(self.command, str):
+            # Its first letter would be the program.
+            raise ConfigError(
+                f"stage {self.name}: command is the text {self.command!r}, expected"
+                " its words, as in ('python', 'clean.py'): there is no shell"
+            )
         if self.workers < 1:
             raise ConfigError(
                 f"stage {self.name}: workers must be 1 or more, got {self.workers}"

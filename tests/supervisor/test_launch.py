@@ -417,6 +417,10 @@ async def test_status_is_there_when_it_is_asked_for(
     [
         ({"name": ""}, "a stage needs a name"),
         ({"command": ()}, "stage s: command is empty"),
+        (
+            {"command": "python clean.py"},
+            r"stage s: command is the text 'python clean\.py', expected its words",
+        ),
         ({"workers": 0}, "stage s: workers must be 1 or more, got 0"),
         ({"window": 0}, "stage s: window must be 1 or more, got 0"),
         (
