@@ -58,7 +58,10 @@ def _look_for_files(document: Document) -> None:
         if place.is_dir():
             document.complain(loc, "is a folder: make an archive of it")
         elif not place.is_file():
-            document.complain(loc, "there is no such file")
+            missing = (
+                "such file" if document.secret(loc) else f"file {place.absolute()}"
+            )
+            document.complain(loc, f"there is no {missing}")
 
 
 def _complain(document: Document, details: ErrorDetails) -> None:

@@ -575,7 +575,7 @@ def test_engines_have_rules(
 def test_what_can_not_be_sent_to_executors(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each with its place; two files of one name would be one file there."""
+    """Each with its place, and where it was looked for, unless that is a secret."""
     monkeypatch.setenv("S", "hush")
     (path.parent / "bin").mkdir()
     for name in ("clean.py", "bin/clean.py", "bin/x.zip", "tools.tar.gz"):
@@ -586,15 +586,15 @@ def test_what_can_not_be_sent_to_executors(
         + '  files: [clean.py, nope.py, "${S}", bin, bin/clean.py]\n'
         + '  archives: ["tools.tar.gz#tools", "bin/x.zip#clean.py", "a#b"]\n'
     )
-    there = "there is no such file"
+    there = "there is no file"
     twice = "has the name of spark.files[0]: on the executors all are in one folder"
     assert errors_of(path, content) == [
-        f"pipeline.yaml:5:21: spark.files[1]: {there}",
-        f"pipeline.yaml:5:30: spark.files[2]: {there}",
+        f"pipeline.yaml:5:21: spark.files[1]: {there} nope.py",
+        "pipeline.yaml:5:30: spark.files[2]: there is no such file",
         "pipeline.yaml:5:38: spark.files[3]: is a folder: make an archive of it",
         f"pipeline.yaml:5:43: spark.files[4]: {twice}",
         f"pipeline.yaml:6:36: spark.archives[1]: {twice}",
-        f"pipeline.yaml:6:58: spark.archives[2]: {there}",
+        f"pipeline.yaml:6:58: spark.archives[2]: {there} a",
     ]
 
 
