@@ -13,7 +13,7 @@ from typing import Final, Self
 from rich.console import Console
 
 from etlstage.cli.progress import accounts_table
-from etlstage.errors import ConfigError, LedgerImbalance
+from etlstage.errors import ConfigError, EtlstageError, LedgerImbalance
 from etlstage.pipeline.report import Report
 
 __all__ = ("EXIT_CODES", "ReportFile", "show_report")
@@ -81,8 +81,7 @@ class ReportFile:
             )
             os.close(handle)
         except OSError as error:
-            said = (error.strerror or str(error)).lower()
-            raise ConfigError(f"report {path} can't be written: {said}") from None
+            raise ConfigError(_unwritten(path, error)) from None
 
     def __enter__(self) -> Self:
         return self
@@ -97,14 +96,28 @@ class ReportFile:
             os.unlink(self._part)
 
     def write(self, report: Report) -> None:
-        """Put the report in its place; may be called once."""
-        with open(self._part, "w", encoding="utf-8") as file:
-            json.dump(report.to_dict(), file, indent=2)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(self._part, 0o666 & ~_umask())
-        os.replace(self._part, self._path)
+        """
+        Put the report in its place; may be called once.
+
+        Raises:
+            EtlstageError: If there is no room, or no folder any more.
+
+        """
+        try:
+            with open(self._part, "w", encoding="utf-8") as file:
+                json.dump(report.to_dict(), file, indent=2)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(self._part, 0o666 & ~_umask())
+            os.replace(self._part, self._path)
+        except OSError as error:
+            raise EtlstageError(_unwritten(self._path, error)) from error
+
+
+def _unwritten(path: Path, error: OSError) -> str:
+    said = (error.strerror or str(error)).lower()
+    return f"report {path} can't be written: {said}"
 
 
 def _umask() -> int:

@@ -36,16 +36,19 @@ def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
         debug: Whether to log everything and show tracebacks.
 
     Raises:
-        ConfigError: If the file is wrong, or the report can't be written.
+        ConfigError: If the file is wrong, or the report can't be written there.
+        EtlstageError: If it can't be written at the end.
 
     """
     with ExitStack() as stack:
         pipeline = Pipeline.from_yaml(file)
         place = stack.enter_context(ReportFile(report)) if report else None
         result = run_pipeline(pipeline, debug=debug)
+        # Why the run failed is told also if the report can't be.
+        code = exit_code(result, debug=debug)
         if place is not None:
             place.write(result)
-    return exit_code(result, debug=debug)
+    return code
 
 
 def exit_code(report: Report, *, debug: bool) -> int:

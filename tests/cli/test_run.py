@@ -78,6 +78,24 @@ def test_report_file(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir() if "json" in p.name) == ["r.json"]
 
 
+def test_report_that_can_not_be_written_at_the_end(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """One line for it, and one for what the run failed of."""
+    (folder := tmp_path / "reports").mkdir()
+    (tmp_path / "upper.py").write_text(
+        "import shutil, sys; shutil.rmtree('reports', True); sys.exit(3)"
+    )
+    result = etlstage("run", pipeline, "--report", "reports/r.json")
+    assert result.returncode == 1
+    *_, why, line = result.stderr.splitlines()
+    assert why.startswith("etlstage: error: stage upper: no worker is left")
+    assert line == (
+        f"etlstage: error: report {folder / 'r.json'} can't be written:"
+        " no such file or directory"
+    )
+
+
 def test_worker_that_does_not_exist(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
