@@ -38,14 +38,16 @@ class PositionFile:
         Return what was stored, or None.
 
         Raises:
-            SourceFailed: If the file is there and can't be understood.
+            SourceFailed: If the file is there and can't be read or understood.
 
         """
         try:
             return json.loads(self._path.read_bytes())["position"]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            raise self._failed("read", error) from error
+        except (ValueError, KeyError, TypeError) as error:
             raise SourceFailed(
                 f"stage {self._stage}: can't read the position in {self._path}"
                 f" ({error}); remove the file to start from the beginning",
@@ -63,11 +65,14 @@ class PositionFile:
         try:
             store(self._path, {"position": position})
         except OSError as error:
-            raise SourceFailed(
-                f"stage {self._stage}: can't store the position in {self._path}:"
-                f" {error.strerror}",
-                stage=self._stage,
-            ) from error
+            raise self._failed("store", error) from error
+
+    def _failed(self, what: str, error: OSError) -> SourceFailed:
+        said = (error.strerror or str(error)).lower()
+        return SourceFailed(
+            f"stage {self._stage}: can't {what} the position in {self._path}: {said}",
+            stage=self._stage,
+        )
 
 
 def store(path: Path, value: object) -> None:
@@ -100,6 +105,9 @@ def locked(folder: Path) -> Iterator[bool]:
 
     Args:
         folder: The state directory; made, for us alone, if it is not there.
+
+    Raises:
+        OSError: If it can't be made or written to.
 
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -58,9 +58,21 @@ def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
     with pytest.raises(
         SourceFailed,
         match=r"stage read: can't store the position in \S+/state/read.position.json:"
-        r" (File exists|Not a directory)",
+        r" (file exists|not a directory)$",
     ):
         PositionFile(tmp_path / "state", "read").store(1)
+
+
+def test_file_that_can_not_be_opened(tmp_path: Path) -> None:
+    """The text has what the system says, and no advice to remove what is not there."""
+    (tmp_path / "state").write_text("a file")
+
+    with pytest.raises(SourceFailed) as caught:
+        PositionFile(tmp_path / "state", "read").load()
+    file = tmp_path / "state" / "read.position.json"
+    assert str(caught.value) == (
+        f"stage read: can't read the position in {file}: not a directory"
+    )
 
 
 def test_failed_store_keeps_the_old_position(tmp_path: Path) -> None:
