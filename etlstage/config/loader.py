@@ -155,7 +155,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401
 
 def _shown(value: object) -> str:
     if isinstance(value, dict):
-        return "a mapping"
+        return "a mapping" if value else "an empty mapping"
     if isinstance(value, list | tuple):
-        return "a list"
+        return "a list" if value else "an empty list"
     return "null" if value is None else shortened(str(value))

@@ -182,8 +182,8 @@ load:
         (
             MINIMAL.replace("[cat]", "[]"),
             (
-                "3:26: load.worker.command: expected a program and its arguments, got a"
-                " list"
+                "3:26: load.worker.command: expected a program and its arguments, got an"
+                " empty list"
             ),
         ),
         (
@@ -240,6 +240,10 @@ load:
                 "4:48: transform[0].worker.markers: marker eob is empty, expected at least"
                 " one byte"
             ),
+        ),
+        (
+            MINIMAL + "transform: {}\n",
+            "4:12: transform: expected a list, got an empty mapping",
         ),
         (MINIMAL + "transform: 3\n", "4:12: transform: expected a list, got '3'"),
         (MINIMAL + "state: null\n", ""),
