@@ -24,7 +24,7 @@ WORKER_ONLY: Final = {
         *("recycle", "max_message", "max_reply"),
     ),
 }
-FILES: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
+FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 SUPERVISOR_OFFSETS: Final = ("start", "step", "end", "template")
 
 
@@ -104,7 +104,7 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Broken]:
         if engine != "streaming" or not files:
             text = (
                 "exactly-once needs engine streaming and load.spark with a path and a"
-                f" format of files ({', '.join(sorted(FILES))})"
+                f" format of files ({', '.join(FILES)})"
             )
             yield Broken(("delivery",), text, at_key=False)
 

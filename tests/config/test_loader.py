@@ -400,6 +400,21 @@ def test_what_an_extract_worker_has_no_use_for(path: Path, key: str) -> None:
     assert f"extract.{key}: unknown key" in error_of(path, content)
 
 
+SPARK_ENDS = """\
+name: papers
+extract: {spark: {%s}}
+load: {spark: {%s}}
+"""
+
+
+def test_format_that_is_no_text(path: Path) -> None:
+    """It is told as such, also where rules ask which one it is."""
+    content = SPARK_ENDS % ("path: a", "path: b, format: [parquet], mode: append")
+    content += "engine: streaming\ndelivery: exactly-once\n"
+    text = "pipeline.yaml:3:33: load.spark.format: expected text, got a list"
+    assert text in errors_of(path, content)
+
+
 def test_frame_for_dead_letters(path: Path) -> None:
     """A path or a table."""
     both = f"{MINIMAL}dead_letters: {{spark: {{path: a, table: b}}}}\n"
