@@ -151,6 +151,11 @@ def shipped_files(session: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
 def _frame(loc: Loc, keys: Mapping[str, Value]) -> Iterator[Broken]:
     if "path" in keys and "table" in keys:
         yield Broken((*loc, "table"), "can't be used together with path")
+    options = {name.lower() for name in _mapping(keys.get("options"))}
+    placed = "path" in keys or "table" in keys or "path" in options
+    if not placed and keys.get("format") in FILES:
+        # Spark takes text that is nowhere for an empty DataFrame.
+        yield Broken(loc, "needs the key path or the key table")
 
 
 def _cycles(extract: Mapping[str, Value]) -> Iterator[Broken]:

@@ -407,6 +407,18 @@ load: {spark: {%s}}
 """
 
 
+def test_files_are_somewhere(path: Path) -> None:
+    """Spark would read nothing, where nobody has said from where; others know it."""
+    needs = "needs the key path or the key table"
+    content = SPARK_ENDS % ("format: text", "format: parquet")
+    assert errors_of(path, content) == [
+        f"pipeline.yaml:2:11: extract.spark: {needs}",
+        f"pipeline.yaml:3:8: load.spark: {needs}",
+    ]
+    path.write_text(SPARK_ENDS % ("format: text, options: {Path: a}", "format: noop"))
+    load(path)
+
+
 def test_format_that_is_no_text(path: Path) -> None:
     """It is told as such, also where rules ask which one it is."""
     content = SPARK_ENDS % ("path: a", "path: b, format: [parquet], mode: append")
