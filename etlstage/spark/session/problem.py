@@ -47,6 +47,26 @@ _MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([^'.]+)")
 _PYTHONS: Final = re.compile(
     r"PYTHON_VERSION_MISMATCH\] .*version: ([\d.]+) than that in driver: ([\d.]+\d)"
 )
+_QUERY: Final = re.compile(
+    # What ended a stream stands between these: which one it was, and its plan.
+    r"\[STREAM_FAILED\] Query [^\n]*?terminated with exception: "
+    r"|\n=== Streaming Query ===\n.*?(?=\n\s*JVM stacktrace|\Z)",
+    re.DOTALL,
+)
+_MEANT: Final = {
+    "Schema must be specified when creating a streaming source": (
+        "a stream of files has no schema of its own: set schema, as in"
+        " 'id long, title string'"
+    ),
+    "Option 'basePath' must be a directory": (
+        "the path of a stream is a file, expected a folder"
+    ),
+    "[UNABLE_TO_INFER_SCHEMA]": (
+        "there is no file in the path that would tell the schema: set schema, as in"
+        " 'id long, title string', or another path"
+    ),
+}
+"""What Spark says to programmers, for users."""
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _VAGUE: Final = frozenset({"TASK_WRITE_FAILED", "FAILED_READ_FILE.NO_HINT"})
 
@@ -60,8 +80,8 @@ def explain(error: BaseException, log_path: Path | None = None) -> str:
         log_path: Spark's log, named where the line alone may not be enough.
 
     """
-    text = text_of(error)
-    line = _raised_by_python(text) or _known(text)
+    text = _QUERY.sub("", text_of(error))
+    line = _raised_by_python(text) or _meant(text) or _known(text)
     if line is None:
         line = _unknown(error, text)
         if log_path is not None:
@@ -106,6 +126,10 @@ def _remedied(line: str) -> str:
         )
     # Ours say what is wrong without their class.
     return _OURS.sub("", line)
+
+
+def _meant(text: str) -> str | None:
+    return next((meant for said, meant in _MEANT.items() if said in text), None)
 
 
 def _known(text: str) -> str | None:

@@ -230,7 +230,7 @@ async def test_what_is_wrong_is_told(
     path.write_text(path.read_text().replace(', schema: "id long"', ""))
     report = await run(path, spark)
     assert str(report.error).startswith("extract: ")
-    assert "schema" in str(report.error).lower()
+    assert "set schema, as in 'id long, title string'" in str(report.error)
 
 
 async def test_state_is_used_by_one_process_at_a_time(

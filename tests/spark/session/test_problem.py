@@ -82,6 +82,43 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
             id="stream",
         ),
         pytest.param(
+            "[STREAM_FAILED] Query q [id = 1-a, runId = 2-b] terminated with exception: "
+            "No space left SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: q "
+            "[id = 1-a]\nLogical Plan:\nProject [ID] x\n",
+            "no space left",
+            id="stream-java",
+        ),
+        pytest.param(
+            "[STREAM_FAILED] Query [id = 1-a, runId = 2-b] terminated with exception: "
+            "[FAILED_READ_FILE.NO_HINT] Can't read x. SQLSTATE: KD001\n=== Streaming "
+            "Query ===\nIdentifier: [id = 1-a]\n\nJVM stacktrace:\nX"
+            + STACK
+            + "Caused "
+            "by: java.io.IOException: It is torn" + STACK,
+            "can't read x: it is torn (FAILED_READ_FILE.NO_HINT)",
+            id="stream-connect",
+        ),
+        pytest.param(
+            "Schema must be specified when creating a streaming source DataFrame. If "
+            "some files already exist, you may be able to create a static DataFrame.",
+            "a stream of files has no schema of its own: set schema, as in 'id long, "
+            "title string'",
+            id="stream-without-schema",
+        ),
+        pytest.param(
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: Option 'basePath' "
+            "must be a directory SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: q",
+            "the path of a stream is a file, expected a folder",
+            id="stream-of-a-file",
+        ),
+        pytest.param(
+            "[UNABLE_TO_INFER_SCHEMA] Unable to infer schema for JSON. It must be "
+            "specified manually. SQLSTATE: 42KD9",
+            "there is no file in the path that would tell the schema: set schema, as in "
+            "'id long, title string', or another path",
+            id="empty-folder",
+        ),
+        pytest.param(
             "[TASK_WRITE_FAILED] Task failed while writing rows to file:/o. SQLSTATE: "
             "58030" + STACK + "Caused by: java.io.IOException: No space left" + STACK,
             "task failed while writing rows to file:/o: no space left "
