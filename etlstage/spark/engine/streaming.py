@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -141,7 +141,16 @@ class StreamingPipeline(Runner):
         return super().report(status)
 
     async def _run_alone(self) -> None:
-        with locked(self._state) as alone:
+        with ExitStack() as stack:
+            try:
+                alone = stack.enter_context(locked(self._state))
+            except OSError as error:
+                said = (error.strerror or str(error)).lower()
+                raise SourceFailed(
+                    f"{self._origin.name}: can't use the state directory {self._state}:"
+                    f" {said}; set another state",
+                    stage=self._origin.name,
+                ) from error
             if not alone:
                 raise SourceFailed(
                     f"{self._origin.name}: another process uses the state directory"

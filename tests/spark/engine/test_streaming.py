@@ -252,6 +252,19 @@ async def test_state_is_used_by_one_process_at_a_time(
     assert (await run(path, spark)).status == "done"
 
 
+async def test_state_that_can_not_be_written(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One line with the folder, before Spark is asked for anything."""
+    path = write()
+    (tmp_path / "state").write_text("a file")
+    report = await run(path, spark)
+    assert str(report.error) == (
+        f"extract: can't use the state directory {tmp_path / 'state'}: file exists;"
+        " set another state"
+    )
+
+
 CRASHING = """
 import os, signal, sys
 import anyio
