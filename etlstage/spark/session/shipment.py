@@ -84,7 +84,8 @@ class Shipment:
             stage = replace(stage, cwd=None)
         elif stage.cwd == self._folder and not self._folder.is_dir():
             stage = replace(stage, cwd=None)
-        return place(replace(stage, command=(program, *arguments)))
+        stage = replace(stage, command=(program, *arguments))
+        return place(stage, remedy="name it in spark.files")
 
     def _name(self, cwd: Path | None, word: str) -> str | None:
         """Return how what is called ``word`` here is called there, if it was sent."""

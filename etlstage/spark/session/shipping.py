@@ -159,9 +159,13 @@ def _modules() -> Iterator[tuple[str, Path]]:
 # --- in a task -------------------------------------------------------------------------
 
 
-def place(stage: Stage) -> Stage:
+def place(stage: Stage, *, remedy: str | None = None) -> Stage:
     """
     Return ``stage`` as it runs on this executor; as it is, where there is no Spark.
+
+    Args:
+        stage: As it was made in the driver.
+        remedy: What sends a program that is missed here; by default :func:`ship`.
 
     Raises:
         WorkerStartFailed: If its program is not there; the text says on which host.
@@ -178,7 +182,7 @@ def place(stage: Stage) -> Stage:
         inherited = stage.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         path = f"{packed}{os.pathsep}{inherited}" if inherited else str(packed)
         stage = replace(stage, env={**stage.env, "PYTHONPATH": path})
-    _check_program(stage)
+    _check_program(stage, remedy)
     return stage
 
 
@@ -188,10 +192,10 @@ def _is_shipped(folder: str, word: str) -> bool:
     return os.path.isfile(os.path.join(folder, word))
 
 
-def _check_program(stage: Stage) -> None:
+def _check_program(stage: Stage, remedy: str | None) -> None:
     program = stage.command[0]
     name = os.path.basename(program)
-    remedy = f"ship it with etlstage.spark.ship(spark, {name!r})"
+    remedy = remedy or f"ship it with etlstage.spark.ship(spark, {name!r})"
     host = socket.gethostname()
     if os.sep not in program:
         path = stage.env.get("PATH", os.environ.get("PATH"))

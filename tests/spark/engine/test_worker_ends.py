@@ -138,11 +138,13 @@ async def test_worker_that_can_not_load_fails_the_run(
 async def test_program_that_is_not_there_is_told_with_its_host(
     spark: SparkSession, write: Callable[..., Path]
 ) -> None:
-    """It is missed where it is to run, at both ends."""
+    """It is missed where it is to run, at both ends; the file can send it there."""
     path = write("spark", ", end: 48")
     whole = path.read_text()
     for stage, program in (("extract", "count"), ("load", "load")):
         path.write_text(whole.replace(f"[python, {program}.py]", "[./nowhere]"))
         report = await run(path, spark)
         assert f"stage {stage}: there is no program" in str(report.error)
-        assert f"on host {socket.gethostname()}: put it there" in str(report.error)
+        assert str(report.error).endswith(
+            f"on host {socket.gethostname()}: put it there, or name it in spark.files"
+        )
