@@ -91,6 +91,9 @@ def _check(stage: Stage, keep: Sequence[str]) -> None:
             f"stage {stage.name} is of kind {stage.kind.value}, expected transform:"
             " Spark may run a task twice, or ahead of a limit"
         )
+    if isinstance(keep, str):
+        # Its letters would be the columns.
+        raise ConfigError(f"keep is the text {keep!r}, expected a list: [{keep!r}]")
     if keep and stage.mode.batches:
         raise ConfigError(
             f"stage {stage.name} answers in batches: which of their rows an output"

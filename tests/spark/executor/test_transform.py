@@ -135,6 +135,8 @@ def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
     batches = stage("", mode=Mode.BATCH_SUPERVISOR)
     with pytest.raises(ConfigError, match="t answers in batches: which of their rows"):
         transform(frame, batches, keep=["id"])
+    with pytest.raises(ConfigError, match=r"keep is the text 'id', .* list: \['id'\]"):
+        transform(frame, stage(""), message="m", keep="id")
     with pytest.raises(ConfigError, match="column 'id' would be there twice"):
         transform(frame, stage(""), schema="id int", keep=["id"])
     with pytest.raises(ConfigError, match="schema 'int' names no columns"):
