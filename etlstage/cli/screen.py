@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from rich.console import Console
 
@@ -14,7 +15,7 @@ class Screen(Console):
     A console on stdout or stderr.
 
     When the reader of a pipe is gone it falls silent. Data is not to be lost because
-    ``head`` has seen enough.
+    ``head`` has seen enough; nor because the disk of a log is full.
     """
 
     @property
@@ -26,6 +27,17 @@ class Screen(Console):
     def renews(self) -> bool:
         """Whether what was written can be written over."""
         return self.watched and not self.is_dumb_terminal
+
+    def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
+        """Print as any console, or fall silent and say why, once."""
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            self.on_broken_pipe()
+            if not self.stderr:
+                said = (error.strerror or str(error)).lower()
+                line = f"etlstage: error: stdout can't be written: {said}"
+                Screen(stderr=True).print(line, soft_wrap=True, highlight=False)
 
     def on_broken_pipe(self) -> None:
         """Fall silent; Rich would end the process."""

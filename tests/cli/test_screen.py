@@ -47,3 +47,16 @@ def test_reader_that_is_gone_is_no_error() -> None:
         screen.print("nobody reads this")
         screen.print("nor this")
         assert screen.quiet
+
+
+def test_full_disk_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """On stderr; the run goes on, and so does what is printed into the void."""
+    with open("/dev/full", "w") as file:
+        screen = Screen(file=file)
+        screen.print("a line")
+        screen.print("another")
+        assert screen.quiet
+    assert capfd.readouterr() == (
+        "",
+        "etlstage: error: stdout can't be written: no space left on device\n",
+    )
