@@ -149,7 +149,8 @@ def _reason(stage: Stage, program: str, error: Exception) -> str:
     if isinstance(error, TermsRefused):
         return _refusal(stage, str(error.filename), error)
     if stage.cwd is not None and not stage.cwd.is_dir():
-        return f"working directory {stage.cwd} does not exist; check cwd"
+        problem = "is not a folder" if stage.cwd.exists() else "does not exist"
+        return f"working directory {stage.cwd} {problem}; check cwd"
     if isinstance(error, FileNotFoundError):
         if os.sep not in program:
             return f"there is no program {program!r} on PATH; check the command"

@@ -125,6 +125,15 @@ async def test_working_directory_that_does_not_exist(tmp_path: Path) -> None:
     )
 
 
+async def test_working_directory_that_is_a_file(tmp_path: Path) -> None:
+    """It exists, so that it does not would send the reader the wrong way."""
+    (file := tmp_path / "file").write_text("")
+
+    assert f"working directory {file} is not a folder; check cwd" in (
+        await refusal(stage_of("sh", cwd=file))
+    )
+
+
 async def test_command_with_a_nul() -> None:
     """What the system can't be told is an error of the stage, too."""
     assert "embedded null byte" in await refusal(stage_of("sh", "a\0b"))
