@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from etlstage.messages import KeyedRun, Run
 from etlstage.protocol.marker.columnar import Column
+from etlstage.spark.session.problem import text_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,6 +45,7 @@ NONCE: Final = "nonce"
 
 _SPOOLED: Final = "partition int, file string, messages long, nulls long"
 _UNSEEN: Final = "etlstage does not see its spool directory"
+_FULL: Final = "no space left in the spool directory"
 _PACKED: Final = "partition int, run binary, nulls long"
 
 
@@ -78,14 +80,22 @@ def spooled(
         a task for, being empty, are missing. None if executors do not see the
         directory.
 
+    Raises:
+        OSError: If there is no space left in it.
+
     """
     cut = _cutting(messages, size)
     function = spool_into(directory, nonce, cut, len(frame.columns))
     try:
         rows = frame.mapInArrow(function, _SPOOLED).collect()
     except Exception as error:
-        if _UNSEEN in str(error):
+        text = text_of(error)
+        if _UNSEEN in text:
             return None
+        if _FULL in text:
+            raise OSError(
+                f"{_FULL} {directory}: set TMPDIR to a folder with room for all messages"
+            ) from error
         raise
     return sorted(Spooled(*row) for row in rows)
 
@@ -146,7 +156,7 @@ def spool_into(
         width: Columns: 2 if the messages have keys.
 
     """
-    unseen = _UNSEEN
+    unseen, full = _UNSEEN, _FULL
 
     def write(batches: Batches, path: str) -> tuple[int, int]:
         import pyarrow as pa
@@ -165,6 +175,7 @@ def spool_into(
         return messages, nulls
 
     def spool(batches: Batches) -> Batches:
+        import errno
         import os
 
         import pyarrow as pa
@@ -181,7 +192,12 @@ def spool_into(
             seen = False
         if not seen:
             raise RuntimeError(unseen)
-        messages, nulls = write(batches, path + ".part")
+        try:
+            messages, nulls = write(batches, path + ".part")
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise RuntimeError(full) from error
+            raise
         os.rename(path + ".part", path)
         yield pa.record_batch(
             {

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
+import pyspark
 import pytest
 
-from etlstage.spark.frame.spool import _cutting, read_packed
+from etlstage.spark.frame.spool import _cutting, read_packed, spool_into, spooled
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -41,6 +44,27 @@ def test_packed_run_is_read_back() -> None:
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
     assert list(read_packed(sink.getvalue().to_pybytes())) == [b"", b"\0", b"z"]
+
+
+def test_full_disk_is_told_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task knows that it is the disk; the driver, which folder and what to do."""
+    context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0)
+    monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)
+    (tmp_path / "nonce").write_text("n")
+    (tmp_path / "0-0.arrow.part").symlink_to("/dev/full")
+    batch = pa.record_batch({"m": pa.array([b"x" * 100_000], pa.binary())})
+    spool = spool_into(str(tmp_path), "n", _cutting(9, 999_999))
+    with pytest.raises(RuntimeError) as raised:
+        list(spool(iter([batch])))
+    frame = Mock(columns=["message"])
+    frame.mapInArrow().collect.side_effect = raised.value
+    with pytest.raises(
+        OSError,
+        match=rf"no space left in the spool directory {tmp_path}: set TMPDIR to",
+    ):
+        spooled(frame, str(tmp_path), "n", 9, 999_999)
 
 
 def test_executors_do_not_need_etlstage(program: Program) -> None:
