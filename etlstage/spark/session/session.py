@@ -103,7 +103,11 @@ class Session:
         if self._spark is None:
             self._spark = _running(self._remote)
         if self._spark is None:
-            self._spark = self._build()
+            try:
+                self._spark = self._build()
+            except BaseException:
+                self._drop_warehouse()
+                raise
             self._owned = True
         return self._spark
 
@@ -164,7 +168,6 @@ class Session:
             with launch:
                 spark = builder.getOrCreate()
         except Exception as error:
-            self._drop_warehouse()
             keep(self.log_path)
             raise SparkUnavailable(
                 f"can't start a Spark session on {where}: "

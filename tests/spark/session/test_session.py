@@ -99,7 +99,8 @@ def test_spark_that_does_not_start_is_told(program: Program, tmp_path: Path) -> 
 def test_unusable_java_home_is_told_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: Program
 ) -> None:
-    """A wrong JAVA_HOME gives our error, not Spark's."""
+    """A wrong JAVA_HOME gives our error, not Spark's, and leaves nothing behind."""
+    (temporary := tmp_path / "tmp").mkdir()
     done = program(
         """
         from etlstage.errors import SparkUnavailable
@@ -110,9 +111,11 @@ def test_unusable_java_home_is_told_before_spark_starts(
             print(error)
         """,
         JAVA_HOME=str(tmp_path),
+        TMPDIR=str(temporary),
     )
     assert done.stdout.startswith(f"JAVA_HOME points to {tmp_path}, but ")
     assert done.stderr == ""
+    assert list(temporary.iterdir()) == []
 
 
 def test_missing_package_is_told(program: Program) -> None:
