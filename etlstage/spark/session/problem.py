@@ -61,6 +61,10 @@ _MEANT: Final = {
     "Option 'basePath' must be a directory": (
         "the path of a stream is a file, expected a folder"
     ),
+    "terminated with exception: Wrong basePath": (
+        "the state is that of a stream from another path: set that path, or another"
+        " state"
+    ),
     "[UNABLE_TO_INFER_SCHEMA]": (
         "there is no file in the path that would tell the schema: set schema, as in"
         " 'id long, title string', or another path"
@@ -80,8 +84,9 @@ def explain(error: BaseException, log_path: Path | None = None) -> str:
         log_path: Spark's log, named where the line alone may not be enough.
 
     """
-    text = _QUERY.sub("", text_of(error))
-    line = _raised_by_python(text) or _meant(text) or _known(text)
+    said = text_of(error)
+    text = _QUERY.sub("", said)
+    line = _raised_by_python(text) or _meant(said) or _known(text)
     if line is None:
         line = _unknown(error, text)
         if log_path is not None:
