@@ -50,7 +50,7 @@ class Shipment:
         self._python = sys.executable
         names = {path: os.path.basename(path) for path in self._files}
         for path in self._archives:
-            name = path.rpartition("#")[2] if "#" in path else os.path.basename(path)
+            name = os.path.basename(path).rpartition("#")[2]
             names[str(self._folder / name)] = name
         self._names = {os.path.normpath(path): name for path, name in names.items()}
 

@@ -97,13 +97,20 @@ def _kept(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     then on if they are not as they were. A cluster takes a file again only by the path
     that it knows, so that is made of the content.
     """
-    found = [os.fspath(path).partition("#") for path in paths]
+    found = [_parted(os.fspath(path)) for path in paths]
     for path, _, _ in found:
         if os.path.isdir(path):
             raise ConfigError(f"can't ship {path}: it is a folder, make an archive")
         if not os.path.isfile(path):
             raise ConfigError(f"can't ship {path}: it does not exist")
     return [str(_copy(path)) + mark + name for path, mark, name in found]
+
+
+def _parted(path: str) -> tuple[str, str, str]:
+    """Return a path, and ``#`` with the name behind it, if any; folders may have it."""
+    folder, name = os.path.split(path)
+    name, mark, there = name.partition("#")
+    return os.path.join(folder, name), mark, there
 
 
 def _copy(path: str) -> Path:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from etlstage.errors import ConfigError
 from etlstage.spark import ship, transform
 from etlstage.spark.session.problem import PACKAGES, explain
+from etlstage.spark.session.shipment import Shipment
 from etlstage.spark.session.shipping import _packed
 from etlstage.supervisor import Stage
 from tests.spark.driver import Driver, Failed
@@ -60,6 +61,24 @@ def test_shipped_archive_is_unpacked(spark: SparkSession, tmp_path: Path) -> Non
     ship(spark, archives=[f"{tmp_path}/one.tar.gz#tools", f"{tmp_path}/two.tar.gz"])
     assert values(spark, "tools/bin/upper") == ["ROW 0"]
     assert values(spark, "two.tar.gz/bin/upper") == ["ROW 0"]
+
+
+def test_folder_may_have_the_mark_of_archives(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Only what stands behind the last name is another."""
+    (folder := tmp_path / "no #1").mkdir()
+    (folder / "sharp.sh").write_text(UPPER)
+    (folder / "upper").write_text(UPPER)
+    with tarfile.open(folder / "sharp.tar.gz", "w:gz") as archive:
+        archive.add(folder / "upper", "upper")
+    shipment = Shipment(
+        folder, files=["sharp.sh"], archives=["sharp.tar.gz#sharp", "sharp.tar.gz"]
+    )
+    shipment.send(spark)
+    assert values(spark, "./sharp.sh") == ["ROW 0"]
+    assert values(spark, "sh", "sharp/upper") == ["ROW 0"]
+    assert set(shipment._names.values()) == {"sharp.sh", "sharp", "sharp.tar.gz"}
 
 
 def test_folder_of_the_stage_goes_before(spark: SparkSession, tmp_path: Path) -> None:
