@@ -127,18 +127,32 @@ def _unknown_word(context: Mapping[str, Any], shown: str, *, hidden: bool) -> st
 
 
 def _unknown_key(loc: Loc) -> str:
-    known = _known_keys(loc[:-1])
-    close = guess(str(loc[-1]), known)
-    return f"unknown key{close or ', expected one of ' + ', '.join(known)}"
+    model, key = _model_at(loc[:-1]), str(loc[-1])
+    deeper = _deeper(model, key)
+    if deeper is not None:
+        return f"unknown key (did you mean {deeper!r}?)"
+    known = list(_fields(model))
+    return f"unknown key{guess(key, known) or ', expected one of ' + ', '.join(known)}"
 
 
-def _known_keys(loc: Loc) -> list[str]:
-    """Return the keys that the mapping at ``loc`` may have."""
+def _model_at(loc: Loc) -> type[BaseModel]:
+    """Return what the mapping at ``loc`` is checked by."""
     model: type[BaseModel] = PipelineKeys
     for step in loc:
         if isinstance(step, str):
             model = _model_in(_fields(model)[step].annotation) or model
-    return list(_fields(model))
+    return model
+
+
+def _deeper(model: type[BaseModel], key: str) -> str | None:
+    """Return where in the mappings of a mapping a key belongs, if that is one place."""
+    found = []
+    for name, field in _fields(model).items():
+        inner = _model_in(field.annotation)
+        if inner is not None:
+            deeper = key if key in _fields(inner) else _deeper(inner, key)
+            found += [f"{name}.{deeper}"] if deeper else []
+    return found[0] if len(found) == 1 else None
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -203,7 +203,7 @@ def _errors(data: Mapping[str, Value]) -> Iterator[Broken]:
         policy = _mapping(stage.get("on_error"))
         if policy.get("then") == "fail" and "budget" in policy:
             yield Broken((*loc, "on_error", "budget"), "needs then: dead_letter")
-        if "retries" in policy and "worker" not in stage:
+        if "retries" in policy and "spark" in stage and "worker" not in stage:
             text = "is only for a worker, not for spark"
             yield Broken((*loc, "on_error", "retries"), text)
 

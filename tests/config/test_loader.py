@@ -280,6 +280,31 @@ def test_keys_that_stand_elsewhere_are_unknown(path: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("command", "(did you mean 'worker.command'?)"),
+        ("eop", "(did you mean 'worker.markers.eop'?)"),
+        ("retries", "(did you mean 'on_error.retries'?)"),
+        ("wokers", "(did you mean 'workers'?)"),
+        ("share", "(did you mean 'on_error.budget.share'?)"),
+    ],
+)
+def test_key_that_stands_too_high(path: Path, key: str, said: str) -> None:
+    """Where it belongs is told, and no more that follows from it."""
+    content = f"{MINIMAL}transform: [{{{key}: x, on_error: {{retries: 0}}}}]\n"
+    missing, unknown = errors_of(path, content)
+    assert "transform[0].worker: missing, but needed" in missing
+    assert f"transform[0].{key}: unknown key" in unknown
+    assert said in unknown
+
+
+def test_key_that_belongs_in_several_places(path: Path) -> None:
+    """None of them is guessed."""
+    error = error_of(path, f"{MINIMAL}command: [cat]\n")
+    assert ": command: unknown key, expected one of name, engine" in error
+
+
+@pytest.mark.parametrize(
     ("keys", "error"),
     [
         ("limits: {memory: 0}", "limits.memory: expected more than 0, got '0'"),
