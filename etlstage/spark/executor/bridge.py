@@ -12,6 +12,7 @@ means of ``etlstage.transport``, for no code of ours runs then.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 from collections.abc import (
     AsyncGenerator,
@@ -22,6 +23,7 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import contextmanager, suppress
+from functools import cache
 from queue import SimpleQueue
 from typing import Final, Generic, TypeVar
 
@@ -134,6 +136,12 @@ async def _running_loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
+@cache
+def _freeze() -> None:
+    """Spare what was imported from garbage collection: Spark asks for one a task."""
+    gc.freeze()
+
+
 @contextmanager
 def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]]:
     """
@@ -143,6 +151,7 @@ def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]
         serve: Called in the loop; what it raises is raised by :meth:`Bridge.cross`.
 
     """
+    _freeze()
     with start_blocking_portal("asyncio") as portal:
         bridge: Bridge[T] = Bridge(portal)
         try:
