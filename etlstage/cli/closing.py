@@ -92,7 +92,7 @@ class ReportFile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             os.unlink(self._part)
 
     def write(self, report: Report) -> None:

@@ -77,7 +77,7 @@ def configure(screen: Screen, *, debug: bool) -> None:
     # What libraries log is printed as if nothing were set up, but for Py4J's tracebacks
     # of calls that also raise: it would set up logging itself, to show them.
     if logging.lastResort is not None and not debug:
-        logging.lastResort.addFilter(_not_from_py4j)
+        logging.lastResort.addFilter(_is_for_us)
         logging.getLogger().addHandler(logging.lastResort)
 
 
@@ -86,7 +86,13 @@ def harmless(text: str) -> str:
     return CONTROLS.sub(lambda m: f"\\x{ord(m[0]):02x}", SEQUENCES.sub("", text))
 
 
-def _not_from_py4j(record: logging.LogRecord) -> bool:
+def _is_for_us(record: logging.LogRecord) -> bool:
+    """Return whether nobody else handles a record, and Py4J has not logged it."""
+    logger = logging.getLogger(record.name)
+    while logger.parent is not None:
+        if logger.handlers:
+            return False
+        logger = logger.parent
     return Path(record.pathname).parent.name != "py4j"
 
 

@@ -44,11 +44,13 @@ def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
         pipeline = Pipeline.from_yaml(file)
         place = stack.enter_context(ReportFile(report)) if report else None
         result = run_pipeline(pipeline, debug=debug)
-        # Why the run failed is told also if the report can't be.
-        code = exit_code(result, debug=debug)
-        if place is not None:
-            place.write(result)
-    return code
+        # Why the run failed is told also if the report can't be written, and the
+        # report is written also if nothing can be told.
+        try:
+            return exit_code(result, debug=debug)
+        finally:
+            if place is not None:
+                place.write(result)
 
 
 def exit_code(report: Report, *, debug: bool) -> int:

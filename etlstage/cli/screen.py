@@ -29,7 +29,7 @@ class Screen(Console):
         return self.watched and not self.is_dumb_terminal
 
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
-        """Print as any console, or fall silent and say why, once."""
+        """Print as any console, or fall silent; of stdout, say why."""
         try:
             super().print(*objects, **options)
         except OSError as error:

@@ -129,8 +129,8 @@ def _unknown_word(context: Mapping[str, Any], shown: str, *, hidden: bool) -> st
 def _unknown_key(loc: Loc) -> str:
     model, key = _model_at(loc[:-1]), str(loc[-1])
     deeper = _deeper(model, key)
-    if deeper is not None:
-        return f"unknown key (did you mean {deeper!r}?)"
+    if len(deeper) == 1:
+        return f"unknown key (did you mean {deeper[0]!r}?)"
     known = list(_fields(model))
     return f"unknown key{guess(key, known) or ', expected one of ' + ', '.join(known)}"
 
@@ -144,15 +144,15 @@ def _model_at(loc: Loc) -> type[BaseModel]:
     return model
 
 
-def _deeper(model: type[BaseModel], key: str) -> str | None:
-    """Return where in the mappings of a mapping a key belongs, if that is one place."""
+def _deeper(model: type[BaseModel], key: str) -> list[str]:
+    """Return where in the mappings of a mapping a key may stand."""
     found = []
     for name, field in _fields(model).items():
         inner = _model_in(field.annotation)
         if inner is not None:
-            deeper = key if key in _fields(inner) else _deeper(inner, key)
-            found += [f"{name}.{deeper}"] if deeper else []
-    return found[0] if len(found) == 1 else None
+            here = [key] if key in _fields(inner) else []
+            found += [f"{name}.{place}" for place in here + _deeper(inner, key)]
+    return found
 
 
 def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:

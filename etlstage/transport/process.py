@@ -16,6 +16,7 @@ import sys
 import termios
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -29,9 +30,6 @@ from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 __all__ = ("Process", "describe_status")
 
 _PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
-# Once a block of this size has been freed, glibc keeps up to twice as much free memory.
-# Before, buffers for what a pipe holds come from the kernel each time, to be cleared.
-_FREED: Final = 16 * _PIPE_SIZE
 _POLL: Final = 0.02  # seconds, where the kernel has no pidfd
 PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
 """Marks a worker, and all that inherits its environment, as this one's."""
@@ -98,7 +96,7 @@ class Process:
         status: bool,
         terms: Terms,
     ) -> None:
-        bytes(_FREED)
+        _keep_freed_memory()
         env[VARIABLE] = WATCHDOG.mark
         env[PROCESS_VARIABLE] = f"{WATCHDOG.mark}.{next(_numbers)}"
         self._mark = f"{PROCESS_VARIABLE}={env[PROCESS_VARIABLE]}".encode()
@@ -300,6 +298,17 @@ class Process:
         # Until it is reaped, its pid, and so the group's id, can't be another's.
         self.kill()
         return self._popen.returncode
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """
+    Have glibc keep up to twice as much free memory as the largest block freed so far.
+
+    By itself it returns the end of its heap to the kernel when buffers for what a pipe
+    holds are freed, and the next ones come from there, each page to be cleared.
+    """
+    bytes(16 * _PIPE_SIZE)
 
 
 def describe_status(status: int) -> str:

@@ -30,6 +30,7 @@ from typing import Final, Generic, TypeVar
 from anyio import BrokenResourceError, create_memory_object_stream, sleep
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from pyspark import TaskContext
 
 from etlstage.messages import Run
 
@@ -139,6 +140,7 @@ async def _running_loop() -> asyncio.AbstractEventLoop:
 @cache
 def _freeze() -> None:
     """Spare what was imported from garbage collection: Spark asks for one a task."""
+    gc.collect()
     gc.freeze()
 
 
@@ -151,8 +153,9 @@ def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]
         serve: Called in the loop; what it raises is raised by :meth:`Bridge.cross`.
 
     """
-    _freeze()
     with start_blocking_portal("asyncio") as portal:
+        if TaskContext.get() is not None:
+            _freeze()
         bridge: Bridge[T] = Bridge(portal)
         try:
             portal.start_task_soon(bridge._serve, serve)
