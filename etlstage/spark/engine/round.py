@@ -8,17 +8,20 @@ The notes are read before anything of it is loaded.
 
 from __future__ import annotations
 
+import pickle
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import IO, TypeVar
 
 import anyio
 import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.errors import ConfigError, EtlstageError, StageError
+from etlstage.errors import ConfigError, StageError
 from etlstage.pipeline.dead_letter import DeadLetter
 from etlstage.pipeline.ledger import Ledger
 from etlstage.pipeline.letterbox import DeadLetters
@@ -31,6 +34,8 @@ from etlstage.spark.session.shipment import Shipment
 from etlstage.supervisor import Stage
 
 __all__ = ("Round", "staging_for")
+
+T = TypeVar("T")
 
 
 class Round:
@@ -83,32 +88,55 @@ class Round:
             staging.fill(messages, chain)
             return staging.outcomes(spark)
 
-        with self._explained():
-            outcomes = await run_job(spark, job)
+        outcomes = await self._run(spark, job)
+        failed = next((o.error for o in outcomes if o.error is not None), None)
         starts = self._book(outcomes)
-        # Letters are kept of a run that loads, and of one that fails: not of one that
-        # is called off in between.
-        some = any(account.dead for account in self._ledger)
-        letters = staging.letters(spark) if some else ()
-        with anyio.CancelScope(shield=True), self._explained():
-            last = await anyio.to_thread.run_sync(self._adopt, letters, starts)
-            await self._letters.sync()
-        for outcome in outcomes:
-            if outcome.error is not None:
-                raise outcome.error
+        last: dict[str, DeadLetter] = {}
+        if any(outcome.letters for outcome in outcomes):
+            try:
+                last = await self._fetch(staging, spark, starts)
+            except StageError as error:
+                if failed is None:
+                    raise
+                raise failed from error
+        if failed is not None:
+            raise failed
         self._judge(last)
         return starts[-1]
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raise as an error of ours what Spark raises."""
+    async def _run(self, spark: SparkSession, job: Callable[[], T]) -> T:
         try:
-            yield
-        except EtlstageError:
-            raise
+            return await run_job(spark, job)
         except Exception as error:
             text = explain(error, self._log_path)
             raise StageError(text, stage=self._source) from error
+
+    async def _fetch(
+        self, staging: Staging, spark: SparkSession, starts: list[dict[int, int]]
+    ) -> dict[str, DeadLetter]:
+        """Put the dead letters with the others; return the last of each stage."""
+        # Letters are kept of a run that loads, and of one that fails: not of one that
+        # is called off in between. There may be more than memory has room for.
+        with tempfile.TemporaryFile() as file:
+            for pages in await self._run(spark, partial(staging.pages, spark)):
+                found = await self._run(spark, partial(staging.letters, spark, pages))
+                try:
+                    pickle.dump(found, file)
+                    file.flush()
+                except OSError as error:
+                    raise self._no_room(error) from error
+            with anyio.CancelScope(shield=True):
+                last = await anyio.to_thread.run_sync(self._adopt, file, starts)
+                await self._letters.sync()
+        return last
+
+    def _no_room(self, error: OSError) -> StageError:
+        said = (error.strerror or str(error)).lower()
+        return StageError(
+            f"{self._source}: can't hold the dead letters in {tempfile.gettempdir()}:"
+            f" {said}; set TMPDIR to a folder with room for them",
+            stage=self._source,
+        )
 
     def _book(self, outcomes: list[Outcome]) -> list[dict[int, int]]:
         """Return, by stage and partition, the place of its first message among all."""
@@ -122,15 +150,17 @@ class Round:
         return starts
 
     def _adopt(
-        self, letters: Iterable[tuple[int, DeadLetter]], starts: list[dict[int, int]]
+        self, file: IO[bytes], starts: list[dict[int, int]]
     ) -> dict[str, DeadLetter]:
-        """Put the dead letters with the others; return the last of each stage."""
         names = [account.stage for account in self._ledger]
         last: dict[str, DeadLetter] = {}
-        for partition, letter in letters:
-            start = starts[names.index(letter.stage)][partition]
-            self._letters.adopt(letter, place=start + letter.place)
-            last[letter.stage] = letter
+        end = file.tell()
+        file.seek(0)
+        while file.tell() < end:
+            for partition, letter in pickle.load(file):  # noqa: S301 - our own
+                start = starts[names.index(letter.stage)][partition]
+                self._letters.adopt(letter, place=start + letter.place)
+                last[letter.stage] = letter
         return last
 
     def _judge(self, last: dict[str, DeadLetter]) -> None:

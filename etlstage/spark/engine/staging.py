@@ -9,10 +9,9 @@ again because an executor is lost.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Final, Protocol, TypeAlias
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -23,8 +22,12 @@ from etlstage.pipeline.interfaces import Landing
 from etlstage.spark.executor.chain import ROWS, Chain, Outcome
 from etlstage.spark.session.problem import explain
 
-__all__ = ("StagedLoad", "Staging")
+__all__ = ("Pages", "StagedLoad", "Staging")
 
+Pages: TypeAlias = "tuple[tuple[int, int], tuple[int, int]]"
+"""The first and the last of some pages, each by its partition and its number."""
+
+_AT_ONCE: Final = 4 * 1024 * 1024  # bytes of letters, about
 _log = structlog.get_logger("etlstage")
 
 
@@ -51,23 +54,30 @@ class Staging:
         found = [Outcome.from_note(row["partition"], row["note"]) for row in rows]
         return sorted(found, key=lambda outcome: outcome.partition)
 
-    def letters(self, spark: SparkSession) -> Iterator[tuple[int, DeadLetter]]:
-        """
-        Yield the dead letters of all tasks, each with its partition; blocks.
-
-        In the order of the partitions. A page at a time is held, here and by Spark's
-        driver: there may be many.
-        """
+    def pages(self, spark: SparkSession) -> list[Pages]:
+        """Return where the dead letters are, in parts to be read one by one; blocks."""
         letters = self._notes(spark).where("place is not null")
-        pages = letters.select("partition", "place").distinct()
-        for page in pages.orderBy("partition", "place").collect():
-            partition, place = page
-            chosen = letters.where(f"partition = {partition} and place = {place}")
-            found = [
-                DeadLetter.from_line(row["note"].encode()) for row in chosen.collect()
-            ]
-            for letter in sorted(found, key=lambda letter: letter.place):
-                yield partition, letter
+        sizes = letters.groupBy("partition", "place").agg(sf.sum(sf.length("note")))
+        return _pages(
+            sorted((part, page, size) for part, page, size in sizes.collect())
+        )
+
+    def letters(
+        self, spark: SparkSession, pages: Pages
+    ) -> list[tuple[int, DeadLetter]]:
+        """Return the dead letters of some pages, each with its partition; blocks."""
+        (first, start), (last, end) = pages
+        chosen = self._notes(spark).where(
+            f"place is not null and partition between {first} and {last}"
+            f" and (partition > {first} or place >= {start})"
+            f" and (partition < {last} or place <= {end})"
+        )
+        found = [
+            (partition, page, DeadLetter.from_line(note.encode()))
+            for partition, page, note in chosen.collect()
+        ]
+        found.sort(key=lambda item: (*item[:2], item[2].place))
+        return [(partition, letter) for partition, _, letter in found]
 
     def messages(self, spark: SparkSession) -> DataFrame:
         """
@@ -119,6 +129,21 @@ class Staging:
         if not found:
             return Path(self._folder)
         return Path(rest.removeprefix("//")) if scheme == "file" else None
+
+
+def _pages(sizes: list[tuple[int, int, int]]) -> list[Pages]:
+    """Join pages, given with their bytes, as far as they are read at once."""
+    found: list[Pages] = []
+    room = 0
+    for partition, page, size in sizes:
+        here = partition, page
+        if size <= room:
+            found[-1] = found[-1][0], here
+            room -= size
+        else:
+            found.append((here, here))
+            room = _AT_ONCE - size
+    return found
 
 
 class StagedLoad(Landing, Protocol):

@@ -52,7 +52,7 @@ _SCHEMA: Final = pa.schema(
 _JUDGED_OF: Final = 10_000  # messages, see Pipeline
 _ROWS: Final = 100_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
-_PAGE: Final = 4 * 1024 * 1024  # bytes of letters that are read at once, about
+_PAGE: Final = 1024 * 1024  # bytes of letters, about
 _OBJECT: Final = 48  # bytes of a message in a list, beside its own
 
 _Item: TypeAlias = "Run | _Note"
@@ -69,6 +69,8 @@ class Outcome(NamedTuple):
     partition: int
     accounts: list[list[int]]
     """For each stage, its counts."""
+    letters: int
+    """How many it has noted."""
     error: Exception | None
     """What ended the task early."""
 
@@ -77,7 +79,8 @@ class Outcome(NamedTuple):
         """Return what a task has noted at its end."""
         plain = json.loads(note)
         error = plain["error"]
-        return cls(partition, plain["accounts"], error and _error(**error))
+        found = error and _error(**error)
+        return cls(partition, plain["accounts"], plain["letters"], found)
 
 
 class Chain:
@@ -118,7 +121,11 @@ class Chain:
             yield from rows.rest()
 
     async def _serve(self, stages: Sequence[Stage], bridge: Bridge[_Item]) -> None:
+        letters = 0
+
         async def note(letter: DeadLetter) -> None:
+            nonlocal letters
+            letters += 1
             text = json.dumps(letter.to_dict())
             await bridge.put(_Note(text, is_letter=True), len(text))
 
@@ -139,14 +146,15 @@ class Chain:
         if isinstance(error, WorkerStartFailed | StageFailed):
             # It may be this machine's fault: Spark is to try another one.
             raise type(error)(text, stage=error.stage) from None
-        outcome = json.dumps(_outcome(report, text))
+        outcome = json.dumps(_outcome(report, letters, text))
         await bridge.put(_Note(outcome, is_letter=False))
 
 
-def _outcome(report: Report, text: str) -> dict[str, Any]:
+def _outcome(report: Report, letters: int, text: str) -> dict[str, Any]:
     error = report.error
     return {
         "accounts": [account.counts for account in report.ledger],
+        "letters": letters,
         "error": error
         and {
             "kind": type(error).__name__,

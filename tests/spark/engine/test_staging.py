@@ -10,10 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from etlstage.pipeline import DeadLetter
+from etlstage.spark.engine import staging as staging_module
 from etlstage.spark.engine.staging import Staging
 from etlstage.spark.executor.chain import ROWS
 
 pytestmark = pytest.mark.spark
+
+
+OUTCOME = '{"accounts": [], "letters": 0, "error": null}'
 
 
 def note(place: int) -> str:
@@ -34,18 +38,28 @@ def note(place: int) -> str:
     return json.dumps(letter.to_dict())
 
 
-def test_letters_are_read_page_by_page(spark: SparkSession, tmp_path: Path) -> None:
-    """By partition and page, and within a page by the place of the message."""
+@pytest.mark.parametrize("at_once", [1, 3000, 1_000_000])
+def test_letters_are_read_by_pages(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: int,
+) -> None:
+    """As many pages as there is room for; in order, and each letter once."""
+    monkeypatch.setattr(staging_module, "_AT_ONCE", at_once)
     wanted = [(p, place) for p in (0, 1, 3) for place in range(9)]
     rows = [(p, place // 4, None, note(place)) for p, place in reversed(wanted)]
-    outcomes = [(p, None, None, '{"accounts": [], "error": null}') for p in (3, 1, 0)]
+    outcomes = [(p, None, None, OUTCOME) for p in (3, 1, 0)]
     messages = [(0, 7, b"a message", None)]
     folder = str(tmp_path / "rows")
     given = spark.createDataFrame([*rows, *outcomes, *messages], ROWS)
     given.repartition(3).write.parquet(folder)
     staging = Staging(folder)
-    letters = [(partition, one.place) for partition, one in staging.letters(spark)]
-    assert letters == wanted
+    pages = staging.pages(spark)
+    assert len(pages) == {1: 9, 1_000_000: 1}.get(at_once, len(pages))
+    assert 1 <= len(pages) <= 9
+    found = [item for some in pages for item in staging.letters(spark, some)]
+    assert [(partition, letter.place) for partition, letter in found] == wanted
     assert [one.partition for one in staging.outcomes(spark)] == [0, 1, 3]
     (message,) = staging.messages(spark).collect()
     assert (message["place"], message["value"]) == (7, "a message")

@@ -55,6 +55,7 @@ def passed(
                 assert row["place"] == 0
                 letters.append(DeadLetter.from_line(row["note"].encode()))
     (outcome,) = outcomes
+    assert outcome.letters == len(letters)
     return messages, letters, outcome
 
 
@@ -91,6 +92,7 @@ def test_messages_pass_all_stages_in_order() -> None:
             [out, out, 0, 0, 0, out],
             [out, out, 0, 0, 0, 0],
         ],
+        0,
         None,
     )
 
@@ -148,7 +150,7 @@ def test_error_keeps_its_class_and_text() -> None:
         "extract: message is null in 1 of 3 rows of a batch: filter these rows"
     )
     assert outcome.error.stage == "extract"
-    note = '{"accounts": [], "error": {"kind": "MessageRefused", "text": "x", "stage": null}}'
+    note = '{"accounts": [], "letters": 0, "error": {"kind": "MessageRefused", "text": "x", "stage": null}}'
     error = Outcome.from_note(3, note).error
     assert type(error) is StageError
 
