@@ -54,7 +54,8 @@ def _look_for_files(document: Document) -> None:
     """Complain of what is to be sent to executors and can't be."""
     session = document.data.get("spark")
     for loc, path in shipped_files(session if isinstance(session, dict) else {}):
-        place = document.folder / path.partition("#")[0]
+        folder, slash, name = path.rpartition("/")
+        place = document.folder / (folder + slash + name.partition("#")[0])
         if place.is_dir():
             document.complain(loc, "is a folder: make an archive of it")
         elif not place.is_file():

@@ -128,8 +128,8 @@ def _extract_on_executors(
 def _shipped(session: Mapping[str, Value]) -> Iterator[Broken]:
     taken: dict[str, Loc] = {}
     for loc, path in shipped_files(session):
-        name = path.rpartition("#")[2] if loc[1] == "archives" else path
-        name = name.rpartition("/")[2]
+        file, _, there = path.rpartition("/")[2].partition("#")
+        name = there or file
         if name in taken:
             text = (
                 f"has the name of {dotted(taken[name])}: on the executors all are in"
@@ -140,7 +140,11 @@ def _shipped(session: Mapping[str, Value]) -> Iterator[Broken]:
 
 
 def shipped_files(session: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
-    """Yield what is to be sent to executors, each path as it is written."""
+    """
+    Yield what is to be sent to executors, each path as it is written.
+
+    A ``#`` in the last part of a path has behind it what it is called there.
+    """
     for key in ("files", "archives"):
         paths = session.get(key)
         for i, path in enumerate(paths if isinstance(paths, list) else ()):
@@ -152,8 +156,9 @@ def _frame(loc: Loc, keys: Mapping[str, Value]) -> Iterator[Broken]:
     if "path" in keys and "table" in keys:
         yield Broken((*loc, "table"), "can't be used together with path")
     options = {name.lower() for name in _mapping(keys.get("options"))}
-    placed = "path" in keys or "table" in keys or "path" in options
-    if not placed and keys.get("format") in FILES:
+    placed = keys.get("path") or keys.get("table") or options & {"path", "paths"}
+    default = "" if loc[0] == "extract" else "parquet"
+    if keys and not placed and str(keys.get("format", default)).lower() in FILES:
         # Spark takes text that is nowhere for an empty DataFrame.
         yield Broken(loc, "needs the key path or the key table")
 

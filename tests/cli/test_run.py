@@ -96,6 +96,22 @@ def test_report_that_can_not_be_written_at_the_end(
     )
 
 
+def test_report_of_a_run_that_can_tell_nothing(pipeline: Path, tmp_path: Path) -> None:
+    """Nobody may read stderr, and its disk may be full: the report is there."""
+    (tmp_path / "upper.py").write_text("import sys; sys.exit(3)")
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            command(("run", pipeline, "--report", "r.json")),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=full,
+            check=False,
+        )
+    assert result.returncode in (1, 120)  # 120 is Python's own, at its exit
+    assert json.loads((tmp_path / "r.json").read_text())["status"] == "failed"
+
+
 def test_worker_that_does_not_exist(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ load:
         "pipeline.yaml:20:11: transform[1].name: transform[0] has the same name",
         "pipeline.yaml:21:5: transform[1].worker: has no value",
         "pipeline.yaml:22:5: transform[2]: expected a mapping, got a list",
+        "pipeline.yaml:24:3: load.spark: needs the key path or the key table",
         "pipeline.yaml:24:25: load.spark.partition_by: expected a list, got 'a'",
         (
             "pipeline.yaml:24:34: load.spark.mode: unknown mode 'appendd'"
@@ -435,11 +436,15 @@ load: {spark: {%s}}
 def test_files_are_somewhere(path: Path) -> None:
     """Spark would read nothing, where nobody has said from where; others know it."""
     needs = "needs the key path or the key table"
-    content = SPARK_ENDS % ("format: text", "format: parquet")
-    assert errors_of(path, content) == [
-        f"pipeline.yaml:2:11: extract.spark: {needs}",
-        f"pipeline.yaml:3:8: load.spark: {needs}",
+    nowhere = [
+        ("format: text", "format: parquet"),
+        ("format: Text, path: null", "mode: append"),
     ]
+    for ends in nowhere:
+        assert errors_of(path, SPARK_ENDS % ends) == [
+            f"pipeline.yaml:2:11: extract.spark: {needs}",
+            f"pipeline.yaml:3:8: load.spark: {needs}",
+        ]
     path.write_text(SPARK_ENDS % ("format: text, options: {Path: a}", "format: noop"))
     load(path)
 
@@ -640,7 +645,7 @@ def test_what_can_not_be_sent_to_executors(
         MINIMAL
         + "spark:\n"
         + '  files: [clean.py, nope.py, "${S}", bin, bin/clean.py]\n'
-        + '  archives: ["tools.tar.gz#tools", "bin/x.zip#clean.py", "a#b"]\n'
+        + '  archives: ["tools.tar.gz#tools", "bin/x.zip#clean.py", "no #1/a.zip#b"]\n'
     )
     there = "there is no file"
     twice = "has the name of spark.files[0]: on the executors all are in one folder"
@@ -650,16 +655,17 @@ def test_what_can_not_be_sent_to_executors(
         "pipeline.yaml:5:38: spark.files[3]: is a folder: make an archive of it",
         f"pipeline.yaml:5:43: spark.files[4]: {twice}",
         f"pipeline.yaml:6:36: spark.archives[1]: {twice}",
-        f"pipeline.yaml:6:58: spark.archives[2]: {there} a",
+        f"pipeline.yaml:6:58: spark.archives[2]: {there} no #1/a.zip",
     ]
 
 
 def test_what_is_sent_to_executors_is_a_list(path: Path) -> None:
     """Of paths, as they are written."""
-    (path.parent / "tools.tar.gz").write_text("")
-    path.write_text(MINIMAL + 'spark: {archives: ["tools.tar.gz#tools"]}\n')
+    (folder := path.parent / "no #1").mkdir()
+    (folder / "tools.tar.gz").write_text("")
+    path.write_text(MINIMAL + 'spark: {archives: ["no #1/tools.tar.gz#tools"]}\n')
     model, _ = load(path)
-    assert model.spark.archives == ("tools.tar.gz#tools",)
+    assert model.spark.archives == ("no #1/tools.tar.gz#tools",)
     assert model.spark.files == ()
     content = MINIMAL + "spark: {files: clean.py}\n"
     text = "4:16: spark.files: expected a list, got 'clean.py'"

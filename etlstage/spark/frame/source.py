@@ -10,12 +10,14 @@ hand the same runs over through Spark, one partition after the other.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -37,6 +39,8 @@ from etlstage.spark.session.job import run_job
 from etlstage.spark.session.problem import explain
 
 __all__ = ("DataFrameSource",)
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DataFrameSource:
@@ -115,6 +119,12 @@ class DataFrameSource:
         except EtlstageError:
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                where = self._spool_dir or tempfile.gettempdir()
+                raise self._failed(
+                    f"no space left for the spool of all messages in {where}: set"
+                    " TMPDIR, or spool, to a folder with room for them"
+                ) from error
             raise self._failed(explain(error, self._log_path)) from error
         finally:
             await self.aclose()

@@ -15,6 +15,8 @@ return would not do, for Spark goes on computing what nobody reads.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
 
@@ -45,7 +47,7 @@ NONCE: Final = "nonce"
 
 _SPOOLED: Final = "partition int, file string, messages long, nulls long"
 _UNSEEN: Final = "etlstage does not see its spool directory"
-_FULL: Final = "no space left in the spool directory"
+_FULL: Final = "no space is left in etlstage's spool directory"
 _PACKED: Final = "partition int, run binary, nulls long"
 
 
@@ -93,9 +95,7 @@ def spooled(
         if _UNSEEN in text:
             return None
         if _FULL in text:
-            raise OSError(
-                f"{_FULL} {directory}: set TMPDIR to a folder with room for all messages"
-            ) from error
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
     return sorted(Spooled(*row) for row in rows)
 

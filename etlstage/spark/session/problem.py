@@ -53,23 +53,35 @@ _QUERY: Final = re.compile(
     r"|\n=== Streaming Query ===\n.*?(?=\n\s*JVM stacktrace|\Z)",
     re.DOTALL,
 )
-_MEANT: Final = {
-    "Schema must be specified when creating a streaming source": (
-        "a stream of files has no schema of its own: set schema, as in"
-        " 'id long, title string'"
+_MEANT: Final = (
+    (
+        re.compile("Schema must be specified when creating a streaming source"),
+        (
+            "a stream of files has no schema of its own: set schema, as in 'id long, title"
+            " string'"
+        ),
     ),
-    "Option 'basePath' must be a directory": (
-        "the path of a stream is a file, expected a folder"
+    (
+        re.compile("terminated with exception: Option 'basePath' must be a directory"),
+        "the path of a stream is a file, expected a folder",
     ),
-    "terminated with exception: Wrong basePath": (
-        "the state is that of a stream from another path: set that path, or another"
-        " state"
+    (
+        re.compile(
+            r"terminated with exception: Wrong basePath (\S+) for the root path: (\S+)"
+        ),
+        (
+            "the state is that of a stream from {1}, not from {0}: set that path, or another"
+            " state"
+        ),
     ),
-    "[UNABLE_TO_INFER_SCHEMA]": (
-        "there is no file in the path that would tell the schema: set schema, as in"
-        " 'id long, title string', or another path"
+    (
+        re.compile(r"\[(UNABLE_TO_INFER_SCHEMA)\] Unable to infer schema for (\w+)"),
+        (
+            "there is no file in the path that would tell the schema of {1}: set schema, as"
+            " in 'id long, title string', or another path ({0})"
+        ),
     ),
-}
+)
 """What Spark says to programmers, for users."""
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _VAGUE: Final = frozenset({"TASK_WRITE_FAILED", "FAILED_READ_FILE.NO_HINT"})
@@ -134,7 +146,10 @@ def _remedied(line: str) -> str:
 
 
 def _meant(text: str) -> str | None:
-    return next((meant for said, meant in _MEANT.items() if said in text), None)
+    for said, meant in _MEANT:
+        if (match := said.search(text)) is not None:
+            return meant.format(*match.groups())
+    return None
 
 
 def _known(text: str) -> str | None:

@@ -50,7 +50,8 @@ class Shipment:
         self._python = sys.executable
         names = {path: os.path.basename(path) for path in self._files}
         for path in self._archives:
-            name = os.path.basename(path).rpartition("#")[2]
+            file, _, there = os.path.basename(path).partition("#")
+            name = there or file
             names[str(self._folder / name)] = name
         self._names = {os.path.normpath(path): name for path, name in names.items()}
 

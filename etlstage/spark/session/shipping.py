@@ -202,6 +202,7 @@ def _is_shipped(folder: str, word: str) -> bool:
 def _check_program(stage: Stage, remedy: str | None) -> None:
     program = stage.command[0]
     name = os.path.basename(program)
+    call = "" if remedy else f" and call it './{name}'"
     remedy = remedy or f"ship it with etlstage.spark.ship(spark, {name!r})"
     host = socket.gethostname()
     if os.sep not in program:
@@ -209,7 +210,7 @@ def _check_program(stage: Stage, remedy: str | None) -> None:
         if shutil.which(program, path=path) is None:
             raise WorkerStartFailed(
                 f"stage {stage.name}: there is no program {program!r} on PATH on host"
-                f" {host}: install it there, or {remedy} and call it './{name}'",
+                f" {host}: install it there, or {remedy}{call}",
                 stage=stage.name,
             )
         return

@@ -114,15 +114,15 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
         pytest.param(
             "[STREAM_FAILED] Query [id = 1] terminated with exception: Wrong basePath /b "
             "for the root path: file:/a/x SQLSTATE: XXKST\n=== Streaming Query ===\nI: q",
-            "the state is that of a stream from another path: set that path, or another "
-            "state",
+            "the state is that of a stream from file:/a/x, not from /b: set that path, or "
+            "another state",
             id="stream-from-elsewhere",
         ),
         pytest.param(
             "[UNABLE_TO_INFER_SCHEMA] Unable to infer schema for JSON. It must be "
             "specified manually. SQLSTATE: 42KD9",
-            "there is no file in the path that would tell the schema: set schema, as in "
-            "'id long, title string', or another path",
+            "there is no file in the path that would tell the schema of JSON: set schema, "
+            "as in 'id long, title string', or another path (UNABLE_TO_INFER_SCHEMA)",
             id="empty-folder",
         ),
         pytest.param(
