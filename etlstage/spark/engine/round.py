@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Final, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -36,6 +36,8 @@ from etlstage.supervisor import Stage
 __all__ = ("Round", "staging_for")
 
 T = TypeVar("T")
+
+_IN_MEMORY: Final = 4 * 1024 * 1024  # bytes of letters
 
 
 class Round:
@@ -90,15 +92,20 @@ class Round:
 
         outcomes = await self._run(spark, job)
         failed = next((o.error for o in outcomes if o.error is not None), None)
-        starts = self._book(outcomes)
-        last: dict[str, DeadLetter] = {}
-        if any(outcome.letters for outcome in outcomes):
-            try:
-                last = await self._fetch(staging, spark, starts)
-            except StageError as error:
-                if failed is None:
-                    raise
-                raise failed from error
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
+            if any(outcome.letters for outcome in outcomes):
+                try:
+                    await self._fetch(staging, spark, file)
+                except StageError as error:
+                    if failed is None:
+                        raise
+                    raise failed from error
+            # Of a run that loads, and of one that fails, letters are kept and counted;
+            # one that is called off has been so above.
+            starts = self._book(outcomes)
+            with anyio.CancelScope(shield=True):
+                last = await anyio.to_thread.run_sync(self._adopt, file, starts)
+                await self._letters.sync()
         if failed is not None:
             raise failed
         self._judge(last)
@@ -112,23 +119,16 @@ class Round:
             raise StageError(text, stage=self._source) from error
 
     async def _fetch(
-        self, staging: Staging, spark: SparkSession, starts: list[dict[int, int]]
-    ) -> dict[str, DeadLetter]:
-        """Put the dead letters with the others; return the last of each stage."""
-        # Letters are kept of a run that loads, and of one that fails: not of one that
-        # is called off in between. There may be more than memory has room for.
-        with tempfile.TemporaryFile() as file:
-            for pages in await self._run(spark, partial(staging.pages, spark)):
-                found = await self._run(spark, partial(staging.letters, spark, pages))
-                try:
-                    pickle.dump(found, file)
-                    file.flush()
-                except OSError as error:
-                    raise self._no_room(error) from error
-            with anyio.CancelScope(shield=True):
-                last = await anyio.to_thread.run_sync(self._adopt, file, starts)
-                await self._letters.sync()
-        return last
+        self, staging: Staging, spark: SparkSession, file: IO[bytes]
+    ) -> None:
+        """Bring the dead letters here: there may be more than memory has room for."""
+        for pages in await self._run(spark, partial(staging.pages, spark)):
+            found = await self._run(spark, partial(staging.letters, spark, pages))
+            try:
+                pickle.dump(found, file)
+                file.flush()
+            except OSError as error:
+                raise self._no_room(error) from error
 
     def _no_room(self, error: OSError) -> StageError:
         said = (error.strerror or str(error)).lower()
@@ -152,6 +152,7 @@ class Round:
     def _adopt(
         self, file: IO[bytes], starts: list[dict[int, int]]
     ) -> dict[str, DeadLetter]:
+        """Put the dead letters with the others; return the last of each stage."""
         names = [account.stage for account in self._ledger]
         last: dict[str, DeadLetter] = {}
         end = file.tell()

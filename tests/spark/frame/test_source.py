@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import re
 import threading
 from collections.abc import Callable
@@ -328,3 +329,22 @@ async def test_key_that_is_no_expression(spark: SparkSession) -> None:
     source = DataFrameSource(spark.range(2), message="'m'", key="nope")
     with pytest.raises(SourceFailed, match="nope"):
         await messages(source)
+
+
+async def test_spool_without_room(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the job or in it: the folder is told, and what to set."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(source_module, "spooled", full)
+    source = DataFrameSource(spark.range(1), message="'m'", spool_dir=tmp_path)
+    with pytest.raises(SourceFailed) as raised:
+        await messages(source)
+    assert str(raised.value) == (
+        f"extract: no space left for the spool of all messages in {tmp_path}: set"
+        " TMPDIR, or spool, to a folder with room for them"
+    )
+    assert not content(tmp_path)
