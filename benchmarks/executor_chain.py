@@ -18,8 +18,8 @@ from benchmarks.spark import frame, rate, session
 from etlstage import Stage
 from etlstage.pipeline import DeadLetters
 from etlstage.spark import transform
-from etlstage.spark.executor.chain import ROWS, Chain
-from etlstage.spark.frame.frame import messages_of
+from etlstage.spark.dataframe.read import messages_of
+from etlstage.spark.task.chain import ROWS, Chain
 
 COUNT = 4_000_000
 

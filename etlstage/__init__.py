@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from etlstage.pipeline import Report as Report
     from etlstage.protocol.marker import Markers as Markers
     from etlstage.protocol.marker import Mode as Mode
+    from etlstage.stage import BatchPolicy as BatchPolicy
+    from etlstage.stage import ErrorBudget as ErrorBudget
+    from etlstage.stage import ErrorPolicy as ErrorPolicy
+    from etlstage.stage import Order as Order
+    from etlstage.stage import RecyclePolicy as RecyclePolicy
+    from etlstage.stage import ResourceLimits as ResourceLimits
+    from etlstage.stage import RestartPolicy as RestartPolicy
+    from etlstage.stage import Stage as Stage
+    from etlstage.stage import Timeouts as Timeouts
     from etlstage.supervisor import AsyncSupervisor as AsyncSupervisor
-    from etlstage.supervisor import BatchPolicy as BatchPolicy
-    from etlstage.supervisor import ErrorBudget as ErrorBudget
-    from etlstage.supervisor import ErrorPolicy as ErrorPolicy
-    from etlstage.supervisor import Order as Order
-    from etlstage.supervisor import RecyclePolicy as RecyclePolicy
-    from etlstage.supervisor import ResourceLimits as ResourceLimits
-    from etlstage.supervisor import RestartPolicy as RestartPolicy
-    from etlstage.supervisor import Stage as Stage
-    from etlstage.supervisor import Timeouts as Timeouts
 
 __all__ = (
     "AsyncSupervisor",
@@ -53,23 +53,23 @@ __all__ = (
 
 _HOMES = {
     "AsyncSupervisor": "etlstage.supervisor",
-    "BatchPolicy": "etlstage.supervisor",
+    "BatchPolicy": "etlstage.stage",
     "ConfigError": "etlstage.errors",
     "EtlstageError": "etlstage.errors",
-    "RestartPolicy": "etlstage.supervisor",
-    "ResourceLimits": "etlstage.supervisor",
-    "RecyclePolicy": "etlstage.supervisor",
-    "Order": "etlstage.supervisor",
-    "ErrorPolicy": "etlstage.supervisor",
-    "ErrorBudget": "etlstage.supervisor",
+    "RestartPolicy": "etlstage.stage",
+    "ResourceLimits": "etlstage.stage",
+    "RecyclePolicy": "etlstage.stage",
+    "Order": "etlstage.stage",
+    "ErrorPolicy": "etlstage.stage",
+    "ErrorBudget": "etlstage.stage",
     "Markers": "etlstage.protocol.marker",
     "Mode": "etlstage.protocol.marker",
     "Pipeline": "etlstage.pipeline",
     "Report": "etlstage.pipeline",
     "Result": "etlstage.messages",
-    "Stage": "etlstage.supervisor",
+    "Stage": "etlstage.stage",
     "StageKind": "etlstage.messages",
-    "Timeouts": "etlstage.supervisor",
+    "Timeouts": "etlstage.stage",
     "WorkerLost": "etlstage.errors",
 }
 

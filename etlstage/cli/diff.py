@@ -33,7 +33,7 @@ from etlstage.pipeline.comparison import (
 from etlstage.pipeline.interfaces import Sink
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
-from etlstage.supervisor import Order
+from etlstage.stage import Order
 
 __all__ = ("Build", "compare", "diff")
 

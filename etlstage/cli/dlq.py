@@ -24,15 +24,15 @@ from etlstage.config.document import Document, read
 from etlstage.config.rules import stage_names
 from etlstage.config.spelling import guess
 from etlstage.errors import ConfigError
-from etlstage.pipeline.dead_letter import DeadLetter, first_clause
-from etlstage.pipeline.letter_file import (
+from etlstage.pipeline.dead_letter.file import (
     FOLDER,
     SUFFIX,
     Torn,
     letter_files,
     read_letters,
 )
-from etlstage.pipeline.state import POSITIONS
+from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
+from etlstage.pipeline.delivery.position import POSITIONS
 from etlstage.protocol.marker import Markers, Mode
 
 __all__ = ("list_letters", "show_letter")

@@ -25,14 +25,14 @@ from etlstage.config.stages import (
     load_stage,
     transform_stage,
 )
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
-from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.protocol.marker.framing import LISTS, Framing
-from etlstage.supervisor import Stage
+from etlstage.stage import Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +154,7 @@ class _Builder:
         shipment = engines.shipment(self._keys.spark, self._folder)
         sink: StagedLoad
         if self._trial is not None:
-            from etlstage.spark.engine.staged_capture import StagedCapture
+            from etlstage.spark.load.capture import StagedCapture
 
             sink = StagedCapture(self._trial.sink)
         else:

@@ -17,17 +17,17 @@ from etlstage.config.frames import SessionSink, destination, reading
 from etlstage.config.model import ExtractKeys, LoadKeys, SessionKeys
 from etlstage.config.session import SessionUser, SharedSession
 from etlstage.config.stages import error_policy, extract_stage, load_stage
-from etlstage.pipeline.letterbox import DeadLetters
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark import read_frame
 from etlstage.spark.datasource.datasource import read_worker
+from etlstage.spark.engine.batch_run import ExecutorPipeline
 from etlstage.spark.engine.origin import Origin
 from etlstage.spark.engine.outlet import FrameOutlet, Outlet, WorkerOutlet
-from etlstage.spark.engine.pipeline import ExecutorPipeline
-from etlstage.spark.engine.staged_sink import StagedSink
-from etlstage.spark.engine.staged_worker import StagedWorker
 from etlstage.spark.engine.staging import StagedLoad
-from etlstage.spark.engine.streaming import StreamingPipeline
-from etlstage.spark.session.shipment import Shipment
+from etlstage.spark.engine.stream_run import StreamingPipeline
+from etlstage.spark.load.dataframe import StagedSink
+from etlstage.spark.load.worker import StagedWorker
+from etlstage.spark.ship.plan import Shipment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,8 +20,8 @@ from etlstage.config.model import (
 from etlstage.config.session import SessionUser, SharedSession
 from etlstage.config.stages import located
 from etlstage.messages import Position, Run
-from etlstage.pipeline.dead_letter import DeadLetter
-from etlstage.pipeline.letterbox import DeadLetters
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark import (
     DataFrameSink,
     DataFrameSource,
@@ -29,7 +29,7 @@ from etlstage.spark import (
     Destination,
     read_frame,
 )
-from etlstage.supervisor import ErrorPolicy
+from etlstage.stage import ErrorPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from etlstage.supervisor import quantity
+from etlstage.stage import units as quantity
 
 __all__ = (
     "Budget",

@@ -25,7 +25,7 @@ from etlstage.config.worker import (
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
-from etlstage.supervisor import (
+from etlstage.stage import (
     BatchPolicy,
     ErrorBudget,
     ErrorPolicy,
@@ -36,7 +36,7 @@ from etlstage.supervisor import (
     Stage,
     Timeouts,
 )
-from etlstage.supervisor.stage import PYTHONS
+from etlstage.stage.stage import PYTHONS
 
 __all__ = (
     "error_policy",

@@ -1,7 +1,7 @@
 """
 What a stage with a worker may say: its program, its batches, its failures.
 
-Defaults that have a home in :mod:`etlstage.supervisor.stage` are not repeated: a key
+Defaults that have a home in :mod:`etlstage.stage.stage` are not repeated: a key
 that was not written is not passed on. Where such a stage stands in the file is in
 ``model.py``.
 """

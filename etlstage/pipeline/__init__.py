@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from etlstage.pipeline.dead_letter import DeadLetter as DeadLetter
+from etlstage.pipeline.dead_letter.record import DeadLetter as DeadLetter
+from etlstage.pipeline.dead_letter.store import DeadLetters as DeadLetters
 from etlstage.pipeline.interfaces import Sink as Sink
 from etlstage.pipeline.interfaces import Source as Source
-from etlstage.pipeline.letterbox import DeadLetters as DeadLetters
 from etlstage.pipeline.pipeline import Pipeline as Pipeline
 from etlstage.pipeline.report import Report as Report
 from etlstage.pipeline.worker_sink import WorkerSink as WorkerSink

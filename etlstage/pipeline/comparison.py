@@ -19,9 +19,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from etlstage.pipeline.dead_letter import DeadLetter
+from etlstage.pipeline.dead_letter.file import letter_files, read_letters
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.ledger import COUNTS, Ledger
-from etlstage.pipeline.letter_file import letter_files, read_letters
 
 __all__ = (
     "Extra",

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol
 
 from etlstage.messages import Position, Run
-from etlstage.pipeline.dead_letter import DeadLetter
+from etlstage.pipeline.dead_letter.record import DeadLetter
 
 __all__ = ("DeadLetterSink", "Landing", "Sink", "Source")
 

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from etlstage.messages import Position, Run, listed
+from etlstage.pipeline.dead_letter.policy import Refusals, config_of
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.edge import Edge, Item
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.ledger import Account
-from etlstage.pipeline.letterbox import DeadLetters
-from etlstage.pipeline.refusal import Refusals, config_of
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.watermark import Watermark
 from etlstage.protocol.marker.framing import LISTS, Framing
-from etlstage.supervisor import AsyncSupervisor, Stage
-from etlstage.supervisor.submission import Answer
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor.exchange.submission import Answer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

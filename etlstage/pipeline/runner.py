@@ -14,11 +14,11 @@ import anyio
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink, Landing
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.pipeline.letterbox import DeadLetters
 from etlstage.pipeline.report import Report, Status
-from etlstage.supervisor import Stage
+from etlstage.stage import Stage
 
 __all__ = ("Runner",)
 

@@ -9,9 +9,10 @@ import structlog
 
 from etlstage.errors import EtlstageError
 from etlstage.messages import Run, listed
-from etlstage.pipeline.letterbox import DeadLetters
-from etlstage.pipeline.refusal import Refusals, config_of
-from etlstage.supervisor import AsyncSupervisor, Stage
+from etlstage.pipeline.dead_letter.policy import Refusals, config_of
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor
 
 __all__ = ("WorkerSink",)
 

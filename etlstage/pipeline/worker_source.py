@@ -12,9 +12,10 @@ import anyio
 
 from etlstage.errors import ConfigError, SourceFailed
 from etlstage.messages import Position, Run
-from etlstage.pipeline.state import PositionFile
+from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.protocol.marker import Mode
-from etlstage.supervisor import AsyncSupervisor, Stage
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor
 
 __all__ = ("OffsetPolicy", "WorkerSource")
 

@@ -25,16 +25,16 @@ for _package in ("pyspark", "pyarrow", "pandas"):
             "pip install 'etlstage[spark]'"
         )
 
+from etlstage.spark.dataframe.dead_letter import DeadLetterFrame  # noqa: E402
+from etlstage.spark.dataframe.destination import Destination  # noqa: E402
+from etlstage.spark.dataframe.read import read_frame  # noqa: E402
+from etlstage.spark.dataframe.sink import DataFrameSink  # noqa: E402
+from etlstage.spark.dataframe.source import DataFrameSource  # noqa: E402
 from etlstage.spark.datasource.datasource import register  # noqa: E402
-from etlstage.spark.executor.transform import transform  # noqa: E402
-from etlstage.spark.frame.dead_letter import DeadLetterFrame  # noqa: E402
-from etlstage.spark.frame.destination import Destination  # noqa: E402
-from etlstage.spark.frame.frame import read_frame  # noqa: E402
-from etlstage.spark.frame.sink import DataFrameSink  # noqa: E402
-from etlstage.spark.frame.source import DataFrameSource  # noqa: E402
 from etlstage.spark.session.java import Java, find_java  # noqa: E402
 from etlstage.spark.session.session import Session  # noqa: E402
-from etlstage.spark.session.shipping import ship  # noqa: E402
+from etlstage.spark.ship.artifact import ship  # noqa: E402
+from etlstage.spark.task.transform import transform  # noqa: E402
 
 __all__ = (
     "DataFrameSink",

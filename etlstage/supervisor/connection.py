@@ -20,8 +20,12 @@ from etlstage.errors import Attempt, EtlstageError
 from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
 from etlstage.protocol.marker import Mode, escape
 from etlstage.protocol.marker.framing import Framing
-from etlstage.supervisor.alarm import Alarm
-from etlstage.supervisor.events import (
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.child import ChildProcess
+from etlstage.supervisor.deadline import Deadline
+from etlstage.supervisor.exchange.dispatch import Loss
+from etlstage.supervisor.exchange.submission import Work
+from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
     WorkerExited,
@@ -29,11 +33,7 @@ from etlstage.supervisor.events import (
     WorkerReady,
     WorkerWorn,
 )
-from etlstage.supervisor.feeding import Loss
 from etlstage.supervisor.session import feeder, session
-from etlstage.supervisor.stage import Stage
-from etlstage.supervisor.submission import Work
-from etlstage.supervisor.worker import Worker
 from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
 
@@ -96,7 +96,7 @@ class Connection:
         self._owner = owner
         self._stage = stage = owner.stage
         self._metrics = metrics = owner.metrics
-        self._worker = Worker(
+        self._worker = ChildProcess(
             stage,
             name,
             start=start,
@@ -108,8 +108,8 @@ class Connection:
         self._feeder = feeder(stage, self._protocol, owner.work, number)
         self._max_messages = max_messages
         self._writer = Writer(self._process, self._break)
-        self._answer_due = Alarm(self._miss_answer)
-        self._batch_due = Alarm(self._pump_all)
+        self._answer_due = Deadline(self._miss_answer)
+        self._batch_due = Deadline(self._pump_all)
         self._unanswered_bytes = 0  # read since the last complete reply
         self._turn_came = 0.0  # when the oldest exchange that is owed became it
         self._open = False  # it is given messages
@@ -201,7 +201,7 @@ class Connection:
         self._owner.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
     async def run(self) -> None:
-        """Serve the worker until its process is gone; see :meth:`Worker.run`."""
+        """Serve the worker until its process is gone; see :meth:`ChildProcess.run`."""
         tasks: list[Callable[[], Coroutine[Any, Any, object]]] = [
             self._read,
             partial(self._writer.run, self._pump_all),

@@ -26,7 +26,9 @@ from etlstage.protocol.events import (
     StreamEnded,
 )
 from etlstage.protocol.marker import MarkerProtocol, Mode
-from etlstage.supervisor.events import (
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.child import ChildProcess
+from etlstage.supervisor.lifecycle.events import (
     SupervisorEvent,
     WorkerExited,
     WorkerFailed,
@@ -34,11 +36,9 @@ from etlstage.supervisor.events import (
     WorkerRestarting,
     WorkerStarted,
 )
-from etlstage.supervisor.restart import Tally
+from etlstage.supervisor.lifecycle.restart import Tally
+from etlstage.supervisor.lifecycle.worker import History
 from etlstage.supervisor.session import session
-from etlstage.supervisor.stage import Stage
-from etlstage.supervisor.story import Story
-from etlstage.supervisor.worker import Worker
 from etlstage.transport.process import describe_status
 
 __all__ = ("Extraction",)
@@ -70,10 +70,10 @@ class Extraction:
         self._useful = False  # a round has ended well since the last failure
         self._starts = 0
         self._tally = Tally(stage.restart)
-        self._story = Story()
+        self._story = History()
         # Not a lock: another task may close the round that one task began.
         self._turn = anyio.Semaphore(1)
-        self._worker: Worker | None = None
+        self._worker: ChildProcess | None = None
         self._protocol: MarkerProtocol | None = None
         if stage.mode is Mode.CYCLIC:
             self._launch(stdin=True)
@@ -180,18 +180,18 @@ class Extraction:
             for run in self._output(worker, protocol):
                 yield run
 
-    def _current(self) -> tuple[Worker, MarkerProtocol]:
+    def _current(self) -> tuple[ChildProcess, MarkerProtocol]:
         if self._worker is None or self._protocol is None:
             return self._launch(stdin=True)
         return self._worker, self._protocol
 
-    def _launch(self, *, stdin: bool) -> tuple[Worker, MarkerProtocol]:
+    def _launch(self, *, stdin: bool) -> tuple[ChildProcess, MarkerProtocol]:
         if self._closed.is_set():
             name = self._stage.name
             text = f"stage {name}: the supervisor is closed"
             raise WorkerLost(text, stage=name)
         self._starts += 1
-        worker = Worker(
+        worker = ChildProcess(
             self._stage,
             self._name,
             start=self._starts,
@@ -207,7 +207,7 @@ class Extraction:
         self._tasks.start_soon(worker.run)
         return self._worker, self._protocol
 
-    async def _ready(self, worker: Worker) -> None:
+    async def _ready(self, worker: ChildProcess) -> None:
         """Wait until a worker that says when it is ready has said so."""
         limit = self._stage.timeout.start
         with anyio.move_on_after(limit) as scope:
@@ -225,7 +225,7 @@ class Extraction:
             self._tell(WorkerFailed(worker.name, worker.process.pid, error, "start"))
             raise error
 
-    async def _exit(self, worker: Worker) -> None:
+    async def _exit(self, worker: ChildProcess) -> None:
         with anyio.move_on_after(self._stage.timeout.stop):
             await worker.exited.wait()
         if worker.quit.is_set():
@@ -233,7 +233,7 @@ class Extraction:
         if worker.status is None:
             raise worker.lost("closed its stdout, but did not exit")
 
-    def _output(self, worker: Worker, protocol: MarkerProtocol) -> Iterator[Run]:
+    def _output(self, worker: ChildProcess, protocol: MarkerProtocol) -> Iterator[Run]:
         for event in protocol.events_received():
             if isinstance(event, OutputPassed):
                 yield event.messages
@@ -243,12 +243,12 @@ class Extraction:
             elif isinstance(event, ProtocolFailed):
                 raise self._fault(worker, event.error)
 
-    def _fault(self, worker: Worker, error: EtlstageError) -> RemoteProtocolError:
+    def _fault(self, worker: ChildProcess, error: EtlstageError) -> RemoteProtocolError:
         blamed = worker.blamed(error)
         self._tell(WorkerFailed(worker.name, worker.process.pid, blamed, "protocol"))
         return blamed
 
-    async def _read(self, worker: Worker, patience: float | None = None) -> bytes:
+    async def _read(self, worker: ChildProcess, patience: float | None = None) -> bytes:
         # A worker can write faster than its messages are consumed.
         await anyio.lowlevel.checkpoint()
         while (data := worker.process.read_stdout(_CHUNK)) is None:
@@ -267,7 +267,7 @@ class Extraction:
                 raise error from None
         return data
 
-    async def _write(self, worker: Worker, protocol: MarkerProtocol) -> None:
+    async def _write(self, worker: ChildProcess, protocol: MarkerProtocol) -> None:
         unsent = memoryview(b"".join(protocol.data_to_send()))
         try:
             while unsent:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.protocol.marker.framing import LISTS, Framing
-from etlstage.supervisor.batching import AskedFeeder, ClosingFeeder
-from etlstage.supervisor.feeding import Feeder
-from etlstage.supervisor.stage import Stage
-from etlstage.supervisor.submission import Work
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.exchange.batch import AskedFeeder, ClosingFeeder
+from etlstage.supervisor.exchange.dispatch import Feeder
+from etlstage.supervisor.exchange.submission import Work
 
 __all__ = ("feeder", "session")
 

@@ -27,15 +27,15 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from etlstage.errors import LocalProtocolError, WorkerLost
 from etlstage.messages import KeyedRun, Result, Run
 from etlstage.protocol.marker.framing import LISTS, Framing
-from etlstage.supervisor.audience import Audience
-from etlstage.supervisor.crew import Crew
-from etlstage.supervisor.events import SupervisorEvent
+from etlstage.stage.policy import Order
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.exchange.keyed import Lanes
+from etlstage.supervisor.exchange.submission import Answer, Submission, Work
 from etlstage.supervisor.extraction import Extraction
-from etlstage.supervisor.intake import Intake, Signal, in_runs
-from etlstage.supervisor.ordering import Lanes
-from etlstage.supervisor.policy import Order
-from etlstage.supervisor.stage import Stage
-from etlstage.supervisor.submission import Answer, Submission, Work
+from etlstage.supervisor.lifecycle.events import SupervisorEvent
+from etlstage.supervisor.observers import Observers
+from etlstage.supervisor.pool import WorkerPool
+from etlstage.supervisor.stream import Intake, Signal, in_runs
 from etlstage.telemetry import Meter, StageMetrics
 
 __all__ = ("AsyncSupervisor",)
@@ -84,14 +84,14 @@ class AsyncSupervisor:
         self._max_bytes = max_bytes
         self._work = Work(stage.workers)
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
-        self._crew: Crew | None = None
-        self._audience = Audience(stage.name, self._metrics)
+        self._pool: WorkerPool | None = None
+        self._observers = Observers(stage.name, self._metrics)
         self._tasks: TaskGroup | None = None
         self._extraction: Extraction | None = None
         self._ended = False
 
     def __repr__(self) -> str:
-        alive = self._crew.alive if self._crew is not None else 0
+        alive = self._pool.alive if self._pool is not None else 0
         return f"<AsyncSupervisor {self.stage.name!r} workers={alive}>"
 
     async def __aenter__(self) -> Self:
@@ -126,8 +126,8 @@ class AsyncSupervisor:
 
     async def _stop(self, *, patient: bool) -> None:
         with anyio.CancelScope(shield=True):
-            if self._crew is not None:
-                await self._crew.stop(patient=patient)
+            if self._pool is not None:
+                await self._pool.stop(patient=patient)
                 self._work.fail(self._closed())
             if self._extraction is not None:
                 await self._extraction.aclose()
@@ -255,7 +255,7 @@ class AsyncSupervisor:
         It begins with the workers that run now, and ends with the supervisor. Close it
         when you stop reading: it ends, too, when 10,000 events wait in it.
         """
-        return self._audience.listen(self._crew.running() if self._crew else ())
+        return self._observers.listen(self._pool.running() if self._pool else ())
 
     # --- inside -------------------------------------------------------------
 
@@ -264,10 +264,10 @@ class AsyncSupervisor:
         if self.stage.mode.extracts:
             self._extraction = Extraction(self.stage, tasks, self._tell)
             return
-        self._crew = Crew(
+        self._pool = WorkerPool(
             self.stage, self._work, tasks, self._tell, self._metrics, self._framing
         )
-        self._crew.start()
+        self._pool.start()
 
     async def _finish(self, *, patient: bool) -> None:
         assert self._tasks is not None
@@ -280,7 +280,7 @@ class AsyncSupervisor:
                 await self._tasks.__aexit__(None, None, None)
             finally:
                 self._ended = True
-                self._audience.close()
+                self._observers.close()
 
     def _closed(self) -> WorkerLost:
         name = self.stage.name
@@ -319,11 +319,11 @@ class AsyncSupervisor:
             for lane in lanes:
                 self._work.drop(lane)
             if isinstance(submission, Lanes) and submission.unkeyed:
-                self._audience.warn_of_unkeyed(submission.unkeyed, self.stage.key)
+                self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
 
     def _kick(self) -> None:
-        assert self._crew is not None
-        self._crew.kick()
+        assert self._pool is not None
+        self._pool.kick()
 
     def _collect(self, submission: Submission | Lanes) -> list[Answer]:
         answers = submission.collect()
@@ -339,8 +339,8 @@ class AsyncSupervisor:
         )
 
     def _tell(self, event: SupervisorEvent) -> None:
-        alive = self._crew.alive if self._crew is not None else 0
-        self._audience.tell(event, alive=alive)
+        alive = self._pool.alive if self._pool is not None else 0
+        self._observers.tell(event, alive=alive)
 
 
 def _results(answer: Answer) -> list[Result]:

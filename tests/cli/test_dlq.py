@@ -14,9 +14,9 @@ from etlstage.cli.dlq import list_letters
 from etlstage.cli.screen import Screen
 from etlstage.errors import Attempt, WorkerLost
 from etlstage.pipeline import DeadLetters
-from etlstage.pipeline.refusal import config_of
+from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor import BatchPolicy, Stage
+from etlstage.stage import BatchPolicy, Stage
 from tests.cli.conftest import Etlstage, command, environment
 from tests.cli.test_screen import Terminal
 

@@ -11,8 +11,8 @@ from etlstage.config.build import pipeline_from_yaml, state_folder
 from etlstage.config.document import read
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
-from etlstage.pipeline.dead_letter import DeadLetter
-from etlstage.pipeline.letter_file import read_letters
+from etlstage.pipeline.dead_letter.file import read_letters
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.pipeline import Pipeline
 
 WORKERS = """\

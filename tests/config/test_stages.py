@@ -15,7 +15,7 @@ from etlstage.config.stages import (
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor import (
+from etlstage.stage import (
     BatchPolicy,
     ErrorBudget,
     ErrorPolicy,

@@ -17,8 +17,8 @@ from etlstage.pipeline.comparison import (
     message_difference,
     shown,
 )
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Ledger
-from etlstage.pipeline.letterbox import DeadLetters
 
 NAMES = ("local", "spark")
 MESSAGES = st.lists(st.binary(max_size=2), max_size=30)

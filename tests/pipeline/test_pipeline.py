@@ -38,14 +38,14 @@ from etlstage.pipeline import (
     WorkerSource,
 )
 from etlstage.pipeline import pipeline as pipeline_module
+from etlstage.pipeline.dead_letter.file import letter_files
+from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
-from etlstage.pipeline.letter_file import letter_files
-from etlstage.pipeline.state import PositionFile
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.columnar import COLUMNS, Column
 from etlstage.protocol.marker.framing import Framing
-from etlstage.supervisor import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
-from etlstage.supervisor.submission import Answer
+from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
+from etlstage.supervisor.exchange.submission import Answer
 from tests.pipeline.ends import (
     MemorySink,
     MemorySource,

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from etlstage.errors import MessageRefused, StageError, WorkerLost, WorkerStartFailed
 from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters, WorkerSink
-from etlstage.supervisor import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
+from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
 from tests.supervisor.workers import load
 
 

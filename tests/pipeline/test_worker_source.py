@@ -10,7 +10,7 @@ import pytest
 from etlstage.errors import ConfigError, SourceFailed, WorkerLost
 from etlstage.messages import Position, Run
 from etlstage.pipeline import OffsetPolicy, WorkerSource
-from etlstage.pipeline.state import PositionFile
+from etlstage.pipeline.delivery.position import PositionFile
 from tests.supervisor.workers import collect, cyclic, plain
 
 Played = list[bytes | Position]

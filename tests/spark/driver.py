@@ -19,7 +19,7 @@ from etlstage.spark import Session
 
 LOOP = """
 import json, os, sys, threading
-from etlstage.spark.session.problem import explain
+from etlstage.spark.errors import explain
 from tests.spark.driver import make_session
 
 answers = os.fdopen(os.dup(1), "w")

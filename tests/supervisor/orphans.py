@@ -39,7 +39,8 @@ def supervise(*, rounds: int = 1) -> None:
     """Run a supervisor in this thread; tell the pids of its worker and his children."""
     import anyio
 
-    from etlstage.supervisor import AsyncSupervisor, Stage
+    from etlstage.stage import Stage
+    from etlstage.supervisor import AsyncSupervisor
 
     async def main() -> None:
         for _ in range(rounds):

@@ -9,15 +9,8 @@ import pytest
 
 from etlstage.messages import Result, StageKind
 from etlstage.protocol.marker import Mode
-from etlstage.supervisor import (
-    AsyncSupervisor,
-    BatchPolicy,
-    ErrorPolicy,
-    RestartPolicy,
-    Stage,
-    Timeouts,
-    WorkerStarted,
-)
+from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor, WorkerStarted
 from tests.supervisor.workers import errors, numbers, outputs, stage
 
 NEVER = 3600.0  # seconds

@@ -13,13 +13,8 @@ from structlog.testing import capture_logs
 
 from etlstage import errors as faults
 from etlstage.messages import Result
-from etlstage.supervisor import (
-    AsyncSupervisor,
-    RestartPolicy,
-    Stage,
-    Timeouts,
-    WorkerFailed,
-)
+from etlstage.stage import RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor, WorkerFailed
 from tests.supervisor.workers import (
     QUICK,
     ends,

@@ -17,14 +17,8 @@ from structlog.testing import capture_logs
 from etlstage import errors as faults
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor import (
-    AsyncSupervisor,
-    ErrorPolicy,
-    RestartPolicy,
-    Stage,
-    Timeouts,
-    WorkerRestarting,
-)
+from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor, WorkerRestarting
 from tests.supervisor.workers import QUICK, collect, cyclic, ends, plain
 
 

@@ -14,15 +14,17 @@ from trio.testing import MockClock
 
 from etlstage.errors import StageFailed, WorkerLost
 from etlstage.protocol.marker import Mode
-from etlstage.supervisor import (
-    AsyncSupervisor,
+from etlstage.stage import (
     BatchPolicy,
     ErrorPolicy,
     RecyclePolicy,
     RestartPolicy,
     Stage,
-    SupervisorEvent,
     Timeouts,
+)
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    SupervisorEvent,
     WorkerExited,
     WorkerFailed,
     WorkerGivenUp,

@@ -21,7 +21,8 @@ import pytest
 import etlstage
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor import AsyncSupervisor, BatchPolicy, Stage
+from etlstage.stage import BatchPolicy, Stage
+from etlstage.supervisor import AsyncSupervisor
 from tests.examples.languages import ALL, ANY_MARKERS, PYTHONS, Language
 from tests.supervisor.workers import Settings, outputs
 

@@ -9,7 +9,8 @@ import pytest
 
 from etlstage import errors as faults
 from etlstage.messages import Result
-from etlstage.supervisor import AsyncSupervisor, Timeouts, WorkerExited, WorkerStarted
+from etlstage.stage import Timeouts
+from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerStarted
 from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from etlstage import errors as faults
 from etlstage.messages import Result, StageKind
-from etlstage.supervisor import AsyncSupervisor, Timeouts
+from etlstage.stage import Timeouts
+from etlstage.supervisor import AsyncSupervisor
 from tests.supervisor.workers import collect, errors, numbers, outputs, plain, stage
 
 # --- submit ------------------------------------------------------------------------
@@ -457,8 +458,8 @@ async def test_repr_tells_how_many_workers_live() -> None:
 async def test_repr_tells_what_a_worker_owes() -> None:
     """Its name, its pid, and the exchanges that it has not answered."""
     async with AsyncSupervisor(stage("echo")) as supervisor:
-        assert supervisor._crew is not None
-        (connection,) = supervisor._crew._connections.values()
+        assert supervisor._pool is not None
+        (connection,) = supervisor._pool._connections.values()
         text = repr(connection)
 
     assert re.fullmatch(

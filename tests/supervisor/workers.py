@@ -15,7 +15,7 @@ from typing import Final, TypedDict, TypeVar, Unpack
 
 from etlstage.messages import Result, StageKind
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor import (
+from etlstage.stage import (
     BatchPolicy,
     ErrorPolicy,
     Order,

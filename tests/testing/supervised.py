@@ -21,15 +21,8 @@ import anyio
 
 from etlstage.messages import Result
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.supervisor import (
-    AsyncSupervisor,
-    BatchPolicy,
-    RestartPolicy,
-    Stage,
-    SupervisorEvent,
-    Timeouts,
-    WorkerStarted,
-)
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor, SupervisorEvent, WorkerStarted
 from etlstage.testing import Fault, FaultPlan, hostile_worker
 
 __all__ = (

@@ -13,17 +13,15 @@ import pytest
 
 from etlstage.errors import RemoteProtocolError, StageFailed, WorkerLost
 from etlstage.protocol.marker import Mode
-from etlstage.supervisor import (
+from etlstage.stage import (
     ErrorPolicy,
     RecyclePolicy,
     ResourceLimits,
     RestartPolicy,
     Timeouts,
-    WorkerExited,
-    WorkerFailed,
-    WorkerStarted,
 )
-from etlstage.supervisor.events import WorkerWorn
+from etlstage.supervisor import WorkerExited, WorkerFailed, WorkerStarted
+from etlstage.supervisor.lifecycle.events import WorkerWorn
 from etlstage.testing import Fault, FaultKind, Moment
 from tests.testing.supervised import (
     MODES,

@@ -12,9 +12,9 @@ from structlog.testing import capture_logs
 
 from etlstage.errors import WorkerLost
 from etlstage.pipeline import Pipeline
-from etlstage.pipeline.letterbox import DeadLetters
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.protocol.marker import Markers
-from etlstage.supervisor import RestartPolicy, Stage
+from etlstage.stage import RestartPolicy, Stage
 from etlstage.testing import Fault, FaultKind, FaultPlan
 from etlstage.testing.strategies import DEADLY, HARMLESS, fault_plans, messages
 from tests.pipeline.ends import MemorySink, MemorySource

@@ -34,8 +34,8 @@ from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
 from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import StreamWriter, Writer
-from etlstage.spark.session.shipping import place
-from etlstage.supervisor import Stage
+from etlstage.spark.ship.artifact import place
+from etlstage.stage import Stage
 
 __all__ = ("WorkerDataSource", "bound", "read_worker", "register", "write_worker")
 

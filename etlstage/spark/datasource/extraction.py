@@ -22,9 +22,10 @@ from pyspark.sql.types import StringType, StructType
 from etlstage.errors import ConfigError, EtlstageError, SourceFailed
 from etlstage.messages import Run
 from etlstage.pipeline.worker_source import OffsetPolicy
-from etlstage.spark.datasource.document import Misfit, check_types, rows_of_documents
-from etlstage.spark.frame.schema import is_raw
-from etlstage.supervisor import AsyncSupervisor, Stage
+from etlstage.spark.dataframe.schema import is_raw
+from etlstage.spark.datasource.json_rows import Misfit, check_types, rows_of_documents
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor
 
 __all__ = ("Offsets", "Range", "Rows", "extracted", "ranges")
 

@@ -21,16 +21,10 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.protocol.marker import MARKER_NAMES, Markers, Mode
-from etlstage.spark.session.shipping import place
-from etlstage.supervisor import (
-    BatchPolicy,
-    ErrorPolicy,
-    RestartPolicy,
-    Stage,
-    Timeouts,
-    quantity,
-)
-from etlstage.supervisor.stage import PYTHONS
+from etlstage.spark.ship.artifact import place
+from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.stage import units as quantity
+from etlstage.stage.stage import PYTHONS
 
 __all__ = ("Reading", "Writing", "reading", "writing")
 

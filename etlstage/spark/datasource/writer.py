@@ -4,7 +4,7 @@ Writes of ``format("etlstage")``: rows into load workers, one for each attempt.
 What Spark promises is little: a task may run twice, also at the same time, and of the
 attempts that ended well one for each partition is named in a commit, which may come
 again for the same batch of a stream. So what an attempt does must not be final before
-the commit: it stages. How files are staged is in ``attempt_files.py``.
+the commit: it stages. How files are staged is in ``commit.py``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from pyspark.sql.types import StructType
 from etlstage.errors import SinkFailed
 from etlstage.messages import Run
 from etlstage.protocol.marker import Mode
-from etlstage.spark.datasource.attempt_files import AttemptFiles
-from etlstage.spark.datasource.feed import Feed, Written
+from etlstage.spark.datasource.attempt import Feed, Written
+from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.options import Writing
-from etlstage.supervisor import AsyncSupervisor, RestartPolicy, Stage
+from etlstage.stage import RestartPolicy, Stage
+from etlstage.supervisor import AsyncSupervisor
 
 __all__ = ("StreamWriter", "Writer")
 

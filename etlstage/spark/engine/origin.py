@@ -9,8 +9,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from etlstage.errors import SourceFailed
-from etlstage.spark.frame.frame import messages_of
-from etlstage.spark.session.problem import explain
+from etlstage.spark.dataframe.read import messages_of
+from etlstage.spark.errors import explain
 
 __all__ = ("Origin",)
 

@@ -13,13 +13,13 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
-from etlstage.pipeline.letterbox import DeadLetters
-from etlstage.spark.engine.staged_sink import StagedSink
-from etlstage.spark.engine.staged_worker import StagedWorker
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine.staging import StagedLoad
-from etlstage.spark.frame.destination import Destination
-from etlstage.spark.session.shipping import place
-from etlstage.supervisor import ErrorPolicy, Stage
+from etlstage.spark.load.dataframe import StagedSink
+from etlstage.spark.load.worker import StagedWorker
+from etlstage.spark.ship.artifact import place
+from etlstage.stage import ErrorPolicy, Stage
 
 __all__ = ("FrameOutlet", "Outlet", "WorkerOutlet")
 

@@ -17,10 +17,10 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from etlstage.pipeline.dead_letter import DeadLetter
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.interfaces import Landing
-from etlstage.spark.executor.chain import ROWS, Chain, Outcome
-from etlstage.spark.session.problem import explain
+from etlstage.spark.errors import explain
+from etlstage.spark.task.chain import ROWS, Chain, Outcome
 
 __all__ = ("Pages", "StagedLoad", "Staging")
 

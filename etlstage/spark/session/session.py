@@ -26,12 +26,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from etlstage.errors import SparkUnavailable
+from etlstage.spark.errors import GONE, explain
 from etlstage.spark.session.cluster import ClusterHome
 from etlstage.spark.session.java import find_java
 from etlstage.spark.session.job import over_connect
 from etlstage.spark.session.launch import launching
 from etlstage.spark.session.log import divert, jvm_log, keep
-from etlstage.spark.session.problem import GONE, explain
 
 __all__ = ("Session",)
 

@@ -18,7 +18,7 @@ from etlstage.protocol.marker import Mode
 from etlstage.spark import register
 from etlstage.spark.datasource.datasource import bound
 from etlstage.spark.datasource.extraction import ranges
-from etlstage.spark.session.problem import explain
+from etlstage.spark.errors import explain
 
 pytestmark = pytest.mark.spark
 

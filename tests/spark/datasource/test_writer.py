@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from etlstage import ErrorPolicy, Stage, StageKind
-from etlstage.pipeline.state import PositionFile
+from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.spark import register
-from etlstage.spark.datasource.attempt_files import AttemptFiles
+from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.datasource import bound
-from etlstage.spark.session.problem import explain
-from etlstage.supervisor import ErrorBudget
+from etlstage.spark.errors import explain
+from etlstage.stage import ErrorBudget
 
 pytestmark = pytest.mark.spark
 

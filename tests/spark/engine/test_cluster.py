@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from etlstage.pipeline.dead_letter import DeadLetter
-from etlstage.pipeline.letter_file import letter_files, read_letters
+from etlstage.pipeline.dead_letter.file import letter_files, read_letters
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from tests.spark.driver import Driver, Failed
 from tests.spark.processes import TELL, are_gone, parent, wait_for_pids
 
@@ -155,7 +155,7 @@ load:
 """
 REMOVING = """
 import shutil
-from etlstage.spark.session.shipment import Shipment
+from etlstage.spark.ship.plan import Shipment
 
 def send_and_remove(self, spark, send=Shipment.send):
     send(self, spark)

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from etlstage.pipeline import DeadLetter
 from etlstage.spark.engine import staging as staging_module
 from etlstage.spark.engine.staging import Staging
-from etlstage.spark.executor.chain import ROWS
+from etlstage.spark.task.chain import ROWS
 
 pytestmark = pytest.mark.spark
 

@@ -50,7 +50,7 @@ def transformed(program: str, place: Path, rows: int = 2) -> str:
     command = (sys.executable, "-c", program, str(place))
     return f"""
 from etlstage.spark import transform
-from etlstage.supervisor import Stage, Timeouts
+from etlstage.stage import Stage, Timeouts
 
 stage = Stage(name="t", command={command!r}, timeout=Timeouts(message=None))
 rows = spark.range(0, {rows}, 1, 2).selectExpr("id", "concat('row ', id) as text")
@@ -128,7 +128,7 @@ def test_worker_that_hangs_on_an_executor_is_named(
         transformed(HANGING, tmp_path)
         + f"""
 from dataclasses import replace
-from etlstage.supervisor import ErrorPolicy
+from etlstage.stage import ErrorPolicy
 command = (*stage.command[:1], {str(program)!r}, *stage.command[-1:])
 stage = replace(stage, command=command, on_error=ErrorPolicy(retries=0),
     timeout=Timeouts(message=1, stop=0.2))

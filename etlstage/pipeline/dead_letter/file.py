@@ -1,0 +1,134 @@
+"""
+Dead letters on disk, until somebody looks at them.
+
+Each stage has one append-only file in the state directory, shared by all runs; a
+line is one letter, as JSON. A crash in the middle of an append leaves a torn line:
+later letters go on behind it, and who reads is told of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from etlstage.pipeline.dead_letter.record import DeadLetter
+
+__all__ = ("FOLDER", "SUFFIX", "LetterFile", "Torn", "letter_files", "read_letters")
+
+FOLDER: Final = "dead_letters"
+"""Where the files are, in the state directory."""
+SUFFIX: Final = ".jsonl"
+
+
+class Torn(NamedTuple):
+    """A line that is no letter: a run was stopped, or ran out of space, in it."""
+
+    path: Path
+    line: int
+    """Counted from 1."""
+    size: int
+    """Bytes."""
+
+
+class LetterFile:
+    """
+    The letters of one stage, open for appending.
+
+    Args:
+        state: The state directory; made, for us alone, if it is not there.
+        stage: Name of the stage.
+
+    """
+
+    def __init__(self, state: Path, stage: str) -> None:
+        folder = _folder(state)
+        self.path = folder / f"{quote(stage, safe=' ')}{SUFFIX}"
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o600)
+        self.start = os.fstat(self._fd).st_size
+        """Where the letters of this run begin, at the earliest."""
+        self.dirty = False
+        """Whether there is anything that may not be durable."""
+        _sync_folders(folder)
+
+    def append(self, line: bytes) -> None:
+        """Append a line; raises OSError, and leaves nothing of it then."""
+        # Other runs may append to the same file, now.
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            size = os.fstat(self._fd).st_size
+            torn = size and os.pread(self._fd, 1, size - 1) != b"\n"
+            rest = memoryview(b"\n" + line if torn else line)
+            self.dirty = True
+            try:
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._fd, size)
+                raise
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def sync(self) -> None:
+        """Return when what was appended is durable; raises OSError."""
+        if self.dirty:
+            self.dirty = False
+            try:
+                os.fsync(self._fd)
+            except OSError:
+                self.dirty = True
+                raise
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def letter_files(state: Path) -> list[Path]:
+    """Return the files in a state directory, in the order of the stages' names."""
+    return sorted((state / FOLDER).glob(f"*{SUFFIX}"))
+
+
+def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:
+    """
+    Yield the letters of a file, oldest first, one in memory at a time; blocks.
+
+    Args:
+        path: The file.
+        start: Where to begin, in bytes.
+
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        for number, line in enumerate(file, 1):
+            if line == b"\n":
+                continue
+            try:
+                yield DeadLetter.from_line(line)
+            except ValueError:
+                yield Torn(path, number, len(line))
+
+
+def _folder(state: Path) -> Path:
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = state / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _sync_folders(folder: Path) -> None:
+    """Make a new file's name durable, and those of the folders that were made."""
+    for path in (folder, folder.parent, folder.parent.parent):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,79 @@
+"""
+A message that a stage could not process, and all that it takes to run it again.
+
+It holds no secrets: of a worker's environment it has the names, and what a pipeline
+file interpolated stands there as it was written; see ``store.py``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from etlstage.errors import Attempt
+
+__all__ = ("DeadLetter", "first_clause")
+
+WHO: Final = re.compile(r"stage [^:;]+: worker [^:;]+ \(pid \d+\) ")
+"""How errors begin that say what became of a worker."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetter:
+    """One message that could not be processed, and why."""
+
+    id: str
+    """Unique over all runs; the number of the run, and of the letter in it."""
+    time: str
+    """When it was put aside: ISO 8601, UTC."""
+    pipeline: str
+    run: str
+    stage: str
+    place: int
+    """Of the message in the stage's input, counted from 0."""
+    message: bytes
+    error: str
+    kind: str
+    """Class of the error."""
+    attempts: tuple[Attempt, ...]
+    """The workers that were lost with the message, oldest first."""
+    config: Mapping[str, Any]
+    """The stage, as plain JSON; of its environment the names."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the letter as plain JSON, its message in base64."""
+        # Not by asdict(), which copies all that the configuration holds.
+        plain = {name: getattr(self, name) for name in _NAMES}
+        plain["message"] = base64.b64encode(self.message).decode()
+        plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
+        return plain
+
+    @classmethod
+    def from_line(cls, line: bytes) -> DeadLetter:
+        """Return the letter of a line; raises ValueError if it is none."""
+        try:
+            plain = json.loads(line)
+            plain["message"] = base64.b64decode(plain["message"], validate=True)
+            plain["attempts"] = tuple(map(_attempt, plain["attempts"]))
+            return cls(**{name: plain[name] for name in _NAMES})
+        except (TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"not a dead letter: {error}") from error
+
+
+_NAMES: Final = tuple(field.name for field in fields(DeadLetter))
+
+
+def _attempt(plain: Mapping[str, Any]) -> Attempt:
+    sides = {name: tuple(plain[name]) for name in ("story", "stderr")}
+    return Attempt(**{**plain, **sides})
+
+
+def first_clause(error: str) -> str:
+    """Return what an error says up to the first ``; ``, without which worker it was."""
+    who = WHO.match(error)
+    lines = error[who.end() if who else 0 :].splitlines()
+    return lines[0].split("; ", 1)[0] if lines else ""

@@ -1,0 +1,1 @@
+"""What outlives a run: positions, and the lock on them."""

@@ -1,0 +1,1 @@
+"""DataFrames as ends of a pipeline."""

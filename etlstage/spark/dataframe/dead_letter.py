@@ -1,0 +1,134 @@
+"""
+The dead letters of a run as rows, beside their files.
+
+The files are the truth and come first; what is written here is a copy for those who
+would rather query it. Rows are appended, some thousand letters at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from etlstage.errors import SinkFailed
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.spark.dataframe.destination import Destination
+from etlstage.spark.errors import explain
+from etlstage.spark.session.job import run_job
+
+__all__ = ("COLUMNS", "DeadLetterFrame")
+
+COLUMNS: Final = (
+    "id string, time timestamp, pipeline string, run string, stage string, place long,"
+    " message binary, error string, kind string, attempts array<struct<worker: string,"
+    " pid: int, error: string, story: array<string>, stderr: array<string>>>,"
+    " config string"
+)
+"""What a letter is as a row; ``config`` is JSON."""
+
+_STRINGS: Final = pa.list_(pa.string())
+_ATTEMPT: Final = pa.struct(
+    {
+        "worker": pa.string(),
+        "pid": pa.int32(),
+        "error": pa.string(),
+        "story": _STRINGS,
+        "stderr": _STRINGS,
+    }
+)
+_SCHEMA: Final = pa.schema(
+    {
+        "id": pa.string(),
+        "time": pa.timestamp("us", "UTC"),
+        "pipeline": pa.string(),
+        "run": pa.string(),
+        "stage": pa.string(),
+        "place": pa.int64(),
+        "message": pa.binary(),
+        "error": pa.string(),
+        "kind": pa.string(),
+        "attempts": pa.list_(_ATTEMPT),
+        "config": pa.string(),
+    }
+)
+_CHUNK: Final = 10_000
+_CHUNK_BYTES: Final = 32 << 20
+
+
+class DeadLetterFrame:
+    """
+    Appends dead letters to whatever Spark can write.
+
+    Args:
+        spark: The session, or a function that gives it.
+        destination: Where the rows go, and how; they are appended in any mode.
+        log_path: Spark's log, for errors to name.
+
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession | Callable[[], SparkSession],
+        destination: Destination,
+        *,
+        log_path: Path | None = None,
+    ) -> None:
+        self._given = spark
+        self._destination = replace(destination, mode="append")
+        self._log_path = log_path
+
+    async def write(self, letters: Iterator[DeadLetter]) -> None:
+        """Append the letters; raises SinkFailed if Spark can't write them."""
+        try:
+            spark = await anyio.to_thread.run_sync(self._open)
+            await run_job(spark, lambda: self._append(spark, letters))
+        except Exception as error:
+            raise SinkFailed(
+                f"can't write the dead letters to {self._destination}: "
+                f"{explain(error, self._log_path)}",
+                stage="dead_letters",
+            ) from error
+
+    async def aclose(self) -> None:
+        """Do nothing: the session is not ours."""
+
+    def _open(self) -> SparkSession:
+        return self._given() if callable(self._given) else self._given
+
+    def _append(self, spark: SparkSession, letters: Iterator[DeadLetter]) -> None:
+        first = True
+        for chunk in _chunks(letters):
+            table = pa.Table.from_pylist([_row(letter) for letter in chunk], _SCHEMA)
+            rows = spark.createDataFrame(table, COLUMNS).coalesce(1)
+            self._destination.write(rows, first=first, last=True)
+            first = False
+
+
+def _chunks(letters: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
+    chunk: list[DeadLetter] = []
+    size = 0
+    for letter in letters:
+        chunk.append(letter)
+        size += len(letter.message)
+        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _row(letter: DeadLetter) -> dict[str, object]:
+    return {
+        **{name: getattr(letter, name) for name in _SCHEMA.names},
+        "time": datetime.fromisoformat(letter.time),
+        "attempts": [attempt._asdict() for attempt in letter.attempts],
+        "config": json.dumps(letter.config),
+    }

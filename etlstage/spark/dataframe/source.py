@@ -1,0 +1,204 @@
+"""
+Messages out of a DataFrame.
+
+A Spark job writes the messages into spool files, all partitions in parallel; then
+the files are read one after the other.  So reading is as fast as the executors, its
+order is the order of the partitions, and the driver holds one run at a time however
+many there are.  Executors that do not see the spool directory, as on a cluster,
+hand the same runs over through Spark, one partition after the other.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from etlstage.errors import EtlstageError, SourceFailed
+from etlstage.messages import Position, Run
+from etlstage.spark.dataframe.read import messages_of
+from etlstage.spark.dataframe.spool import (
+    NONCE,
+    Spooled,
+    packed,
+    read_packed,
+    run_of,
+    spooled,
+)
+from etlstage.spark.errors import explain
+from etlstage.spark.session.job import run_job
+
+__all__ = ("DataFrameSource",)
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DataFrameSource:
+    """
+    Yields the rows of a DataFrame as messages, in the order of its partitions.
+
+    Attributes:
+        name: As reports and errors call it.
+
+    """
+
+    def __init__(
+        self,
+        frame: DataFrame | Callable[[], DataFrame],
+        *,
+        message: str | None = None,
+        key: str | None = None,
+        name: str = "extract",
+        run_messages: int = 16_384,
+        run_bytes: int = 1 << 20,
+        spool_dir: Path | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        """
+        Take the settings; Spark is not asked for anything yet.
+
+        Args:
+            frame: What to read, or a function that makes it; it is called in a
+                thread, and what it raises becomes :exc:`SourceFailed`.
+            message: Spark SQL expression, string or binary, that makes a message
+                of a row. By default the only column if that is string or binary,
+                else ``to_json(struct(*))``.
+            key: Spark SQL expression by which messages keep their order where a stage
+                keeps no other: runs are then a :class:`~etlstage.messages.KeyedRun`.
+            name: As reports and errors call it.
+            run_messages: Messages in a run, at most.
+            run_bytes: Bytes in a run, at most, unless it is a single message.
+            spool_dir: Where the spool goes, by default the system's temporary
+                directory. It takes as much room as the messages.
+            log_path: Spark's log, for errors to name.
+
+        """
+        self.name = name
+        self._frame = frame
+        self._message = message
+        self._key = key
+        self._bounds = (run_messages, run_bytes)
+        self._spool_dir = spool_dir
+        self._log_path = log_path
+        self._spool: Path | None = None
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """
+        Yield runs of messages; positions there are none.
+
+        Raises:
+            SourceFailed: If Spark can't read, the expression is wrong, or a message
+                is null.
+
+        """
+        try:
+            frame = await anyio.to_thread.run_sync(self._messages)
+            spool, nonce = await anyio.to_thread.run_sync(self._make_spool)
+            spark = frame.sparkSession
+            parts = await run_job(
+                spark, lambda: spooled(frame, str(spool), nonce, *self._bounds)
+            )
+            if parts is None:
+                runs = self._packed_runs(frame)
+            else:
+                self._refuse_nulls(sum(part.nulls for part in parts), parts)
+                runs = self._spooled_runs(spool, parts)
+            async with aclosing(runs):
+                async for run in runs:
+                    yield run
+        except EtlstageError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                where = self._spool_dir or tempfile.gettempdir()
+                raise self._failed(
+                    f"no space left for the spool of all messages in {where}: set"
+                    " TMPDIR, or spool, to a folder with room for them"
+                ) from error
+            raise self._failed(explain(error, self._log_path)) from error
+        finally:
+            await self.aclose()
+
+    def drain(self) -> bool:
+        """Return False: reading a DataFrame can't go on from anywhere."""
+        return False
+
+    async def acknowledge(self, position: Position) -> None:
+        """Do nothing: a DataFrame is read as a whole or not at all."""
+
+    async def aclose(self) -> None:
+        """Remove the spool; safe to call twice and at any time."""
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._remove_spool)
+
+    def _messages(self) -> DataFrame:
+        frame = self._frame if isinstance(self._frame, DataFrame) else self._frame()
+        try:
+            return messages_of(frame, self._message, self._key)
+        except TypeError as error:
+            raise self._failed(explain(error)) from error
+
+    def _make_spool(self) -> tuple[Path, str]:
+        directory = tempfile.mkdtemp(prefix="etlstage-spool-", dir=self._spool_dir)
+        # Executors have a working directory of their own.
+        self._spool = Path(directory).absolute()
+        nonce = secrets.token_hex()
+        (self._spool / NONCE).write_text(nonce)
+        return self._spool, nonce
+
+    def _remove_spool(self) -> None:
+        # A task that was interrupted may still write for some seconds.
+        spool, self._spool = self._spool, None
+        for _ in range(5):
+            if spool is None or not spool.exists():
+                return
+            shutil.rmtree(spool, ignore_errors=True)
+
+    async def _spooled_runs(
+        self, spool: Path, parts: Sequence[Spooled]
+    ) -> AsyncGenerator[Run, None]:
+        for part in parts:
+            with closing(_read_file(spool / part.file)) as runs:
+                while run := await anyio.to_thread.run_sync(next, runs, None):
+                    yield run
+
+    async def _packed_runs(self, frame: DataFrame) -> AsyncGenerator[Run, None]:
+        runs = packed(frame, *self._bounds)
+        while item := await anyio.to_thread.run_sync(next, runs, None):
+            self._refuse_nulls(item[1], ())
+            if run := await anyio.to_thread.run_sync(read_packed, item[0]):
+                yield run
+
+    def _refuse_nulls(self, nulls: int, parts: Sequence[Spooled]) -> None:
+        if not nulls:
+            return
+        of = f" of {sum(part.messages for part in parts)}" if parts else ""
+        first = next(
+            (f", first in partition {p.partition}" for p in parts if p.nulls), ""
+        )
+        expression = self._message or "the message"
+        raise self._failed(
+            f"message is null in {nulls}{of} rows{first}: filter these rows, "
+            f"or give them a message with coalesce({expression}, '')"
+        )
+
+    def _failed(self, text: str) -> SourceFailed:
+        return SourceFailed(f"{self.name}: {text}", stage=self.name)
+
+
+def _read_file(path: Path) -> Generator[Run, None, None]:
+    """Yield the runs of a spool file, then remove it; blocks."""
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
+        for batch in batches:
+            yield run_of(batch)
+    path.unlink(missing_ok=True)

@@ -1,0 +1,239 @@
+"""
+What Spark's executors do to hand a DataFrame over, partition by partition.
+
+The functions that travel to the executors are made here; Spark pickles them by
+value, because they are nested, so that executors need PyArrow but not etlstage.
+Hence their imports within, and no name of this module used in them.
+
+A partition becomes one file, an Arrow stream.  Its name carries the task attempt,
+and the attempt that Spark counts is the one that tells its name: a retried task or
+two attempts at once do no harm.
+
+A task that does not see the spool directory fails, and the job with it: merely to
+return would not do, for Spark goes on computing what nobody reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
+
+import pyarrow as pa
+
+from etlstage.messages import KeyedRun, Run
+from etlstage.protocol.marker.columnar import Column
+from etlstage.spark.errors import text_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = (
+    "NONCE",
+    "Spooled",
+    "packed",
+    "read_packed",
+    "run_of",
+    "spool_into",
+    "spooled",
+)
+
+Batches: TypeAlias = "Iterator[pa.RecordBatch]"
+Cut: TypeAlias = "Callable[[pa.RecordBatch], Batches]"
+
+NONCE: Final = "nonce"
+"""File in the spool directory by which a task knows that it sees the same one."""
+
+_SPOOLED: Final = "partition int, file string, messages long, nulls long"
+_UNSEEN: Final = "etlstage does not see its spool directory"
+_FULL: Final = "no space is left in etlstage's spool directory"
+_PACKED: Final = "partition int, run binary, nulls long"
+
+
+class Spooled(NamedTuple):
+    """What became of one partition."""
+
+    partition: int
+    """Its number, which is its place in the order."""
+    file: str
+    """Name in the spool directory."""
+    messages: int
+    """Messages in the file."""
+    nulls: int
+    """How many of them are null."""
+
+
+def spooled(
+    frame: DataFrame, directory: str, nonce: str, messages: int, size: int
+) -> list[Spooled] | None:
+    """
+    Write ``frame`` into ``directory``; blocks.
+
+    Args:
+        frame: What to write: messages, binary, and maybe their keys, long.
+        directory: The spool directory, as the driver calls it.
+        nonce: Content of the file :data:`NONCE` in it.
+        messages: Messages in one record batch at most.
+        size: Bytes in one record batch at most, one message excepted.
+
+    Returns:
+        One entry for each partition, in order; partitions that Spark never started
+        a task for, being empty, are missing. None if executors do not see the
+        directory.
+
+    Raises:
+        OSError: If there is no space left in it.
+
+    """
+    cut = _cutting(messages, size)
+    function = spool_into(directory, nonce, cut, len(frame.columns))
+    try:
+        rows = frame.mapInArrow(function, _SPOOLED).collect()
+    except Exception as error:
+        text = text_of(error)
+        if _UNSEEN in text:
+            return None
+        if _FULL in text:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise
+    return sorted(Spooled(*row) for row in rows)
+
+
+def packed(frame: DataFrame, messages: int, size: int) -> Iterator[tuple[bytes, int]]:
+    """
+    Yield the runs of ``frame``, packed, and the number of nulls in each.
+
+    For executors that do not see the spool directory. Spark computes one partition
+    at a time and holds no more than that.
+
+    """
+    function = _pack(_cutting(messages, size))
+    for row in frame.mapInArrow(function, _PACKED).toLocalIterator():
+        yield bytes(row["run"]), int(row["nulls"])
+
+
+def read_packed(run: bytes) -> Run:
+    """Return the messages of one packed run."""
+    return run_of(pa.ipc.open_stream(run).read_next_batch())
+
+
+def run_of(data: pa.RecordBatch) -> Run:
+    """Return messages, with their keys if there are any."""
+    messages = data.column(0)
+    if data.num_columns == 1:
+        return cast("Run", Column(messages))
+    return KeyedRun(messages.to_pylist(), data.column(1).to_pylist())
+
+
+def _cutting(messages: int, size: int) -> Cut:
+    """Return a function that cuts a batch until each piece is within the bounds."""
+
+    def cut(batch: pa.RecordBatch) -> Batches:
+        pieces = [batch]
+        while pieces:
+            piece = pieces.pop()
+            count = piece.num_rows
+            if count > messages or (count > 1 and piece.nbytes > size):
+                half = count // 2
+                pieces += [piece.slice(half), piece.slice(0, half)]
+            elif count:
+                yield piece
+
+    return cut
+
+
+def spool_into(
+    directory: str, nonce: str, cut: Cut, width: int = 1
+) -> Callable[[Batches], Batches]:
+    """
+    Return the function that writes a partition into a file of ``directory``.
+
+    Args:
+        directory: As for :func:`spooled`.
+        nonce: Likewise.
+        cut: What cuts batches into runs.
+        width: Columns: 2 if the messages have keys.
+
+    """
+    unseen, full = _UNSEEN, _FULL
+
+    def write(batches: Batches, path: str) -> tuple[int, int]:
+        import pyarrow as pa
+
+        fields = [pa.field("message", pa.binary()), pa.field("key", pa.int64())]
+        schema = pa.schema(fields[:width])
+        messages = nulls = 0
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            for batch in batches:
+                column = batch.column(0).cast(pa.binary())
+                nulls += column.null_count
+                messages += len(column)
+                columns = [column, *batch.columns[1:]]
+                for piece in cut(pa.record_batch(columns, schema=schema)):
+                    stream.write_batch(piece)
+        return messages, nulls
+
+    def spool(batches: Batches) -> Batches:
+        import errno
+        import os
+
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        name = f"{task.partitionId()}-{task.taskAttemptId()}.arrow"
+        path = os.path.join(directory, name)
+        try:
+            with open(os.path.join(directory, "nonce")) as file:
+                seen = file.read() == nonce
+        except OSError:
+            seen = False
+        if not seen:
+            raise RuntimeError(unseen)
+        try:
+            messages, nulls = write(batches, path + ".part")
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise RuntimeError(full) from error
+            raise
+        os.rename(path + ".part", path)
+        yield pa.record_batch(
+            {
+                "partition": pa.array([task.partitionId()], pa.int32()),
+                "file": pa.array([name]),
+                "messages": pa.array([messages], pa.int64()),
+                "nulls": pa.array([nulls], pa.int64()),
+            }
+        )
+
+    return spool
+
+
+def _pack(cut: Cut) -> Callable[[Batches], Batches]:
+    """Return the function that turns a partition into rows of packed runs."""
+
+    def pack(batches: Batches) -> Batches:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        for batch in batches:
+            column = batch.column(0).cast(pa.binary())
+            keys = {} if batch.num_columns == 1 else {"key": batch.column(1)}
+            for piece in cut(pa.record_batch({"message": column, **keys})):
+                nulls = piece.column(0).null_count
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, piece.schema) as stream:
+                    stream.write_batch(piece)
+                yield pa.record_batch(
+                    {
+                        "partition": pa.array([task.partitionId()], pa.int32()),
+                        "run": pa.array([sink.getvalue().to_pybytes()], pa.binary()),
+                        "nulls": pa.array([nulls], pa.int64()),
+                    }
+                )
+
+    return pack

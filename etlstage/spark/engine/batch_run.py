@@ -1,0 +1,150 @@
+"""
+A run whose stages are inside Spark's executors.
+
+One job stages what the stages make of the DataFrame, see ``stage_job.py``. Only if the run
+has not failed by then, a second job loads it: nothing is loaded of a run that fails,
+and a task that was retried or ran twice counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from pyspark.sql import DataFrame
+
+from etlstage.errors import EtlstageError
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import DeadLetterSink
+from etlstage.pipeline.report import Report
+from etlstage.pipeline.runner import Runner
+from etlstage.spark.engine.origin import Origin
+from etlstage.spark.engine.stage_job import Round, staging_for
+from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.ship.plan import Shipment
+from etlstage.stage import Stage
+
+__all__ = ("ExecutorPipeline",)
+
+
+class ExecutorPipeline(Runner):
+    """
+    Runs transform stages where the data is.
+
+    Args:
+        name: As the report calls it.
+        origin: What to read.
+        stages: What the messages pass through.
+        sink: Where they end.
+        dead_letters: Where messages are put aside that a stage can't process.
+        dead_letter_sink: What is given the dead letters at the end of the run.
+        staging: Folder, or URL of one, that all executors see. By default one in the
+            system's temporary directory, if the executors are on this machine.
+        shipment: What was sent to the executors for the stages.
+        log_path: Spark's log, for errors to name.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        origin: Origin,
+        stages: Sequence[Stage] = (),
+        sink: StagedLoad,
+        dead_letters: DeadLetters,
+        dead_letter_sink: DeadLetterSink | None = None,
+        staging: str | None = None,
+        shipment: Shipment | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            source=origin.name,
+            stages=stages,
+            sink=sink,
+            dead_letters=dead_letters,
+            dead_letter_sink=dead_letter_sink,
+        )
+        self.ledger.awaited = "the tasks on Spark's executors"
+        self._origin = origin
+        self._sink = sink
+        self._folder = staging
+        self._shipment = shipment
+        self._letters = dead_letters
+        self._log_path = log_path
+        self._transforming: anyio.CancelScope | None = None
+        self._drained = False
+
+    def drain(self) -> None:
+        """
+        Stop, unless loading has begun; :meth:`run` returns then.
+
+        A DataFrame is read as a whole or not at all: before that there is nothing to
+        load.
+        """
+        self._drained = True
+        if self._transforming is not None:
+            self._transforming.cancel()
+
+    async def run(self) -> Report:
+        """Run to the end and return the report; a failure is in there."""
+        self._started = anyio.current_time()
+        self._transforming = stopped = anyio.CancelScope()
+        whole = False
+        try:
+            try:
+                async with self._sink:
+                    await self._run(stopped)
+            except Exception as error:
+                self._error = error
+            await self._hand_over_letters()
+            whole = self._error is None and not stopped.cancelled_caught
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._close_letters()
+                await self.aclose()
+            self._ended = anyio.current_time()
+            self._take_stock()
+            if not whole:
+                self.ledger.settle()
+        if self._error is not None:
+            return self.report("failed")
+        if stopped.cancelled_caught:
+            return self.report("drained")
+        self.ledger.check(whole=True)
+        return self.report("done")
+
+    async def aclose(self) -> None:
+        """Do nothing: the session is not ours."""
+
+    async def _run(self, stopped: anyio.CancelScope) -> None:
+        messages = await anyio.to_thread.run_sync(self._messages)
+        spark = messages.sparkSession
+        passing = Round(
+            self._origin.name,
+            self._stages,
+            self.ledger,
+            self._letters,
+            shipment=self._shipment,
+            log_path=self._log_path,
+        )
+        with staging_for(spark, self._folder, self.name) as staging:
+            with stopped:
+                if self._drained:
+                    stopped.cancel()
+                starts = await passing.transform(messages, staging)
+                for account in self.ledger:
+                    self._tick(account)
+            if not stopped.cancelled_caught:
+                await self._sink.load(staging.messages(spark), starts)
+
+    def _messages(self) -> DataFrame:
+        try:
+            return self._origin.messages()
+        except EtlstageError:
+            raise
+        except Exception as error:
+            raise self._origin.failure(error, self._log_path) from error

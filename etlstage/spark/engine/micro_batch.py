@@ -1,0 +1,256 @@
+"""
+One micro-batch of a stream: through the stages, into the sink, once.
+
+Spark may give a batch again, with the same number and the same rows, when it was
+stopped before it noted that the batch has ended. So a batch leaves a record when all
+of it has landed; one that has its record is skipped. Before the record is there, files
+of a batch are replaced as a whole: they are in a folder of their own, the epoch's.
+
+Over Spark Connect this runs on the server's machine, in a process of its own. What it
+has to say is in the records, which are in the state directory.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from anyio import CancelScope, create_task_group, sleep
+from anyio.from_thread import start_blocking_portal
+from pyspark.sql import DataFrame
+
+from etlstage.errors import EtlstageError
+from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.position import store
+from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.spark.engine.outlet import Outlet
+from etlstage.spark.engine.stage_job import Round, staging_for
+from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.ship.plan import Shipment
+from etlstage.stage import Stage
+
+__all__ = ("STOPPED", "Batches", "Record")
+
+STOPPED: Final = "etlstage begins no further batch"
+"""What a batch raises that comes after the stream was told to stop."""
+
+_STOP: Final = "stop"
+_KEPT: Final = 1000  # records; Spark can go back by 100 batches
+_STOP_NOW: Final = "stop-now"
+_LOOK: Final = 0.2  # seconds between two looks whether to stop now
+
+
+class Record(NamedTuple):
+    """What became of one batch."""
+
+    number: int
+    run: str
+    """Of the process that ran it."""
+    accounts: list[list[int]]
+    """For each stage: received, done, dead, failed, lost, produced."""
+    loaded: bool
+    """Whether it has landed; otherwise it ended the run."""
+    error: str | None
+
+
+class Batches:
+    """
+    What Spark calls for each batch.
+
+    Args:
+        run: What sets this run apart from others.
+        state: The state directory.
+        source: Name of the extract stage.
+        stages: The stages, of kind transform.
+        outlet: Where they end.
+        letters: Where messages are put aside.
+        staging: See :func:`staging_for`.
+        shipment: What was sent to the executors.
+
+    Attributes:
+        log_path: Spark's log, for errors to name, once there is one.
+
+    """
+
+    def __init__(
+        self,
+        run: str,
+        state: Path,
+        *,
+        source: str,
+        stages: Sequence[Stage],
+        outlet: Outlet,
+        letters: DeadLetters,
+        staging: str | None = None,
+        shipment: Shipment | None = None,
+    ) -> None:
+        self._run = run
+        self._state = state
+        self._source = source
+        self._stages = tuple(stages)
+        self._outlet = outlet
+        self._letters = letters
+        self._staging = staging
+        self._shipment = shipment
+        self.log_path: Path | None = None
+        self._first = True
+        self._read: set[str] = set()
+
+    def __call__(self, messages: DataFrame, number: int) -> None:
+        """Process a batch; blocks."""
+        if (self._state / _STOP).exists():
+            raise RuntimeError(STOPPED)
+        if self._record(number).exists():
+            return
+        with start_blocking_portal() as portal:
+            portal.call(self._process_unless_stopped, messages, number)
+
+    def stream(self) -> str:
+        """Return what the epochs of this stream are called after; made if it is new."""
+        path = self._state / "stream.json"
+        if not path.exists():
+            store(path, {"id": secrets.token_hex(4)})
+        name: str = json.loads(path.read_bytes())["id"]
+        return name
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records of this run that are new since the last time, unordered."""
+        for path in (self._state / "batches").glob("*.json"):
+            if path.name in self._read:
+                continue
+            self._read.add(path.name)
+            record = Record(**json.loads(path.read_bytes()))
+            if record.run == self._run:
+                yield record
+
+    def begin(self, *, anew: bool) -> None:
+        """
+        Forget what earlier runs left: that they were stopped, what they failed at.
+
+        Args:
+            anew: Whether Spark counts batches from zero again, its checkpoint being
+                gone: the batches that have records are others then.
+
+        """
+        self.forget_stop()
+        if anew:
+            (self._state / "stream.json").unlink(missing_ok=True)
+            shutil.rmtree(self._state / "batches", ignore_errors=True)
+        for path in (self._state / "batches").glob("*.failed.json"):
+            path.unlink(missing_ok=True)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """
+        Begin no further batch.
+
+        Args:
+            at_once: Call off the one that is under way, too: it is run again when
+                batches begin again.
+
+        """
+        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._state / _STOP).touch()
+        if at_once:
+            (self._state / _STOP_NOW).touch()
+
+    def forget_stop(self) -> None:
+        """Let batches begin again."""
+        (self._state / _STOP).unlink(missing_ok=True)
+        (self._state / _STOP_NOW).unlink(missing_ok=True)
+
+    async def _process_unless_stopped(self, messages: DataFrame, number: int) -> None:
+        error: Exception | None = None
+        async with create_task_group() as tasks:
+            tasks.start_soon(self._call_off, tasks.cancel_scope)
+            try:
+                await self._process(messages, number)
+            except Exception as caught:
+                error = caught
+            tasks.cancel_scope.cancel()
+        if error is not None:
+            raise error
+        if not self._record(number).exists():
+            raise RuntimeError(STOPPED)
+
+    async def _call_off(self, batch: CancelScope) -> None:
+        # Whoever stops it may be another process: see Connect.
+        while not (self._state / _STOP_NOW).exists():  # noqa: ASYNC110
+            await sleep(_LOOK)
+        batch.cancel()
+
+    async def _process(self, messages: DataFrame, number: int) -> None:
+        ledger = Ledger(
+            [
+                (self._source, StageKind.EXTRACT),
+                *((stage.name, stage.kind) for stage in self._stages),
+                (self._outlet.name, StageKind.LOAD),
+            ]
+        )
+        epoch = f"{self.stream()}-{number}"
+        letters = self._letters.of_run(epoch)
+        if self._first:
+            # Only the first batch of a process may have been begun by another.
+            letters.recall()
+            self._first = False
+        sink = self._outlet.sink(messages.sparkSession, epoch, letters)
+        error: EtlstageError | None = None
+        try:
+            await self._pass(messages, ledger, letters, sink)
+            await letters.sync()
+        except EtlstageError as caught:
+            error = caught
+        finally:
+            letters.close()
+        _take_stock(ledger[len(ledger) - 1], sink)
+        if error is not None:
+            ledger.settle()
+        else:
+            ledger.check(whole=True)
+        counts = [account.counts for account in ledger]
+        text = None if error is None else str(error)
+        record = Record(number, self._run, counts, error is None, text)
+        self._note(record)
+        if error is not None:
+            raise error
+
+    async def _pass(
+        self,
+        messages: DataFrame,
+        ledger: Ledger,
+        letters: DeadLetters,
+        sink: StagedLoad,
+    ) -> None:
+        spark = messages.sparkSession
+        passing = Round(
+            self._source,
+            self._stages,
+            ledger,
+            letters,
+            shipment=self._shipment,
+            log_path=self.log_path,
+        )
+        with staging_for(spark, self._staging, letters.pipeline) as staging:
+            starts = await passing.transform(messages, staging)
+            async with sink:
+                await sink.load(staging.messages(spark), starts)
+
+    def _note(self, record: Record) -> None:
+        path = self._record(record.number)
+        if not record.loaded:
+            path = path.with_name(f"{record.number}.failed.json")
+        store(path, record._asdict())
+        # One goes with each that comes.
+        self._record(record.number - _KEPT).unlink(missing_ok=True)
+
+    def _record(self, number: int) -> Path:
+        return self._state / "batches" / f"{number}.json"
+
+
+def _take_stock(account: Account, sink: StagedLoad) -> None:
+    account.received, account.done = sink.received, sink.loaded
+    account.dead, account.failed = sink.dead, sink.failed

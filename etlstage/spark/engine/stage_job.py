@@ -1,0 +1,213 @@
+"""
+One DataFrame of messages through all transform stages, and its accounts.
+
+A job passes the messages through the stages, within one ``mapInArrow``, into a staging
+folder, together with what the tasks note: dead letters, and what became of the task.
+The notes are read before anything of it is loaded.
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+import anyio
+import anyio.to_thread
+from pyspark.sql import DataFrame, SparkSession
+
+from etlstage.errors import ConfigError, StageError
+from etlstage.pipeline.dead_letter.policy import over_budget
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.ledger import Ledger
+from etlstage.spark.engine.staging import Staging
+from etlstage.spark.errors import explain
+from etlstage.spark.session.job import run_job
+from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.task.chain import Chain, Outcome
+from etlstage.stage import Stage
+
+__all__ = ("Round", "staging_for")
+
+T = TypeVar("T")
+
+_IN_MEMORY: Final = 4 * 1024 * 1024  # bytes of letters
+
+
+class Round:
+    """
+    Passes messages through the stages, once.
+
+    Args:
+        source: Name of the extract stage.
+        stages: The stages, of kind transform.
+        ledger: Where to book what became of the messages.
+        letters: Where they are put aside.
+        shipment: What was sent to the executors for the stages.
+        log_path: Spark's log, for errors to name.
+
+    """
+
+    def __init__(
+        self,
+        source: str,
+        stages: Sequence[Stage],
+        ledger: Ledger,
+        letters: DeadLetters,
+        *,
+        shipment: Shipment | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        self._source = source
+        self._stages = tuple(stages)
+        self._ledger = ledger
+        self._letters = letters
+        self._shipment = shipment
+        self._log_path = log_path
+
+    async def transform(self, messages: DataFrame, staging: Staging) -> dict[int, int]:
+        """
+        Fill ``staging`` with what becomes of the messages, and settle the accounts.
+
+        Returns:
+            For each partition, the place of its first message among all that are to
+            be loaded.
+
+        Raises:
+            StageError: If a stage can't process its messages.
+
+        """
+        spark = messages.sparkSession
+        chain = Chain(self._source, self._stages, self._letters, self._shipment)
+
+        def job() -> list[Outcome]:
+            staging.fill(messages, chain)
+            return staging.outcomes(spark)
+
+        outcomes = await self._run(spark, job)
+        failed = next((o.error for o in outcomes if o.error is not None), None)
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
+            if any(outcome.letters for outcome in outcomes):
+                try:
+                    await self._fetch(staging, spark, file)
+                except StageError as error:
+                    if failed is None:
+                        raise
+                    raise failed from error
+            # Of a run that loads, and of one that fails, letters are kept and counted;
+            # one that is called off has been so above.
+            starts = self._book(outcomes)
+            with anyio.CancelScope(shield=True):
+                last = await anyio.to_thread.run_sync(self._adopt, file, starts)
+                await self._letters.sync()
+        if failed is not None:
+            raise failed
+        self._judge(last)
+        return starts[-1]
+
+    async def _run(self, spark: SparkSession, job: Callable[[], T]) -> T:
+        try:
+            return await run_job(spark, job)
+        except Exception as error:
+            text = explain(error, self._log_path)
+            raise StageError(text, stage=self._source) from error
+
+    async def _fetch(
+        self, staging: Staging, spark: SparkSession, file: IO[bytes]
+    ) -> None:
+        """Bring the dead letters here: there may be more than memory has room for."""
+        for pages in await self._run(spark, partial(staging.pages, spark)):
+            found = await self._run(spark, partial(staging.letters, spark, pages))
+            try:
+                pickle.dump(found, file)
+                file.flush()
+            except OSError as error:
+                raise self._no_room(error) from error
+
+    def _no_room(self, error: OSError) -> StageError:
+        said = (error.strerror or str(error)).lower()
+        return StageError(
+            f"{self._source}: can't hold the dead letters in {tempfile.gettempdir()}:"
+            f" {said}; set TMPDIR to a folder with room for them",
+            stage=self._source,
+        )
+
+    def _book(self, outcomes: list[Outcome]) -> list[dict[int, int]]:
+        """Return, by stage and partition, the place of its first message among all."""
+        starts = [dict[int, int]() for _ in self._ledger]
+        for outcome in outcomes:
+            for account, places, row in zip(
+                self._ledger, starts, outcome.accounts, strict=False
+            ):
+                places[outcome.partition] = account.received
+                account.add(row)
+        return starts
+
+    def _adopt(
+        self, file: IO[bytes], starts: list[dict[int, int]]
+    ) -> dict[str, DeadLetter]:
+        """Put the dead letters with the others; return the last of each stage."""
+        names = [account.stage for account in self._ledger]
+        last: dict[str, DeadLetter] = {}
+        end = file.tell()
+        file.seek(0)
+        while file.tell() < end:
+            for partition, letter in pickle.load(file):  # noqa: S301 - our own
+                start = starts[names.index(letter.stage)][partition]
+                self._letters.adopt(letter, place=start + letter.place)
+                last[letter.stage] = letter
+        return last
+
+    def _judge(self, last: dict[str, DeadLetter]) -> None:
+        """Raise if too much was put aside; a task knows its own part only."""
+        for stage, account in zip(self._stages, list(self._ledger)[1:], strict=False):
+            dead, received = account.dead, account.received
+            if not stage.on_error.budget.allows(dead, received):
+                why = last[stage.name].error
+                raise over_budget(
+                    stage.name, stage.on_error, dead, received, why, self._letters
+                )
+
+
+@contextmanager
+def staging_for(
+    spark: SparkSession, folder: str | None, name: str
+) -> Iterator[Staging]:
+    """
+    Give a staging folder, and remove it.
+
+    Args:
+        spark: The session.
+        folder: What it shall be in, a path or URL that all executors see; None is the
+            system's temporary directory.
+        name: What its name begins with.
+
+    Raises:
+        ConfigError: If ``folder`` is None and Spark is not on this machine alone.
+
+    """
+    if folder is not None:
+        staging = Staging(f"{folder}/{name}-{secrets.token_hex(4)}")
+        try:
+            yield staging
+        finally:
+            staging.remove(spark)
+        return
+    master = str(spark.conf.get("spark.master", ""))
+    if not master.startswith("local"):
+        raise ConfigError(
+            f"stages on the executors of {master or 'a server'} need the key"
+            " spark.staging: a folder that all of them see, such as"
+            " hdfs:///tmp/etlstage"
+        )
+    # A task that was interrupted may still write for a moment.
+    with tempfile.TemporaryDirectory(
+        prefix="etlstage-staging-", ignore_cleanup_errors=True
+    ) as temporary:
+        yield Staging(f"{temporary}/rows")

@@ -1,0 +1,265 @@
+"""
+A run over a stream: Spark cuts it into batches, each passes all stages and is loaded.
+
+Spark's checkpoint, in the state directory, says which rows a batch has; what becomes
+of a batch is in ``micro_batch.py``. Told to stop, it ends behind the batch under way.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from pyspark.sql.streaming.query import StreamingQuery
+
+from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.position import locked
+from etlstage.pipeline.report import Report, Status
+from etlstage.pipeline.runner import Runner
+from etlstage.spark.engine.micro_batch import STOPPED, Batches, Record
+from etlstage.spark.engine.origin import Origin
+from etlstage.spark.engine.outlet import Outlet
+from etlstage.spark.errors import text_of
+from etlstage.spark.ship.plan import Shipment
+from etlstage.stage import Stage
+
+__all__ = ("StreamingPipeline",)
+
+_LOOK: Final = 1  # seconds between two looks at the query, a whole number
+
+
+class StreamingPipeline(Runner):
+    """
+    Runs transform stages on the batches of a streaming DataFrame.
+
+    A batch that is run again, because the process was killed in it, is loaded once:
+    where the sink writes files to a path, each batch is an epoch with a folder of its
+    own, ``epoch=...``, which is replaced as a whole. Other sinks may be given such a
+    batch twice.
+
+    Args:
+        name: As the report calls it.
+        origin: What to read, a streaming DataFrame.
+        stages: What the messages pass through.
+        outlet: Where they end.
+        dead_letters: Where messages are put aside that a stage can't process.
+        state: The state directory. One process uses it at a time.
+        every: Seconds from one batch to the next; without end. None: what there is
+            now, in as many batches as the source wants, and then no more.
+        staging: Folder, or URL of one, that all executors see; see
+            :class:`ExecutorPipeline`.
+        shipment: What was sent to the executors for the stages.
+        log_path: Spark's log, for errors to name.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        origin: Origin,
+        stages: Sequence[Stage] = (),
+        outlet: Outlet,
+        dead_letters: DeadLetters,
+        state: Path,
+        every: float | None = None,
+        staging: str | None = None,
+        shipment: Shipment | None = None,
+        log_path: Path | None = None,
+    ) -> None:
+        self._landed = _Landed(outlet)
+        super().__init__(
+            name,
+            source=origin.name,
+            stages=stages,
+            sink=self._landed,
+            dead_letters=dead_letters,
+            dead_letter_sink=None,
+        )
+        self.ledger.awaited = "the first batch"
+        self._origin = origin
+        self._letters = dead_letters
+        self._state = state.absolute()
+        self._checkpoint = self._state / "checkpoint"
+        self._outlet = outlet
+        self._every = every
+        self._log_path: Path | None = log_path
+        self._drained = False
+        self._failed: str | None = None
+        self._batches = Batches(
+            secrets.token_hex(4),
+            state.absolute(),
+            source=origin.name,
+            stages=stages,
+            outlet=outlet,
+            letters=dead_letters,
+            staging=staging,
+            shipment=shipment,
+        )
+
+    def drain(self) -> None:
+        """End behind the batch that is under way; the next run goes on from there."""
+        self._drained = True
+        self._batches.stop()
+
+    async def run(self) -> Report:
+        """Run until the input ends or :meth:`drain` is called; return the report."""
+        self._started = anyio.current_time()
+        status: Status = "done"
+        try:
+            if self._drained:
+                self._batches.forget_stop()
+            else:
+                await self._run_alone()
+            if self._drained:
+                status = "drained"
+        except Exception as error:
+            self._error = error
+            status = "failed"
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.aclose()
+            self._ended = anyio.current_time()
+            self._book()
+        if self._error is None:
+            self.ledger.check(whole=True)
+        return self.report(status)
+
+    async def aclose(self) -> None:
+        """Do nothing: the session is not ours."""
+
+    def report(self, status: Status) -> Report:
+        """Return the report of a run that ended as ``status`` says."""
+        # The letters were written in another process, or by another object.
+        self._letters.count = sum(account.dead for account in self.ledger)
+        return super().report(status)
+
+    async def _run_alone(self) -> None:
+        with ExitStack() as stack:
+            try:
+                alone = stack.enter_context(locked(self._state))
+            except OSError as error:
+                said = (error.strerror or str(error)).lower()
+                raise SourceFailed(
+                    f"{self._origin.name}: can't use the state directory {self._state}:"
+                    f" {said}; set another state",
+                    stage=self._origin.name,
+                ) from error
+            if not alone:
+                raise SourceFailed(
+                    f"{self._origin.name}: another process uses the state directory"
+                    f" {self._state}: wait until it has ended, or set another state",
+                    stage=self._origin.name,
+                )
+            self._batches.begin(anew=not self._checkpoint.exists())
+            try:
+                await self._run()
+            finally:
+                self._batches.forget_stop()
+
+    async def _run(self) -> None:
+        try:
+            query = await anyio.to_thread.run_sync(self._start)
+        except EtlstageError:
+            raise
+        except Exception as error:
+            raise self._origin.failure(error, self._log_path) from error
+        try:
+            await self._watch(query)
+        except anyio.get_cancelled_exc_class():
+            self._batches.stop(at_once=True)
+            raise
+        finally:
+            # It fails if Spark is gone, which has been told.
+            with anyio.CancelScope(shield=True), suppress(Exception):
+                await anyio.to_thread.run_sync(query.stop)
+
+    def _start(self) -> StreamingQuery:
+        messages = self._origin.messages()
+        if not messages.isStreaming:
+            raise SourceFailed(
+                f"{self._origin.name}: the DataFrame is no stream: use spark.readStream",
+                stage=self._origin.name,
+            )
+        objection = None if self._checkpoint.exists() else self._outlet.objection()
+        if objection is not None:
+            raise SinkFailed(objection, stage=self._landed.name)
+        self._batches.log_path = self._log_path
+        writer = messages.writeStream.foreachBatch(self._batches)
+        writer = writer.option("checkpointLocation", str(self._checkpoint))
+        if self._every is None:
+            writer = writer.trigger(availableNow=True)
+        else:
+            every = f"{round(self._every * 1000)} milliseconds"
+            writer = writer.trigger(processingTime=every)
+        return writer.queryName(self.name).start()
+
+    async def _watch(self, query: StreamingQuery) -> None:
+        while True:
+            try:
+                ended = await anyio.to_thread.run_sync(
+                    query.awaitTermination, _LOOK, abandon_on_cancel=True
+                )
+            except Exception as error:
+                self._book()
+                if STOPPED in text_of(error):
+                    # Perhaps not by us: another process has said so, or a user.
+                    self._drained = True
+                    return
+                raise self._failure(error) from error
+            self._book()
+            if ended:
+                return
+            if self._drained:
+                status = await anyio.to_thread.run_sync(lambda: query.status)
+                if not status["isTriggerActive"]:
+                    return
+
+    def _failure(self, error: Exception) -> StageError:
+        if self._failed is not None:
+            return StageError(self._failed, stage=self._origin.name)
+        return self._origin.failure(error, self._log_path)
+
+    def _book(self) -> None:
+        """Take over the accounts of batches that have ended."""
+        for record in self._batches.records():
+            for account, row in zip(self.ledger, record.accounts, strict=True):
+                account.add(row)
+                self._tick(account)
+            self._landed.take(record)
+            self._failed = record.error or self._failed
+
+
+class _Landed:
+    """What is known of the sinks: what the batches have said."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        self.name = outlet.name
+        self.received = self.loaded = self.dead = self.failed = 0
+        self._epochs = 0
+        self._outlet = outlet
+
+    def take(self, record: Record) -> None:
+        """Count a batch."""
+        received, done, dead, failed, *_ = record.accounts[-1]
+        self.received += received
+        self.loaded += done
+        self.dead += dead
+        self.failed += failed
+        self._epochs += record.loaded
+
+    def landed(self) -> str:
+        """Return, in one line for a human, what is in place."""
+        if not self._epochs:
+            return f"nothing new is in place at {self._outlet}"
+        plural = "epoch" if self._epochs == 1 else "epochs"
+        return (
+            f"{self._epochs} {plural} with {self.loaded} messages in place at"
+            f" {self._outlet}"
+        )

@@ -1,1 +1,0 @@
-"""Stages inside Spark's executors: one for a DataFrame, or a whole chain of them."""

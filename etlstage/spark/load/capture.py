@@ -1,0 +1,62 @@
+"""What executors have staged, in order, for a sink that takes messages."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
+
+from pyspark.sql import DataFrame
+
+from etlstage.messages import Position
+from etlstage.pipeline.interfaces import Sink
+from etlstage.spark.dataframe.source import DataFrameSource
+
+__all__ = ("StagedCapture",)
+
+
+class StagedCapture:
+    """Gives a sink what waits in a staging folder; in all else it is that sink."""
+
+    name: str
+    received: int
+    loaded: int
+    dead: int
+    failed: int
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the sink's own
+        return getattr(self._sink, name)
+
+    def landed(self) -> str:
+        """Return, in one line for a human, what is in place."""
+        return self._sink.landed()
+
+    async def __aenter__(self) -> Self:
+        """Open the sink."""
+        await self._sink.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the sink."""
+        await self._sink.__aexit__(kind, error, trace)
+
+    async def load(self, messages: DataFrame, starts: dict[int, int]) -> None:
+        """Write the messages, partition by partition; see :class:`StagedSink`."""
+        rows = messages.orderBy("partition", "place").select("raw")
+        source = DataFrameSource(rows, message="raw", name=self._sink.name)
+        try:
+            async with aclosing(source.runs()) as runs:
+                async for run in runs:
+                    assert not isinstance(run, Position)
+                    await self._sink.write(run)
+        finally:
+            await source.aclose()
+        await self._sink.finish()

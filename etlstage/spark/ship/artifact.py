@@ -1,0 +1,231 @@
+"""
+How programs, and etlstage itself, get to Spark's executors.
+
+:func:`ship` runs in the driver; :func:`place` in a task, where it finds what was
+shipped, and misses what is not there.
+
+Spark adds a package that is one zip of pure Python to the path of its Python workers.
+Compiled packages don't go that way: PyArrow has to be on the executors, as it has to
+for Spark's own Arrow functions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+import socket
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from pyspark import SparkFiles, TaskContext
+from pyspark.sql import SparkSession
+
+import etlstage
+from etlstage.errors import ConfigError, WorkerStartFailed
+from etlstage.spark.errors import PACKAGES, explain
+from etlstage.stage import Stage
+
+__all__ = ("place", "ship")
+
+_DUPLICATES: Final = (
+    "DUPLICATED_ARTIFACT",
+    "ALREADY_EXISTS",
+    # Where executors fetch files from the driver.
+    "already registered with a different path",
+)
+
+
+def ship(
+    spark: SparkSession,
+    *files: str | os.PathLike[str],
+    archives: Sequence[str | os.PathLike[str]] = (),
+) -> None:
+    """
+    Send programs to Spark's executors, and etlstage itself.
+
+    ::
+
+        ship(spark, "clean.py")
+        transform(frame, Stage(name="clean", command=("./clean.py",)))
+
+    Call it before :func:`~etlstage.spark.transform`: Spark has a plan remember which
+    packages were shipped when it was made.
+
+    A worker whose command names one of them, by a relative path, runs in the folder
+    where they are. Python among them may import :mod:`etlstage.worker`.
+
+    Args:
+        spark: A classic session or one over Spark Connect.
+        files: Any; each may be executed there.
+        archives: Each is unpacked into a folder of its name, or of the name behind
+            ``#``, as in ``tools.tar.gz#tools``.
+
+    Raises:
+        ConfigError: If a file is not there, or was shipped with other content.
+
+    """
+    programs, packed = _kept(files), _kept(archives)
+    try:
+        spark.addArtifacts(str(_packed()), pyfile=True)
+        if programs:
+            spark.addArtifacts(*programs, file=True)
+        if packed:
+            spark.addArtifacts(*packed, archive=True)
+    except Exception as error:
+        text = explain(error)
+        if any(known in str(error) for known in _DUPLICATES):
+            text = (
+                "a file of this name was shipped with other content, which the session"
+                f" keeps: give it another name, or start a session ({text})"
+            )
+        raise ConfigError(f"can't ship: {text}") from error
+
+
+def _kept(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """
+    Return copies of files.
+
+    A classic session reads them when an executor asks, and fails all its tasks from
+    then on if they are not as they were. A cluster takes a file again only by the path
+    that it knows, so that is made of the content.
+    """
+    found = [_parted(os.fspath(path)) for path in paths]
+    for path, _, _ in found:
+        if os.path.isdir(path):
+            raise ConfigError(f"can't ship {path}: it is a folder, make an archive")
+        if not os.path.isfile(path):
+            raise ConfigError(f"can't ship {path}: it does not exist")
+    return [str(_copy(path)) + mark + name for path, mark, name in found]
+
+
+def _parted(path: str) -> tuple[str, str, str]:
+    """Return a path, and ``#`` with the name behind it, if any; folders may have it."""
+    folder, name = os.path.split(path)
+    name, mark, there = name.partition("#")
+    return os.path.join(folder, name), mark, there
+
+
+def _copy(path: str) -> Path:
+    with tempfile.TemporaryDirectory(dir=_folder()) as folder:
+        copy = Path(shutil.copy(path, folder))
+        with copy.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        kept = _folder() / digest / copy.name
+        kept.parent.mkdir(exist_ok=True)
+        return copy.replace(kept)
+
+
+@cache
+def _folder() -> Path:
+    """Return where copies are; removed at the end of the process."""
+    folder = tempfile.mkdtemp(prefix="etlstage-ship-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+# --- etlstage in a zip -----------------------------------------------------------------
+
+
+@cache  # PySpark puts it on our own path, and finding modules there is another matter
+def _packed() -> Path:
+    """Return a zip that Python can import: where we come from, if that is one."""
+    home = Path(etlstage.__file__).parents[1]
+    if home.is_file():
+        return home
+    path = _folder() / "etlstage.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, source in sorted(_modules()):
+            # Without a time of its own: the same content makes the same zip.
+            packed.writestr(zipfile.ZipInfo(name), source.read_bytes())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    # Spark refuses a name that it knows for other content.
+    return path.rename(path.with_name(f"etlstage-{digest}.zip"))
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        origin = Path(spec.origin)
+        if spec.submodule_search_locations is None:
+            yield origin.name, origin
+            continue
+        for path in origin.parent.rglob("*.py"):
+            yield str(path.relative_to(origin.parent.parent)), path
+
+
+# --- in a task -------------------------------------------------------------------------
+
+
+def place(stage: Stage, *, remedy: str | None = None) -> Stage:
+    """
+    Return ``stage`` as it runs on this executor; as it is, where there is no Spark.
+
+    Args:
+        stage: As it was made in the driver.
+        remedy: What sends a program that is missed here; by default :func:`ship`.
+
+    Raises:
+        WorkerStartFailed: If its program is not there; the text says on which host.
+
+    """
+    if TaskContext.get() is None:
+        return stage
+    folder = SparkFiles.getRootDirectory()
+    if stage.cwd is None and any(_is_shipped(folder, word) for word in stage.command):
+        stage = replace(stage, cwd=Path(folder).absolute())
+    packed = Path(etlstage.__file__).absolute().parents[1]
+    if packed.is_file():
+        # We came in a zip: that is where Python among the workers finds the SDK.
+        inherited = stage.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        path = f"{packed}{os.pathsep}{inherited}" if inherited else str(packed)
+        stage = replace(stage, env={**stage.env, "PYTHONPATH": path})
+    _check_program(stage, remedy)
+    return stage
+
+
+def _is_shipped(folder: str, word: str) -> bool:
+    if os.path.isabs(word) or word in ("", ".", ".."):
+        return False
+    return os.path.isfile(os.path.join(folder, word))
+
+
+def _check_program(stage: Stage, remedy: str | None) -> None:
+    program = stage.command[0]
+    name = os.path.basename(program)
+    call = "" if remedy else f" and call it './{name}'"
+    remedy = remedy or f"ship it with etlstage.spark.ship(spark, {name!r})"
+    host = socket.gethostname()
+    if os.sep not in program:
+        path = stage.env.get("PATH", os.environ.get("PATH"))
+        if shutil.which(program, path=path) is None:
+            raise WorkerStartFailed(
+                f"stage {stage.name}: there is no program {program!r} on PATH on host"
+                f" {host}: install it there, or {remedy}{call}",
+                stage=stage.name,
+            )
+        return
+    folder = str(stage.cwd or os.getcwd())
+    path = os.path.join(folder, program)
+    if not os.path.exists(path):
+        where = "" if os.path.isabs(program) else f" in {folder}"
+        raise WorkerStartFailed(
+            f"stage {stage.name}: there is no program {program!r}{where} on host {host}:"
+            f" put it there, or {remedy}",
+            stage=stage.name,
+        )
+    if not os.path.isdir(path) and not os.access(path, os.X_OK):
+        raise WorkerStartFailed(
+            f"stage {stage.name}: {path} is not executable on host {host}: run chmod +x"
+            f" there, or {remedy}",
+            stage=stage.name,
+        )

@@ -1,0 +1,1 @@
+"""Stages inside a Spark task."""

@@ -1,0 +1,310 @@
+"""
+All transform stages of a pipeline in one task, for one partition of its input.
+
+Inside, it is a pipeline as any other: its source is what Spark gives, its sink is what
+Spark gets. Beside the messages that leave the last stage there are notes: a dead letter
+each, and at the end what became of the task, with the error that ended it, if any. So
+all that a task has to say is in its rows, and what Spark makes of the rows of a task
+that failed, or ran twice, holds for that too: they count once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from etlstage import errors
+from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
+from etlstage.messages import KeyedRun, Position, Run, size_of
+from etlstage.pipeline.dead_letter.policy import config_of
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import Report
+from etlstage.protocol.marker.columnar import COLUMNS, Column
+from etlstage.spark.ship.artifact import place
+from etlstage.spark.ship.plan import Shipment
+from etlstage.spark.task.portal import Bridge, bridged
+from etlstage.stage import Stage
+
+__all__ = ("ROWS", "Chain", "Outcome")
+
+ROWS: Final = "partition int, place long, value binary, note string"
+"""What a task gives: messages, each at its place among those of its partition; dead
+letters as notes, with the number of their page for a place; and a note without a place,
+which is its outcome."""
+
+_SCHEMA: Final = pa.schema(
+    {
+        "partition": pa.int32(),
+        "place": pa.int64(),
+        "value": pa.binary(),
+        "note": pa.string(),
+    }
+)
+_JUDGED_OF: Final = 10_000  # messages, see Pipeline
+_ROWS: Final = 100_000  # in a batch of results, about
+_BYTES: Final = 8 * 1024 * 1024
+_PAGE: Final = 1024 * 1024  # bytes of letters, about
+_OBJECT: Final = 48  # bytes of a message in a list, beside its own
+
+_Item: TypeAlias = "Run | _Note"
+
+
+class _Note(NamedTuple):
+    text: str
+    is_letter: bool
+
+
+class Outcome(NamedTuple):
+    """What became of a task."""
+
+    partition: int
+    accounts: list[list[int]]
+    """For each stage, its counts."""
+    letters: int
+    """How many it has noted."""
+    error: Exception | None
+    """What ended the task early."""
+
+    @classmethod
+    def from_note(cls, partition: int, note: str) -> Outcome:
+        """Return what a task has noted at its end."""
+        plain = json.loads(note)
+        error = plain["error"]
+        found = error and _error(**error)
+        return cls(partition, plain["accounts"], plain["letters"], found)
+
+
+class Chain:
+    """
+    What :meth:`DataFrame.mapInArrow` runs.
+
+    Args:
+        source: Name of the extract stage.
+        stages: The stages, of kind transform.
+        letters: Those of the run; what is put aside here leaves in notes.
+        shipment: What was sent for the stages.
+
+    """
+
+    def __init__(
+        self,
+        source: str,
+        stages: Sequence[Stage],
+        letters: DeadLetters,
+        shipment: Shipment | None = None,
+    ) -> None:
+        self._source = source
+        self._stages = tuple(stages)
+        self._letters = letters
+        self._place = place if shipment is None else shipment.place
+
+    def run(
+        self, batches: Iterator[pa.RecordBatch]
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield rows for the messages in the first column, keys in the second."""
+        task = TaskContext.get()
+        rows = _Rows(task.partitionId() if task is not None else 0)
+        stages = [self._place(stage) for stage in self._stages]
+        with bridged(partial(self._serve, stages)) as bridge:
+            # It may end before its input: why, is the last note.
+            for item in bridge.cross(map(_run, batches)):
+                yield from rows.add(item)
+            yield from rows.rest()
+
+    async def _serve(self, stages: Sequence[Stage], bridge: Bridge[_Item]) -> None:
+        letters = 0
+
+        async def note(letter: DeadLetter) -> None:
+            nonlocal letters
+            letters += 1
+            text = json.dumps(letter.to_dict())
+            await bridge.put(_Note(text, is_letter=True), len(text))
+
+        configs = {stage.name: config_of(stage) for stage in self._stages}
+        pipeline = Pipeline(
+            name=self._letters.pipeline,
+            source=_Source(self._source, bridge),
+            stages=stages,
+            sink=_Sink(bridge),
+            dead_letters=self._letters.kept_by(note, configs),
+            framing=COLUMNS,
+            judged_of=_JUDGED_OF,
+        )
+        report = await pipeline.run()
+        error = report.error
+        # It is logged by Spark, or staged with the rows.
+        text = self._letters.conceal(str(error))
+        if isinstance(error, WorkerStartFailed | StageFailed):
+            # It may be this machine's fault: Spark is to try another one.
+            raise type(error)(text, stage=error.stage) from None
+        outcome = json.dumps(_outcome(report, letters, text))
+        await bridge.put(_Note(outcome, is_letter=False))
+
+
+def _outcome(report: Report, letters: int, text: str) -> dict[str, Any]:
+    error = report.error
+    return {
+        "accounts": [account.counts for account in report.ledger],
+        "letters": letters,
+        "error": error
+        and {
+            "kind": type(error).__name__,
+            "text": text,
+            "stage": getattr(error, "stage", None),
+        },
+    }
+
+
+def _error(kind: str, text: str, stage: str | None) -> Exception:
+    """Return an error as it was raised in a task, as far as its class allows."""
+    found = getattr(errors, kind, StageError)
+    if isinstance(found, type) and issubclass(found, StageError):
+        return found(text, stage=stage or "")
+    return StageError(text, stage=stage or "")
+
+
+def _run(batch: pa.RecordBatch) -> Run:
+    # Large where spark.sql.execution.arrow.useLargeVarTypes is set.
+    column = batch.column(0).cast(pa.binary())
+    if batch.num_columns == 1:
+        return cast("Run", Column(column))
+    return KeyedRun(column.to_pylist(), batch.column(1).to_pylist())
+
+
+class _Source:
+    """What Spark gives, as a pipeline's source."""
+
+    def __init__(self, name: str, bridge: Bridge[_Item]) -> None:
+        self.name = name
+        self._bridge = bridge
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        async for run in self._bridge.runs():
+            if nulls := _nulls(run):
+                raise SourceFailed(
+                    f"{self.name}: message is null in {nulls} of {len(run)} rows of a"
+                    " batch: filter these rows, or give them a message with"
+                    " coalesce(..., '')",
+                    stage=self.name,
+                )
+            if len(run):
+                yield run
+
+    def drain(self) -> bool:
+        return False
+
+    async def acknowledge(self, position: Position) -> None:
+        raise AssertionError("unreachable: there are no positions")
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _nulls(run: Sequence[bytes | None]) -> int:
+    if isinstance(run, Column):
+        return int(run.array.null_count)
+    return sum(message is None for message in run)
+
+
+class _Sink:
+    """What Spark gets, as a pipeline's sink."""
+
+    name = "a task's rows"
+    dead = failed = 0
+
+    def __init__(self, bridge: Bridge[_Item]) -> None:
+        self.received = self.loaded = 0
+        self._bridge = bridge
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    async def write(self, run: Run) -> None:
+        self.received += len(run)
+        await self._bridge.put(run, size_of(run) + _OBJECT * len(run))
+        self.loaded = self.received
+
+    async def flush(self) -> None:
+        pass
+
+    async def finish(self) -> None:
+        pass
+
+    def landed(self) -> str:
+        return f"{self.loaded} messages given to Spark"
+
+
+class _Rows:
+    """Makes batches for Spark out of messages and notes."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._places = 0
+        self._values: list[pa.Array] = []
+        self._page = self._page_size = 0
+        self._notes: list[_Note] = []
+        self._rows = self._size = 0
+
+    def add(self, item: _Item) -> Iterator[pa.RecordBatch]:
+        """Take messages or a note; yield a batch if there is enough for one."""
+        if isinstance(item, _Note):
+            self._notes.append(item)
+            self._size += len(item.text)
+        else:
+            run = item
+            self._values.append(
+                run.array if isinstance(run, Column) else pa.array(run, pa.binary())
+            )
+            self._size += size_of(run)
+            self._rows += len(run)
+        if self._size >= _BYTES or self._rows >= _ROWS:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Yield what there is, if anything."""
+        values, self._values = self._values, []
+        notes, self._notes = self._notes, []
+        self._rows = self._size = 0
+        if values:
+            value = pa.concat_arrays(values)
+            ones = pa.repeat(pa.scalar(1, pa.int64()), len(value))
+            place = pc.cumulative_sum(ones, start=self._places - 1)
+            self._places += len(value)
+            yield self._batch(place, value, pa.nulls(len(value), pa.string()))
+        if notes:
+            texts = pa.array([note.text for note in notes], pa.string())
+            places = pa.array(map(self._page_of, notes), pa.int64())
+            yield self._batch(places, pa.nulls(len(notes), pa.binary()), texts)
+
+    def _page_of(self, note: _Note) -> int | None:
+        if not note.is_letter:
+            return None
+        if self._page_size >= _PAGE:
+            self._page, self._page_size = self._page + 1, 0
+        self._page_size += len(note.text)
+        return self._page
+
+    def _batch(
+        self, place: pa.Array, value: pa.Array, note: pa.Array
+    ) -> pa.RecordBatch:
+        partition = pa.repeat(pa.scalar(self._partition, pa.int32()), len(value))
+        return pa.RecordBatch.from_arrays(
+            [partition, place, value, note], schema=_SCHEMA
+        )

@@ -1,0 +1,217 @@
+"""
+One task of a stage: a partition's Arrow batches through workers of its own.
+
+It runs in Spark's Python worker, the supervisor behind a bridge: this thread reads
+what Spark gives and hands back what is ready.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, aclosing
+from functools import partial
+from typing import Final, NamedTuple, cast
+
+import pyarrow as pa
+from anyio.streams.memory import MemoryObjectReceiveStream
+from pyspark import TaskContext
+
+from etlstage.errors import SourceFailed, StageFailed
+from etlstage.messages import Run
+from etlstage.protocol.marker.columnar import COLUMNS, Column, Replies
+from etlstage.protocol.marker.framing import LISTS
+from etlstage.spark.ship.artifact import place
+from etlstage.spark.task.portal import Bridge, bridged
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor, SupervisorEvent, WorkerExited
+from etlstage.supervisor.exchange.submission import Answer
+
+__all__ = ("KEPT", "Task", "answer_all", "messages_of", "refused")
+
+KEPT: Final = "_etlstage_kept"
+"""Column with what rows keep."""
+
+_ROWS: Final = 10_000  # in a batch of results, about
+_BYTES: Final = 8 * 1024 * 1024
+
+
+class _Place(NamedTuple):
+    """Consecutive rows of the partition."""
+
+    start: int
+    """Place of the first."""
+    rows: int
+    kept: pa.StructArray | None
+    """What each of them keeps."""
+
+
+class Task:
+    """
+    What :meth:`DataFrame.mapInArrow` runs.
+
+    Args:
+        stage: With answers in the order of its input.
+        texts: Whether replies are text.
+
+    """
+
+    def __init__(self, stage: Stage, *, texts: bool) -> None:
+        self._stage = stage
+        self._texts = texts
+
+    def run(
+        self, batches: Iterator[pa.RecordBatch]
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the replies to the messages in the first column, in order."""
+        results = _Results(self._stage.name, texts=self._texts)
+
+        def runs() -> Iterator[Run]:
+            for batch in batches:
+                if batch.num_rows:
+                    messages = messages_of(self._stage, batch.column(0))
+                    results.expect(batch)
+                    yield messages
+
+        with bridged(partial(answer_all, place(self._stage))) as bridge:
+            for answer in bridge.cross(runs()):
+                results.add(answer)
+                yield from results.ripe()
+            yield from results.rest()
+
+
+def messages_of(stage: Stage, column: pa.Array) -> Run:
+    """
+    Return the messages in ``column``, as :func:`answer_all` takes them.
+
+    Raises:
+        SourceFailed: If one of them is null.
+
+    """
+    # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
+    # is set. Bytes are not copied for it, but for what is large.
+    column = column.cast(pa.binary())
+    if column.null_count:
+        raise SourceFailed(
+            f"stage {stage.name}: message is null in {column.null_count} of"
+            f" {len(column)} rows of a batch: filter these rows, or give them a"
+            " message with coalesce(...)",
+            stage=stage.name,
+        )
+    if stage.mode.batches:
+        messages: Run = column.to_pylist()
+        return messages
+    # A sequence of bytes is all that the way of single messages asks for.
+    return cast("Run", Column(column))
+
+
+def refused(stage: str, text: str, answer: Answer) -> StageFailed:
+    """Return the error for an answer, with the place of its messages."""
+    task = TaskContext.get()
+    partition = f" of partition {task.partitionId()}" if task is not None else ""
+    first, count = answer.start + 1, len(answer.messages)
+    which = f"message {first}" + (f" to {first + count - 1}" if count > 1 else "")
+    return StageFailed(f"{text} ({which}{partition})", stage=stage)
+
+
+async def answer_all(
+    stage: Stage, bridge: Bridge[Answer], *, ends_well: bool = False
+) -> None:
+    """
+    Answer what comes over the bridge until there is no more.
+
+    Args:
+        stage: With answers in the order of its input.
+        bridge: The bridge.
+        ends_well: Whether it is a failure if a worker does not exit with status 0
+            when its input has ended.
+
+    """
+    framing = LISTS if stage.mode.batches else COLUMNS
+    with ExitStack() as stack:
+        async with AsyncSupervisor(stage, framing=framing) as supervisor:
+            events = stack.enter_context(supervisor.events())
+            if not ends_well:
+                events.close()
+            async with aclosing(supervisor.answers(bridge.runs())) as answers:
+                async for answer in answers:
+                    await bridge.put(answer, answer.reply_size)
+        if ends_well:
+            await _check_ends(stage.name, events)
+
+
+async def _check_ends(
+    stage: str, events: MemoryObjectReceiveStream[SupervisorEvent]
+) -> None:
+    ends = [event async for event in events if isinstance(event, WorkerExited)]
+    # Of a worker that was started again, the last.
+    for end in {end.worker: end for end in ends}.values():
+        if end.status:
+            raise StageFailed(
+                f"stage {stage}: worker {end.worker} {end.fate} at the end of its"
+                " input, expected status 0: what it left may not be whole",
+                stage=stage,
+            )
+
+
+class _Results:
+    """Makes batches for Spark out of answers."""
+
+    def __init__(self, stage: str, *, texts: bool) -> None:
+        self._stage = stage
+        self._texts = texts
+        self._places: deque[_Place] = deque()
+        self._next = 0  # place of the next row
+        self._pieces: list[tuple[pa.Array, ...]] = []
+        self._rows = self._size = 0
+
+    def expect(self, batch: pa.RecordBatch) -> None:
+        """Take note of a batch that is given to the workers."""
+        kept = batch.column(1) if batch.num_columns > 1 else None
+        self._places.append(_Place(self._next, batch.num_rows, kept))
+        self._next += batch.num_rows
+
+    def add(self, answer: Answer) -> None:
+        """
+        Take an answer.
+
+        Raises:
+            StageFailed: If there is no answer to a message, or it is not text.
+
+        """
+        if answer.error is not None:
+            raise refused(self._stage, str(answer.error), answer) from answer.error
+        replies = Replies.of(answer.groups)
+        values = replies.values
+        if self._texts:
+            try:
+                values = values.cast(pa.string())
+            except pa.ArrowInvalid as error:
+                text = f"stage {self._stage}: a reply is not UTF-8"
+                raise refused(self._stage, text, answer) from error
+        place = self._places[0]
+        if place.kept is None:
+            self._pieces.append((values,))
+        else:
+            kept = place.kept.slice(answer.start - place.start, len(replies))
+            owners = replies.owners
+            self._pieces.append((values, kept if owners is None else kept.take(owners)))
+        self._rows += len(values)
+        self._size += answer.reply_size
+        end = answer.start + len(answer.messages)
+        while self._places and self._places[0].start + self._places[0].rows <= end:
+            self._places.popleft()
+
+    def ripe(self) -> Iterator[pa.RecordBatch]:
+        """Yield a batch if there is enough for one."""
+        if self._rows >= _ROWS or self._size >= _BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Yield what there is, if anything."""
+        pieces, self._pieces = self._pieces, []
+        rows, self._rows, self._size = self._rows, 0, 0
+        if rows:
+            columns = [pa.concat_arrays(column) for column in zip(*pieces, strict=True)]
+            names = ["value", KEPT][: len(columns)]
+            yield pa.RecordBatch.from_arrays(columns, names=names)

@@ -1,0 +1,25 @@
+"""What a stage is: its program, its dialect, and how both are treated."""
+
+from __future__ import annotations
+
+from etlstage.stage.policy import BatchPolicy as BatchPolicy
+from etlstage.stage.policy import ErrorBudget as ErrorBudget
+from etlstage.stage.policy import ErrorPolicy as ErrorPolicy
+from etlstage.stage.policy import Order as Order
+from etlstage.stage.policy import RecyclePolicy as RecyclePolicy
+from etlstage.stage.policy import ResourceLimits as ResourceLimits
+from etlstage.stage.policy import RestartPolicy as RestartPolicy
+from etlstage.stage.policy import Timeouts as Timeouts
+from etlstage.stage.stage import Stage as Stage
+
+__all__ = (
+    "BatchPolicy",
+    "ErrorBudget",
+    "ErrorPolicy",
+    "Order",
+    "RecyclePolicy",
+    "ResourceLimits",
+    "RestartPolicy",
+    "Stage",
+    "Timeouts",
+)

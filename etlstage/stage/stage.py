@@ -1,0 +1,126 @@
+"""
+What a stage is: its worker's program and how to treat it.
+
+Plain data, checked when it is made. The YAML loader builds these, and so does
+whoever embeds :class:`~etlstage.AsyncSupervisor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.stage.policy import (
+    BatchPolicy,
+    ErrorPolicy,
+    Order,
+    RecyclePolicy,
+    ResourceLimits,
+    RestartPolicy,
+    Timeouts,
+)
+
+__all__ = ("PYTHONS", "Stage")
+
+MiB = 1024 * 1024
+
+PYTHONS: Final = ("python", "python3")
+"""In front of a command that is written down: the interpreter that runs etlstage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """
+    One stage: what to run and how.
+
+    Raises:
+        ConfigError: If the values contradict each other.
+
+    """
+
+    name: str
+    """As reports, logs and errors call it."""
+    command: tuple[str, ...]
+    """Program and arguments; no shell. ``{eom}``, ``{eop}``, ``{eob}`` and
+    ``{bnc}`` stand for the markers, escaped."""
+    kind: StageKind = StageKind.TRANSFORM
+    mode: Mode = Mode.SINGLE
+    markers: Markers = field(default_factory=Markers)
+    batch: BatchPolicy = field(default_factory=BatchPolicy)
+    workers: int = 1
+    """Processes that share the work."""
+    order: Order = Order.TOTAL
+    """In which order their replies are passed on."""
+    key: str | None = None
+    """For ``Order.KEY``: a JSON pointer (RFC 6901) into each message; None takes the
+    key that the source has put beside the message."""
+    window: int | None = None
+    """Exchanges sent ahead of their EOP. None: 1 for a load stage, else as many as
+    the worker answers in a moment."""
+    timeout: Timeouts = field(default_factory=Timeouts)
+    ready: bool = False
+    """The worker says when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
+    names; it is given nothing before that."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    on_error: ErrorPolicy = field(default_factory=ErrorPolicy)
+    recycle: RecyclePolicy = field(default_factory=RecyclePolicy)
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the worker's environment."""
+    cwd: Path | None = None
+    """Working directory of the worker; None is ours."""
+    user: str | None = None
+    """Who the worker runs as, by name or number; None is us."""
+    group: str | None = None
+    """Its group, by name or number; None is the user's, or ours."""
+    umask: int | None = None
+    """Its file mode mask; None is ours."""
+    max_message_bytes: int = 64 * MiB
+    """Longest message, in either direction."""
+    max_reply_bytes: int = 256 * MiB
+    """Longest reply to one message or batch, all its outputs together."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a stage needs a name")
+        if not self.command:
+            raise ConfigError(f"stage {self.name}: command is empty")
+        if isinstance(self.command, str):
+            # Its first letter would be the program.
+            raise ConfigError(
+                f"stage {self.name}: command is the text {self.command!r}, expected"
+                " its words, as in ('python', 'clean.py'): there is no shell"
+            )
+        if self.workers < 1:
+            raise ConfigError(
+                f"stage {self.name}: workers must be 1 or more, got {self.workers}"
+            )
+        if self.window is not None and self.window < 1:
+            raise ConfigError(
+                f"stage {self.name}: window must be 1 or more, got {self.window}"
+            )
+        if self.mode.extracts != (self.kind is StageKind.EXTRACT):
+            raise ConfigError(
+                f"stage {self.name}: mode {self.mode.value} does not fit"
+                f" kind {self.kind.value}"
+            )
+        if self.timeout.heartbeat is not None and self.mode.extracts:
+            raise ConfigError(
+                f"stage {self.name}: an extract stage has no timeout.heartbeat: its"
+                " worker is never watched while it is idle"
+            )
+        if self.key is not None:
+            self._check_key(self.key)
+
+    def _check_key(self, key: str) -> None:
+        if self.order is not Order.KEY:
+            raise ConfigError(f"stage {self.name}: a key needs order: key")
+        if key and not key.startswith("/"):
+            raise ConfigError(
+                f"stage {self.name}: key must be a JSON pointer such as /id, got {key!r}"
+            )

@@ -1,0 +1,1 @@
+"""The messages of a stage, without I/O: from submission to outcome."""

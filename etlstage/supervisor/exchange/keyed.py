@@ -1,0 +1,169 @@
+"""
+Messages that keep their order by key: each key has one worker.
+
+A :class:`Lanes` looks like one submission to its caller, and like one for each worker
+to the workers: what has one key is in one lane, is processed one after the other and
+answered in order, and waits only for what is before it in its lane.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from etlstage.errors import LocalProtocolError
+from etlstage.messages import KeyedRun, Run
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.exchange.submission import Answer, Submission
+
+__all__ = ("Lanes", "keys_of", "point")
+
+_NO_KEY: Final = -1
+
+
+class Lanes:
+    """
+    One caller's messages, in a lane for each worker.
+
+    Args:
+        stage: Whose ``key`` it is, and how many workers there are.
+        on_answer: Called when :meth:`collect` has something new.
+        max_unread: Bytes of replies that may lie in each lane; see
+            :class:`~etlstage.supervisor.exchange.submission.Submission`.
+
+    """
+
+    def __init__(
+        self, stage: Stage, on_answer: Callable[[], None], *, max_unread: float
+    ) -> None:
+        self._stage = stage
+        self.lanes = [
+            Submission(on_answer, max_unread=max_unread, lane=number)
+            for number in range(stage.workers)
+        ]
+        # Of each lane, where its uncollected messages are in the caller's input.
+        self._places: list[deque[int]] = [deque() for _ in self.lanes]
+        self._total = 0
+        self.unkeyed = 0
+        """Messages in which there was no key."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was fed, answered and collected."""
+        return all(lane.finished for lane in self.lanes)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the consumer must take replies first."""
+        return any(lane.stalled for lane in self.lanes)
+
+    @property
+    def held(self) -> int:
+        """Messages that were fed and not collected."""
+        return sum(lane.held for lane in self.lanes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of these messages and of the replies to them."""
+        return sum(lane.held_bytes for lane in self.lanes)
+
+    def feed(self, messages: Run, now: float) -> None:
+        """
+        Append messages, each to the lane of its key.
+
+        Raises:
+            LocalProtocolError: If the messages have no keys, and the stage has no
+                pointer to them either.
+
+        """
+        runs: list[Run] = [[] for _ in self.lanes]
+        keys = keys_of(self._stage, messages)
+        if self._stage.key is not None:
+            self.unkeyed += keys.count(_NO_KEY)
+        for message, key in zip(messages, keys, strict=True):
+            number = key % len(runs)
+            runs[number].append(message)
+            self._places[number].append(self._total)
+            self._total += 1
+        for lane, run in zip(self.lanes, runs, strict=True):
+            lane.feed(run, now)
+
+    def close(self) -> None:
+        """Promise that no more will be fed."""
+        for lane in self.lanes:
+            lane.close()
+
+    def collect(self) -> list[Answer]:
+        """
+        Return, once, the answers whose turn it is in their lane.
+
+        The messages of each are consecutive, and ``start`` is their place in the
+        caller's input.
+        """
+        return [
+            part
+            for lane, places in zip(self.lanes, self._places, strict=True)
+            for answer in lane.collect()
+            for part in _parts(answer, places)
+        ]
+
+
+def keys_of(stage: Stage, messages: Run) -> Sequence[int]:
+    """
+    Return a number for each message: equal for those with one key.
+
+    A message that is no JSON, or has nothing where the pointer points, has the same
+    key as all others like it.
+
+    Raises:
+        LocalProtocolError: If there are no keys beside the messages, and no pointer.
+
+    """
+    if stage.key is not None:
+        tokens = point(stage.key)
+        return [_key(message, tokens) for message in messages]
+    if isinstance(messages, KeyedRun):
+        return messages.keys
+    raise LocalProtocolError(
+        f"stage {stage.name}: order key needs keys: set key to a JSON pointer, or"
+        " submit a KeyedRun"
+    )
+
+
+def point(pointer: str) -> tuple[str, ...]:
+    """Return the tokens of a JSON pointer (RFC 6901, sections 3 and 4)."""
+    tokens = pointer.split("/")[1:]
+    return tuple(t.replace("~1", "/").replace("~0", "~") for t in tokens)
+
+
+def _key(message: bytes, tokens: tuple[str, ...]) -> int:
+    try:
+        value = json.loads(message)
+        for token in tokens:
+            value = value[int(token) if isinstance(value, list) else token]
+        text = json.dumps(value, sort_keys=True)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return _NO_KEY
+    return zlib.crc32(text.encode())
+
+
+def _parts(answer: Answer, places: deque[int]) -> Iterator[Answer]:
+    """Cut an answer where its messages were not consecutive."""
+    mine = [places.popleft() for _ in answer.messages]
+    at = 0
+    for end in range(1, len(mine) + 1):
+        if end < len(mine) and mine[end] == mine[end - 1] + 1:
+            continue
+        last = end == len(mine)
+        yield Answer(
+            mine[at],
+            answer.messages[at:end],
+            answer.groups[at:end],
+            answer.size if last else 0,
+            answer.reply_size if last else 0,
+            answer.error,
+        )
+        at = end

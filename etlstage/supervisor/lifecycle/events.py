@@ -1,0 +1,158 @@
+"""
+What can happen to the workers of a stage.
+
+The supervisor hands these to :class:`~etlstage.supervisor.lifecycle.pool.PoolState`,
+and most of them to its host as well: they happen once per life of a worker or more
+rarely, never per message.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+__all__ = (
+    "AliveSeen",
+    "Event",
+    "StartFailed",
+    "StopRequested",
+    "SupervisorEvent",
+    "TimerRang",
+    "WorkerExited",
+    "WorkerFailed",
+    "WorkerGivenUp",
+    "WorkerReady",
+    "WorkerRestarting",
+    "WorkerStarted",
+    "WorkerWorn",
+)
+
+
+class WorkerStarted(NamedTuple):
+    """A worker's program runs."""
+
+    worker: str
+    pid: int
+    start: int = 1
+    """1 for the first start of this worker, 2 for its first restart, and so on."""
+
+
+class StartFailed(NamedTuple):
+    """A worker's program can't be run."""
+
+    worker: str
+    error: Exception
+
+
+class WorkerReady(NamedTuple):
+    """A worker that says so has said that it is ready."""
+
+    worker: str
+    pid: int
+
+
+class AliveSeen(NamedTuple):
+    """A worker has given a sign of life."""
+
+    worker: str
+
+
+class TimerRang(NamedTuple):
+    """The time has come that a ``SetTimer`` named."""
+
+    worker: str
+    idle_since: float | None = None
+    """Since when the worker has had nothing to do, in seconds; None if it has."""
+
+
+class WorkerFailed(NamedTuple):
+    """A worker is given up: it broke the protocol, or did not answer in time."""
+
+    worker: str
+    pid: int
+    error: Exception
+    cause: Literal["silent", "protocol", "start", "heartbeat"] = "silent"
+    """It did not answer in time; broke the protocol; was not ready in time; gave no
+    sign of life while it had nothing to do."""
+
+
+class WorkerWorn(NamedTuple):
+    """A worker is to be replaced although nothing is wrong with it."""
+
+    worker: str
+    reason: str
+    """Such as ``answered 1000 messages``."""
+
+
+class WorkerExited(NamedTuple):
+    """A worker's process has ended and been reaped."""
+
+    worker: str
+    pid: int
+    status: int
+    """Exit status, negative for a signal."""
+    lost: int
+    """Messages that it held."""
+    answered: int = 0
+    """Messages that it has answered in its life."""
+    retried: int = 0
+    """Messages that others are to try, of those that it held."""
+    condemned: int = 0
+    """Messages that have now failed once too often, of those that it held."""
+    tries: int = 0
+    """How often the message that is suspected now has failed alone; 0 for a batch."""
+    untouched: bool = False
+    """It had read nothing of what it was given."""
+    told: bool = False
+    """It was told to end, without any fault of its own."""
+    late: int = 0
+    """Bytes that it wrote when it was given up already; nobody has read them."""
+    fate: str = ""
+    """What became of it, such as ``was killed by SIGSEGV``."""
+
+
+class WorkerRestarting(NamedTuple):
+    """A worker is to be started again."""
+
+    worker: str
+    delay: float
+    """How long from now, in seconds."""
+
+
+class WorkerGivenUp(NamedTuple):
+    """A worker is not started again: too many starts were of no use."""
+
+    worker: str
+    error: Exception
+
+
+class StopRequested(NamedTuple):
+    """The supervisor is to stop all workers."""
+
+    patient: bool = True
+    """Whether they may end by themselves once their stdin is closed."""
+
+
+Event: TypeAlias = (
+    WorkerStarted
+    | StartFailed
+    | WorkerReady
+    | AliveSeen
+    | TimerRang
+    | WorkerFailed
+    | WorkerWorn
+    | WorkerExited
+    | StopRequested
+)
+"""What :class:`~etlstage.supervisor.lifecycle.pool.PoolState` handles."""
+
+SupervisorEvent: TypeAlias = (
+    WorkerStarted
+    | StartFailed
+    | WorkerReady
+    | WorkerFailed
+    | WorkerWorn
+    | WorkerExited
+    | WorkerRestarting
+    | WorkerGivenUp
+)
+"""What a supervisor tells its host."""

@@ -1,0 +1,374 @@
+"""
+One worker over all its starts: what to do about what happens to it.
+
+How its states follow each other is drawn in ``pool.py``, which decides what
+concerns several workers at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from etlstage.errors import StageFailed
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.lifecycle.events import (
+    AliveSeen,
+    Event,
+    StartFailed,
+    StopRequested,
+    TimerRang,
+    WorkerExited,
+    WorkerFailed,
+    WorkerGivenUp,
+    WorkerReady,
+    WorkerRestarting,
+    WorkerStarted,
+    WorkerWorn,
+)
+from etlstage.supervisor.lifecycle.instructions import (
+    Fail,
+    Feed,
+    Instruction,
+    Retire,
+    SetTimer,
+    Spawn,
+    Stop,
+    Tell,
+)
+from etlstage.supervisor.lifecycle.restart import Tally
+from etlstage.supervisor.lifecycle.transition import TRANSITIONS, State
+
+__all__ = ("History", "WorkerLife")
+
+_LENGTH: Final = 16  # events of a history; five starts that fail
+
+
+class WorkerLife:
+    """
+    Decides over one worker.
+
+    Args:
+        name: Of the worker.
+        stage: Its policies.
+        random: Returns a number from 0 to 1, for jitter and variance.
+        out: Where instructions are appended.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stage: Stage,
+        random: Callable[[], float],
+        out: list[Instruction],
+    ) -> None:
+        self.name = name
+        self.state = State.EXITED
+        self.tally = Tally(stage.restart)
+        self.story = History()
+        self.pid: int | None = None
+        self.timer: float | None = None
+        """When it wants to be told the time."""
+        self.worn: str | None = None
+        """Why it is to be replaced, as soon as it may be."""
+        self.retiring = False
+        self.end = ""
+        """Who it was and what became of it, when it is not started again."""
+        self._stage = stage
+        self._random = random
+        self._out = out
+        self._start = 0
+        self._stopping = False
+        self._at_fault = False  # this start did something wrong
+        self._alive_at = 0.0
+        self._worn_at = math.inf
+
+    def __repr__(self) -> str:
+        pid = f" pid={self.pid}" if self.pid is not None else ""
+        return f"<Worker {self.name!r} {self.state.name}{pid} starts={self._start}>"
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process, or is about to be."""
+        return self.state in {State.STARTING, State.RUNNING, State.STOPPING}
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is no process, and none will be started."""
+        return self.state in {State.EXITED, State.FATAL}
+
+    def handle(self, event: Event, now: float) -> None:
+        """
+        Take note of ``event``, and say what to do about it.
+
+        Raises:
+            AssertionError: If it can't have happened.
+
+        """
+        before = self.state
+        allowed = TRANSITIONS.get((before, type(event)))
+        assert allowed is not None, f"can't handle {type(event).__name__} in {self}"
+        _HANDLERS[type(event)](self, event, now)
+        assert self.state in allowed, f"{before} -> {self} by {type(event).__name__}"
+
+    def spawn(self) -> None:
+        """Have the program started."""
+        self.state = State.STARTING
+        self._start += 1
+        self._at_fault = False
+        self.worn = None
+        most = self._stage.recycle.max_messages
+        limit = math.inf if most is None else max(1, int(most * self._less()))
+        self._out.append(Spawn(self.name, self._start, limit))
+
+    def retire(self, now: float) -> None:
+        """Have the worker, which is worn, replaced."""
+        assert self.state is State.RUNNING
+        assert self.worn is not None
+        self.story.note(now, f"retired: {self.worn}")
+        self._out.append(Tell(WorkerWorn(self.name, self.worn)))
+        self._set_timer(None)
+        self.state = State.STOPPING
+        self.retiring = True
+        self._out.append(Retire(self.name))
+
+    def validate(self) -> None:
+        """Assert what always holds between two events."""
+        state = self.state
+        timed = {State.STARTING, State.RUNNING, State.BACKOFF}
+        assert self.alive or self.pid is None, f"{self} has a process"
+        assert self.alive or not self.retiring, f"{self} retires"
+        assert state is not State.BACKOFF or self.timer is not None, (
+            f"{self} would never be started again"
+        )
+        assert state in timed or self.timer is None, f"{self} has a timer"
+        assert not self._stopping or state not in timed, (
+            f"{self} goes on, but is to stop"
+        )
+        assert len(self.tally) <= self._stage.restart.max, f"{self} restarts on"
+
+    # --- what happened ------------------------------------------------------
+
+    def _started(self, event: WorkerStarted, now: float) -> None:
+        self.pid = event.pid
+        self.story.note(now, f"started (pid {event.pid}, start {event.start})")
+        self._out.append(Tell(event))
+        if not self._stage.ready:
+            self._run(now)
+        elif self._stage.timeout.start is not None:
+            self._set_timer(now + self._stage.timeout.start)
+
+    def _not_started(self, event: StartFailed, now: float) -> None:
+        self.story.note(now, "could not be started")
+        if not self._stopping:
+            self._out.append(Tell(event))
+        self._after(now, "could not be started")
+
+    def _ready(self, event: WorkerReady, now: float) -> None:
+        if self.state is State.STARTING:
+            self.story.note(now, "ready")
+            self._out.append(Tell(event))
+            self._run(now)
+
+    def _alive(self, _event: AliveSeen, now: float) -> None:
+        self._alive_at = now
+
+    def _failed(self, event: WorkerFailed, now: float) -> None:
+        if self._at_fault:
+            return  # one fault is enough
+        self._at_fault = True
+        self.story.note(now, "was given up")
+        self._out.append(Tell(event))
+        self._stop(patient=False)
+
+    def _worn(self, event: WorkerWorn, _now: float) -> None:
+        if self.state is State.RUNNING:
+            self.worn = event.reason
+
+    def _exited(self, event: WorkerExited, now: float) -> None:
+        self.story.note(now, _fate(event))
+        self._out.append(Tell(event))
+        failed = self._at_fault or (
+            not event.told and (event.status != 0 or event.lost > 0)
+        )
+        retired = self.retiring and not failed
+        policy = self._stage.restart
+        self.retiring = False
+        self._after(
+            now,
+            _fate(event),
+            wanted=retired or policy.wanted(failed=failed, status=event.status),
+            useful=retired or event.answered > 0,
+            blamed=event.lost > 0 and not event.untouched,
+            tries=event.tries,
+        )
+
+    def _rang(self, event: TimerRang, now: float) -> None:
+        self.timer = None
+        if self.state is State.BACKOFF:
+            self.spawn()
+        elif self.state is State.STARTING:
+            limit = self._stage.timeout.start
+            reason = f"was not ready within {limit} s"
+            self._out.append(Fail(self.name, reason, "start"))
+        else:
+            if now >= self._worn_at:
+                self._worn_at = math.inf
+                self.worn = f"lived {self._stage.recycle.max_age} s"
+            self._watch(now, event.idle_since)
+
+    def _told_to_stop(self, event: StopRequested, now: float) -> None:
+        self._stopping = True
+        if self.state in {State.STARTING, State.RUNNING}:
+            self.story.note(now, "told to stop")
+            self._stop(patient=event.patient)
+        elif self.state is State.STOPPING:
+            # It may be waited for to answer what it has: no longer.
+            patient = event.patient and not self._at_fault
+            self._out.append(Stop(self.name, patient))
+        elif self.state is State.BACKOFF:
+            self._set_timer(None)
+            self.state = State.EXITED
+
+    # --- what follows -------------------------------------------------------
+
+    def _run(self, now: float) -> None:
+        self.state = State.RUNNING
+        self._alive_at = now
+        age = self._stage.recycle.max_age
+        self._worn_at = math.inf if age is None else now + age * self._less()
+        self._out.append(Feed(self.name))
+        self._watch(now, now)
+
+    def _watch(self, now: float, idle_since: float | None) -> None:
+        """Set the timer of a running worker, unless it has been still for too long."""
+        at = self._worn_at
+        limit = self._stage.timeout.heartbeat
+        if limit is not None:
+            seen = now if idle_since is None else max(self._alive_at, idle_since)
+            if now >= seen + limit:
+                reason = f"gave no sign of life for {limit} s while it was idle"
+                self._out.append(Fail(self.name, reason, "heartbeat"))
+                return
+            at = min(at, seen + limit)
+        self._set_timer(None if at == math.inf else at)
+
+    def _stop(self, *, patient: bool) -> None:
+        self._set_timer(None)
+        self.state = State.STOPPING
+        self._out.append(Stop(self.name, patient))
+
+    def _after(
+        self,
+        now: float,
+        fate: str,
+        *,
+        wanted: bool = True,
+        useful: bool = False,
+        blamed: bool = False,
+        tries: int = 0,
+    ) -> None:
+        """
+        Decide what follows the end of a process.
+
+        Args:
+            now: The time, in seconds.
+            fate: What became of it.
+            wanted: Whether it may be started again.
+            useful: Whether it was of use.
+            blamed: Whether a message is to blame for its end.
+            tries: How often that message has failed.
+
+        """
+        pid, self.pid = self.pid, None
+        self._set_timer(None)
+        self.state = State.EXITED
+        if self._stopping:
+            return
+        span = self.tally.span(now)
+        if wanted:
+            jitter = self._random()
+            if blamed:
+                delay = self.tally.forgive(tries, jitter=jitter)
+            else:
+                delay = self.tally.next_delay(now, useful=useful, jitter=jitter)
+            if delay is not None:
+                self._restart(now, delay)
+                return
+            self.state = State.FATAL
+        self.end = f"{_named(self.name, pid)} {fate}"
+        if self.state is State.FATAL:
+            self._give_up(now, span)
+
+    def _give_up(self, now: float, span: float) -> None:
+        count = len(self.tally)
+        if count:
+            restarts = f"{count} useless restart{'s' * (count != 1)}"
+            self.end += f" after {restarts} in {span:.1f} s"
+        error = StageFailed(
+            f"stage {self._stage.name}: {self.end}, and is given up;"
+            f" last events: {'; '.join(self.story.tell(now))}",
+            stage=self._stage.name,
+        )
+        self._out.append(Tell(WorkerGivenUp(self.name, error)))
+
+    def _restart(self, now: float, delay: float) -> None:
+        self._out.append(Tell(WorkerRestarting(self.name, delay)))
+        if delay:
+            self.state = State.BACKOFF
+            self.story.note(now, f"to be restarted in {delay:.2f} s")
+            self._set_timer(now + delay)
+        else:
+            self.spawn()
+
+    def _set_timer(self, at: float | None) -> None:
+        if at != self.timer:
+            self.timer = at
+            self._out.append(SetTimer(self.name, at))
+
+    def _less(self) -> float:
+        return 1 - self._stage.recycle.variance * self._random()
+
+
+class History:
+    """Keeps the last events of one worker, over all its starts."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[float, str]] = deque(maxlen=_LENGTH)
+
+    def note(self, now: float, text: str) -> None:
+        """Add what happened at ``now``, in seconds."""
+        self._events.append((now, text))
+
+    def tell(self, now: float) -> tuple[str, ...]:
+        """Return what happened and how long ago, oldest first."""
+        return tuple(f"{text} {now - at:.2f} s ago" for at, text in self._events)
+
+
+_HANDLERS: Final[Mapping[type[Event], Callable[..., None]]] = {
+    WorkerStarted: WorkerLife._started,
+    StartFailed: WorkerLife._not_started,
+    WorkerReady: WorkerLife._ready,
+    AliveSeen: WorkerLife._alive,
+    TimerRang: WorkerLife._rang,
+    WorkerFailed: WorkerLife._failed,
+    WorkerWorn: WorkerLife._worn,
+    WorkerExited: WorkerLife._exited,
+    StopRequested: WorkerLife._told_to_stop,
+}
+
+
+def _named(worker: str, pid: int | None) -> str:
+    return f"worker {worker}" if pid is None else f"worker {worker} (pid {pid})"
+
+
+def _fate(event: WorkerExited) -> str:
+    parts = [event.fate or f"ended with status {event.status}"]
+    if event.answered:
+        parts.append(f"{event.answered} messages answered")
+    if event.lost:
+        parts.append(f"{event.lost} held")
+    return ", ".join(parts)

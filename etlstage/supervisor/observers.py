@@ -1,0 +1,146 @@
+"""Who hears what happens to the workers: the log, the meter, the host's listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from etlstage.supervisor.lifecycle.events import (
+    StartFailed,
+    SupervisorEvent,
+    WorkerExited,
+    WorkerFailed,
+    WorkerGivenUp,
+    WorkerRestarting,
+    WorkerStarted,
+)
+from etlstage.telemetry import StageMetrics
+
+__all__ = ("Observers",)
+
+_MOST: Final = 10_000  # events that wait for one listener; then its stream ends
+
+_log = structlog.get_logger("etlstage")
+
+
+class Observers:
+    """
+    Tells what happens to the workers of one stage; never fails.
+
+    Args:
+        stage: Name of the stage.
+        metrics: What is counted, if anything is.
+
+    """
+
+    def __init__(self, stage: str, metrics: StageMetrics | None) -> None:
+        self._stage = stage
+        self._metrics = metrics
+        self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
+        self._failed: set[str] = set()  # workers whose end is no news
+        self._closed = False
+
+    def listen(
+        self, before: Iterable[SupervisorEvent]
+    ) -> MemoryObjectReceiveStream[SupervisorEvent]:
+        """Return a stream of what happens from now on, and of ``before``."""
+        send, receive = anyio.create_memory_object_stream[SupervisorEvent](_MOST)
+        for event in before:
+            send.send_nowait(event)
+        if self._closed:
+            send.close()
+        else:
+            self._listeners.append(send)
+        return receive
+
+    def tell(self, event: SupervisorEvent, *, alive: int) -> None:
+        """
+        Tell everybody.
+
+        Args:
+            event: What happened.
+            alive: How many workers have a process now.
+
+        """
+        given_up = isinstance(event, WorkerExited) and event.worker in self._failed
+        if isinstance(event, WorkerFailed):
+            self._failed.add(event.worker)
+        elif isinstance(event, WorkerExited):
+            self._failed.discard(event.worker)
+        if self._metrics is not None:
+            self._metrics.workers(alive)
+            self._count(event, self._metrics, given_up=given_up)
+        # Where the host logs to may be gone; workers are stopped all the same.
+        with suppress(Exception):
+            self._record(event, given_up=given_up)
+        for listener in self._listeners:
+            # Broken when the reader has closed its end, full when it does not read.
+            try:
+                listener.send_nowait(event)
+            except (anyio.BrokenResourceError, anyio.WouldBlock):
+                listener.close()
+                self._listeners = [x for x in self._listeners if x is not listener]
+
+    def warn_of_unkeyed(self, count: int, key: str | None) -> None:
+        """Tell the log that messages had nothing where their key should be."""
+        with suppress(Exception):
+            _log.warning(
+                "messages without a key were kept in order by one worker",
+                stage=self._stage,
+                key=key,
+                messages=count,
+            )
+
+    def close(self) -> None:
+        """End the streams, and take our part out of the gauges."""
+        self._closed = True
+        if self._metrics is not None:
+            self._metrics.close()
+        for listener in self._listeners:
+            listener.close()
+
+    def _record(self, event: SupervisorEvent, *, given_up: bool) -> None:
+        log = _log.bind(stage=self._stage)
+        match event:
+            case WorkerFailed(error=error):
+                log.warning("worker failed", error=str(error))
+            case StartFailed(error=error) | WorkerGivenUp(error=error):
+                log.error("worker is gone", error=str(error))
+            case WorkerExited() if _died(event) and not given_up:
+                log.warning(
+                    "worker exited",
+                    worker=event.worker,
+                    pid=event.pid,
+                    fate=event.fate,
+                    held=event.lost,
+                    answered=event.answered,
+                )
+            case WorkerRestarting(worker, delay):
+                log.info("worker is restarted", worker=worker, seconds=round(delay, 3))
+
+    def _count(
+        self, event: SupervisorEvent, metrics: StageMetrics, *, given_up: bool
+    ) -> None:
+        match event:
+            case WorkerStarted(worker, _, start):
+                metrics.worker_started(worker)
+                if start > 1:
+                    metrics.restarted(worker)
+            case StartFailed(worker):
+                metrics.worker_failed(worker, "start")
+            case WorkerFailed(worker, cause=cause):
+                metrics.worker_failed(worker, cause)
+            case WorkerExited(worker):
+                metrics.worker_exited(worker, event.status)
+                metrics.retried(event.retried)
+                if _died(event) and not given_up:
+                    metrics.worker_failed(worker, "died")
+
+
+def _died(event: WorkerExited) -> bool:
+    return not event.told and (event.lost > 0 or event.status != 0)

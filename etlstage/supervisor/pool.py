@@ -1,0 +1,290 @@
+"""
+The workers of a T or L stage: performs what ``lifecycle/pool.py`` decides.
+
+Every event goes through :meth:`WorkerPool.handle`; what comes back is done at once, in
+order. Only what takes time runs as a task: each process until it is gone, and one
+timer for each worker.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+from anyio.abc import TaskGroup
+
+from etlstage.errors import StageFailed, WorkerStartFailed
+from etlstage.protocol.marker.framing import LISTS, Framing
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.connection import Connection
+from etlstage.supervisor.deadline import Deadline
+from etlstage.supervisor.exchange.submission import Work
+from etlstage.supervisor.lifecycle.events import (
+    Event,
+    StartFailed,
+    StopRequested,
+    SupervisorEvent,
+    TimerRang,
+    WorkerExited,
+    WorkerGivenUp,
+    WorkerStarted,
+    WorkerWorn,
+)
+from etlstage.supervisor.lifecycle.instructions import (
+    Fail,
+    Feed,
+    GiveUp,
+    Instruction,
+    Retire,
+    SetTimer,
+    Spawn,
+    Stop,
+    Tell,
+)
+from etlstage.supervisor.lifecycle.pool import PoolState
+from etlstage.supervisor.lifecycle.transition import State
+from etlstage.telemetry import StageMetrics
+
+__all__ = ("WorkerPool",)
+
+_LOOK: Final = 1.0  # seconds between two looks at the memory of the workers
+
+
+class WorkerPool:
+    """
+    Keeps the workers of a stage running until told to stop.
+
+    Args:
+        stage: What to run.
+        work: Where the workers take messages from.
+        tasks: Where what takes time runs.
+        tell: Called with what the host may want to know.
+        metrics: What is counted, if anything is.
+        framing: How messages are held.
+
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        work: Work,
+        tasks: TaskGroup,
+        tell: Callable[[SupervisorEvent], None],
+        metrics: StageMetrics | None,
+        framing: Framing = LISTS,
+    ) -> None:
+        self.stage = stage
+        self.work = work
+        self.metrics = metrics
+        self.framing = framing
+        self._tasks = tasks
+        self._tell = tell
+        self._state = PoolState(stage, random.random)
+        self._numbers = {name: n for n, name in enumerate(self._state.workers)}
+        self._connections: dict[str, Connection] = {}
+        self._timers = {
+            name: Deadline(partial(self._ring, name)) for name in self._state.workers
+        }
+        self._instructions: deque[Instruction] = deque()
+        self._performing = False
+        self._orphaned = False  # what only one worker might take, others may
+        self._gone = anyio.Event()
+        self._last_errors: dict[str, str] = {}
+
+    @property
+    def alive(self) -> int:
+        """How many workers have a process, or are about to."""
+        return self._state.alive
+
+    @property
+    def stopping(self) -> bool:
+        """Whether messages that are lost now are tried no more."""
+        return self._state.stopping
+
+    def running(self) -> list[WorkerStarted]:
+        """Return the processes that run."""
+        connections = self._connections.values()
+        return [WorkerStarted(c.name, c.pid, c.start) for c in connections]
+
+    def start(self) -> None:
+        """
+        Start the workers.
+
+        Raises:
+            WorkerStartFailed: If the program can't be run; what was started until
+                then runs.
+
+        """
+        for timer in self._timers.values():
+            self._tasks.start_soon(timer.run)
+        if self.stage.recycle.max_rss is not None:
+            self._tasks.start_soon(self._watch_memory, self.stage.recycle.max_rss)
+        self._instructions.extend(self._state.begin())
+        try:
+            self._perform_all()
+        except WorkerStartFailed:
+            self._instructions.clear()
+            raise
+
+    async def stop(self, *, patient: bool = True) -> None:
+        """
+        Stop the workers and return when they are gone.
+
+        Args:
+            patient: Whether they may end by themselves once their stdin is closed.
+
+        """
+        self.handle(StopRequested(patient))
+        while not self._state.finished or self._connections:
+            await self._gone.wait()
+
+    def handle(self, event: Event) -> None:
+        """Take note of what happened, and act upon it."""
+        self._instructions.extend(self._state.handle(event, anyio.current_time()))
+        self._perform_all()
+
+    def story(self, worker: str) -> tuple[str, ...]:
+        """Return the last things that happened to a worker."""
+        return self._state.story(worker, anyio.current_time())
+
+    def kick(self) -> None:
+        """Let the workers take what is there, the least busy first."""
+        now = anyio.current_time()
+        moved = True
+        while moved:
+            idlest = sorted(self._connections.values(), key=lambda c: c.owed)
+            moved = False
+            for connection in idlest:
+                moved = connection.pump(now) or moved
+
+    # --- performing -----------------------------------------------------------
+
+    def _perform_all(self) -> None:
+        if self._performing:
+            return  # what is performed now has led to more of it: in its turn
+        self._performing = True
+        try:
+            while self._instructions:
+                self._perform(self._instructions.popleft())
+        finally:
+            self._performing = False
+        if self._orphaned:
+            self._orphaned = False
+            self.kick()
+
+    def _perform(self, instruction: Instruction) -> None:
+        match instruction:
+            case Spawn():
+                self._spawn(instruction)
+            case Feed(worker):
+                self._connections[worker].open()
+            case Fail(worker, reason, cause):
+                self._connections[worker].fail(reason, cause)
+            case Retire(worker):
+                self._connections[worker].retire()
+            case Stop(worker, patient):
+                self._stop(worker, patient=patient)
+            case SetTimer(worker, at):
+                self._timers[worker].set(at)
+            case Tell(event):
+                self._note(event)
+            case GiveUp(worker, reason):
+                self._give_up(worker, reason)
+
+    def _spawn(self, wanted: Spawn) -> None:
+        name = wanted.worker
+        if self._state.stopping:
+            self._never_started(name)
+            return
+        try:
+            connection = Connection(
+                self,
+                name,
+                number=self._numbers[name],
+                start=wanted.start,
+                max_messages=wanted.max_messages,
+            )
+        except WorkerStartFailed as error:
+            if wanted.start == 1:
+                raise  # the host is told at once, and starts nothing
+            self._last_errors[name] = str(error)
+            self.handle(StartFailed(name, error))
+            return
+        self._connections[name] = connection
+        self._tasks.start_soon(self._serve, connection)
+        self.handle(WorkerStarted(name, connection.pid, wanted.start))
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            if self._connections.get(connection.name) is connection:
+                del self._connections[connection.name]
+            self._gone.set()
+            self._gone = anyio.Event()
+        self.kick()
+
+    def _stop(self, worker: str, *, patient: bool) -> None:
+        connection = self._connections.get(worker)
+        if connection is not None:
+            connection.stop(patient=patient)
+        else:
+            self._never_started(worker)
+
+    def _never_started(self, worker: str) -> None:
+        """Report a worker that was about to be started when all were to stop."""
+        never = WorkerStartFailed("was not started", stage=self.stage.name)
+        self.handle(StartFailed(worker, never))
+
+    def _give_up(self, worker: str, reason: str) -> None:
+        last = self._last_errors.get(worker)
+        text = f"stage {self.stage.name}: no worker is left: {reason}"
+        if last is not None:
+            text += f"; the last error: {last}"
+        self.work.fail(StageFailed(text, stage=self.stage.name))
+
+    def _note(self, event: SupervisorEvent) -> None:
+        if isinstance(event, WorkerExited):
+            error = self._connections[event.worker].error
+            if error is not None:
+                self._last_errors[event.worker] = str(error)
+            if self._state[event.worker] in {State.EXITED, State.FATAL}:
+                self._bury(event.worker)
+        elif isinstance(event, WorkerGivenUp):
+            self._bury(event.worker)
+        self._tell(event)
+
+    def _bury(self, worker: str) -> None:
+        self.work.gone.add(self._numbers[worker])
+        self._orphaned = True
+
+    # --- time -----------------------------------------------------------------
+
+    def _ring(self, worker: str, _now: float) -> None:
+        connection = self._connections.get(worker)
+        idle_since = connection.idle_since if connection is not None else None
+        self.handle(TimerRang(worker, idle_since))
+
+    async def _watch_memory(self, limit: int) -> None:
+        while True:
+            await anyio.sleep(_LOOK)
+            for name, connection in list(self._connections.items()):
+                if not connection.usable or self._state[name] is not State.RUNNING:
+                    continue
+                with suppress(OSError):
+                    size = _resident_bytes(connection.pid)
+                    if size > limit:
+                        self.handle(WorkerWorn(name, f"uses {size} bytes of memory"))
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return what a process has in memory; where there is no /proc, that is unknown."""
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

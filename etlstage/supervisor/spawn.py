@@ -1,0 +1,188 @@
+"""From a stage to a running process: its command, its environment, its errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import sys
+from typing import Final
+
+from etlstage.errors import WorkerStartFailed
+from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
+from etlstage.stage.stage import Stage
+from etlstage.transport import Process, Terms, TermsRefused
+from etlstage.transport.identity import Identity, UnknownIdentity, look_up
+
+__all__ = ("command_line", "launch")
+
+_INHERITED: Final = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TMPDIR",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "SYSTEMROOT",
+    "LD_LIBRARY_PATH",
+)
+"""Variables that a worker gets from us; all others only by ``env:``. What starts a
+pipeline often holds secrets, and a worker is any program."""
+
+
+def launch(stage: Stage, worker: str, *, stdin: bool = True, start: int = 1) -> Process:
+    """
+    Start a worker of ``stage``.
+
+    Args:
+        stage: What to run.
+        worker: Its name, such as ``clean-1``.
+        stdin: Whether it is given any.
+        start: How often a worker of this name has been started, with this time.
+
+    Raises:
+        WorkerStartFailed: If the program can't be run; the text says why and the
+            remedy.
+
+    """
+    command = _substitute(stage.command, stage.markers)
+    heartbeat = stage.timeout.heartbeat
+    try:
+        identity = look_up(stage.user, stage.group)
+        environment = _environment(stage, worker, start, identity)
+        return Process(
+            command,
+            env=environment,
+            cwd=stage.cwd,
+            stdin=stdin,
+            status=stage.ready or heartbeat is not None,
+            terms=_terms(stage, identity),
+        )
+    except (OSError, ValueError, UnknownIdentity) as error:
+        reason = _reason(stage, command[0], error)
+        raise WorkerStartFailed(
+            f"stage {stage.name}: can't start worker {worker}: {reason};"
+            f" command: {command_line(stage)}",
+            stage=stage.name,
+        ) from error
+
+
+def command_line(stage: Stage) -> str:
+    """Return the command as the user wrote it, quoted for a shell."""
+    return shlex.join(stage.command)
+
+
+def _substitute(command: tuple[str, ...], markers: Markers) -> list[str]:
+    texts = {
+        f"{{{name}}}": escape(value)
+        for name, value in zip(MARKER_NAMES, markers, strict=True)
+    }
+    # All at once: the text of a marker may look like a placeholder.
+    any_of_them = re.compile("|".join(map(re.escape, texts)))
+    return [any_of_them.sub(lambda found: texts[found[0]], a) for a in command]
+
+
+def _environment(
+    stage: Stage, worker: str, start: int, identity: Identity
+) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    about = {
+        "ETLSTAGE_STAGE": stage.name,
+        "ETLSTAGE_WORKER": worker,
+        "ETLSTAGE_START": str(start),
+    }
+    if stage.timeout.heartbeat is not None:
+        about["ETLSTAGE_HEARTBEAT"] = f"{stage.timeout.heartbeat:g}"
+    if identity.name is not None and identity.home is not None:
+        # Ours are of no use to another user: he may not even read that folder.
+        about |= {"USER": identity.name, "LOGNAME": identity.name}
+        about |= {"HOME": identity.home}
+    # Python workers that never flush, as those of the original system, would keep
+    # their first reply until stdin is closed, and wait for ever.
+    return (
+        inherited
+        | {"PYTHONUNBUFFERED": "1"}
+        | stage.markers.environment()
+        | about
+        | dict(stage.env)
+    )
+
+
+def _terms(stage: Stage, identity: Identity) -> Terms:
+    limits = stage.limits
+    values = {
+        number: value
+        for name, number in _LIMITS.items()
+        if (value := getattr(limits, name)) is not None
+    }
+    return Terms(
+        limits=values,
+        nice=limits.nice,
+        user=identity.user,
+        group=identity.group,
+        groups=identity.groups,
+        umask=stage.umask,
+    )
+
+
+_LIMITS: Final = {
+    "memory": resource.RLIMIT_AS,
+    "cpu": resource.RLIMIT_CPU,
+    "open_files": resource.RLIMIT_NOFILE,
+    "core": resource.RLIMIT_CORE,
+}
+
+
+def _reason(stage: Stage, program: str, error: Exception) -> str:
+    if isinstance(error, UnknownIdentity):
+        return str(error)
+    if not isinstance(error, OSError):
+        return f"{error} in the command or in env"
+    if isinstance(error, TermsRefused):
+        return _refusal(stage, str(error.filename), error)
+    if stage.cwd is not None and not stage.cwd.is_dir():
+        problem = "is not a folder" if stage.cwd.exists() else "does not exist"
+        return f"working directory {stage.cwd} {problem}; check cwd"
+    if isinstance(error, FileNotFoundError):
+        if os.sep not in program:
+            return f"there is no program {program!r} on PATH; check the command"
+        if os.path.exists(os.path.join(stage.cwd or "", program)):
+            return f"the interpreter in the first line of {program} does not exist"
+        return f"there is no file {program}; check the command"
+    if os.path.isdir(os.path.join(stage.cwd or "", program)):
+        return f"{program} is a folder, not a program; check the command"
+    if isinstance(error, PermissionError):
+        return f"{program} is not executable; run: chmod +x {shlex.quote(program)}"
+    if error.errno == 8:  # ENOEXEC
+        first = f"[{os.path.basename(sys.executable)}, {program}]"
+        return (
+            f"{program} has no #! line that names its interpreter; add one,"
+            f" or name it in the command, as in {first}"
+        )
+    return error.strerror or str(error)
+
+
+def _refusal(stage: Stage, term: str, error: TermsRefused) -> str:
+    """Return why it may not be run on our terms; ``term`` is one of the launcher's."""
+    kind, _, value = term.partition("=")
+    why = error.strerror
+    if kind == "limit":
+        number = int(value.partition(",")[0])
+        name = next(name for name in _LIMITS if _LIMITS[name] == number)
+        _, hard = resource.getrlimit(number)
+        return (
+            f"limits.{name} {getattr(stage.limits, name)} is refused ({why}): more than"
+            f" {hard} only root may grant; lower it, or raise ours"
+        )
+    if kind == "nice":
+        return f"limits.nice {stage.limits.nice} is refused ({why}); only root may"
+    who = f"user {stage.user}" if stage.user is not None else f"group {stage.group}"
+    return f"we may not run it as {who} ({why}); be root, or leave out user and group"

@@ -1,0 +1,125 @@
+"""
+What a worker writes to stderr: always read, logged, and its end kept.
+
+A worker whose stderr nobody reads stops for ever after 64 KiB of warnings. What is
+logged of it, and how, is decided in ``line.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+import structlog
+
+from etlstage.supervisor.stderr.line import Diagnostic, DiagnosticReader, LineWritten
+from etlstage.supervisor.stderr.throttle import Throttle
+from etlstage.transport import Process
+
+__all__ = ("StderrLog",)
+
+_CHUNK: Final = 8192  # bytes a read; logging them takes longer than reading them
+_AT_ONCE: Final = 65536  # bytes that are read while everybody waits
+_PAUSE: Final = 1.0  # seconds of silence before it is told what was left out
+
+_log = structlog.get_logger("etlstage")
+
+
+class StderrLog:
+    """
+    Reads one worker's stderr to its end.
+
+    Args:
+        process: Whose it is.
+        stage: Name of the stage.
+        worker: Name of the worker.
+        rate: Lines a second that are logged in the long run.
+        burst: Lines that are logged at once after a time of silence.
+        counted: Called with numbers of lines, logged or not.
+        clock: Returns the time, in seconds.
+
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        stage: str,
+        worker: str,
+        rate: float = 100.0,
+        burst: float = 1000.0,
+        counted: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._process = process
+        self._log = _log.bind(stage=stage, worker=worker, pid=process.pid)
+        self._reader = DiagnosticReader(Throttle(rate=rate, burst=burst))
+        self._told = 0
+        self._counted = counted
+        self._clock = clock
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines, whether they were logged or not, without control characters."""
+        return self._reader.tail
+
+    async def run(self) -> None:
+        """Read until the end of the stream."""
+        while True:
+            data = self._process.read_stderr(_CHUNK)
+            if data is None:
+                await self._wait()
+            elif not data:
+                break
+            else:
+                self._take(data)
+                # A worker can write faster than we log.
+                await anyio.lowlevel.checkpoint()
+        self.finish()
+
+    def drain(self) -> None:
+        """Read what is there, or some of it, without waiting."""
+        for _ in range(_AT_ONCE // _CHUNK):
+            data = self._process.read_stderr(_CHUNK)
+            if not data:
+                self.finish()
+                return
+            self._take(data)
+        self._write(self._reader.settle())
+
+    def finish(self) -> None:
+        """Log what has no line end, and how much was left out."""
+        self._write(self._reader.finish(self._clock()))
+
+    async def _wait(self) -> None:
+        if self._reader.owing:
+            with anyio.move_on_after(_PAUSE):
+                await self._process.stderr_readable()
+                return
+            self._write(self._reader.settle())
+        else:
+            await self._process.stderr_readable()
+
+    def _take(self, data: bytes) -> None:
+        self._write(self._reader.receive(data, self._clock()))
+
+    def _write(self, diagnostics: Iterable[Diagnostic]) -> None:
+        for diagnostic in diagnostics:
+            # Where the host logs to may be gone; stderr is read all the same.
+            with suppress(Exception):
+                if isinstance(diagnostic, LineWritten):
+                    log = getattr(self._log, diagnostic.level)
+                    log("worker wrote to stderr", line=diagnostic.text)
+                else:
+                    self._log.warning(
+                        "worker wrote more to stderr than is logged",
+                        left_out=diagnostic.lines,
+                        bytes=diagnostic.bytes,
+                    )
+        new, self._told = self._reader.lines - self._told, self._reader.lines
+        if new and self._counted is not None:
+            self._counted(new)

@@ -1,0 +1,1 @@
+"""Messages that are kept aside for good."""

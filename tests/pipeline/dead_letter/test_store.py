@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from etlstage.errors import Attempt, StageError, WorkerLost
+from etlstage.pipeline.dead_letter.file import Torn, letter_files, read_letters
+from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
+from etlstage.pipeline.dead_letter.store import DeadLetters
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, 500_000, UTC)
+CONFIG = {"name": "clean", "command": ["sort", "-n"]}
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Iterator[DeadLetters]:
+    """Give a place for dead letters that is not there yet."""
+    made = DeadLetters(tmp_path / "state" / "p", pipeline="p", run="r")
+    yield made
+    made.close()
+
+
+def lost(text: str = "stage clean: died", *attempts: Attempt) -> WorkerLost:
+    """Return an error with a history."""
+    error = WorkerLost(text, stage="clean")
+    error.attempts = attempts
+    return error
+
+
+async def put(
+    letters: DeadLetters,
+    message: bytes = b"m",
+    *,
+    stage: str = "clean",
+    error: Exception | None = None,
+) -> DeadLetter:
+    """Put one message aside."""
+    return await letters.put(
+        stage, 7, message, error or lost(), config=CONFIG, time=NOON
+    )
+
+
+def kept(path: Path) -> list[DeadLetter | Torn]:
+    """Return what is in a file."""
+    return list(read_letters(path))
+
+
+def file_of(letters: DeadLetters, name: str = "clean.jsonl") -> Path:
+    """Return where the letters of a stage are."""
+    return letters._state / "dead_letters" / name
+
+
+async def test_letter_is_read_as_it_was_put(letters: DeadLetters) -> None:
+    """All there is to know, and every byte of the message."""
+    message = bytes(range(256)) * 3
+    attempt = Attempt("clean-1", 4711, "exited", ("started", "exited"), ("oh", "no"))
+    letter = await put(letters, message, error=lost("stage clean: died", attempt))
+    assert kept(file_of(letters)) == [letter]
+    assert letter == DeadLetter(
+        id="r-1",
+        time="2026-01-02T12:00:00.500+00:00",
+        pipeline="p",
+        run="r",
+        stage="clean",
+        place=7,
+        message=message,
+        error="stage clean: died",
+        kind="WorkerLost",
+        attempts=(attempt,),
+        config=CONFIG,
+    )
+
+
+async def test_error_without_a_history(letters: DeadLetters) -> None:
+    """A message that never went out was tried by nobody."""
+    assert (await put(letters, error=ValueError("x"))).attempts == ()
+
+
+def test_nothing_is_made_before_it_is_needed(tmp_path: Path) -> None:
+    """A run without failures leaves no trace."""
+    made = DeadLetters(tmp_path / "state", pipeline="p")
+    made.close()
+    assert list(tmp_path.iterdir()) == []
+    assert letter_files(tmp_path / "state") == []
+
+
+async def test_letters_are_ours_alone(letters: DeadLetters, tmp_path: Path) -> None:
+    """They hold data."""
+    await put(letters)
+    path = file_of(letters)
+    modes = [p.stat().st_mode & 0o777 for p in (path.parent.parent, path.parent, path)]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+async def test_runs_append_to_the_same_file(tmp_path: Path) -> None:
+    """Also at the same time; ids never meet."""
+    first, second = (DeadLetters(tmp_path, pipeline="p") for _ in range(2))
+    for letters in (first, second, first, second):
+        await put(letters)
+    ids = [
+        letter.id for letter in kept(file_of(first)) if isinstance(letter, DeadLetter)
+    ]
+    assert len(set(ids)) == 4
+    assert [letter.id for letter in first.letters()] == ids[::2]
+    assert [letter.id for letter in second.letters()] == ids[1::2]
+    assert (first.count, second.count) == (2, 2)
+    for letters in (first, second):
+        letters.close()
+
+
+async def test_stages_have_files_of_their_own(letters: DeadLetters) -> None:
+    """Whatever they are called."""
+    for stage in ("clean", "a b", "../x", "b/c"):
+        await put(letters, stage=stage)
+    folder = file_of(letters).parent
+    names = ["..%2Fx.jsonl", "a b.jsonl", "b%2Fc.jsonl", "clean.jsonl"]
+    assert letter_files(folder.parent) == [folder / name for name in names]
+    assert [letter.stage for letter in letters.letters()] == [
+        *("clean", "a b", "../x", "b/c"),
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+async def test_torn_letter_is_skipped_with_a_word(
+    letters: DeadLetters, tmp_path: Path, cut: int
+) -> None:
+    """A crash in an append spoils nothing but that append."""
+    await put(letters)
+    await put(letters)
+    path = file_of(letters)
+    os.truncate(path, path.stat().st_size - cut)
+    size = len(path.read_bytes().splitlines()[1])
+    later = DeadLetters(letters._state, pipeline="p", run="later")
+    await put(later)
+    later.close()
+    first, torn, last = kept(path)
+    assert isinstance(first, DeadLetter)
+    assert isinstance(last, DeadLetter)
+    assert (first.id, last.id) == ("r-1", "later-1")
+    if cut > 1:
+        assert torn == Torn(path, 2, size + 1)
+    else:
+        # Only the end of the line was missing.
+        assert isinstance(torn, DeadLetter)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\0\0\0\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"message": 5}\n',
+        b"\xff\n",
+        b"[" * 100_000 + b"\n",
+    ],
+)
+def test_rubbish_is_no_letter(tmp_path: Path, line: bytes) -> None:
+    """Whatever a file system leaves behind after a crash."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(line)
+    assert kept(path) == [Torn(path, 1, len(line))]
+
+
+async def test_letters_of_a_later_version_are_read(letters: DeadLetters) -> None:
+    """What we don't know is left out."""
+    letter = await put(letters)
+    line = json.dumps(letter.to_dict() | {"colour": "red"}).encode()
+    assert DeadLetter.from_line(line) == letter
+
+
+async def test_disk_that_is_full_is_said(
+    letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the place, and why there was something to write; no half is left."""
+    await put(letters)
+    path = file_of(letters)
+    before = path.read_bytes()
+    calls: list[int] = []
+
+    def write(fd: int, data: memoryview) -> int:
+        calls.append(fd)
+        if len(calls) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data[:10])
+
+    real = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write)
+        with pytest.raises(StageError) as caught:
+            await put(letters)
+    assert str(caught.value) == (
+        f"stage clean: can't write dead letters to {path.parent}: no space left on"
+        " device; what was to be put aside: stage clean: died"
+    )
+    assert caught.value.stage == "clean"
+    assert path.read_bytes() == before
+    assert letters.count == 1
+    await put(letters)
+    assert len(kept(path)) == 2
+
+
+async def test_short_writes_are_completed(
+    letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may take less than it was given."""
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:100]))
+    letter = await put(letters, b"x" * 1000)
+    assert kept(file_of(letters)) == [letter]
+
+
+async def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    """Something else is in the way."""
+    (tmp_path / "state").write_text("")
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    with pytest.raises(StageError, match=r"dead letters to .*: file exists"):
+        await put(letters)
+
+
+async def test_letters_are_durable_after_sync(
+    letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call for all that came since the last, none if nothing came."""
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    await letters.sync()
+    await put(letters)
+    # A new file needs its name, and those of its folders, to be durable.
+    path = file_of(letters)
+    assert synced == [*map(str, (path.parent, *path.parents[1:3]))]
+    synced.clear()
+    await put(letters)
+    assert synced == []
+    await letters.sync()
+    await letters.sync()
+    assert synced == [str(path)]
+
+
+async def test_sync_that_fails_is_said_and_tried_again(
+    letters: DeadLetters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not durable does not count as dealt with."""
+    await put(letters)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for _ in range(2):
+        with pytest.raises(StageError, match="input/output error"):
+            await letters.sync()
+
+
+async def test_secrets_are_not_stored(tmp_path: Path) -> None:
+    """What was interpolated stands as it was written, wherever it shows up."""
+    letters = DeadLetters(
+        tmp_path,
+        pipeline="p",
+        commands={"clean": ("sort", "-k${N}", "${TOKEN}")},
+        hidden={"hunter2": "${TOKEN}", "it's me": "${ME}", "a": "${SHORT}", "": "${E}"},
+    )
+    attempt = Attempt("w", 1, "hunter2!", ("a hunter2",), ("token=hunter2",))
+    error = lost("command: sort -k1 hunter2 'it'\"'\"'s me'", attempt)
+    letter = await put(letters, b"hunter2", error=error)
+    letters.close()
+    assert letter.error == "command: sort -k1 ${TOKEN} '${ME}'"
+    assert letter.attempts == (
+        Attempt("w", 1, "${TOKEN}!", ("a ${TOKEN}",), ("token=${TOKEN}",)),
+    )
+    assert letter.config["command"] == ["sort", "-k${N}", "${TOKEN}"]
+    # The message is as it came.
+    assert letter.message == b"hunter2"
+    assert b"hunter2" not in file_of(letters).read_bytes()
+
+
+async def test_command_for_looking_is_quoted(tmp_path: Path) -> None:
+    """It can be pasted into a shell."""
+    assert DeadLetters(tmp_path, pipeline="p", shown="my file.yaml").look == (
+        "etlstage dlq ls 'my file.yaml'"
+    )
+    assert DeadLetters(Path("/s"), pipeline="p").look == "etlstage dlq ls /s"
+
+
+@pytest.mark.slow
+async def test_reading_takes_no_memory(tmp_path: Path) -> None:
+    """One letter at a time, however many there are."""
+    letters = DeadLetters(tmp_path, pipeline="p")
+    await put(letters, b"x" * 10_000)
+    letters.close()
+    path = file_of(letters)
+    path.write_bytes(path.read_bytes() * 10_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert sum(1 for _ in read_letters(path)) == 10_000
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 20_000
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("", ""),
+        ("plain", "plain"),
+        ("one; two; three", "one"),
+        ("one\ntwo; three", "one"),
+        ("stage a b: worker a b-1 (pid 7) was killed; command: c", "was killed"),
+        ("stage a: worker a-1 is gone; b", "stage a: worker a-1 is gone"),
+        ("x; stage a: worker a-1 (pid 7) died", "x"),
+    ],
+)
+def test_first_clause(error: str, expected: str) -> None:
+    """As much as a line of a table, or of a log, has room for."""
+    assert first_clause(error) == expected
+
+
+async def test_letter_that_is_recalled_keeps_its_id(tmp_path: Path) -> None:
+    """When a run is repeated; what is new gets an id that none has."""
+    for messages in ([b"a", b"b"], [b"new", b"b", b"a"]):
+        letters = DeadLetters(tmp_path, pipeline="p", run="r")
+        letters.recall()
+        for message in messages:
+            await put(letters, message)
+        adopted = await put(letters, b"c")
+        letters.adopt(adopted, place=8)
+        letters.close()
+    found = [one for one in kept(file_of(letters)) if isinstance(one, DeadLetter)]
+    assert [(one.id, one.message) for one in found] == [
+        ("r-1", b"a"),
+        ("r-2", b"b"),
+        ("r-3", b"c"),
+        ("r-4", b"c"),
+        ("r-5", b"new"),
+    ]

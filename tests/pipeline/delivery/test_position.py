@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from etlstage.errors import SourceFailed
+from etlstage.pipeline.delivery.position import PositionFile, locked
+
+
+def test_nothing_stored_is_none(tmp_path: Path) -> None:
+    """And looking makes no folder."""
+    assert PositionFile(tmp_path / "state", "read").load() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("position", [0, 12, "2020-01-01", None, {"a": [1, 2.5]}])
+def test_what_is_stored_is_loaded(tmp_path: Path, position: object) -> None:
+    """By another object, as after a restart; the last one counts."""
+    PositionFile(tmp_path, "read").store(-1)
+    PositionFile(tmp_path, "read").store(position)
+
+    assert PositionFile(tmp_path, "read").load() == position
+    assert PositionFile(tmp_path, "other").load() is None
+
+
+def test_folder_is_for_us_alone(tmp_path: Path) -> None:
+    """Positions may tell about data; parents are made too."""
+    folder = tmp_path / "a" / "b"
+    PositionFile(folder, "read").store(1)
+
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path.name for path in folder.iterdir()] == ["read.position.json"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '"position"', "\xff", '{"other": 1}']
+)
+def test_file_that_can_not_be_understood(tmp_path: Path, text: str) -> None:
+    """The text names the stage, the file and the remedy."""
+    file = tmp_path / "read.position.json"
+    file.write_text(text, "latin-1")
+
+    with pytest.raises(SourceFailed) as caught:
+        PositionFile(tmp_path, "read").load()
+    assert str(caught.value).startswith(
+        f"stage read: can't read the position in {file} ("
+    )
+    assert str(caught.value).endswith("; remove the file to start from the beginning")
+    assert caught.value.stage == "read"
+
+
+def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    """The text names the file and what the system says."""
+    (tmp_path / "state").write_text("a file")
+
+    with pytest.raises(
+        SourceFailed,
+        match=r"stage read: can't store the position in \S+/state/read.position.json:"
+        r" (file exists|not a directory)$",
+    ):
+        PositionFile(tmp_path / "state", "read").store(1)
+
+
+def test_file_that_can_not_be_opened(tmp_path: Path) -> None:
+    """The text has what the system says, and no advice to remove what is not there."""
+    (tmp_path / "state").write_text("a file")
+
+    with pytest.raises(SourceFailed) as caught:
+        PositionFile(tmp_path / "state", "read").load()
+    file = tmp_path / "state" / "read.position.json"
+    assert str(caught.value) == (
+        f"stage read: can't read the position in {file}: not a directory"
+    )
+
+
+def test_failed_store_keeps_the_old_position(tmp_path: Path) -> None:
+    """What can't be written as JSON is a bug of the source, and harms nothing."""
+    file = PositionFile(tmp_path, "read")
+    file.store(1)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        file.store(object())
+
+    assert PositionFile(tmp_path, "read").load() == 1
+
+
+def test_name_with_a_dot_is_kept_apart(tmp_path: Path) -> None:
+    """The temporary file of one stage is never that of another."""
+    names = ["a", "a.b", "a.new", "a.position"]
+    for number, name in enumerate(names):
+        PositionFile(tmp_path, name).store(number)
+
+    assert [PositionFile(tmp_path, name).load() for name in names] == [0, 1, 2, 3]
+
+
+def test_state_directory_is_locked_once(tmp_path: Path) -> None:
+    """Until who has it lets it go."""
+    folder = tmp_path / "a" / "state"
+    with locked(folder) as first, locked(folder) as second:
+        assert (first, second) == (True, False)
+    with locked(folder) as again:
+        assert again
+    assert folder.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from etlstage.errors import Attempt, SinkFailed
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.spark import DeadLetterFrame, Destination
+from etlstage.spark.dataframe import dead_letter as module
+
+pytestmark = pytest.mark.spark
+
+
+def letter(number: int, *attempts: Attempt) -> DeadLetter:
+    """Return a dead letter."""
+    return DeadLetter(
+        id=f"r-{number}",
+        time="2026-01-02T12:00:00.500+00:00",
+        pipeline="p",
+        run="r",
+        stage="clean",
+        place=2**40 + number,
+        message=b"\0\xff" * number,
+        error="é",
+        kind="WorkerLost",
+        attempts=attempts,
+        config={"name": "clean", "env": ["A"]},
+    )
+
+
+async def test_letters_become_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of each, appended to what is there, some at a time."""
+    monkeypatch.setattr(module, "_CHUNK", 2)
+    out = tmp_path / "dead"
+    attempt = Attempt("w", 4711, "died", ("started",), ("oh", "no"))
+    for start in (0, 3):
+        frame = DeadLetterFrame(spark, Destination(str(out)))
+        await frame.write(letter(n, attempt) for n in range(start, start + 3))
+        await frame.aclose()
+    rows = sorted(spark.read.parquet(str(out)).collect(), key=lambda row: str(row.id))
+    assert [row.id for row in rows] == [f"r-{n}" for n in range(6)]
+    row = rows[3].asDict(recursive=True)
+    assert row.pop("time").astimezone(UTC) == datetime(
+        2026, 1, 2, 12, 0, 0, 500_000, UTC
+    )
+    assert json.loads(row.pop("config")) == {"name": "clean", "env": ["A"]}
+    assert row == {
+        "id": "r-3",
+        "pipeline": "p",
+        "run": "r",
+        "stage": "clean",
+        "place": 2**40 + 3,
+        "message": bytearray(b"\0\xff" * 3),
+        "error": "é",
+        "kind": "WorkerLost",
+        "attempts": [
+            {
+                "worker": "w",
+                "pid": 4711,
+                "error": "died",
+                "story": ["started"],
+                "stderr": ["oh", "no"],
+            }
+        ],
+    }
+    assert len(list(out.glob("part-*"))) == 4
+    assert (out / "_SUCCESS").exists()
+
+
+async def test_destination_that_can_not_be_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It is said which."""
+    (tmp_path / "file").write_text("")
+    frame = DeadLetterFrame(spark, Destination(str(tmp_path / "file" / "x")))
+    with pytest.raises(SinkFailed, match=r"can't write the dead letters to .*file/x: "):
+        await frame.write(iter([letter(1)]))
+
+
+async def test_session_is_made_when_it_is_needed(spark: SparkSession) -> None:
+    """Not before there are letters."""
+    asked: list[Callable[[], SparkSession]] = []
+
+    def give() -> SparkSession:
+        asked.append(give)
+        return spark
+
+    DeadLetterFrame(give, Destination("x"))
+    assert asked == []

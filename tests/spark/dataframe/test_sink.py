@@ -1,0 +1,481 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from pyspark.sql import SparkSession
+
+from etlstage.errors import ConfigError, SinkFailed, StageError
+from etlstage.pipeline import DeadLetters
+from etlstage.pipeline.interfaces import Sink
+from etlstage.spark import DataFrameSink, Destination
+from etlstage.spark.dataframe import sink as sink_module
+from etlstage.stage import ErrorBudget, ErrorPolicy
+
+pytestmark = pytest.mark.spark
+
+
+def objects(count: int, start: int = 0) -> list[bytes]:
+    """Return messages for the schema ``id long, title string``."""
+    numbers = range(start, start + count)
+    return [b'{"id":%d,"title":"t%d"}' % (n, n) for n in numbers]
+
+
+async def load(sink: Sink, *runs: list[bytes]) -> None:
+    """Load ``runs`` and finish."""
+    async with sink:
+        for run in runs:
+            await sink.write(run)
+        await sink.finish()
+
+
+def there(path: Path) -> bool:
+    """Return whether anything is at ``path``."""
+    return path.exists()
+
+
+def names(directory: Path, pattern: str) -> list[str]:
+    """Return the sorted names of what matches in ``directory``."""
+    return sorted(path.name for path in directory.glob(pattern))
+
+
+def marker(path: Path) -> bool:
+    """Return whether the output is marked as whole."""
+    return (path / "_SUCCESS").exists()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Give a path for output, where nothing is yet."""
+    return tmp_path / "out"
+
+
+async def test_message_is_the_value(spark: SparkSession, out: Path) -> None:
+    """Without a schema a message is the string value."""
+    await load(
+        DataFrameSink(spark, Destination(str(out))),
+        [b"one", "é€𝄞\0\n".encode()],
+        [b""],
+    )
+    frame = spark.read.parquet(str(out))
+    assert frame.dtypes == [("value", "string")]
+    assert sorted(row[0] for row in frame.collect()) == ["", "one", "é€𝄞\0\n"]
+
+
+async def test_schema_makes_columns(spark: SparkSession, out: Path) -> None:
+    """With a schema a message is a JSON object, and a row of typed columns."""
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out)),
+        schema="id long, `a.b` array<int>, title string",
+    )
+    await load(sink, [b'{"title":"x","a.b":[1,2]}', b'{"id":7}'])
+    frame = spark.read.parquet(str(out))
+    assert frame.dtypes == [
+        ("id", "bigint"),
+        ("a.b", "array<int>"),
+        ("title", "string"),
+    ]
+    rows = [tuple(row) for row in frame.orderBy("id").collect()]
+    assert rows == [(None, [1, 2], "x"), (7, None, None)]
+
+
+async def test_binary_column_keeps_bytes(spark: SparkSession, out: Path) -> None:
+    """A schema of one binary column takes any bytes."""
+    payloads = [b"\xff\0\n", b"", b"{}"]
+    await load(
+        DataFrameSink(spark, Destination(str(out)), schema="raw binary"), payloads
+    )
+    found = [bytes(row.raw) for row in spark.read.parquet(str(out)).collect()]
+    assert sorted(found) == sorted(payloads)
+
+
+@pytest.mark.parametrize("schema", [None, "id long, title string", "value binary"])
+async def test_no_message_gives_readable_output(
+    spark: SparkSession, out: Path, schema: str | None
+) -> None:
+    """Zero messages still leave a schema and the marker."""
+    await load(DataFrameSink(spark, Destination(str(out)), schema=schema))
+    frame = spark.read.parquet(str(out))
+    assert frame.count() == 0
+    assert frame.columns == (
+        ["id", "title"] if schema == "id long, title string" else ["value"]
+    )
+    assert marker(out)
+
+
+async def test_epoch_is_bounded_in_messages(spark: SparkSession, out: Path) -> None:
+    """A full epoch lands when more comes; the last one marks the output."""
+    async with DataFrameSink(spark, Destination(str(out)), epoch_messages=3) as sink:
+        await sink.write([b"1", b"2"])
+        assert (sink.received, sink.loaded, there(out)) == (2, 0, False)
+        await sink.write([b"3", b"4", b"5", b"6", b"7"])
+        assert (sink.received, sink.loaded, sink.epochs) == (7, 5, 2)
+        assert not marker(out)
+        assert sink.landed() == (
+            f"2 epochs with 5 messages in place at {out}, the output is not whole, "
+            "2 messages were not loaded"
+        )
+        await sink.finish()
+        assert (sink.loaded, sink.epochs, marker(out)) == (7, 3, True)
+        assert sink.landed() == (
+            f"3 epochs with 7 messages in place at {out}, the output is whole"
+        )
+    values = [row.value for row in spark.read.parquet(str(out)).collect()]
+    assert sorted(values) == list("1234567")
+
+
+async def test_epoch_is_bounded_in_bytes(spark: SparkSession, out: Path) -> None:
+    """An epoch takes no run that would make it too big."""
+    async with DataFrameSink(spark, Destination(str(out)), epoch_bytes=100) as sink:
+        for _ in range(3):
+            await sink.write([b"x" * 40])
+        assert (sink.loaded, sink.epochs) == (2, 1)
+
+
+async def test_flush_makes_durable_without_marking(
+    spark: SparkSession, out: Path
+) -> None:
+    """What is flushed can be read, and is not taken for whole."""
+    async with DataFrameSink(spark, Destination(str(out))) as sink:
+        await sink.flush()
+        assert not there(out)
+        await sink.write([b"1"])
+        await sink.flush()
+        assert (sink.loaded, marker(out)) == (1, False)
+        await sink.finish()
+        await sink.finish()
+        assert marker(out)
+    assert spark.read.parquet(str(out)).count() == 1
+
+
+async def test_closing_without_finishing_leaves_no_mark(
+    spark: SparkSession, out: Path
+) -> None:
+    """A run that ends early is not whole."""
+    async with DataFrameSink(spark, Destination(str(out)), epoch_messages=1) as sink:
+        await sink.write([b"1", b"2"])
+    assert (sink.loaded, marker(out)) == (1, False)
+    await sink.aclose()
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+async def test_stale_marker_is_removed_first(
+    spark: SparkSession, out: Path, mode: str
+) -> None:
+    """The marker of an older run does not vouch for half of a new one."""
+    await load(DataFrameSink(spark, Destination(str(out))), [b"old"])
+    async with DataFrameSink(
+        spark, Destination(f"file:{out}", mode=mode), epoch_messages=1
+    ) as sink:
+        assert marker(out)
+        await sink.write([b"1", b"2"])
+        assert not marker(out)
+    values = sorted(row.value for row in spark.read.parquet(str(out)).collect())
+    assert values == (["1"] if mode == "overwrite" else ["1", "old"])
+
+
+async def test_later_epochs_append(spark: SparkSession, out: Path) -> None:
+    """Mode overwrite replaces what was there, not what this run wrote."""
+    for _ in range(2):
+        sink = DataFrameSink(
+            spark, Destination(str(out), mode="overwrite"), epoch_messages=1
+        )
+        await load(sink, [b"1", b"2", b"3"])
+    assert spark.read.parquet(str(out)).count() == 3
+
+
+async def test_misfit_keeps_its_epoch_out(spark: SparkSession, out: Path) -> None:
+    """Misfits are counted and told, and nothing of their epoch is loaded."""
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out)),
+        schema="id long, title string",
+        epoch_messages=10,
+    )
+    bad = [*objects(4, 10), b'{"id":"secret"}', b"", *objects(4)]
+    with pytest.raises(SinkFailed) as failure:
+        await load(sink, objects(10), bad)
+    assert str(failure.value) == (
+        "load: 2 of 10 messages do not fit the schema 'id long, title string': "
+        "message 15 is the first, field 'id' is a string that is no bigint; "
+        "nothing of epoch 2 is loaded"
+    )
+    assert (sink.received, sink.loaded, sink.failed) == (20, 10, 2)
+    assert spark.read.parquet(str(out)).count() == 10
+    assert not marker(out)
+
+
+async def test_misfit_in_the_first_epoch_leaves_old_output_alone(
+    spark: SparkSession, out: Path
+) -> None:
+    """Nothing is overwritten by an epoch that is refused."""
+    await load(DataFrameSink(spark, Destination(str(out))), [b"old"])
+    with pytest.raises(SinkFailed, match="message 1 is the first, it is not UTF-8 at"):
+        await load(
+            DataFrameSink(spark, Destination(str(out), mode="overwrite")),
+            [b"\xff"],
+        )
+    assert [row.value for row in spark.read.parquet(str(out)).collect()] == ["old"]
+    assert marker(out)
+
+
+async def test_failed_sink_stays_failed(spark: SparkSession, out: Path) -> None:
+    """After a failure nothing is written or marked any more."""
+    sink = DataFrameSink(spark, Destination(str(out)))
+    await sink.write([b"\xff"])
+    for call in (sink.flush, sink.finish, sink.flush):
+        with pytest.raises(SinkFailed, match="do not fit the schema 'value string'"):
+            await call()
+    assert sink.failed == 1
+    assert sink.landed() == f"nothing is in place at {out}, 1 messages were not loaded"
+    assert not there(out)
+
+
+async def refusal(sink: Sink, *runs: list[bytes]) -> str:
+    """Return the one line with which ``sink`` fails."""
+    with pytest.raises(SinkFailed) as failure:
+        await load(sink, *runs)
+    text = str(failure.value)
+    assert "\n" not in text
+    return text
+
+
+async def test_existing_path_is_told_before_work_is_lost(
+    spark: SparkSession, out: Path
+) -> None:
+    """Mode error looks at the path before the first message."""
+    sink = DataFrameSink(spark, Destination(str(out.parent)))
+    assert await refusal(sink) == (
+        f"load: {out.parent} exists already: remove it, or set mode to append or overwrite"
+    )
+    assert sink.received == 0
+
+
+async def test_wrong_schema_is_told_at_once(spark: SparkSession) -> None:
+    """A schema that Spark can't read is told before the first message."""
+    sink = DataFrameSink(spark, Destination("/x"), schema="id lng")
+    assert await refusal(sink) == (
+        'load: unsupported data type "LNG" (UNSUPPORTED_DATATYPE)'
+    )
+    sink = DataFrameSink(spark, Destination("/x"), schema="long")
+    assert "schema 'long' is a type, expected columns" in await refusal(sink)
+    sink = DataFrameSink(spark, Destination("/x"), schema="id varchar(3)")
+    assert "char/varchar" in await refusal(sink)
+
+
+async def test_unknown_partition_column_is_told(spark: SparkSession) -> None:
+    """The line names the column and those that there are."""
+    sink = DataFrameSink(
+        spark, Destination("/x", partition_by=["dya"]), schema="id long, day date"
+    )
+    assert await refusal(sink) == (
+        "load: can't partition by dya: the columns are id, day"
+    )
+
+
+async def test_partitions_become_directories(spark: SparkSession, out: Path) -> None:
+    """Spark's own partitioning is used, epoch after epoch."""
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out), partition_by=["day"]),
+        schema="id long, day string",
+        epoch_messages=2,
+    )
+    await load(sink, [b'{"id":%d,"day":"d%d"}' % (n, n % 2) for n in range(6)])
+    assert names(out, "day=*") == ["day=d0", "day=d1"]
+    assert spark.read.parquet(str(out)).where("day = 'd1'").count() == 3
+    assert marker(out)
+
+
+async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> None:
+    """Any format with its options can be written."""
+    sink = DataFrameSink(
+        spark,
+        Destination(format="json", path=str(out), options={"compression": "gzip"}),
+    )
+    await load(sink, [b"x"])
+    assert len(names(out, "*.json.gz")) == 1
+    assert [json.loads(row[0]) for row in spark.read.text(str(out)).collect()] == [
+        {"value": "x"}
+    ]
+
+
+async def test_unwritable_path_is_told(spark: SparkSession) -> None:
+    """The line names epoch, path and cause."""
+    text = await refusal(DataFrameSink(spark, Destination("/proc/no/x")), [b"1"])
+    assert text.startswith("load: can't write epoch 1 to /proc/no/x: ")
+    assert "file:/proc/no/x" in text.partition(": can't")[2].partition(": ")[2]
+
+
+async def test_unknown_format_is_told(spark: SparkSession, out: Path) -> None:
+    """The line names the format."""
+    text = await refusal(
+        DataFrameSink(spark, Destination(str(out), format="nofmt")), [b"1"]
+    )
+    assert "failed to find the data source: nofmt" in text
+
+
+async def test_table_is_appended_to(spark: SparkSession) -> None:
+    """A table takes rows of its schema, and refuses others."""
+    name = "sink_table"
+    try:
+        sink = DataFrameSink(
+            spark, Destination(table=name), schema="id long", epoch_messages=1
+        )
+        await load(sink, [b'{"id":1}', b'{"id":2}'])
+        assert sink.landed().startswith("2 epochs with 2 messages in place at table")
+        more = DataFrameSink(
+            spark, Destination(table=name, mode="append"), schema="id long"
+        )
+        await load(more, [b'{"id":3}'])
+        assert sorted(row.id for row in spark.table(name).collect()) == [1, 2, 3]
+        other = DataFrameSink(spark, Destination(table=name, mode="append"))
+        text = await refusal(other, [b"x"])
+        assert text.startswith("load: can't write epoch 1 to table sink_table: ")
+        assert "id" in text
+        again = DataFrameSink(spark, Destination(table=name))
+        assert "already exists" in await refusal(again, [b"x"])
+    finally:
+        spark.sql(f"drop table if exists {name}")
+
+
+def test_mode_ignore_is_refused() -> None:
+    """Dropping everything in silence is not loading."""
+    with pytest.raises(ConfigError, match="mode 'ignore' is refused: it would drop"):
+        Destination("/x", mode="ignore")
+    with pytest.raises(ConfigError, match="unknown mode 'apend', expected append"):
+        Destination("/x", mode="apend")
+
+
+async def test_event_loop_goes_on_while_spark_writes(
+    spark: SparkSession, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing happens in a thread: another task can run, and is waited for here."""
+    alive = threading.Event()
+
+    def write(self: Destination, frame: object, **which: bool) -> None:
+        assert alive.wait(60)
+
+    monkeypatch.setattr(Destination, "write", write)
+
+    async def live() -> None:
+        alive.set()
+
+    sink = DataFrameSink(spark, Destination(str(out)))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(load, sink, [b"1"])
+        tasks.start_soon(live)
+    assert sink.loaded == 1
+
+
+async def test_cancelled_write_is_not_counted(
+    spark: SparkSession,
+    active_jobs: Callable[[], list[int]],
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cancelling interrupts Spark's job; the sink says what is in place."""
+    begun = threading.Event()
+
+    def endless(self: Destination, frame: object, **which: bool) -> None:
+        begun.set()
+        # Spark stops a task in Python; one that only computes in the JVM may go on.
+        spark.range(10**15).mapInArrow(lambda batches: batches, "id long").count()
+
+    monkeypatch.setattr(Destination, "write", endless)
+    sink = DataFrameSink(spark, Destination(str(out)))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(load, sink, [b"1"])
+        await anyio.to_thread.run_sync(begun.wait)
+        tasks.cancel_scope.cancel()
+    assert active_jobs() == []
+    assert sink.loaded == 0
+    with pytest.raises(SinkFailed, match="the epoch under way was interrupted"):
+        await sink.flush()
+    assert spark.range(10, numPartitions=2).count() == 10
+
+
+def aside(tmp_path: Path, count: int) -> tuple[DeadLetters, ErrorPolicy]:
+    """Return a place for dead letters and a policy that allows ``count``."""
+    policy = ErrorPolicy(budget=ErrorBudget(count=count, share=None))
+    return DeadLetters(tmp_path / "state", pipeline="p"), policy
+
+
+async def test_misfits_are_put_aside(
+    spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of their epoch is loaded; more at a time than fit are taken in turns."""
+    monkeypatch.setattr(sink_module, "_MISFITS", 2)
+    letters, policy = aside(tmp_path, 9)
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out), options={"compression": "gzip"}),
+        schema="id long, title string",
+        epoch_messages=10,
+        on_error=policy,
+        dead_letters=letters,
+    )
+    bad = [b"", *objects(4, 10), b'{"id":"secret"}', b"\xff", *objects(2, 14), b"[]"]
+    await load(sink, objects(10), bad, [b"{", b"1"])
+    assert (sink.received, sink.loaded, sink.dead, sink.failed) == (22, 16, 6, 0)
+    rows = spark.read.parquet(str(out)).collect()
+    assert sorted(row.id for row in rows) == list(range(16))
+    assert marker(out)
+    found = [(x.place, x.message, x.kind, x.error) for x in letters.letters()]
+    wrong = "does not fit the schema 'id long, title string'"
+    assert [row[:3] for row in found] == [
+        (10, b"", "SinkFailed"),
+        (15, b'{"id":"secret"}', "SinkFailed"),
+        (16, b"\xff", "SinkFailed"),
+        (19, b"[]", "SinkFailed"),
+        (20, b"{", "SinkFailed"),
+        (21, b"1", "SinkFailed"),
+    ]
+    assert found[1][3] == (
+        f"load: message 16 {wrong}: field 'id' is a string that is no bigint"
+    )
+    assert found[2][3] == f"load: message 17 {wrong}: it is not UTF-8 at offset 0"
+    (letter, *_) = letters.letters()
+    assert letter.config["options"] == ["compression"]
+    letters.close()
+
+
+async def test_text_that_is_none_is_put_aside(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """Also when an epoch is nothing but that: the output is there, and whole."""
+    letters, policy = aside(tmp_path, 3)
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out)),
+        on_error=policy,
+        dead_letters=letters,
+        epoch_messages=2,
+    )
+    await load(sink, [b"\xff", b"\xfe"], [b"a", b"\xfd"])
+    assert (sink.loaded, sink.dead) == (1, 3)
+    assert [row.value for row in spark.read.parquet(str(out)).collect()] == ["a"]
+    assert marker(out)
+    assert [x.place for x in letters.letters()] == [0, 1, 3]
+    letters.close()
+
+
+async def test_too_many_misfits_end_the_run(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """Nothing of the epoch is loaded; those that were put aside stay so."""
+    letters, policy = aside(tmp_path, 1)
+    sink = DataFrameSink(
+        spark, Destination(str(out)), on_error=policy, dead_letters=letters
+    )
+    with pytest.raises(StageError, match=r"load: 2 of 4 messages .*allows 1 message"):
+        await load(sink, [b"\xff", b"a", b"\xfe", b"\xfd"])
+    assert (sink.loaded, sink.dead, letters.count) == (0, 2, 2)
+    assert not there(out)
+    letters.close()

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import errno
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from etlstage.errors import SourceFailed
+from etlstage.messages import KeyedRun, Position
+from etlstage.pipeline.interfaces import Source
+from etlstage.protocol.marker.columnar import Column
+from etlstage.spark import DataFrameSource, read_frame
+from etlstage.spark.dataframe import source as source_module
+
+pytestmark = pytest.mark.spark
+
+
+def content(directory: Path) -> list[Path]:
+    """Return what is in ``directory``."""
+    return list(directory.iterdir())
+
+
+def mode(path: Path) -> int:
+    """Return the permissions of ``path``."""
+    return path.stat().st_mode & 0o777
+
+
+def wait_for_spooling(directory: Path) -> None:
+    """Return when a task has begun a file below ``directory``; blocks."""
+    while not list(directory.glob("*/*.part")):
+        threading.Event().wait(0.05)
+
+
+async def messages(source: Source) -> list[bytes]:
+    """Return all that ``source`` yields."""
+    found: list[bytes] = []
+    async for run in source.runs():
+        assert not isinstance(run, Position)
+        assert run
+        found += run
+    await source.aclose()
+    return found
+
+
+@pytest.fixture(params=["spooled", "packed"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Take both ways from the executors: the spool, and without sight of it."""
+    if request.param == "packed":
+        monkeypatch.setattr(source_module, "NONCE", "another")
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("count", [0, 1, 3, 25_000])
+async def test_every_row_is_a_message_in_order(spark: SparkSession, count: int) -> None:
+    """No row, one row, fewer rows than partitions, many: all arrive as they were."""
+    frame = spark.range(0, count, 1, 5).selectExpr("concat('row ', id) as text")
+    expected = [b"row %d" % number for number in range(count)]
+    assert await messages(DataFrameSource(frame)) == expected
+
+
+@pytest.mark.usefixtures("way")
+async def test_sorted_frame_stays_sorted(spark: SparkSession) -> None:
+    """The order that a sort gave is the order of the messages."""
+    frame = spark.range(0, 1000, 1, 7).selectExpr("999 - id as n").orderBy("n")
+    found = await messages(DataFrameSource(frame, message="cast(n as string)"))
+    assert found == [b"%d" % number for number in range(1000)]
+
+
+@pytest.mark.usefixtures("way")
+async def test_payload_is_opaque(spark: SparkSession) -> None:
+    """NUL, newlines, markers, emptiness and what is no UTF-8 pass unchanged."""
+    payloads = [b"", b"\0", b"a\nb\r\n", b"\xff\xfe", b"\n\0\x17\x05", b"x" * 70_000]
+    frame = spark.createDataFrame([(bytearray(p),) for p in payloads], "m binary")
+    assert await messages(DataFrameSource(frame)) == payloads
+
+
+@pytest.mark.usefixtures("way")
+async def test_run_is_bounded(spark: SparkSession) -> None:
+    """A run holds no more messages and bytes than asked, one big message excepted."""
+    frame = spark.range(0, 1000, 1, 1).selectExpr(
+        "repeat('x', if(id = 500, 5000, 10)) as m"
+    )
+    source = DataFrameSource(frame, run_messages=64, run_bytes=500)
+    runs = [run async for run in source.runs() if not isinstance(run, Position)]
+    assert max(map(len, runs)) <= 64
+    assert all(sum(map(len, run)) <= 500 for run in runs if len(run) > 1)
+    assert sum(map(len, runs)) == 1000
+
+
+async def test_string_of_the_only_column_is_the_message(spark: SparkSession) -> None:
+    """Unicode comes as UTF-8, whatever the column is called."""
+    frame = spark.createDataFrame([("é€𝄞",)], "`a.b ``c` string")
+    assert await messages(DataFrameSource(frame)) == ["é€𝄞".encode()]
+
+
+async def test_row_of_several_columns_is_json(spark: SparkSession) -> None:
+    """Without an expression a row becomes a JSON object."""
+    frame = spark.createDataFrame([(1, "é")], "id long, title string")
+    assert await messages(DataFrameSource(frame)) == ['{"id":1,"title":"é"}'.encode()]
+
+
+async def test_only_column_that_is_a_number_is_json(spark: SparkSession) -> None:
+    """A number is no message by itself."""
+    assert await messages(DataFrameSource(spark.range(1))) == [b'{"id":0}']
+
+
+async def test_expression_makes_the_message(spark: SparkSession) -> None:
+    """Any Spark SQL expression over the columns will do."""
+    source = DataFrameSource(spark.range(2), message="concat_ws(';', id, id + 1)")
+    assert await messages(source) == [b"0;1", b"1;2"]
+
+
+async def test_file_is_read_by_its_format(spark: SparkSession, tmp_path: Path) -> None:
+    """Format, path, schema and options are Spark's own."""
+    path = tmp_path / "in.csv"
+    path.write_text("1|one\n2|two\n")
+    source = DataFrameSource(
+        lambda: read_frame(
+            spark,
+            format="csv",
+            path=str(path),
+            schema="id int, name string",
+            options={"sep": "|"},
+        ),
+        message="name",
+    )
+    assert await messages(source) == [b"one", b"two"]
+
+
+async def test_malformed_input_line_stays_with_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's own column for corrupt records comes through."""
+    path = tmp_path / "in.json"
+    path.write_text('{"id":1}\n{"id":\n')
+    frame = read_frame(spark, format="json", path=str(path)).cache()
+    found = await messages(DataFrameSource(frame))
+    assert found == [b'{"id":1}', b'{"_corrupt_record":"{\\"id\\":"}']
+
+
+def broken(spark: SparkSession, text: str) -> Callable[[], DataFrame]:
+    """Return a function that reads from a path that holds no Parquet."""
+    path = Path(text)
+    path.write_text("no parquet")
+    return lambda: read_frame(spark, format="parquet", path=str(path))
+
+
+async def refusal(source: Source) -> str:
+    """Return the one line with which ``source`` fails."""
+    with pytest.raises(SourceFailed) as failure:
+        await messages(source)
+    text = str(failure.value)
+    assert "\n" not in text
+    assert text.startswith("extract: ")
+    return text
+
+
+async def test_path_that_does_not_exist_is_told(spark: SparkSession) -> None:
+    """The line names the path, without a stack."""
+    source = DataFrameSource(lambda: read_frame(spark, format="json", path="/no/such"))
+    assert await refusal(source) == (
+        "extract: path does not exist: file:/no/such (PATH_NOT_FOUND)"
+    )
+
+
+async def test_column_that_does_not_exist_is_told(spark: SparkSession) -> None:
+    """The line names the column and Spark's suggestion."""
+    text = await refusal(DataFrameSource(spark.range(1), message="upper(idd)"))
+    assert "`idd` cannot be resolved. Did you mean one of the following? [`id`]" in text
+
+
+async def test_format_that_does_not_exist_is_told(spark: SparkSession) -> None:
+    """The line names the format."""
+    source = DataFrameSource(lambda: read_frame(spark, format="nofmt", path="/"))
+    assert "failed to find the data source: nofmt" in await refusal(source)
+
+
+async def test_unreadable_file_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """The line names the file."""
+    path = str(tmp_path / "x.parquet")
+    text = await refusal(DataFrameSource(broken(spark, path)))
+    assert path in text
+    assert "CANNOT_READ_FILE_FOOTER" in text
+
+
+async def test_syntax_error_is_told(spark: SparkSession) -> None:
+    """An expression that Spark can't parse is told as such."""
+    text = await refusal(DataFrameSource(spark.range(1), message="to_json(struct(*)"))
+    assert text == "extract: syntax error at or near end of input (PARSE_SYNTAX_ERROR)"
+
+
+async def test_error_at_run_time_is_told(spark: SparkSession) -> None:
+    """What goes wrong in a task is one line, too."""
+    source = DataFrameSource(spark.range(9), message="upper(raise_error('no ' || id))")
+    text = await refusal(source)
+    assert re.search(r"no \d \(USER_RAISED_EXCEPTION\)$", text), text
+
+
+async def test_number_is_no_message(spark: SparkSession) -> None:
+    """An expression of another type is refused with the remedy."""
+    text = await refusal(DataFrameSource(spark.range(1), message="id + 1"))
+    assert text == (
+        "extract: message 'id + 1' is bigint, expected string or binary: "
+        "write 'cast(id + 1 as string)' or 'to_json(...)'"
+    )
+
+
+@pytest.mark.usefixtures("way")
+async def test_null_message_is_refused(spark: SparkSession) -> None:
+    """A null is no message: the line counts them and says what to do."""
+    frame = spark.range(0, 100, 1, 4).selectExpr(
+        "if(id between 60 and 62, null, 'x') m"
+    )
+    text = await refusal(DataFrameSource(frame))
+    assert re.match(r"extract: message is null in 3 (of 100 )?rows", text)
+    assert "coalesce" in text
+
+
+async def test_null_message_names_the_partition(spark: SparkSession) -> None:
+    """With the spool, the whole frame is known when nulls are refused."""
+    frame = spark.range(0, 100, 1, 4).selectExpr(
+        "if(id between 60 and 62, null, 'x') m"
+    )
+    text = await refusal(DataFrameSource(frame, message="m"))
+    assert text == (
+        "extract: message is null in 3 of 100 rows, first in partition 2: filter "
+        "these rows, or give them a message with coalesce(m, '')"
+    )
+
+
+def test_frame_may_be_cancelled_anywhere(spark: SparkSession) -> None:
+    """No point of a DataFrame is better than another to go on from."""
+    assert not DataFrameSource(spark.range(1)).drain()
+
+
+async def test_spool_is_removed(spark: SparkSession, tmp_path: Path) -> None:
+    """While it is read the spool is private; after that it is gone."""
+    source = DataFrameSource(spark.range(10), spool_dir=tmp_path)
+    async for _ in source.runs():
+        (spool,) = content(tmp_path)
+        assert mode(spool) == 0o700
+    assert content(tmp_path) == []
+
+
+async def test_spool_is_removed_when_reading_stops_early(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A generator that is closed, and then the source, leave nothing."""
+    source = DataFrameSource(spark.range(10), spool_dir=tmp_path, run_messages=2)
+    runs = source.runs()
+    await anext(runs)
+    assert content(tmp_path)
+    await runs.aclose()
+    await source.aclose()
+    await source.aclose()
+    assert content(tmp_path) == []
+
+
+async def test_spool_that_can_not_be_made_is_told(spark: SparkSession) -> None:
+    """The line names the directory."""
+    source = DataFrameSource(spark.range(1), spool_dir=Path("/no/such"))
+    assert "no such file or directory: '/no/such" in (await refusal(source)).lower()
+
+
+async def test_cancelled_extraction_stops_its_job(
+    spark: SparkSession, active_jobs: Callable[[], list[int]], tmp_path: Path
+) -> None:
+    """Cancelling the reader interrupts the Spark job and removes the spool."""
+    endless = spark.range(0, 10**12, 1, 2).selectExpr("sha2(repeat(id, 500), 512) as m")
+    source = DataFrameSource(endless, spool_dir=tmp_path)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(messages, source)
+        await anyio.to_thread.run_sync(wait_for_spooling, tmp_path)
+        tasks.cancel_scope.cancel()
+    assert active_jobs() == []
+    assert content(tmp_path) == []
+    assert await messages(DataFrameSource(spark.range(1), message="'on'")) == [b"on"]
+
+
+@pytest.mark.usefixtures("way")
+async def test_messages_may_have_keys(spark: SparkSession) -> None:
+    """Spark's hash of an expression, beside each message, through runs of any size."""
+    frame = spark.range(0, 1000, 1, 3).selectExpr("id", "id % 7 as k")
+    source = DataFrameSource(
+        frame, message="cast(id as string)", key="concat('k', k)", run_messages=64
+    )
+    runs = [run async for run in source.runs()]
+    hashes = {
+        row.k: row.h
+        for row in frame.selectExpr("k", "xxhash64(concat('k', k)) as h").collect()
+    }
+    found = []
+    for run in runs:
+        assert isinstance(run, KeyedRun)
+        assert len(run.keys) == len(run) <= 64
+        found += list(zip(run, run.keys, strict=True))
+    assert found == [(b"%d" % n, hashes[n % 7]) for n in range(1000)]
+    await source.aclose()
+
+
+async def test_messages_have_no_keys_unless_wanted(spark: SparkSession) -> None:
+    """They stay in Arrow, without a Python object for each."""
+    source = DataFrameSource(spark.range(3), message="cast(id as string)")
+    runs: list[object] = [run async for run in source.runs()]
+    assert all(isinstance(run, Column) for run in runs)
+
+
+async def test_null_is_a_key(spark: SparkSession) -> None:
+    """As good as any other."""
+    frame = spark.range(2).selectExpr("cast(null as string) as k", "'m' as m")
+    source = DataFrameSource(frame, message="m", key="k")
+    keys = [
+        k async for run in source.runs() if isinstance(run, KeyedRun) for k in run.keys
+    ]
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+    assert isinstance(keys[0], int)
+
+
+async def test_key_that_is_no_expression(spark: SparkSession) -> None:
+    """It is told as for a message."""
+    source = DataFrameSource(spark.range(2), message="'m'", key="nope")
+    with pytest.raises(SourceFailed, match="nope"):
+        await messages(source)
+
+
+async def test_spool_without_room(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the job or in it: the folder is told, and what to set."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(source_module, "spooled", full)
+    source = DataFrameSource(spark.range(1), message="'m'", spool_dir=tmp_path)
+    with pytest.raises(SourceFailed) as raised:
+        await messages(source)
+    assert str(raised.value) == (
+        f"extract: no space left for the spool of all messages in {tmp_path}: set"
+        " TMPDIR, or spool, to a folder with room for them"
+    )
+    assert not content(tmp_path)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    BinaryType,
+    DoubleType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+)
+
+from etlstage.errors import ConfigError
+from etlstage.spark.datasource.json_rows import (
+    Misfit,
+    check_types,
+    documents_of,
+    rows_of_documents,
+)
+
+SCHEMA = StructType(
+    [
+        StructField("id", IntegerType(), nullable=False),
+        StructField("half", DoubleType()),
+        StructField("text", StringType()),
+    ]
+)
+TARGET = pa.schema([("id", pa.int32()), ("half", pa.float64()), ("text", pa.string())])
+
+
+def test_documents_become_rows() -> None:
+    """Whatever is between and inside of them, and whatever else they hold."""
+    messages = [
+        b'{"id": 1, "half": 0.5, "more": [null, {"id": 7}]}',
+        b' {"text": "}{ ] }", "id": 2}\n',
+        b'{"id":3,\n"half":\n1}',
+    ]
+    rows = rows_of_documents(messages, SCHEMA, TARGET)
+    assert rows.to_pylist() == [
+        {"id": 1, "half": 0.5, "text": None},
+        {"id": 2, "half": None, "text": "}{ ] }"},
+        {"id": 3, "half": 1.0, "text": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (b"", "it is empty"),
+        (b"null", "it is null, not an object"),
+        (b"[]", "it is an array, not an object"),
+        (b'{"id": 1', "it is not one JSON document"),
+        (b'{"id": 1}{"id": 2}', "it is not one JSON document"),
+        (b'{"id": 1} null', "it is not one JSON document"),
+        (b'{"id": 1, "text": "\xff"}', "it is not UTF-8 at offset 19"),
+        (b'{"half": 1}', "field 'id' is NOT NULL and has no value"),
+        (b'{"other": 1}', "field 'id' is NOT NULL and has no value"),
+        (b'{"id": 1.0}', "field 'id' is a number that is no int"),
+        (b'{"id": 1, "text": 5}', "field 'text' is a number that is no string"),
+        (b'{"id": 1, "half": NaN}', "it is not one JSON document"),
+        (b'{"id": 1, "half": 1e999}', "field 'half' is a number that is no double"),
+    ],
+)
+def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
+    """By its place, with the reason, and never what it says."""
+    with pytest.raises(Misfit) as raised:
+        rows_of_documents([b'{"id": 0}', message, b'{"id": 2}'], SCHEMA, TARGET)
+    assert raised.value.place == 1
+    assert why in str(raised.value)
+
+
+def test_column_that_has_no_json_is_refused() -> None:
+    """By its name; some types can only be written."""
+    written = StructType().add("b", BinaryType())
+    written.add("m", MapType(StringType(), BinaryType()))
+    check_types(written, read=False)
+    with pytest.raises(ConfigError, match="column 'b' has binary, which can't be read"):
+        check_types(written, read=True)
+    with pytest.raises(ConfigError, match="'v' has variant, which can't be written as"):
+        check_types(StructType().add("v", VariantType()), read=False)
+
+
+@pytest.mark.spark
+def test_rows_become_what_spark_makes_of_them(spark: SparkSession) -> None:
+    """Every type, with and without a value, nested too; as ``to_json`` in UTC."""
+    frame = spark.sql(
+        """
+        select 1Y as y, -2S as s, 3 as i, 4L as l, 0.5F as f, 2.25D as d, true as b,
+          1.50BD as dec, 'a"b\\\\c\\n\\u0001é' as text, '' as empty, x'00ff' as bin,
+          date'2020-01-31' as day, timestamp_ntz'2020-01-31 01:02:03' as ntz,
+          timestamp'2020-01-31T01:02:03.5Z' as at, array(1, null, 2) as xs,
+          array_remove(array(1), 1) as none, map('k', 1, 'n', null) as m, map(1, 'x') as mi,
+          named_struct('a', 1, 'b', cast(null as int), 'c', array(date'2020-01-01'))
+            as st, double('NaN') as nan, double('-Infinity') as inf,
+          cast(null as int) as gone, `q"` as `odd " name`
+        from values (1), (2) as t(`q"`)
+        union all
+        select null, null, null, null, null, null, null, null, null, null, null, null,
+          null, null, null, null, null, null, null, null, null, null, null
+    """
+    )
+    # Spark writes as few digits of a second as it takes, unless it is told.
+    digits = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS"
+    options = f"map('timeZone', 'UTC', 'timestampFormat', '{digits}XXX',"
+    options += f" 'timestampNTZFormat', '{digits}')"
+    single = frame.coalesce(1)
+    expected = single.selectExpr(f"to_json(struct(*), {options}) as document").collect()
+    made = single.mapInArrow(
+        lambda batches: (pa.record_batch([documents_of(b)], ["d"]) for b in batches),
+        "d string",
+    )
+    found = [json.loads(row.d) for row in made.collect()]
+    assert found == [json.loads(row.document) for row in expected]
+    assert found[-1] == {}

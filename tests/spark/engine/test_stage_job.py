@@ -1,0 +1,56 @@
+"""One DataFrame through the stages, and what is booked of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import anyio.from_thread
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from etlstage.messages import StageKind
+from etlstage.pipeline import DeadLetters
+from etlstage.pipeline.dead_letter.file import letter_files
+from etlstage.pipeline.ledger import Ledger
+from etlstage.spark.engine.stage_job import Round
+from etlstage.spark.engine.staging import Pages, Staging
+from etlstage.spark.task.chain import Chain, Outcome
+from etlstage.stage import Stage
+
+pytestmark = pytest.mark.spark
+
+
+class CalledOff(Staging):
+    """Is left in the middle of its letters."""
+
+    scope: anyio.CancelScope
+
+    def fill(self, messages: DataFrame, chain: Chain) -> None:
+        """Leave the folder empty."""
+
+    def outcomes(self, spark: SparkSession) -> list[Outcome]:
+        """Return that of one task, with a letter."""
+        counts = [[0, 0, 0, 0, 0, 2], [2, 1, 1, 0, 0, 1], [1, 1, 0, 0, 0, 0]]
+        return [Outcome(0, counts, 1, None)]
+
+    def pages(self, spark: SparkSession) -> list[Pages]:
+        """Call the run off."""
+        anyio.from_thread.run_sync(self.scope.cancel)
+        return [((0, 0), (0, 0))]
+
+
+async def test_letters_of_a_run_that_is_called_off_are_not_booked(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A signal ends the reading of them; what is counted dead has a letter."""
+    kinds = StageKind.EXTRACT, StageKind.TRANSFORM, StageKind.LOAD
+    ledger = Ledger(zip("etl", kinds, strict=True))
+    letters = DeadLetters(tmp_path, pipeline="p")
+    passing = Round("e", [Stage(name="t", command=("cat",))], ledger, letters)
+    staging = CalledOff(str(tmp_path / "rows"))
+    with anyio.CancelScope() as staging.scope:
+        await passing.transform(spark.range(1), staging)
+    assert staging.scope.cancelled_caught
+    assert [account.counts for account in ledger] == [[0] * 6] * 3
+    assert not letter_files(tmp_path)

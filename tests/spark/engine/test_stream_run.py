@@ -1,0 +1,330 @@
+"""Engine ``streaming``: batches of a stream, each loaded once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from pyspark.sql import SparkSession
+
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.dead_letter.file import letter_files, read_letters
+from etlstage.pipeline.delivery.position import locked
+from tests.spark.driver import environment
+from tests.spark.processes import HANGING, are_gone, wait_for_pids
+
+pytestmark = [pytest.mark.spark, pytest.mark.anyio]
+
+WORKER = """\
+import json, os
+from etlstage import worker
+
+def clean(message):
+    row = json.loads(message)
+    if row["id"] == 13:
+        os._exit(3)
+    yield json.dumps({"id": row["id"]}).encode()
+
+worker.transform(clean)
+"""
+FILE = """\
+name: s
+engine: streaming
+delivery: {delivery}
+state: state
+extract:
+  spark: {{format: json, path: in, schema: "id long", options: {{maxFilesPerTrigger: "1"}}}}
+  {every}
+transform:
+  - name: clean
+    worker: {{command: [python, worker.py]}}
+    restart: {{delay: 10ms}}
+load:
+  spark: {{format: parquet, path: out, schema: id long, mode: {mode}}}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write a pipeline over a folder of files."""
+
+    def write(
+        *, every: str = "", delivery: str = "exactly-once", mode: str = "append"
+    ) -> Path:
+        (tmp_path / "worker.py").write_text(WORKER)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        path = tmp_path / "s.yaml"
+        path.write_text(FILE.format(every=every, delivery=delivery, mode=mode))
+        return path
+
+    return write
+
+
+def feed(folder: Path, name: str, *ids: int) -> None:
+    """Add a file to the stream's input."""
+    (folder / "in").mkdir(exist_ok=True)
+    new = folder / f"{name}.new"
+    new.write_text("\n".join(json.dumps({"id": n}) for n in ids))
+    new.rename(folder / "in" / f"{name}.json")
+
+
+async def batch(folder: Path, number: int) -> None:
+    """Wait until that batch has landed."""
+    while not await anyio.Path(folder, f"state/batches/{number}.json").exists():  # noqa: ASYNC110 - Spark acts
+        await anyio.sleep(0.05)
+
+
+async def run(path: Path, spark: SparkSession) -> Report:
+    """Run a pipeline that must not hang."""
+    with anyio.fail_after(150):
+        return await Pipeline.from_yaml(path, spark=spark).run()
+
+
+def loaded(spark: SparkSession, folder: Path) -> Counter[int]:
+    """Return the ids in the output, and how often each is there."""
+    return Counter(row.id for row in spark.read.parquet(str(folder / "out")).collect())
+
+
+def dead(folder: Path) -> list[bytes]:
+    """Return the messages that were put aside."""
+    found = [x for path in letter_files(folder / "state") for x in read_letters(path)]
+    return [x.message for x in found]  # type: ignore[union-attr]
+
+
+async def test_what_is_there_is_loaded_once(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Batch by batch, then no more; the next run takes up what is new."""
+    path = write(mode="error")
+    feed(tmp_path, "a", *range(10))
+    feed(tmp_path, "b", *range(10, 20))
+    report = await run(path, spark)
+    assert report.error is None
+    assert report.status == "done"
+    assert loaded(spark, tmp_path) == Counter(n for n in range(20) if n != 13)
+    clean, load = list(report.ledger)[1:]
+    assert (clean.received, clean.done, clean.dead) == (20, 19, 1)
+    assert (load.received, load.done) == (19, 19)
+    assert dead(tmp_path) == [b'{"id":13}']
+    assert "2 epochs with 19 messages in place at" in report.landed
+    assert report.dead_letters is not None
+    epochs = sorted(entry.name for entry in (tmp_path / "out").iterdir())
+    assert [name.rpartition("-")[2] for name in epochs] == ["0", "1"]
+
+    feed(tmp_path, "c", 100, 101)
+    report = await run(path, spark)
+    assert report.error is None
+    assert "1 epoch with 2 messages" in report.landed
+    assert loaded(spark, tmp_path)[100] == 1
+    report = await run(path, spark)
+    assert report.error is None
+    assert report.landed.startswith("nothing new is in place")
+
+
+async def test_batch_that_fails_is_run_again(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The run ends with the stage's own words, and goes on when it is mended."""
+    path = write()
+    broken = path.read_text().replace(
+        "restart:", "on_error: {retries: 0, then: fail}\n    restart:"
+    )
+    whole = path.read_text()
+    path.write_text(broken)
+    feed(tmp_path, "a", 12, 13, 14)
+    report = await run(path, spark)
+    assert report.status == "failed"
+    assert "stage clean: worker clean-1" in str(report.error)
+    assert "exited with status 3" in str(report.error)
+    assert "Traceback" not in str(report.error)
+    report.ledger.check(whole=False)
+    assert not (tmp_path / "out").exists()
+    path.write_text(whole)
+    report = await run(path, spark)
+    assert report.error is None
+    assert loaded(spark, tmp_path) == Counter([12, 14])
+
+
+async def test_stream_drains_behind_the_batch_under_way(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Without end until it is told; what came later is the next run's."""
+    path = write(every="every: 100ms")
+    feed(tmp_path, "a", 1, 2, 3)
+    runner = Pipeline.from_yaml(path, spark=spark)
+    reports = []
+
+    async def start() -> None:
+        reports.append(await runner.run())
+
+    with anyio.fail_after(150):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(start)
+            await batch(tmp_path, 0)
+            feed(tmp_path, "b", 4)
+            await batch(tmp_path, 1)
+            runner.drain()
+    (report,) = reports
+    assert report.status == "drained"
+    assert report.ledger[2].done == 4
+    assert loaded(spark, tmp_path) == Counter([1, 2, 3, 4])
+    feed(tmp_path, "c", 5)
+    path = write()
+    report = await run(path, spark)
+    assert loaded(spark, tmp_path) == Counter([1, 2, 3, 4, 5])
+
+
+async def test_stream_stops_at_once_and_runs_its_batch_again(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A worker that never answers holds up nobody who cancels the run."""
+    path = write(every="every: 100ms")
+    (tmp_path / "worker.py").write_text(HANGING.replace("sys.argv[1]", "'pids'"))
+    (tmp_path / "pids").mkdir()
+    feed(tmp_path, "a", 1, 2, 3)
+    runner = Pipeline.from_yaml(path, spark=spark)
+    with anyio.fail_after(150):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runner.run)
+            pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
+            tasks.cancel_scope.cancel()
+    assert await anyio.to_thread.run_sync(are_gone, pids[1:])
+    assert not list((tmp_path / "state/batches").glob("*"))
+    assert not (tmp_path / "out").exists()
+    report = await run(write(), spark)
+    assert report.error is None
+    assert loaded(spark, tmp_path) == Counter([1, 2, 3])
+
+
+async def test_program_that_was_sent_runs(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """And not the one that is here, which would find the pipeline beside it."""
+    path = write()
+    program = WORKER.replace('row["id"] == 13', 'os.path.exists("s.yaml")')
+    (tmp_path / "sent_to_stream.py").write_text(program)
+    text = path.read_text().replace("worker.py", "sent_to_stream.py")
+    path.write_text(f"{text}spark: {{files: [sent_to_stream.py]}}\n")
+    feed(tmp_path, "a", *range(10))
+    report = await run(path, spark)
+    assert report.error is None
+    assert dead(tmp_path) == []
+    assert loaded(spark, tmp_path) == Counter(range(10))
+
+
+async def test_what_is_wrong_is_told(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Output that is there already; a source without schema."""
+    path = write(mode="error")
+    (tmp_path / "out").mkdir()
+    report = await run(path, spark)
+    assert "out exists already: remove it, or set mode to append" in str(report.error)
+    path.write_text(path.read_text().replace(', schema: "id long"', ""))
+    report = await run(path, spark)
+    assert str(report.error).startswith("extract: ")
+    assert "set schema, as in 'id long, title string'" in str(report.error)
+
+
+async def test_state_is_used_by_one_process_at_a_time(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The other is told, and what stops the first is left alone."""
+    path = write()
+    feed(tmp_path, "a", 1)
+    stop = tmp_path / "state" / "stop"
+    with locked(stop.parent):
+        stop.touch()
+        report = await run(path, spark)
+        assert report.status == "failed"
+        assert str(report.error) == (
+            f"extract: another process uses the state directory {tmp_path / 'state'}:"
+            " wait until it has ended, or set another state"
+        )
+        assert stop.exists()
+    assert (await run(path, spark)).status == "done"
+
+
+async def test_state_that_can_not_be_written(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """One line with the folder, before Spark is asked for anything."""
+    path = write()
+    (tmp_path / "state").write_text("a file")
+    report = await run(path, spark)
+    assert str(report.error) == (
+        f"extract: can't use the state directory {tmp_path / 'state'}: file exists;"
+        " set another state"
+    )
+
+
+CRASHING = """
+import os, signal, sys
+import anyio
+from etlstage.pipeline import Pipeline
+from etlstage.spark import Session
+from etlstage.spark.engine.micro_batch import Batches
+
+where, number = sys.argv[1], int(sys.argv[2])
+
+def kill(number_now):
+    if number_now == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+note, call = Batches._note, Batches.__call__
+def noting(self, record):
+    if where == "loaded":
+        kill(record.number)
+    note(self, record)
+def calling(self, frame, at):
+    call(self, frame, at)
+    if where == "noted":
+        kill(at)
+Batches._note, Batches.__call__ = noting, calling
+with_spark = Session(master="local[2]")
+spark = with_spark.start()
+report = anyio.run(Pipeline.from_yaml("s.yaml", spark=spark).run)
+assert report.error is None, report.error
+"""
+
+
+def crash(folder: Path, where: str) -> subprocess.CompletedProcess[str]:
+    """Run the pipeline in a process that kills itself in its second batch."""
+    return subprocess.run(
+        [sys.executable, "-c", CRASHING, where, "1"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.classic
+@pytest.mark.parametrize("where", ["loaded", "noted"])
+async def test_crash_behind_the_load_costs_and_doubles_nothing(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path, where: str
+) -> None:
+    """Kill -9 between the sink's write and our record, or Spark's commit log."""
+    path = write()
+    feed(tmp_path, "a", *range(10))
+    feed(tmp_path, "b", *range(10, 20))
+    feed(tmp_path, "c", *range(20, 30))
+    done = await anyio.to_thread.run_sync(crash, tmp_path, where)
+    assert done.returncode == -9, done.stderr
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert not (tmp_path / "state/checkpoint/commits/1").exists()
+    report = await run(path, spark)
+    assert report.error is None
+    assert loaded(spark, tmp_path) == Counter(n for n in range(30) if n != 13)
+    assert dead(tmp_path) == [b'{"id":13}']
+    assert report.ledger[1].received == (20 if where == "loaded" else 10)

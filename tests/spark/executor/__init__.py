@@ -1,1 +1,0 @@
-"""Tests of the Spark layer, most of them against a real session."""

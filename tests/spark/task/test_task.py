@@ -1,0 +1,136 @@
+"""What runs in Spark's Python worker, without Spark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from etlstage.errors import StageFailed, WorkerStartFailed
+from etlstage.protocol.marker import Mode
+from etlstage.spark.task import portal as bridge
+from etlstage.spark.task import task as task_module
+from etlstage.spark.task.task import Task
+from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage
+
+SDK = "import os, sys; from etlstage import worker; worker.{}({})"
+
+
+def stage(function: str, call: str = "transform", **options: object) -> Stage:
+    """Return a stage whose worker answers with ``function`` of ``m``."""
+    command = (sys.executable, "-c", SDK.format(call, function))
+    return Stage(name="t", command=command, **options)  # type: ignore[arg-type]
+
+
+def given(*batches: list[bytes]) -> Iterator[pa.RecordBatch]:
+    """Yield batches as Spark does, numbers beside the messages."""
+    start = 0
+    for messages in batches:
+        numbers = pa.array(range(start, start + len(messages)), pa.int64())
+        kept = pa.StructArray.from_arrays([numbers], names=["n"])
+        columns = [pa.array(messages, pa.binary()), kept]
+        yield pa.RecordBatch.from_arrays(columns, names=["message", "kept"])
+        start += len(messages)
+
+
+def rows(made: Iterator[pa.RecordBatch]) -> list[tuple[int, bytes]]:
+    """Return what came of the messages, and of which."""
+    found: list[tuple[int, bytes]] = []
+    for batch in made:
+        numbers = batch.column(1).field(0).to_pylist()
+        found += zip(numbers, batch.column(0).to_pylist(), strict=True)
+    return found
+
+
+def test_batches_come_back_in_order() -> None:
+    """More of them than are ahead at once, empty ones too."""
+    batches = [[b"%d" % n] * n for n in (3, 0, 5000, 1, 0, 20_000, 7, 1, 1, 0)]
+    task = Task(stage("lambda m: (m,)"), texts=False)
+    messages = [m for batch in batches for m in batch]
+    assert rows(task.run(given(*batches))) == list(enumerate(messages))
+
+
+def test_nothing_is_waited_for_behind_empty_batches() -> None:
+    """However many of them there are in a row."""
+    task = Task(stage("lambda m: (m,)"), texts=False)
+    assert rows(task.run(given(*[[]] * 9, [b"a"], *[[]] * 9))) == [(0, b"a")]
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.string(), pa.large_string()])
+def test_messages_are_bytes_however_spark_gives_them(kind: pa.DataType) -> None:
+    """As text, and with 64 bits for where a message begins, if it is set to."""
+    messages = [b"a", b"", "cœç".encode()]
+    batch = pa.record_batch({"message": pa.array(messages, pa.binary()).cast(kind)})
+    (made,) = Task(stage("lambda m: (m,)"), texts=False).run(iter([batch]))
+    assert made.column(0).to_pylist() == messages
+
+
+def test_worker_that_dies_costs_nothing(tmp_path: Path) -> None:
+    """What it held is tried again, alone or as before, and all rows come in order."""
+    died = tmp_path / "died"
+    function = (
+        f"lambda m: os._exit(open({str(died)!r}, 'w').close() or 3)"
+        f" if m == b'4000' and not os.path.exists({str(died)!r}) else [m] * (len(m) - 2)"
+    )
+    restart = RestartPolicy(delay=0.01)
+    task = Task(stage(function, restart=restart), texts=False)
+    messages = [b"%d" % n for n in range(100, 9000)]
+    made = rows(task.run(given(messages[:5000], messages[5000:])))
+    expected = [(n, m) for n, m in enumerate(messages) for _ in range(len(m) - 2)]
+    assert made == expected
+    assert died.exists()
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 10_000])
+def test_message_with_a_marker_fails_alone(
+    monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    """What came before it is answered; the error names the marker and the message."""
+    monkeypatch.setattr(task_module, "_ROWS", rows_at_once)
+    task = Task(stage("lambda m: (m,)"), texts=False)
+    with pytest.raises(StageFailed, match=r"marker eop '\\000' at offset 1") as raised:
+        rows(task.run(given([b"a"], [b"b", b"c\0", b"d"])))
+    assert "(message 3)" in str(raised.value)
+
+
+def test_condemned_message_is_named() -> None:
+    """Its retries are over: so is the task."""
+    dying = stage(
+        "lambda m: os._exit(3) if m else (m,)",
+        on_error=ErrorPolicy(retries=0),
+        restart=RestartPolicy(delay=0.01),
+    )
+    task = Task(dying, texts=False)
+    with pytest.raises(StageFailed, match=r"exited with status 3 .*\(message 2\)"):
+        rows(task.run(given([b"", b"b", b""])))
+
+
+def test_program_that_is_not_there_is_missed() -> None:
+    """However many batches there are to come."""
+    task = Task(Stage(name="t", command=("no-such-program",)), texts=False)
+    with pytest.raises(WorkerStartFailed, match="there is no program"):
+        rows(task.run(given(*[[b"a"]] * 20)))
+
+
+def test_stage_may_answer_in_batches() -> None:
+    """Their outputs come in order, where no columns are kept."""
+    batches = (b.select(["message"]) for b in given([b"a", b"b", b"c"], [b"d"]))
+    batch = stage(
+        "lambda ms: (b'+'.join(ms),)",
+        "transform_batch",
+        mode=Mode.BATCH_SUPERVISOR,
+        batch=BatchPolicy(size=2),
+    )
+    made = [v for b in Task(batch, texts=True).run(batches) for v in b[0].to_pylist()]
+    assert "+".join(made) == "a+b+c+d"
+
+
+def test_much_from_little_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies that nobody takes yet are not piled up without bound."""
+    monkeypatch.setattr(bridge, "_UNREAD", 1)
+    task = Task(stage("lambda m: [m * 1000] * 100"), texts=False)
+    made = task.run(given(*[[b"%03d" % n for n in range(50)]] * 3))
+    assert len(rows(made)) == 3 * 50 * 100

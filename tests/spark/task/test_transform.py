@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Mode
+from etlstage.spark import transform
+from etlstage.spark.errors import explain
+from etlstage.stage import ErrorPolicy, Stage, Timeouts
+from tests.spark.processes import HANGING, are_gone, runs, wait_for_pids
+
+pytestmark = pytest.mark.spark
+
+
+def stage(function: str, **options: object) -> Stage:
+    """Return a stage whose worker answers with ``function`` of ``m``."""
+    program = f"import os; from etlstage import worker; worker.transform({function})"
+    command = (sys.executable, "-c", program)
+    return Stage(name="t", command=command, **options)  # type: ignore[arg-type]
+
+
+def failure(frame: DataFrame) -> str:
+    """Return why ``frame`` can't be computed."""
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - its text is the point
+        frame.collect()
+    return explain(raised.value)
+
+
+def hanging(place: Path, **options: object) -> Stage:
+    """Return a stage whose worker tells its pids in a file, and never answers."""
+    (program := place / "hanging.py").write_text(HANGING)
+    command = (sys.executable, "-S", str(program), str(place))
+    return Stage(name="t", command=command, **options)  # type: ignore[arg-type]
+
+
+def test_rows_pass_through_workers_in_order(spark: SparkSession) -> None:
+    """Each partition has a worker, its rows keep their order, more than one batch."""
+    frame = spark.range(0, 45_000, 1, 3).selectExpr("concat('row ', id) as text")
+    made = transform(frame, stage("lambda m: (m.upper(),)"))
+    assert made.schema.simpleString() == "struct<value:string>"
+    assert [row.value for row in made.collect()] == [f"ROW {n}" for n in range(45_000)]
+
+
+def test_reply_of_none_or_many_becomes_rows_with_what_is_kept(
+    spark: SparkSession,
+) -> None:
+    """Kept columns stand beside every row that their message became."""
+    frame = spark.range(0, 25_000, 1, 2).selectExpr(
+        "id", "named_struct('a', id, 'b', null) as nested", "repeat('x', id % 4) as m"
+    )
+    made = transform(
+        frame, stage("lambda m: [m] * len(m)"), message="m", keep=["id", "nested"]
+    )
+    assert made.columns == ["id", "nested", "value"]
+    assert [(row.id, row.nested.a, row.value) for row in made.collect()] == [
+        (n, n, "x" * (n % 4)) for n in range(25_000) for _ in range(n % 4)
+    ]
+
+
+def test_binary_message_gives_binary_rows(spark: SparkSession) -> None:
+    """What is no text stays as it is."""
+    payloads = [b"", b"\xff\xfe", b"x" * 70_000]
+    frame = spark.createDataFrame([(bytearray(p),) for p in payloads], "m binary")
+    made = transform(frame, stage("lambda m: (m,)"))
+    assert made.schema.simpleString() == "struct<value:binary>"
+    assert [bytes(row.value) for row in made.collect()] == payloads
+    made = transform(frame, stage("lambda m: (m,)"), schema="raw binary")
+    assert [bytes(row.raw) for row in made.collect()] == payloads
+
+
+def test_replies_in_json_become_typed_columns(spark: SparkSession) -> None:
+    """The message is the row in JSON by default, and so is the reply by schema."""
+    frame = spark.range(0, 4, 1, 2).selectExpr("id", "id * 0.5D as half")
+    made = transform(frame, stage("lambda m: (m,)"), schema="half double")
+    assert made.schema.simpleString() == "struct<half:double>"
+    assert [row.half for row in made.collect()] == [0.0, 0.5, 1.0, 1.5]
+    made = transform(
+        frame, stage("lambda m: (m,)"), schema="half double", keep=["id"]
+    ).where("half > 0.5")
+    assert sorted(made.groupBy("id").count().collect()) == [(2, 1), (3, 1)]
+
+
+def test_nothing_runs_before_it_is_asked_for(spark: SparkSession) -> None:
+    """A program that is not there is missed by the job, and not by the plan."""
+    frame = spark.range(0, 2, 1, 1).selectExpr("cast(id as string)")
+    made = transform(frame, Stage(name="t", command=("no-such-program",)))
+    assert "there is no program 'no-such-program' on PATH" in failure(made)
+    empty = frame.where("false")
+    assert transform(empty, stage("lambda m: (m,)")).collect() == []
+
+
+def test_message_that_fails_fails_its_task(spark: SparkSession) -> None:
+    """The error says which message, where, and what the worker's fate was."""
+    frame = spark.range(0, 9, 1, 1).selectExpr("cast(id as string)")
+    policy = ErrorPolicy(retries=0)
+    failing = stage("lambda m: os._exit(3) if m == b'5' else (m,)", on_error=policy)
+    text = failure(transform(frame, failing))
+    assert "exited with status 3" in text
+    assert "(message 6 of partition 0)" in text
+
+
+def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
+    """Neither what is no text passes for text, nor any JSON for any schema."""
+    frame = spark.range(0, 1, 1, 1).selectExpr("cast(id as string)")
+    text = failure(transform(frame, stage("lambda m: (bytes([255]),)")))
+    assert "stage t: a reply is not UTF-8 (message 1 of partition 0)" in text
+    text = failure(transform(frame, stage("lambda m: (m,)"), schema="n int"))
+    assert "stage t: a reply does not fit the schema struct<n:int>" in text
+
+
+def test_message_that_can_not_be_sent_fails_its_task(spark: SparkSession) -> None:
+    """A null is told from nothing, and a marker is named."""
+    frame = spark.createDataFrame([("a",), (None,)], "m string").coalesce(1)
+    text = failure(transform(frame, stage("lambda m: (m,)")))
+    assert "stage t: message is null in 1 of 2 rows" in text
+    frame = spark.createDataFrame([("a\nb",)], "m string")
+    text = failure(transform(frame, stage("lambda m: (m,)")))
+    assert r"message contains marker eom '\012' at offset 1" in text
+
+
+def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
+    """At the call, not in a task."""
+    frame = spark.range(1).selectExpr("id", "cast(id as string) as m")
+    load = stage("", kind=StageKind.LOAD)
+    with pytest.raises(ConfigError, match="of kind load, expected transform"):
+        transform(frame, load)
+    batches = stage("", mode=Mode.BATCH_SUPERVISOR)
+    with pytest.raises(ConfigError, match="t answers in batches: which of their rows"):
+        transform(frame, batches, keep=["id"])
+    with pytest.raises(ConfigError, match=r"keep is the text 'id', .* list: \['id'\]"):
+        transform(frame, stage(""), message="m", keep="id")
+    with pytest.raises(ConfigError, match="column 'id' would be there twice"):
+        transform(frame, stage(""), schema="id int", keep=["id"])
+    with pytest.raises(ConfigError, match="schema 'int' names no columns"):
+        transform(frame, stage(""), schema="int", message="m")
+    with pytest.raises(TypeError, match="message 'id' is bigint, expected string"):
+        transform(frame, stage(""), message="id")
+
+
+def test_worker_does_not_see_secrets_of_spark(spark: SparkSession) -> None:
+    """Its environment has what it needs, and nothing by which to reach Spark."""
+    frame = spark.range(0, 1, 1, 1).selectExpr("cast(id as string)")
+    made = transform(frame, stage("lambda m: (name.encode() for name in os.environ)"))
+    names = {row.value for row in made.collect()}
+    assert "PATH" in names
+    assert not [n for n in names if "SECRET" in n or "SPARK" in n or n[:4] == "JAVA"]
+    assert not [n for n in names if "TOKEN" in n]
+
+
+def test_limit_leaves_no_worker_behind(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever has enough rows ends the task, and that ends its worker."""
+    frame = spark.range(0, 10**9, 1, 1).selectExpr("cast(id as string)")
+    made = transform(frame, stage("lambda m: (b'%d' % os.getpid(),)"))
+    (row,) = made.limit(1).collect()
+    assert are_gone([int(row.value)])
+
+
+@pytest.mark.parametrize("end", ["kill -9", "cancel"])
+def test_nothing_outlives_the_task(
+    spark: SparkSession, tmp_path: Path, end: str
+) -> None:
+    """Neither the worker nor what it has started, when Spark's worker is killed."""
+    frame = spark.range(0, 10, 1, 1).selectExpr("cast(id as string)")
+    made = transform(frame, hanging(tmp_path, timeout=Timeouts(message=None)))
+    errors: list[str] = []
+    job = threading.Thread(target=lambda: errors.append(failure(made)))
+    job.start()
+    host, *pids = wait_for_pids(tmp_path)
+    assert all(map(runs, [host, *pids]))
+    if end == "kill -9":
+        os.kill(host, signal.SIGKILL)
+    else:
+        spark.interruptAll()
+    assert are_gone(pids)
+    job.join(60)
+    assert errors
+
+
+def test_worker_that_hangs_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """At its deadline it is replaced, and so is the next; then the task fails."""
+    frame = spark.range(0, 10, 1, 1).selectExpr("cast(id as string)")
+    policy = ErrorPolicy(retries=1)
+    timeout = Timeouts(message=1, stop=0.2)
+    hangs = hanging(tmp_path, timeout=timeout, on_error=policy)
+    text = failure(transform(frame, hangs))
+    assert "did not answer a message within 1 s" in text
+    assert "after 2 tries" in text
+    assert "(message 1 of partition 0)" in text
+    pids = wait_for_pids(tmp_path, 2)
+    assert are_gone([pid for n, pid in enumerate(pids) if n % 3])

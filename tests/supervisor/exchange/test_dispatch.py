@@ -1,0 +1,368 @@
+"""
+Feeders against the worker's side of the protocol, both in memory.
+
+The worker here answers in any mode, takes the bytes in any pieces and stops now and
+then; time is a number. What the supervisor does around it is in ``pump``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etlstage.errors import MessageRefused
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Side
+from etlstage.protocol.events import (
+    BatchEnded,
+    MessagesPassed,
+    MoreRequested,
+    ProtocolFailed,
+    RepliesCompleted,
+)
+from etlstage.protocol.marker import MarkerProtocol, Mode
+from etlstage.stage import BatchPolicy, Stage
+from etlstage.supervisor.exchange.dispatch import Feeder
+from etlstage.supervisor.exchange.submission import Answer, Submission, Work
+from etlstage.supervisor.session import feeder, session
+
+MODES = (Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER)
+LOST = RuntimeError("lost")
+
+
+def stage(mode: Mode = Mode.SINGLE, **settings: object) -> Stage:
+    """Return a stage that is never started."""
+    return Stage(name="t", command=("true",), mode=mode, **settings)  # type: ignore[arg-type]
+
+
+@dataclass
+class Peer:
+    """A worker in memory: answers each exchange with what it was, joined by ``+``."""
+
+    stage: Stage
+    size: int = 3
+    """Messages that it wants in a batch of its own."""
+    protocol: MarkerProtocol = field(init=False)
+    batches: list[list[bytes]] = field(default_factory=list)
+    _held: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.protocol = MarkerProtocol(
+            Side.WORKER,
+            self.stage.mode,
+            self.stage.markers,
+            eob_then_eom=self.stage.batch.eob_then_eom,
+        )
+
+    def take(self, data: bytes) -> bytes:
+        """Return what the worker answers to some bytes."""
+        self.protocol.receive_data(data)
+        for event in self.protocol.events_received():
+            match event:
+                case MessagesPassed(messages):
+                    for message in messages:
+                        self._take_message(message)
+                case BatchEnded():
+                    self._answer()
+                case ProtocolFailed(error):
+                    raise AssertionError(str(error))
+        return b"".join(self.protocol.data_to_send())
+
+    def _take_message(self, message: bytes) -> None:
+        self._held.append(message)
+        mode = self.stage.mode
+        if mode is Mode.SINGLE:
+            self._answer()
+        elif mode is Mode.BATCH_WORKER:
+            full = len(self._held) == self.size
+            if not full or self.stage.batch.bnc_after_last:
+                self.protocol.send(MoreRequested())
+            if full:
+                self._answer()
+
+    def _answer(self) -> None:
+        self.batches.append(self._held)
+        reply = b"+".join(self._held)
+        # Some get no reply, some one, some two.
+        group = (reply,) * (len(reply) % 3)
+        self._held = []
+        self.protocol.send(RepliesCompleted([group]))
+
+
+class Line:
+    """A feeder, its protocol, and a peer, with the bytes in between."""
+
+    def __init__(self, run: Stage, *, size: int = 3) -> None:
+        self.work = Work()
+        self.protocol = session(run)
+        self.feeder: Feeder = feeder(run, self.protocol, self.work)
+        self.peer = Peer(run, size)
+        self.to_worker = bytearray()
+        self.to_us = bytearray()
+        self.most_owed = 0
+
+    def submission(self) -> Submission:
+        """Open a submission."""
+        submission = Submission(lambda: None)
+        self.work.open(submission)
+        return submission
+
+    def pump(self, now: float = 0.0) -> None:
+        """Give the worker all that it may have."""
+        while self.feeder.feed(now):
+            self.to_worker += b"".join(self.protocol.data_to_send())
+            self.most_owed = max(self.most_owed, self.protocol.owed)
+
+    def move(self, size: int, now: float = 0.0) -> bool:
+        """Move so many bytes each way; return whether there were any."""
+        data, self.to_worker = self.to_worker[:size], self.to_worker[size:]
+        self.to_us += self.peer.take(bytes(data))
+        reply, self.to_us = self.to_us[:size], self.to_us[size:]
+        self.protocol.receive_data(bytes(reply))
+        for event in self.protocol.events_received():
+            match event:
+                case RepliesCompleted(groups):
+                    self.feeder.answered(groups, len(reply), now)
+                case MoreRequested():
+                    pass
+                case _:
+                    raise AssertionError(str(event))
+        self.pump(now)
+        return bool(data or reply or self.to_us)
+
+
+def outcome(answers: list[Answer]) -> Iterator[tuple[bytes, tuple[bytes, ...], bool]]:
+    """Yield message, outputs and whether it failed."""
+    for answer in answers:
+        for message, group in zip(answer.messages, answer.groups, strict=True):
+            yield message, group, answer.error is not None
+
+
+def policies() -> st.SearchStrategy[BatchPolicy]:
+    """Draw batch policies that a worker of size three is content with."""
+    return st.builds(
+        BatchPolicy,
+        size=st.integers(1, 3),
+        bytes=st.integers(1, 30),
+        eob_then_eom=st.booleans(),
+    )
+
+
+message = st.one_of(
+    st.sampled_from([b"", b"a", b"bc", b"def"]),
+    st.sampled_from([b"ba\nd", b"\0", b"\x17bad", b"bad\x05"]),
+)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_every_message_is_answered_in_order(mode: Mode, data: st.DataObject) -> None:
+    """Whatever the chunks, the callers, the bad messages, the window and the policy."""
+    policy = data.draw(policies())
+    window = data.draw(st.none() | st.integers(1, 5))
+    run = stage(mode, batch=policy, window=window)
+    line = Line(run)
+    callers = [line.submission() for _ in range(data.draw(st.integers(1, 3)))]
+    fed: list[list[bytes]] = [[] for _ in callers]
+    answers: list[list[Answer]] = [[] for _ in callers]
+    now = 0.0
+    for _ in range(data.draw(st.integers(0, 8))):
+        index = data.draw(st.integers(0, len(callers) - 1))
+        messages = data.draw(st.lists(message, max_size=5))
+        callers[index].feed(messages, now)
+        fed[index] += messages
+        line.pump(now)
+        for size in data.draw(st.lists(st.integers(1, 9), max_size=4)):
+            line.move(size, now)
+        now += data.draw(st.sampled_from([0.0, 0.4, 2.0]))
+    for caller in callers:
+        caller.close()
+    line.pump(now)
+    while line.move(data.draw(st.integers(1, 9)), now):
+        pass
+
+    for index, caller in enumerate(callers):
+        answers[index] += caller.collect()
+        assert caller.finished
+        assert (caller.held_bytes, caller.waiting, caller.waiting_bytes) == (0, 0, 0)
+        seen = list(outcome(answers[index]))
+        assert [m for m, _, _ in seen] == fed[index]
+        bad = [any(c in m for c in b"\n\0\x17\x05") for m in fed[index]]
+        assert [failed for _, _, failed in seen] == bad
+    assert line.feeder.held == line.protocol.owed == 0
+    if window is not None:
+        assert line.most_owed <= window
+    if mode.batches:
+        # Each batch came from one caller, and nothing was sent twice.
+        sent = [m for batch in line.peer.batches for m in batch]
+        good = [
+            m for run in fed for m in run if not any(c in m for c in b"\n\0\x17\x05")
+        ]
+        assert sorted(sent) == sorted(good)
+        assert all(len(batch) <= policy.size for batch in line.peer.batches)
+        assert all(
+            len(batch) == 1 or sum(map(len, batch)) <= policy.bytes
+            for batch in line.peer.batches
+        )
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_what_a_dead_worker_held_is_given_back_whole(
+    mode: Mode, data: st.DataObject
+) -> None:
+    """It dies at any byte: each message that it took has one outcome."""
+    policy = data.draw(policies())
+    line = Line(stage(mode, batch=policy, window=data.draw(st.integers(1, 6))))
+    caller = line.submission()
+    messages = data.draw(st.lists(st.sampled_from([b"", b"a", b"bcd"]), min_size=1))
+    caller.feed(messages, 0.0)
+    caller.close()
+    line.pump()
+    for size in data.draw(st.lists(st.integers(1, 9), max_size=9)):
+        line.move(size)
+    held = line.feeder.held
+    assert line.feeder.abandon(LOST) == held
+    assert line.feeder.held == 0
+    line.work.fail(LOST)
+    answers = caller.collect()
+
+    assert caller.finished
+    assert caller.held_bytes == 0
+    assert [m for m, _, _ in outcome(answers)] == messages
+    failed = [a for a in answers if a.error is not None]
+    assert sum(len(a.messages) for a in failed) >= held
+    assert {a.error for a in failed} <= {LOST}
+
+
+def test_the_kth_reply_answers_the_kth_message() -> None:
+    """Replies that come together are shared out; sizes stay in balance."""
+    line = Line(stage(window=100))
+    first, second = line.submission(), line.submission()
+    first.feed([b"a", b"b"], 0.0)
+    second.feed([b"c"], 0.0)
+    line.pump()
+    line.feeder.answered([(b"1",), (), (b"3", b"4")], 6, 0.0)
+
+    outcomes = [*outcome(first.collect()), *outcome(second.collect())]
+    assert sorted(m for m, _, _ in outcomes) == [b"a", b"b", b"c"]
+    assert [group for _, group, _ in outcomes].count(()) == 1
+    assert first.held_bytes == second.held_bytes == 0
+
+
+def test_slice_bounds_what_is_taken_at_once() -> None:
+    """A worker gets 640 KiB at a time, or one message that is longer."""
+    line = Line(stage(window=100))
+    caller = line.submission()
+    caller.feed([b"x" * 200_000] * 10, 0.0)
+
+    assert line.feeder.feed(0.0)
+    assert line.feeder.held == 2
+    caller.feed([b"y" * 1_000_000], 0.0)
+    line.pump()
+    assert line.feeder.held == 11
+
+
+def test_bytes_bound_what_is_ahead() -> None:
+    """A window of many big messages is shut after two megabytes."""
+    line = Line(stage(window=100))
+    line.submission().feed([b"x" * 1_000_000] * 10, 0.0)
+    line.pump()
+
+    assert line.feeder.held == 3
+
+
+def test_load_stage_gets_one_message_at_a_time() -> None:
+    """By default: what is ahead might be loaded and reported lost."""
+    line = Line(stage(kind=StageKind.LOAD))
+    line.submission().feed([b"1", b"2"], 0.0)
+    line.pump()
+
+    assert line.feeder.held == 1
+
+
+def test_refused_message_says_where_it_stood() -> None:
+    """Counted from one, over all that its caller submitted."""
+    line = Line(stage(window=1))
+    caller = line.submission()
+    caller.feed([b"good", b"good", b"bad\0"], 0.0)
+    line.pump()
+    while line.move(100):
+        pass
+    *_, answer = caller.collect()
+
+    assert isinstance(answer.error, MessageRefused)
+    assert str(answer.error).startswith("stage t: message contains marker eop")
+    assert str(answer.error).endswith("(message 3 of its input)")
+
+
+def test_batch_waits_until_it_is_ripe() -> None:
+    """``due`` says when to ask again."""
+    policy = BatchPolicy(size=2, seconds=5)
+    line = Line(stage(Mode.BATCH_SUPERVISOR, batch=policy))
+    caller = line.submission()
+    caller.feed([b"1"], 100.0)
+    assert not line.feeder.feed(101.0)
+    assert line.feeder.due == 105.0
+    assert line.feeder.feed(105.0)
+
+    assert line.protocol.data_to_send() == [b"1\n", b"\x17"]
+
+
+def test_batch_of_another_caller_may_be_ripe_first() -> None:
+    """``due`` is the nearest of all."""
+    policy = BatchPolicy(size=2, seconds=5)
+    line = Line(stage(Mode.BATCH_SUPERVISOR, batch=policy, window=1))
+    for at in 103.0, 101.0, 102.0:
+        line.submission().feed([b"1"], at)
+    assert not line.feeder.feed(104.0)
+
+    assert line.feeder.due == 106.0
+
+
+def test_worker_that_asks_gets_eob_when_time_is_over() -> None:
+    """The first message of its batch waits no longer."""
+    policy = BatchPolicy(size=9, seconds=5)
+    line = Line(stage(Mode.BATCH_WORKER, batch=policy), size=9)
+    line.submission().feed([b"1"], 100.0)
+    line.pump(100.0)
+    line.move(99, 101.0)
+    assert line.feeder.due == 105.0
+    assert not line.feeder.feed(104.0)
+    assert line.feeder.feed(105.0)
+
+    assert line.protocol.data_to_send() == [b"\x17"]
+
+
+def test_worker_that_asks_gets_nothing_of_a_caller_that_is_gone() -> None:
+    """Its batch is closed instead."""
+    line = Line(stage(Mode.BATCH_WORKER, batch=BatchPolicy(size=9)), size=9)
+    caller = line.submission()
+    caller.feed([b"1", b"2", b"3"], 0.0)
+    line.pump()
+    line.work.drop(caller)
+    while line.move(99):
+        pass
+
+    assert line.peer.batches == [[b"1"]]
+
+
+def test_worker_that_asks_after_its_last_message_gets_nothing() -> None:
+    """The literal page: that BNC asks for nothing."""
+    policy = BatchPolicy(size=2, bnc_after_last=True)
+    line = Line(stage(Mode.BATCH_WORKER, batch=policy), size=2)
+    caller = line.submission()
+    caller.feed([b"1", b"2", b"3"], 0.0)
+    caller.close()
+    line.pump()
+    while line.move(1):
+        pass
+
+    assert line.peer.batches == [[b"1", b"2"], [b"3"]]
+    assert len(list(outcome(caller.collect()))) == 3

@@ -1,0 +1,227 @@
+"""Messages that keep their order by key, or keep none."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from contextlib import aclosing
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.errors import LocalProtocolError
+from etlstage.messages import KeyedRun, Result
+from etlstage.stage import Order, RestartPolicy, Stage
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
+from etlstage.supervisor.exchange.submission import Answer, Work
+from tests.supervisor.exchange.test_dispatch import stage as silent
+from tests.supervisor.workers import QUICK, numbers, outputs, stage
+
+
+def keyed(key: str | None = "/id", workers: int = 3) -> Stage:
+    """Return a stage that is never started, ordered by key."""
+    return silent(order=Order.KEY, key=key, workers=workers)
+
+
+# --- keys ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pointer", "tokens"),
+    [("", ()), ("/", ("",)), ("/a/0", ("a", "0")), ("/a~1b/m~0n", ("a/b", "m~n"))],
+)
+def test_pointer_is_read_as_the_rfc_says(pointer: str, tokens: tuple[str, ...]) -> None:
+    """Tokens between slashes; two escapes."""
+    assert point(pointer) == tokens
+
+
+@pytest.mark.parametrize(
+    ("pointer", "left", "right", "same"),
+    [
+        ("/id", b'{"id": 1}', b'{"x": 0, "id": 1}', True),
+        ("/id", b'{"id": 1}', b'{"id": 2}', False),
+        ("/id", b'{"id": {"a": 1, "b": 2}}', b'{"id": {"b": 2, "a": 1}}', True),
+        ("/a/1", b'{"a": [1, 2]}', b'{"a": [3, 2]}', True),
+        ("", b'"x"', b'"y"', False),
+        ("/id", b"no json", b'{"other": 1}', True),
+        ("/id", b"[]", b"7", True),
+        ("/id", b"[" * 100_000, b"{}", True),
+    ],
+)
+def test_key_is_what_the_pointer_points_at(
+    pointer: str, left: bytes, right: bytes, same: bool
+) -> None:
+    """Messages without it share one."""
+    one, other = keys_of(keyed(pointer), [left, right])
+
+    assert (one == other) is same
+
+
+def test_keys_can_be_beside_the_messages() -> None:
+    """As a source puts them there."""
+    assert keys_of(keyed(None), KeyedRun([b"a", b"b"], [5, 6])) == [5, 6]
+
+
+def test_no_keys_at_all_are_refused() -> None:
+    """The text says what to do."""
+    with pytest.raises(
+        LocalProtocolError,
+        match="stage t: order key needs keys: set key to a JSON pointer",
+    ):
+        keys_of(keyed(None), [b"a"])
+
+
+# --- lanes ---------------------------------------------------------------------------
+
+
+def test_lane_belongs_to_one_worker() -> None:
+    """What has one key is in one lane."""
+    lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
+    lanes.feed(KeyedRun([b"a", b"b", b"c", b"d"], [0, 1, 3, 2]), 0.0)
+
+    assert [lane.lane for lane in lanes.lanes] == [0, 1, 2]
+    taken = [lane.take(9, 99).messages for lane in lanes.lanes]
+    assert taken == [[b"a", b"c"], [b"b"], [b"d"]]
+
+
+@given(
+    keys=st.lists(st.integers(-5, 5), max_size=20),
+    cuts=st.lists(st.integers(1, 4), min_size=1),
+)
+def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
+    """Whoever is answered first: starts are the caller's, sizes balance."""
+    lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
+    messages = [b"%d" % n for n in range(len(keys))]
+    lanes.feed(KeyedRun(messages, keys), 0.0)
+    lanes.close()
+    for lane in lanes.lanes[::-1]:
+        while lane.waiting:
+            _, start, run, size = lane.take(cuts[lane.waiting % len(cuts)], 99)
+            lane.deliver(Answer(start, run, [(m,) for m in run], size, 2 * size))
+    answers = lanes.collect()
+
+    seen = {a.start + n: m for a in answers for n, m in enumerate(a.messages)}
+    assert [seen[n] for n in range(len(keys))] == messages
+    assert all(a.groups == [(m,) for m in a.messages] for a in answers)
+    assert (lanes.finished, lanes.held, lanes.held_bytes) == (True, 0, 0)
+    by_key = defaultdict(list)
+    for answer in answers:
+        for n in range(len(answer.messages)):
+            by_key[keys[answer.start + n]].append(answer.start + n)
+    assert all(places == sorted(places) for places in by_key.values())
+
+
+def test_messages_without_a_key_are_counted() -> None:
+    """A pointer that is misspelt must not go unnoticed."""
+    lanes = Lanes(keyed(), lambda: None, max_unread=math.inf)
+    lanes.feed([b'{"id": 1}', b'{"di": 1}', b"x"], 0.0)
+
+    assert lanes.unkeyed == 2
+
+
+def test_lane_has_one_heir() -> None:
+    """Two workers must not process one key at the same time."""
+    work = Work(3)
+    lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
+    for lane in lanes.lanes:
+        work.open(lane)
+    lanes.feed(KeyedRun([b"a", b"b", b"c"], [0, 1, 2]), 0.0)
+    assert [len(work.waiting(n)) for n in range(3)] == [1, 1, 1]
+    work.gone.add(0)
+    assert [len(work.waiting(n)) for n in range(3)] == [0, 2, 1]
+    work.gone.add(1)
+    assert [len(work.waiting(n)) for n in range(3)] == [0, 0, 3]
+
+
+# --- with workers --------------------------------------------------------------------
+
+
+def record(key: int, number: int) -> bytes:
+    """Return a message with a key."""
+    return json.dumps({"id": key, "n": number}).encode()
+
+
+async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
+    """One worker holds one message for ever; all others come out."""
+    run = stage(
+        "slow_at", "stuck", 30, workers=2, window=1, order=Order.NONE, timeout=QUICK
+    )
+    messages = [b"stuck", *numbers(500)]
+    seen: list[Result] = []
+    with anyio.fail_after(10):
+        async with (
+            AsyncSupervisor(run) as supervisor,
+            aclosing(supervisor.stream(messages)) as results,
+        ):
+            async for result in results:
+                seen.append(result)
+                if len(seen) == 500:
+                    break
+    assert sorted(outputs(seen)) == sorted((m,) for m in numbers(500))
+
+
+async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
+    """A slow key holds up its own lane, and no other."""
+    run = stage(
+        "slow_at", "stuck", 30, workers=3, order=Order.KEY, key="/id", timeout=QUICK
+    )
+    others = [record(key, n) for n in range(200) for key in (1, 2, 3, 4)]
+    lane = keys_of(run, [b"stuck"])[0] % 3
+    free = [m for m in others if keys_of(run, [m])[0] % 3 != lane]
+    assert len(free) >= 200
+    seen: list[Result] = []
+    with anyio.fail_after(10):
+        async with (
+            AsyncSupervisor(run) as supervisor,
+            aclosing(supervisor.stream([b"stuck", *others])) as results,
+        ):
+            async for result in results:
+                seen.append(result)
+                if len(seen) == len(free):
+                    break
+
+    by_key: dict[int, list[int]] = defaultdict(list)
+    for (text,) in outputs(seen):
+        value = json.loads(text)
+        by_key[value["id"]].append(value["n"])
+    assert {tuple(ns) for ns in by_key.values()} == {tuple(range(200))}
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_submit_returns_results_in_input_order(order: Order) -> None:
+    """Whatever the stage promises to a stream."""
+    key = "/id" if order is Order.KEY else None
+    messages = [record(n * 7 % 11, n) for n in range(500)]
+    async with AsyncSupervisor(
+        stage("echo", workers=3, order=order, key=key)
+    ) as supervisor:
+        results = await supervisor.submit(messages)
+
+    assert [r.message for r in results] == messages
+    assert outputs(results) == [(m,) for m in messages]
+
+
+async def test_key_that_is_missing_fails_the_stream() -> None:
+    """The mistake is the caller's."""
+    run = stage("echo", workers=2, order=Order.KEY)
+    async with AsyncSupervisor(run) as supervisor:
+        with pytest.raises(LocalProtocolError, match="order key needs keys"):
+            await supervisor.submit([b"one"])
+
+
+async def test_lane_of_a_worker_that_is_given_up_goes_to_others() -> None:
+    """Its keys are not lost with it."""
+    run = stage(
+        "exits_at_word", "end", workers=2, order=Order.KEY, restart=RestartPolicy(max=0)
+    )
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            (first,) = await supervisor.submit(KeyedRun([b"end"], [0]))
+            assert first.error is not None
+            results = await supervisor.submit(KeyedRun(numbers(100), [0, 1] * 50))
+
+    assert outputs(results) == [(n,) for n in numbers(100)]

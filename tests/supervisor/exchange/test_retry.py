@@ -1,0 +1,124 @@
+"""What becomes of the messages that a lost worker held."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.errors import Attempt
+from etlstage.supervisor.exchange.retry import Judgement, judge
+from etlstage.supervisor.exchange.submission import Submission, Suspect, Taken
+
+DIED = Attempt("t-1", 1, "died")
+BEFORE = Attempt("t-1", 0, "died before")
+
+
+def taken(start: int, *messages: bytes) -> Taken:
+    """Return messages as a worker holds them."""
+    return Taken(SUBMISSION, start, list(messages), sum(map(len, messages)))
+
+
+SUBMISSION = Submission(lambda: None)
+
+
+def test_idle_worker_held_nothing() -> None:
+    """Its end costs nobody anything."""
+    found = judge([], None, DIED, retries=2, batches=False, first=True)
+
+    assert found == Judgement([], [], [])
+
+
+def test_oldest_message_is_suspect() -> None:
+    """The others are given again; nothing is decided."""
+    held = [taken(4, b"a", b"bb"), taken(6, b"c")]
+    found = judge(held, None, DIED, retries=0, batches=False, first=True)
+
+    assert found == Judgement(
+        [Suspect(taken(4, b"a"), (DIED,), 1)], [taken(5, b"bb"), taken(6, b"c")], []
+    )
+
+
+def test_lone_message_is_tried_again() -> None:
+    """It may have been bad luck."""
+    found = judge([taken(0, b"a")], None, DIED, retries=1, batches=False, first=True)
+
+    assert found == Judgement([Suspect(taken(0, b"a"), (DIED,), 1)], [], [])
+
+
+def test_lone_message_is_condemned_at_last() -> None:
+    """It had its retries, and the last time nothing else can have been at fault."""
+    suspect = Suspect(taken(0, b"a"), (BEFORE,), 1)
+    found = judge([suspect.taken], suspect, DIED, retries=1, batches=False, first=True)
+
+    assert found == Judgement([], [], [Suspect(taken(0, b"a"), (BEFORE, DIED), 2)])
+
+
+def test_message_is_not_condemned_for_the_age_of_its_worker() -> None:
+    """The process had done something before: a fresh one gives the verdict."""
+    suspect = Suspect(taken(0, b"a"), (BEFORE,), 1)
+    found = judge([suspect.taken], suspect, DIED, retries=0, batches=False, first=False)
+
+    assert found == Judgement([Suspect(taken(0, b"a"), (BEFORE, DIED), 2)], [], [])
+
+
+def test_message_is_not_condemned_for_what_its_batches_did() -> None:
+    """They were lost twice; by itself it was lost once."""
+    suspect = Suspect(taken(0, b"a"), (BEFORE, BEFORE), 0)
+    found = judge([suspect.taken], suspect, DIED, retries=1, batches=True, first=True)
+
+    assert found == Judgement(
+        [Suspect(taken(0, b"a"), (BEFORE, BEFORE, DIED), 1)], [], []
+    )
+
+
+def test_batch_is_halved() -> None:
+    """The first half gets the odd one; both remember."""
+    found = judge(
+        [taken(3, b"a", b"b", b"c")], None, DIED, retries=0, batches=True, first=True
+    )
+
+    assert found == Judgement(
+        [Suspect(taken(3, b"a", b"b"), (DIED,)), Suspect(taken(5, b"c"), (DIED,))],
+        [],
+        [],
+    )
+
+
+def test_batch_with_others_behind_is_tried_whole() -> None:
+    """What was sent ahead goes back; the batch is not halved on suspicion."""
+    held = [taken(0, b"a", b"b"), taken(2, b"c", b"d")]
+    found = judge(held, None, DIED, retries=0, batches=True, first=True)
+
+    assert found == Judgement(
+        [Suspect(taken(0, b"a", b"b"), (DIED,))], [taken(2, b"c", b"d")], []
+    )
+
+
+@given(
+    counts=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    batches=st.booleans(),
+    retries=st.integers(0, 3),
+    first=st.booleans(),
+)
+def test_every_message_has_one_place(
+    counts: list[int], batches: bool, retries: int, first: bool
+) -> None:
+    """Suspect, innocent or condemned: none is dropped, none is there twice."""
+    held, start = [], 0
+    for count in counts:
+        held.append(taken(start, *[b"%d" % n for n in range(count)]))
+        start += count
+    found = judge(held, None, DIED, retries=retries, batches=batches, first=first)
+    places = [
+        place
+        for part in [
+            *(s.taken for s in found.suspects),
+            *found.innocent,
+            *(s.taken for s in found.condemned),
+        ]
+        for place in range(part.start, part.start + len(part.messages))
+    ]
+
+    assert sorted(places) == list(range(start))
+    assert all(len(s.taken.messages) == 1 for s in found.condemned)
+    assert not (found.condemned and (found.innocent or not first))

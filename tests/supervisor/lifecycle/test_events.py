@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from unittest.mock import ANY
+
+import anyio
+import structlog
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from etlstage.errors import WorkerLost
+from etlstage.stage import Stage, Timeouts
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    SupervisorEvent,
+    WorkerExited,
+    WorkerFailed,
+    WorkerStarted,
+)
+from tests.supervisor.workers import outputs, plain, stage
+
+
+async def test_events_of_a_worker_that_behaves() -> None:
+    """Started, exited; the stream ends with the supervisor."""
+    supervisor = AsyncSupervisor(stage("echo"))
+    events = supervisor.events()
+    async with supervisor:
+        await supervisor.submit([b"one"])
+    with events:
+        started, exited = [event async for event in events]
+
+    assert isinstance(started, WorkerStarted)
+    assert started.worker == "t-1"
+    assert exited == WorkerExited(
+        "t-1",
+        started.pid,
+        status=0,
+        lost=0,
+        answered=1,
+        told=True,
+        untouched=False,
+        fate="exited with status 0",
+    )
+
+
+async def test_events_of_a_worker_that_is_given_up() -> None:
+    """Failed, with the error that its message got, before it is gone."""
+    run = stage("never_answers", timeout=Timeouts(message=0.2, stop=0.2))
+    supervisor = AsyncSupervisor(run)
+    events = supervisor.events()
+    with anyio.fail_after(10):
+        async with supervisor:
+            (result,) = await supervisor.submit([b"one"])
+    with events:
+        started, failed, exited = [event async for event in events]
+
+    assert isinstance(started, WorkerStarted)
+    assert isinstance(failed, WorkerFailed)
+    assert "did not answer a message within 0.2 s" in str(failed.error)
+    assert "did not answer a message within 0.2 s" in str(result.error)
+    assert exited == WorkerExited(
+        "t-1",
+        started.pid,
+        status=-15,
+        lost=1,
+        condemned=1,
+        tries=0,
+        fate="was killed by SIGTERM",
+    )
+
+
+async def test_events_of_a_worker_that_dies() -> None:
+    """The count of what it held is with its exit."""
+    supervisor = AsyncSupervisor(stage("exits_at", 2, 3, window=4))
+    events = supervisor.events()
+    async with supervisor:
+        await supervisor.submit([b"one"] * 4)
+    with events:
+        *_, exited = [event async for event in events]
+
+    assert isinstance(exited, WorkerExited)
+    assert (exited.status, exited.lost, exited.answered) == (3, 3, 1)
+    assert (exited.retried, exited.condemned, exited.tries) == (3, 0, 1)
+    assert (exited.untouched, exited.told, exited.late) == (False, False, 0)
+    assert exited.fate == "exited with status 3"
+
+
+async def test_events_of_extraction() -> None:
+    """Each round in plain mode has a worker of its own."""
+    supervisor = AsyncSupervisor(plain("extract", "one"))
+    events = supervisor.events()
+    async with supervisor:
+        for _ in range(2):
+            assert [m async for m in supervisor.extract()] == [b"one"]
+    with events:
+        seen = [event async for event in events]
+
+    assert [(type(e), e.worker) for e in seen] == [
+        (WorkerStarted, "e-1"),
+        (WorkerExited, "e-1"),
+    ] * 2
+    assert [e.start for e in seen if isinstance(e, WorkerStarted)] == [1, 2]
+
+
+async def test_every_listener_hears_everything() -> None:
+    """One that has closed its end is forgotten, and others are not disturbed."""
+    supervisor = AsyncSupervisor(stage("echo"))
+    gone, first, second = (supervisor.events() for _ in range(3))
+    gone.close()
+    async with supervisor:
+        pass
+    heard: list[list[SupervisorEvent]] = []
+    for events in first, second:
+        with events:
+            heard.append([event async for event in events])
+
+    assert heard[0] == heard[1]
+    assert len(heard[0]) == 2
+
+
+async def test_events_behind_the_end_are_none() -> None:
+    """Nobody waits for a supervisor that is no more."""
+    async with AsyncSupervisor(stage("echo")) as supervisor:
+        pass
+    with supervisor.events() as events, anyio.fail_after(10):
+        assert [event async for event in events] == []
+
+
+# --- stderr --------------------------------------------------------------------------
+
+
+async def test_lines_of_stderr_are_logged() -> None:
+    """With stage, worker and pid; empty ones are not, and the last may have no end."""
+    script = r"printf 'one\r\n\ntwo \377\nthree' >&2; cat >/dev/null"
+    supervisor = AsyncSupervisor(Stage(name="clean", command=("sh", "-c", script)))
+    with capture_logs() as logs, supervisor.events() as events:
+        async with supervisor:
+            started = events.receive_nowait()
+            assert isinstance(started, WorkerStarted)
+
+    lines = [entry for entry in logs if entry["event"] == "worker wrote to stderr"]
+    assert [entry["line"] for entry in lines] == ["one", r"two \xff", "three"]
+    assert {(e["stage"], e["worker"], e["pid"], e["log_level"]) for e in lines} == {
+        ("clean", "clean-1", started.pid, "info")
+    }
+
+
+async def test_long_lines_of_stderr_are_logged_in_pieces() -> None:
+    """A line without an end does not fill the memory."""
+    run = stage("complains", 100_000)
+    with capture_logs() as logs:
+        async with AsyncSupervisor(run) as supervisor:
+            outputs(await supervisor.submit([b"one"]))
+
+    pieces = [entry["line"] for entry in logs if "line" in entry]
+    assert "".join(pieces) == "x" * 100_000
+    assert len(pieces) > 10
+
+
+async def test_failure_of_a_worker_is_logged() -> None:
+    """A failure is a warning with the whole story; an ordinary exit is no news."""
+    run = stage("half_answers", timeout=Timeouts(message=0.2, stop=0.2))
+    with capture_logs() as logs, anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            (result,) = await supervisor.submit([b"one"])
+
+    assert [e for e in logs if e["event"] != "worker wrote to stderr"] == [
+        {
+            "event": "worker failed",
+            "log_level": "warning",
+            "stage": "t",
+            "error": ANY,
+        }
+    ]
+    (entry,) = (e for e in logs if e["event"] == "worker failed")
+    assert "it wrote 4 bytes without the marker eop" in entry["error"]
+    assert "it wrote 4 bytes without the marker eop" in str(result.error)
+
+
+async def test_log_that_is_gone_stops_nobody() -> None:
+    """Where the host logs to may be a closed pipe; workers are served all the same."""
+
+    def broken(logger: object, method: str, event: EventDict) -> EventDict:
+        raise BrokenPipeError
+
+    run = stage("half_answers", timeout=Timeouts(message=0.2, stop=0.2))
+    settings = structlog.get_config()
+    structlog.configure(processors=[broken])
+    try:
+        with anyio.fail_after(10):
+            async with AsyncSupervisor(run) as supervisor:
+                (result,) = await supervisor.submit([b"one"])
+            async with AsyncSupervisor(stage("complains", 100_000)) as supervisor:
+                outputs(await supervisor.submit([b"one"]))
+    finally:
+        structlog.configure(**settings)
+    assert isinstance(result.error, WorkerLost)

@@ -1,0 +1,801 @@
+"""
+What is decided about workers: single decisions, then any interleaving of them.
+
+The second half runs a whole stage in memory: the decisions, the messages and the
+protocol are real; processes, bytes in pipes and the clock are the test's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from etlstage.errors import Attempt, StageFailed, WorkerLost
+from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
+from etlstage.protocol.marker import Mode
+from etlstage.stage import (
+    BatchPolicy,
+    ErrorPolicy,
+    Order,
+    RecyclePolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
+from etlstage.supervisor.exchange.dispatch import Loss
+from etlstage.supervisor.exchange.submission import Answer, Submission, Work
+from etlstage.supervisor.lifecycle.events import (
+    AliveSeen,
+    Event,
+    StartFailed,
+    StopRequested,
+    TimerRang,
+    WorkerExited,
+    WorkerFailed,
+    WorkerGivenUp,
+    WorkerReady,
+    WorkerRestarting,
+    WorkerStarted,
+    WorkerWorn,
+)
+from etlstage.supervisor.lifecycle.instructions import (
+    Fail,
+    Feed,
+    GiveUp,
+    Instruction,
+    Retire,
+    SetTimer,
+    Spawn,
+    Stop,
+    Tell,
+)
+from etlstage.supervisor.lifecycle.pool import PoolState
+from etlstage.supervisor.lifecycle.transition import TRANSITIONS, State
+from etlstage.supervisor.session import feeder, session
+from tests.supervisor.exchange.test_dispatch import Peer, stage
+
+LOST = WorkerLost("lost", stage="t")
+
+
+class Driver:
+    """Hands events to a state and keeps what comes back, but for what is told."""
+
+    def __init__(self, run: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
+        self.state = PoolState(run, random)
+        self.told: list[Event | WorkerRestarting | WorkerGivenUp] = []
+        self.now = 0.0
+        self.out = self._keep(self.state.begin())
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Return the instructions but ``Tell``."""
+        self.out = self._keep(self.state.handle(event, self.now))
+        self.state.validate()
+        return self.out
+
+    def start(self, worker: str = "t-1", pid: int = 7) -> list[Instruction]:
+        """Report that a worker was started."""
+        return self.handle(WorkerStarted(worker, pid))
+
+    def end(
+        self,
+        worker: str = "t-1",
+        status: int = 1,
+        *,
+        lost: int = 0,
+        answered: int = 0,
+        condemned: int = 0,
+        tries: int = 0,
+        untouched: bool = False,
+        told: bool = False,
+    ) -> None:
+        """Report that a worker is gone."""
+        event = WorkerExited(
+            worker,
+            7,
+            status,
+            lost=lost,
+            answered=answered,
+            condemned=condemned,
+            tries=tries,
+            untouched=untouched,
+            told=told,
+        )
+        self.handle(event)
+
+    def _keep(self, instructions: list[Instruction]) -> list[Instruction]:
+        self.told += [i.event for i in instructions if isinstance(i, Tell)]
+        return [i for i in instructions if not isinstance(i, Tell)]
+
+
+def driver(**policies: object) -> Driver:
+    """Return the driver of a stage, called ``t``."""
+    return Driver(stage(**policies))  # type: ignore[arg-type]
+
+
+# --- starting ------------------------------------------------------------------------
+
+
+def test_every_worker_is_started() -> None:
+    """Each under a name of its own."""
+    d = driver(workers=2)
+
+    assert d.out == [Spawn("t-1", 1, math.inf), Spawn("t-2", 1, math.inf)]
+
+
+def test_started_means_ready_where_nothing_else_is_said() -> None:
+    """It is fed at once."""
+    d = driver()
+
+    assert d.start() == [Feed("t-1")]
+    assert d.state["t-1"] is State.RUNNING
+
+
+def test_worker_that_announces_itself_is_waited_for() -> None:
+    """It is fed when it says so."""
+    d = driver(ready=True, timeout=Timeouts(start=10.0))
+
+    assert d.start() == [SetTimer("t-1", 10.0)]
+    d.now = 3.0
+    assert d.handle(WorkerReady("t-1", 7)) == [Feed("t-1"), SetTimer("t-1", None)]
+
+
+def test_worker_that_does_not_get_ready_is_given_up() -> None:
+    """The reason names the limit."""
+    d = driver(ready=True, timeout=Timeouts(start=10.0))
+    d.start()
+    d.now = 10.0
+
+    assert d.handle(TimerRang("t-1")) == [
+        Fail("t-1", "was not ready within 10.0 s", "start")
+    ]
+    assert d.handle(WorkerFailed("t-1", 7, LOST)) == [Stop("t-1", patient=False)]
+
+
+def test_nobody_waits_for_ever_for_readiness_unless_told_to() -> None:
+    """``start: null`` sets no timer."""
+    d = driver(ready=True, timeout=Timeouts(start=None))
+
+    assert d.start() == []
+
+
+# --- ending --------------------------------------------------------------------------
+
+
+def test_worker_that_answered_is_started_again_at_once() -> None:
+    """As often as it takes."""
+    d = driver(restart=RestartPolicy(max=1))
+    for start in range(2, 9):
+        d.start()
+        d.end(answered=1, lost=1)
+        assert d.out == [Spawn("t-1", start, math.inf)]
+
+
+def test_useless_starts_wait_longer_and_longer() -> None:
+    """Then the worker is fatal, and with the last one the stage is given up."""
+    d = driver(restart=RestartPolicy(max=3, delay=1.0))
+    d.start()
+    d.end()
+    assert d.out == [Spawn("t-1", 2, math.inf)]
+    for delay in 1.0, 2.0:
+        d.start()
+        d.end()
+        assert d.out == [SetTimer("t-1", d.now + delay)]
+        assert d.state["t-1"] is State.BACKOFF
+        d.now += delay
+        assert isinstance(d.handle(TimerRang("t-1"))[0], Spawn)
+    d.start()
+    d.end()
+
+    assert d.state["t-1"] is State.FATAL
+    (given_up,) = d.out
+    assert isinstance(given_up, GiveUp)
+    assert given_up.reason == (
+        "worker t-1 (pid 7) ended with status 1 after 3 useless restarts in 3.0 s"
+    )
+    last = d.told[-1]
+    assert isinstance(last, WorkerGivenUp)
+    assert "last events: started (pid 7, start 1) 3.00 s ago; " in str(last.error)
+
+
+def test_worker_that_died_of_a_message_is_no_useless_start() -> None:
+    """The more often that message has failed, the longer the wait; never the end."""
+    d = driver(restart=RestartPolicy(max=1, delay=1.0))
+    for _ in range(9):
+        d.start()
+        d.end(lost=5, tries=1)
+        assert isinstance(d.out[0], Spawn)
+        for tries, delay in (2, 1.0), (3, 2.0):
+            d.start()
+            d.end(lost=1, tries=tries)
+            assert d.out == [SetTimer("t-1", d.now + delay)]
+            d.now += delay
+            d.handle(TimerRang("t-1"))
+        d.start()
+        d.end(lost=1, condemned=1)
+        assert isinstance(d.out[0], Spawn)
+
+
+def test_worker_that_read_nothing_is_a_useless_start() -> None:
+    """Though it held messages: these can't have killed it."""
+    d = driver(restart=RestartPolicy(max=1))
+    for _ in range(2):
+        d.start()
+        d.end(lost=5, untouched=True)
+
+    assert d.state["t-1"] is State.FATAL
+
+
+def test_no_restarts_means_none() -> None:
+    """Not even to find a culprit."""
+    d = driver(restart=RestartPolicy(max=0))
+    d.start()
+    d.end(lost=1, tries=1, answered=5)
+
+    assert d.state["t-1"] is State.FATAL
+
+
+def test_one_of_two_workers_may_be_fatal() -> None:
+    """The stage goes on with the other one."""
+    d = driver(workers=2, restart=RestartPolicy(max=0))
+    d.start("t-1")
+    d.start("t-2")
+    d.end("t-1")
+    assert (d.state["t-1"], d.out, d.state.given_up) == (State.FATAL, [], False)
+    d.end("t-2")
+
+    assert d.state.given_up
+
+
+def test_transient_worker_may_end_well() -> None:
+    """Status 0 with nothing to do is no failure; held messages make it one."""
+    d = driver(restart=RestartPolicy(policy="transient"))
+    d.start()
+    d.end(status=0, lost=1, answered=5)
+    assert d.out == [Spawn("t-1", 2, math.inf)]
+    d.start()
+    d.end(status=0)
+
+    assert d.state["t-1"] is State.EXITED
+    assert d.out == [GiveUp("t-1", "worker t-1 (pid 7) ended with status 0")]
+
+
+def test_program_that_is_gone_counts_as_a_useless_start() -> None:
+    """It can be there again, so it is tried again."""
+    d = driver(restart=RestartPolicy(max=1))
+    d.start()
+    d.end()
+    d.handle(StartFailed("t-1", OSError("gone")))
+
+    assert d.state["t-1"] is State.FATAL
+    assert "could not be started after 1 useless restart in" in str(d.out)
+
+
+def test_one_fault_is_enough() -> None:
+    """What it does wrong while it is stopped is no news."""
+    d = driver()
+    d.start()
+    d.handle(WorkerFailed("t-1", 7, LOST))
+
+    assert d.handle(WorkerFailed("t-1", 7, LOST)) == []
+    assert [type(e) for e in d.told] == [WorkerStarted, WorkerFailed]
+
+
+# --- signs of life -------------------------------------------------------------------
+
+
+def test_idle_worker_must_give_signs_of_life() -> None:
+    """Each of them moves the deadline; without one it is given up."""
+    d = driver(timeout=Timeouts(heartbeat=10.0))
+    assert d.start() == [Feed("t-1"), SetTimer("t-1", 10.0)]
+    d.now = 4.0
+    assert d.handle(AliveSeen("t-1")) == []
+    d.now = 10.0
+    assert d.handle(TimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 14.0)]
+    d.now = 14.0
+
+    reason = "gave no sign of life for 10.0 s while it was idle"
+    assert d.handle(TimerRang("t-1", idle_since=0.0)) == [
+        Fail("t-1", reason, "heartbeat")
+    ]
+
+
+@pytest.mark.parametrize(("idle_since", "due"), [(None, 20.0), (9.0, 19.0)])
+def test_busy_worker_owes_no_sign_of_life(idle_since: float | None, due: float) -> None:
+    """Its time begins when it has nothing to do."""
+    d = driver(timeout=Timeouts(heartbeat=10.0))
+    d.start()
+    d.now = 10.0
+
+    assert d.handle(TimerRang("t-1", idle_since)) == [SetTimer("t-1", due)]
+
+
+# --- worn workers --------------------------------------------------------------------
+
+
+def test_worn_worker_is_replaced_without_counting() -> None:
+    """However often: nothing is wrong with it."""
+    d = driver(restart=RestartPolicy(max=1))
+    for start in range(2, 9):
+        d.start()
+        assert d.handle(WorkerWorn("t-1", "was old")) == [Retire("t-1")]
+        d.end(status=0)
+        assert d.out == [Spawn("t-1", start, math.inf)]
+
+
+def test_worn_workers_are_replaced_one_at_a_time() -> None:
+    """The second waits until the first one's successor is ready."""
+    d = driver(workers=2, ready=True)
+    for worker in "t-1", "t-2":
+        d.start(worker)
+        d.handle(WorkerReady(worker, 7))
+    assert d.handle(WorkerWorn("t-1", "was old")) == [
+        SetTimer("t-1", None),
+        Retire("t-1"),
+    ] or d.out == [Retire("t-1")]
+    assert d.handle(WorkerWorn("t-2", "was old")) == []
+    d.end("t-1", status=0)
+    d.start("t-1")
+
+    assert Retire("t-2") in d.handle(WorkerReady("t-1", 7))
+
+
+def test_worker_that_retires_is_replaced_whatever_the_policy() -> None:
+    """It was we who wanted it gone, though it took a signal."""
+    d = driver(restart=RestartPolicy(policy="temporary"))
+    d.start()
+    d.handle(WorkerWorn("t-1", "was old"))
+    d.end(status=-15, told=True)
+
+    assert d.out == [Spawn("t-1", 2, math.inf)]
+
+
+def test_worker_that_fails_while_it_retires_has_failed() -> None:
+    """Where restarts are not wanted, there is none."""
+    d = driver(restart=RestartPolicy(never_on=frozenset({78})))
+    d.start()
+    d.handle(WorkerWorn("t-1", "was old"))
+    d.end(status=78, lost=1)
+
+    assert d.state["t-1"] is State.EXITED
+
+
+def test_retirement_is_not_forgotten() -> None:
+    """The other worker could not be started; then this one is replaced."""
+    d = driver(workers=2, restart=RestartPolicy(max=1))
+    d.start("t-1")
+    d.start("t-2")
+    d.end("t-2")
+    d.handle(WorkerWorn("t-1", "was old"))
+
+    assert Retire("t-1") in d.handle(StartFailed("t-2", OSError("gone")))
+
+
+def test_forced_stop_is_not_patient() -> None:
+    """Who is cancelled does not wait for the end of a worker's input."""
+    d = driver()
+    d.start()
+
+    assert d.handle(StopRequested(patient=False)) == [Stop("t-1", patient=False)]
+
+
+def test_age_and_messages_vary() -> None:
+    """Workers that started together don't end together."""
+    policy = RecyclePolicy(max_messages=1000, max_age=100.0, variance=0.2)
+    d = Driver(stage(recycle=policy), lambda: 0.5)
+    assert d.out == [Spawn("t-1", 1, 900)]
+    assert d.start() == [Feed("t-1"), SetTimer("t-1", 90.0)]
+    d.now = 90.0
+
+    assert d.handle(TimerRang("t-1", 0.0)) == [Retire("t-1")]
+    assert d.told[-1] == WorkerWorn("t-1", "lived 100.0 s")
+
+
+# --- the end of it all ---------------------------------------------------------------
+
+
+def test_stop_stops_everybody() -> None:
+    """Whoever runs; who waits for a restart is not started."""
+    d = driver(workers=2, restart=RestartPolicy(delay=5.0))
+    d.start("t-1")
+    d.start("t-2")
+    d.end("t-2")
+    d.start("t-2")
+    d.end("t-2")
+    assert d.state["t-2"] is State.BACKOFF
+
+    assert d.handle(StopRequested()) == [
+        Stop("t-1", patient=True),
+        SetTimer("t-2", None),
+    ]
+    d.end("t-1", status=0)
+    assert d.state.finished
+    assert d.out == []
+
+
+def test_event_that_can_not_happen_is_a_bug() -> None:
+    """The text names the event and the state."""
+    d = driver()
+
+    d.handle(StopRequested())
+    d.handle(StartFailed("t-1", LOST))
+
+    with pytest.raises(
+        AssertionError, match=r"can't handle WorkerExited in <Worker 't-1' EXITED"
+    ):
+        d.end()
+
+
+def test_table_knows_every_state() -> None:
+    """Each can be entered by something and left or stayed in by something."""
+    assert {state for state, _ in TRANSITIONS} == set(State)
+    assert set().union(*TRANSITIONS.values()) == set(State)
+
+
+# --- any interleaving ----------------------------------------------------------------
+
+
+class Process:
+    """A worker in memory, and what the supervisor knows of it."""
+
+    def __init__(self, run: Stage, work: Work, number: int, spawn: Spawn) -> None:
+        self.name = spawn.worker
+        self.max_messages = spawn.max_messages
+        self.protocol = session(run)
+        self.feeder = feeder(run, self.protocol, work, number)
+        self.peer = Peer(run)
+        self.inbox = b""  # what it has not read
+        self.read = 0  # bytes
+        self.fed = False
+        self.retiring = False
+        self.error: Exception | None = None
+        self.told = False
+        self.answered = 0
+        self.idle_since: float | None = 0.0
+
+
+class Supervision(RuleBasedStateMachine):
+    """A stage in memory, to which anything may happen at any time."""
+
+    @initialize(
+        mode=st.sampled_from([Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]),
+        workers=st.integers(1, 3),
+        window=st.none() | st.integers(1, 4),
+        retries=st.integers(0, 2),
+        policy=st.sampled_from(["permanent"] * 3 + ["transient", "temporary"]),
+        most=st.sampled_from([99, 4, 1, 0]),
+        ready=st.booleans(),
+        heartbeat=st.none() | st.just(8.0),
+        recycle=st.booleans(),
+        order=st.sampled_from([Order.TOTAL, Order.NONE]),
+    )
+    def begin(
+        self,
+        mode: Mode,
+        workers: int,
+        window: int | None,
+        retries: int,
+        policy: str,
+        most: int,
+        ready: bool,
+        heartbeat: float | None,
+        recycle: bool,
+        order: Order,
+    ) -> None:
+        """Start a stage with some policies."""
+        self.run = stage(
+            mode,
+            workers=workers,
+            window=window,
+            ready=ready,
+            batch=BatchPolicy(size=3, bytes=30, seconds=2.0),
+            on_error=ErrorPolicy(retries=retries),
+            restart=RestartPolicy(policy=policy, max=most, delay=1.0),  # type: ignore[arg-type]
+            timeout=Timeouts(start=5.0, heartbeat=heartbeat),
+            recycle=RecyclePolicy(max_messages=4, max_age=50.0)
+            if recycle
+            else RecyclePolicy(),
+        )
+        self.now = 0.0
+        self.work = Work()
+        self.dead: Exception | None = None
+        self.callers: list[Submission] = []
+        self.submitted: list[list[bytes]] = []
+        self.answers: list[list[Answer]] = []
+        self.ordered = order is Order.TOTAL
+        self.timers: dict[str, float] = {}
+        self.processes: dict[str, Process] = {}
+        self.queue: deque[Instruction] = deque()
+        self.state = PoolState(self.run)
+        self.stopped = False
+        self._perform(self.state.begin())
+
+    # What a crew does, in memory.
+
+    def _handle(self, event: Event) -> None:
+        self._perform(self.state.handle(event, self.now))
+
+    def _perform(self, instructions: list[Instruction]) -> None:
+        first = not self.queue
+        self.queue.extend(instructions)
+        while first and self.queue:
+            instruction = self.queue[0]
+            self._do(instruction)
+            self.queue.popleft()
+
+    def _do(self, instruction: Instruction) -> None:
+        match instruction:
+            case Spawn(worker, start):
+                number = self.state.workers.index(worker)
+                assert worker not in self.processes
+                self.processes[worker] = Process(
+                    self.run, self.work, number, instruction
+                )
+                self._handle(WorkerStarted(worker, 1, start))
+            case Feed(worker):
+                self.processes[worker].fed = True
+            case Fail(worker, reason):
+                self._fail(self.processes[worker], reason)
+            case Retire(worker):
+                process = self.processes[worker]
+                process.retiring = process.feeder.retiring = True
+            case Stop(worker):
+                self.processes[worker].told = True
+            case SetTimer(worker, at):
+                self.timers.pop(worker, None)
+                if at is not None:
+                    assert at >= self.now
+                    self.timers[worker] = at
+            case GiveUp():
+                self.dead = StageFailed("none left", stage="t")
+                self.work.fail(self.dead)
+            case Tell(WorkerGivenUp(worker) | WorkerExited(worker)):
+                if self.state[worker] in {State.EXITED, State.FATAL}:
+                    self.work.gone.add(self.state.workers.index(worker))
+
+    def _pump(self, process: Process) -> None:
+        while (
+            process.fed
+            and process.error is None
+            and not process.told
+            and process.feeder.feed(self.now)
+        ):
+            self._pass_on(process)
+        if process.retiring and not process.protocol.owed:
+            process.told = True
+
+    def _pass_on(self, process: Process) -> None:
+        """Let the worker have what was queued; what it answers waits in it."""
+        data = b"".join(process.protocol.data_to_send())
+        process.inbox += data
+
+    def _fail(self, process: Process, reason: str) -> None:
+        if process.error is None:
+            process.error = WorkerLost(reason, stage="t")
+            self._handle(WorkerFailed(process.name, 1, process.error))
+
+    # What may happen.
+
+    @rule(messages=st.lists(st.sampled_from([b"", b"a", b"bc", b"bad\n"]), max_size=6))
+    def submit(self, messages: list[bytes]) -> None:
+        """Somebody submits some messages."""
+        caller = Submission(lambda: None, ordered=self.ordered)
+        self.work.open(caller)
+        caller.feed(messages, self.now)
+        caller.close()
+        self.callers.append(caller)
+        self.submitted.append(messages)
+        self.answers.append([])
+        self._pump_all()
+
+    @rule()
+    def work_on(self) -> None:
+        """Every worker reads and answers all that it has."""
+        for process in list(self.processes.values()):
+            if self.processes.get(process.name) is process and process.error is None:
+                self._answer_all(process)
+        self._pump_all()
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data(), size=st.integers(1, 20))
+    def answer(self, data: st.DataObject, size: int) -> None:
+        """A worker reads some bytes and answers what it can."""
+        process = self._choose(data)
+        if process.error is None:
+            self._answer(process, size)
+            self._pump_all()
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data(), status=st.sampled_from([0, 1, -9]))
+    def die(self, data: st.DataObject, status: int) -> None:
+        """A worker ends: unasked, or because it was told to."""
+        self._end(self._choose(data), status)
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data())
+    def misbehave(self, data: st.DataObject) -> None:
+        """A worker breaks the protocol, or misses its deadline."""
+        self._fail(self._choose(data), "did something wrong")
+
+    @precondition(lambda self: self.processes)
+    @rule(data=st.data())
+    def announce(self, data: st.DataObject) -> None:
+        """A worker gives a sign of life, which may be its first."""
+        process = self._choose(data)
+        starting = self.state[process.name] is State.STARTING
+        event = WorkerReady(process.name, 1) if starting else AliveSeen(process.name)
+        self._handle(event)
+        self._pump_all()
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 3.0, 20.0]))
+    def wait(self, seconds: float) -> None:
+        """Time passes, and timers ring."""
+        until = self.now + seconds
+        while self.timers and min(self.timers.values()) <= until:
+            worker = min(self.timers, key=lambda name: self.timers[name])
+            self.now = max(self.now, self.timers.pop(worker))
+            process = self.processes.get(worker)
+            idle_since = process.idle_since if process is not None else None
+            self._handle(TimerRang(worker, idle_since))
+        self.now = until
+        self._pump_all()
+
+    @precondition(lambda self: self.callers)
+    @rule(data=st.data())
+    def go_away(self, data: st.DataObject) -> None:
+        """A caller loses its patience."""
+        index = data.draw(st.integers(0, len(self.callers) - 1))
+        self.work.drop(self.callers.pop(index))
+        del self.submitted[index], self.answers[index]
+
+    @precondition(lambda self: not self.stopped)
+    @rule(wanted=st.integers(0, 9))
+    def stop(self, wanted: int) -> None:
+        """The supervisor is closed; not often, or nothing else would happen."""
+        if wanted == 9:
+            self.stopped = True
+            self._handle(StopRequested())
+
+    # What always holds.
+
+    @invariant()
+    def decisions_are_sound(self) -> None:
+        """The state's own invariants, and one timer for each worker at most."""
+        if hasattr(self, "state"):
+            self.state.validate()
+            assert not self.queue
+
+    @invariant()
+    def suspects_are_alone(self) -> None:
+        """What is tried alone is all that its worker holds."""
+        for process in getattr(self, "processes", {}).values():
+            suspect = process.feeder._alone
+            if suspect is not None:
+                assert process.feeder.held <= len(suspect.taken.messages)
+
+    @invariant()
+    def outcomes_are_single(self) -> None:
+        """No message is answered twice."""
+        for index, caller in enumerate(getattr(self, "callers", ())):
+            self.answers[index] += caller.collect()
+            places = [
+                place
+                for answer in self.answers[index]
+                for place in range(answer.start, answer.start + len(answer.messages))
+            ]
+            assert len(set(places)) == len(places)
+            if self.ordered:
+                assert places == sorted(places)
+
+    def teardown(self) -> None:
+        """However it went: let it end, and every message has its outcome."""
+        if not hasattr(self, "state"):
+            return
+        for _ in range(1000):
+            if not self.processes or all(c.finished for c in self.callers):
+                break
+            for process in list(self.processes.values()):
+                if self.processes.get(process.name) is not process:
+                    continue
+                if process.told or process.error is not None:
+                    self._end(process, 0)
+                elif self.state[process.name] is State.STARTING:
+                    self._handle(WorkerReady(process.name, 1))
+                else:
+                    self._answer_all(process)
+            self._pump_all()
+            self.wait(1.0)
+            self.outcomes_are_single()
+        if not self.stopped:
+            self.stop(9)
+        for process in list(self.processes.values()):
+            self._end(process, 0)
+        assert self.state.finished
+        assert not self.processes
+        if self.dead is None:
+            self.work.fail(LOST)
+        self.outcomes_are_single()
+        for caller, messages, answers in zip(
+            self.callers, self.submitted, self.answers, strict=True
+        ):
+            assert caller.finished
+            assert (caller.held, caller.held_bytes) == (0, 0)
+            seen = {
+                answer.start + n: message
+                for answer in answers
+                for n, message in enumerate(answer.messages)
+            }
+            assert [seen[n] for n in range(len(messages))] == messages
+
+    def _answer_all(self, process: Process) -> None:
+        while process.inbox and self.processes.get(process.name) is process:
+            self._answer(process, len(process.inbox))
+            self._pump(process)
+
+    def _answer(self, process: Process, size: int) -> None:
+        data, process.inbox = process.inbox[:size], process.inbox[size:]
+        process.read += len(data)
+        reply = process.peer.take(data)
+        process.protocol.receive_data(reply)
+        for event in process.protocol.events_received():
+            match event:
+                case RepliesCompleted(groups):
+                    messages, _ = process.feeder.answered(groups, len(reply), self.now)
+                    process.answered += messages
+                    if process.answered >= process.max_messages:
+                        process.max_messages = math.inf
+                        self._handle(WorkerWorn(process.name, "answered enough"))
+                case MoreRequested():
+                    pass
+                case ProtocolFailed(error):
+                    raise AssertionError(str(error))
+        process.idle_since = None if process.protocol.owed else self.now
+
+    def _end(self, process: Process, status: int) -> None:
+        del self.processes[process.name]
+        untouched = False
+        if self.state.stopping:
+            loss = Loss(process.feeder.abandon(LOST), 0)
+        else:
+            attempt = Attempt(process.name, 1, "died")
+            untouched = process.error is None and process.read == 0
+            loss = process.feeder.lose(attempt, lambda _: LOST, untouched=untouched)
+        self._handle(
+            WorkerExited(
+                process.name,
+                1,
+                status,
+                loss.held,
+                answered=process.answered,
+                retried=loss.retried,
+                condemned=loss.condemned,
+                tries=loss.tries,
+                untouched=untouched,
+                told=process.told and process.error is None,
+            )
+        )
+        self._pump_all()
+
+    def _choose(self, data: st.DataObject) -> Process:
+        return self.processes[data.draw(st.sampled_from(sorted(self.processes)))]
+
+    def _pump_all(self) -> None:
+        for process in list(self.processes.values()):
+            self._pump(process)
+
+
+Supervision.TestCase.settings = settings(
+    deadline=None, max_examples=200, stateful_step_count=50
+)
+TestSupervision = Supervision.TestCase

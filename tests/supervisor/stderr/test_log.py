@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from signal import SIGKILL
+
+import anyio
+import anyio.lowlevel
+import pytest
+import structlog
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from etlstage.supervisor.stderr.log import StderrLog
+from etlstage.transport import Process
+
+WROTE = "worker wrote to stderr"
+LEFT_OUT = "worker wrote more to stderr than is logged"
+
+
+@contextmanager
+def python(code: str) -> Iterator[Process]:
+    """Start a program that is gone, and reaped, behind the block."""
+    command = [sys.executable, "-S", "-c", f"import os, sys, time\n{code}"]
+    process = Process(command, env={"PYTHONUNBUFFERED": "1"}, stdin=False)
+    try:
+        yield process
+    finally:
+        process.signal_group(SIGKILL)
+        process._popen.wait()
+        process.stop_waiting()
+        process.close()
+
+
+def lines(logs: list[EventDict]) -> list[tuple[str, str]]:
+    """Return level and text of the lines among the events."""
+    return [(e["log_level"], e["line"]) for e in logs if e["event"] == WROTE]
+
+
+async def run(code: str, **settings: float) -> tuple[list[EventDict], StderrLog]:
+    """Return what is logged of a program's whole stderr."""
+    with capture_logs() as logs, python(code) as process, anyio.fail_after(15):
+        log = StderrLog(process, stage="clean", worker="clean-1", **settings)  # type: ignore[arg-type]
+        await log.run()
+    return logs, log
+
+
+async def test_line_is_logged_with_its_level() -> None:
+    """And with who wrote it; without what steers a terminal."""
+    code = r"sys.stderr.write('one\nERROR: \x1b[31mtwo\0\n[warning] three\n\n{\"level\":10}')"
+    with capture_logs() as logs, python(code) as process:
+        await StderrLog(process, stage="clean", worker="clean-1").run()
+    assert lines(logs) == [
+        ("info", "one"),
+        ("error", r"ERROR: two\x00"),
+        ("warning", "[warning] three"),
+        ("debug", '{"level":10}'),
+    ]
+    assert {(e["stage"], e["worker"], e["pid"]) for e in logs} == {
+        ("clean", "clean-1", process.pid)
+    }
+
+
+async def test_flood_fills_no_log() -> None:
+    """Ten megabytes: a burst is logged, the rest counted, the end kept."""
+    code = "sys.stderr.write(''.join(f'line {n:06d} {\"x\" * 88}\\n' for n in range(100_000)))"
+    slowest = 0.0
+
+    async def watch() -> None:
+        nonlocal slowest
+        while True:
+            before = time.perf_counter()
+            await anyio.lowlevel.checkpoint()
+            slowest = max(slowest, time.perf_counter() - before)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        logs, log = await run(code)
+        tasks.cancel_scope.cancel()
+
+    logged = lines(logs)
+    assert 1000 <= len(logged) < 3000
+    assert len(logged) + sum(e.get("left_out", 0) for e in logs) == 100_000
+    assert [text[:11] for _, text in logged[:1000]] == [
+        f"line {n:06d}" for n in range(1000)
+    ]
+    assert log.tail[-1].startswith("line 099999")
+    assert slowest < 0.5
+
+
+async def test_others_get_their_turn() -> None:
+    """A worker that writes faster than we read does not have the loop for itself."""
+
+    class Flooding:
+        pid = 1
+        turns = 0
+        reads = 0
+
+        def read_stderr(self, size: int) -> bytes:
+            self.reads += 1
+            return b"x\n" * (size // 2) if self.reads < 100 else b""
+
+    async def watch() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+            process.turns += 1
+
+    process = Flooding()
+    with capture_logs():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            await StderrLog(process, stage="s", worker="s-1").run()  # type: ignore[arg-type]
+            tasks.cancel_scope.cancel()
+    assert process.turns >= 90
+
+
+async def test_what_was_left_out_is_told_at_the_end() -> None:
+    """In one event, with its size."""
+    logs, _ = await run("sys.stderr.write('abc\\n' * 10)", rate=0.1, burst=3)
+    assert lines(logs) == [("info", "abc")] * 3
+    assert [e for e in logs if e["event"] == LEFT_OUT] == [
+        dict(logs[-1])
+        | {"log_level": "warning", "left_out": 7, "bytes": 21, "worker": "clean-1"}
+    ]
+
+
+async def test_what_was_left_out_is_told_after_a_silence() -> None:
+    """The worker may live for months."""
+    code = "os.write(2, b'a\\nb\\n'); time.sleep(60)"
+    with capture_logs() as logs, python(code) as process:
+        log = StderrLog(process, stage="s", worker="s-1", rate=0.1, burst=1)
+        with anyio.move_on_after(2.5):
+            await log.run()
+    assert [e.get("left_out") for e in logs] == [None, 1]
+
+
+async def test_draining_tells_what_was_left_out() -> None:
+    """Also when there is more to read than it reads."""
+    with capture_logs() as logs, python("os.write(2, b'x\\n' * 60000)") as process:
+        log = StderrLog(process, stage="s", worker="s-1", burst=5, clock=float)
+        process._popen.wait()
+        log.drain()
+        assert logs[-1]["event"] == LEFT_OUT
+        first = logs[-1]["left_out"]
+        assert len(lines(logs)) + first == 32768
+        log.drain()
+    assert sum(e.get("left_out", 0) for e in logs) + len(lines(logs)) == 60000
+
+
+async def test_lines_are_counted() -> None:
+    """Logged or not, in numbers and not one by one."""
+    counts: list[int] = []
+    with capture_logs(), python("sys.stderr.write('x\\n' * 10000 + 'y')") as process:
+        log = StderrLog(process, stage="s", worker="s-1", counted=counts.append)
+        await log.run()
+    assert sum(counts) == 10001
+    assert len(counts) < 100
+
+
+async def test_time_comes_from_the_clock() -> None:
+    """With time that flies, nothing is left out."""
+    now = iter(range(0, 10**9, 1000))
+    with capture_logs() as logs, python("sys.stderr.write('x\\n' * 20000)") as process:
+        await StderrLog(
+            process, stage="s", worker="s-1", burst=10_000, clock=lambda: next(now)
+        ).run()
+    assert len(lines(logs)) == 20000
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
+async def test_log_that_is_gone(error: type[Exception]) -> None:
+    """Stderr is read to its end all the same."""
+
+    def broken(logger: object, method: str, event: EventDict) -> EventDict:
+        raise error
+
+    settings = structlog.get_config()
+    structlog.configure(processors=[broken])
+    try:
+        with python("sys.stderr.write('x\\n' * 10000 + 'end')") as process:
+            log = StderrLog(process, stage="s", worker="s-1")
+            await log.run()
+    finally:
+        structlog.configure(**settings)
+    assert log.tail[-1] == "end"

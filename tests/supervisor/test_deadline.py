@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from etlstage.supervisor.deadline import Deadline
+
+
+class Bell:
+    """Notes when it was rung, and how late."""
+
+    def __init__(self) -> None:
+        self.alarm = Deadline(self._ring)
+        self.rung: list[float] = []
+        self.then: Callable[[float], None] = lambda _: None
+        self._rings = anyio.Event()
+
+    def _ring(self, now: float) -> None:
+        self.rung.append(now)
+        self.then(now)
+        self._rings.set()
+
+    async def wait(self) -> float:
+        """Return when it rings next."""
+        with anyio.fail_after(10):
+            await self._rings.wait()
+        self._rings = anyio.Event()
+        return self.rung[-1]
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Bell]:
+    """Run an alarm that nobody has set yet."""
+    bell = Bell()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bell.alarm.run)
+        await anyio.wait_all_tasks_blocked()
+        yield bell
+        tasks.cancel_scope.cancel()
+
+
+async def test_alarm_rings_once_its_time_has_come() -> None:
+    """Not before, and only once."""
+    async with running() as bell:
+        at = anyio.current_time() + 0.05
+        bell.alarm.set(at)
+        assert await bell.wait() >= at
+        await anyio.wait_all_tasks_blocked()
+
+    assert len(bell.rung) == 1
+
+
+async def test_alarm_that_is_late_rings_at_once() -> None:
+    """A time in the past has come."""
+    async with running() as bell:
+        bell.alarm.set(0.0)
+        await bell.wait()
+
+
+async def test_alarm_that_is_moved_away_rings_later() -> None:
+    """The sleeper wakes at the old time and sleeps on."""
+    async with running() as bell:
+        now = anyio.current_time()
+        bell.alarm.set(now + 0.02)
+        await anyio.wait_all_tasks_blocked()
+        bell.alarm.set(now + 0.1)
+        assert await bell.wait() >= now + 0.1
+
+    assert len(bell.rung) == 1
+
+
+async def test_alarm_that_is_moved_nearer_rings_sooner() -> None:
+    """It does not sleep until the old time."""
+    async with running() as bell:
+        bell.alarm.set(anyio.current_time() + 3600)
+        await anyio.wait_all_tasks_blocked()
+        bell.alarm.set(anyio.current_time() + 0.02)
+        await bell.wait()
+
+
+async def test_alarm_that_is_taken_back_does_not_ring() -> None:
+    """None is no time; it can be set again."""
+    async with running() as bell:
+        bell.alarm.set(anyio.current_time() + 0.01)
+        await anyio.wait_all_tasks_blocked()
+        bell.alarm.set(None)
+        other = Bell()
+        other.alarm.set(anyio.current_time() + 0.03)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.alarm.run)
+            await other.wait()
+            tasks.cancel_scope.cancel()
+        assert bell.rung == []
+        bell.alarm.set(0.0)
+        await bell.wait()
+
+
+async def test_who_is_called_may_set_the_alarm_again() -> None:
+    """As a deadline that is followed by another one."""
+    async with running() as bell:
+
+        def again(now: float) -> None:
+            bell.then = lambda _: None
+            bell.alarm.set(now + 0.01)
+
+        bell.then = again
+        bell.alarm.set(0.0)
+        await bell.wait()
+        await bell.wait()
+
+    assert len(bell.rung) == 2
+    assert bell.rung[1] >= bell.rung[0] + 0.01

@@ -1,0 +1,451 @@
+"""Programs that can't be started, and what those that can are given."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import resource
+import shlex
+import sys
+from pathlib import Path
+from typing import Unpack
+
+import anyio
+import pytest
+
+from etlstage.errors import ConfigError, WorkerStartFailed
+from etlstage.protocol.marker import Markers
+from etlstage.stage import Stage
+from etlstage.stage.policy import ResourceLimits, Timeouts
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor.spawn import launch
+from etlstage.transport import TermsRefused
+from tests.supervisor.workers import Settings, command, outputs, plain, stage
+
+
+async def refusal(run: Stage) -> str:
+    """Return why a stage can't start; check that the error is naked."""
+    with pytest.raises(WorkerStartFailed) as caught:
+        async with AsyncSupervisor(run):
+            raise AssertionError("it started")
+    assert caught.value.stage == run.name
+    return str(caught.value)
+
+
+def stage_of(*words: object, **settings: object) -> Stage:
+    """Return a stage, called ``clean``, with this command."""
+    return Stage(name="clean", command=tuple(map(str, words)), **settings)  # type: ignore[arg-type]
+
+
+# --- programs that can't be started --------------------------------------------------
+
+
+async def test_program_that_is_not_on_the_path() -> None:
+    """The text names the stage, the worker and the program as it was written."""
+    assert await refusal(stage_of("no-such-program", "a b")) == (
+        "stage clean: can't start worker clean-1: there is no program"
+        " 'no-such-program' on PATH; check the command;"
+        " command: no-such-program 'a b'"
+    )
+
+
+async def test_path_is_that_of_the_worker() -> None:
+    """A PATH given by ``env`` is the one that is searched."""
+    text = await refusal(stage_of("sh", env={"PATH": "/nowhere"}))
+
+    assert "there is no program 'sh' on PATH" in text
+
+
+async def test_file_that_does_not_exist(tmp_path: Path) -> None:
+    """The text names the file."""
+    file = tmp_path / "clean.sh"
+
+    assert await refusal(stage_of(file)) == (
+        f"stage clean: can't start worker clean-1: there is no file {file};"
+        f" check the command; command: {file}"
+    )
+
+
+async def test_file_that_is_not_executable(tmp_path: Path) -> None:
+    """The remedy can be copied into a shell, whatever the name is."""
+    file = tmp_path / "my clean.sh"
+    file.write_text("#!/bin/sh\n")
+
+    assert f"{file} is not executable; run: chmod +x {shlex.quote(str(file))};" in (
+        await refusal(stage_of(file))
+    )
+
+
+async def test_folder_as_a_program(tmp_path: Path) -> None:
+    """No chmod helps."""
+    assert f"{tmp_path} is a folder, not a program; check the command" in (
+        await refusal(stage_of(tmp_path))
+    )
+
+
+async def test_script_without_interpreter_line(tmp_path: Path) -> None:
+    """The text says how to name the interpreter."""
+    file = tmp_path / "clean.py"
+    file.write_text("print()\n")
+    file.chmod(0o755)
+
+    assert (
+        f"{file} has no #! line that names its interpreter; add one, or name it in the"
+        f" command, as in [{Path(sys.executable).name}, {file}]"
+    ) in await refusal(stage_of(file))
+
+
+async def test_script_whose_interpreter_is_missing(tmp_path: Path) -> None:
+    """The file is there; the error is in its first line."""
+    file = tmp_path / "clean.sh"
+    file.write_text("#!/no/such/interpreter\n")
+    file.chmod(0o755)
+
+    assert f"the interpreter in the first line of {file} does not exist" in (
+        await refusal(stage_of(file))
+    )
+
+
+async def test_script_is_looked_for_in_the_working_directory(tmp_path: Path) -> None:
+    """A relative path is relative to ``cwd``, also in the text."""
+    file = tmp_path / "clean.sh"
+    file.write_text("#!/no/such/interpreter\n")
+    file.chmod(0o755)
+
+    assert "the interpreter in the first line of ./clean.sh does not exist" in (
+        await refusal(stage_of("./clean.sh", cwd=tmp_path))
+    )
+
+
+async def test_working_directory_that_does_not_exist(tmp_path: Path) -> None:
+    """It is not mistaken for a missing program."""
+    folder = tmp_path / "nowhere"
+
+    assert f"working directory {folder} does not exist; check cwd" in (
+        await refusal(stage_of("sh", cwd=folder))
+    )
+
+
+async def test_working_directory_that_is_a_file(tmp_path: Path) -> None:
+    """It exists, so that it does not would send the reader the wrong way."""
+    (file := tmp_path / "file").write_text("")
+
+    assert f"working directory {file} is not a folder; check cwd" in (
+        await refusal(stage_of("sh", cwd=file))
+    )
+
+
+async def test_command_with_a_nul() -> None:
+    """What the system can't be told is an error of the stage, too."""
+    assert "embedded null byte" in await refusal(stage_of("sh", "a\0b"))
+
+
+async def test_command_that_is_too_long() -> None:
+    """Other errors have the system's words."""
+    text = await refusal(stage_of("sh", *["x" * 100_000] * 100))
+
+    assert text.startswith(
+        "stage clean: can't start worker clean-1: Argument list too long; command: sh"
+    )
+
+
+async def test_extract_program_that_does_not_exist() -> None:
+    """In plain mode it is started by the first round."""
+    with pytest.raises(WorkerStartFailed, match="can't start worker e-1: there is no"):
+        async with AsyncSupervisor(
+            Stage(
+                name="e",
+                command=("no-such-program",),
+                kind=plain("extract").kind,
+                mode=plain("extract").mode,
+            )
+        ) as supervisor:
+            await anext(supervisor.extract())
+
+
+# --- what the worker is given --------------------------------------------------------
+
+
+async def seen_by_worker(**settings: Unpack[Settings]) -> dict[str, str]:
+    """Return the environment of a worker."""
+    async with AsyncSupervisor(stage("variables", **settings)) as supervisor:
+        ((_, *words),) = outputs(await supervisor.submit([b"x"]))
+    pairs = [word.decode().partition("=") for word in words]
+    return {name: value for name, _, value in pairs}
+
+
+async def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret of ours does not reach the worker; what is named in ``env`` does."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+    monkeypatch.setenv("TZ", "Europe/Prague")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    seen = await seen_by_worker(env={"MODEL": "large"})
+
+    assert "s3cret" not in seen.values()
+    assert seen["TZ"] == "Europe/Prague"
+    assert seen["MODEL"] == "large"
+    assert "VIRTUAL_ENV" not in seen
+
+
+async def test_markers_are_in_the_environment() -> None:
+    """Escaped, so that NUL can travel; Python workers don't buffer."""
+    markers = Markers(eop=b"\0END\0", eob=b"EOB")
+    seen = await seen_by_worker(markers=markers)
+
+    assert {name: seen[name] for name in seen if name.startswith("ETLSTAGE_E")} == {
+        "ETLSTAGE_EOM": r"\012",
+        "ETLSTAGE_EOP": r"\000END\000",
+        "ETLSTAGE_EOB": "EOB",
+    }
+    assert seen["ETLSTAGE_BNC"] == r"\005"
+    assert seen["PYTHONUNBUFFERED"] == "1"
+
+
+async def launched(run: Stage, *, start: int = 1) -> dict[str, str]:
+    """Return the environment of a worker that was launched and prints it."""
+    output = await printed(run, start=start)
+    pairs = [entry.partition("=") for entry in output.split("\0")]
+    return {name: value for name, _, value in pairs if name}
+
+
+async def printed(run: Stage, *, start: int = 1) -> str:
+    """Return what a worker prints that was launched without input."""
+    process = launch(run, "clean-2", stdin=False, start=start)
+    output = b""
+    try:
+        with anyio.fail_after(10):
+            while (data := process.read_stdout(65536)) != b"":
+                output += data or b""
+                await process.stdout_readable()
+    finally:
+        process.kill()
+        process.close()
+    return output.decode()
+
+
+async def test_worker_is_told_who_it_is() -> None:
+    """Its stage, its name, and how often it has been started."""
+    seen = await launched(stage_of("env", "-0"))
+    assert seen["ETLSTAGE_STAGE"] == "clean"
+    assert seen["ETLSTAGE_WORKER"] == "clean-2"
+    assert seen["ETLSTAGE_START"] == "1"
+    assert not {"ETLSTAGE_STATUS", "ETLSTAGE_HEARTBEAT"} & set(seen)
+
+    seen = await launched(stage_of("env", "-0"), start=3)
+    assert seen["ETLSTAGE_START"] == "3"
+
+
+async def test_env_comes_before_everything_else() -> None:
+    """Whoever names a variable means it."""
+    seen = await seen_by_worker(env={"PYTHONUNBUFFERED": "", "HOME": "/nowhere"})
+
+    assert seen["PYTHONUNBUFFERED"] == ""
+    assert seen["HOME"] == "/nowhere"
+
+
+async def test_markers_replace_placeholders() -> None:
+    """Anywhere in an argument, several in one; other braces are left alone."""
+    words = ("-e", "{eom}", "--eop={eop},{eob}", "{bnc}", "{other}", "${PATH}", "{}")
+    run = Stage(
+        name="t",
+        command=(*command("arguments"), *words),
+        markers=Markers(eom=b"{bnc}", eob=b"\\"),
+    )
+    async with AsyncSupervisor(run) as supervisor:
+        ((*seen,),) = outputs(await supervisor.submit([b"x"]))
+
+    assert [bytes.fromhex(word.decode()) for word in seen] == [
+        b"-e",
+        b"{bnc}",
+        b"--eop=\\000,\\134",
+        b"\\005",
+        b"{other}",
+        b"${PATH}",
+        b"{}",
+    ]
+
+
+async def test_working_directory(tmp_path: Path) -> None:
+    """The worker runs there."""
+    async with AsyncSupervisor(stage("where", cwd=tmp_path)) as supervisor:
+        assert outputs(await supervisor.submit([b"x"])) == [(bytes(tmp_path),)]
+
+
+async def test_markers_of_many_bytes_work_end_to_end() -> None:
+    """With NUL in them, and cut anywhere by the pipe."""
+    markers = Markers(b"\0\0", b"<eop>", b"<eob>", b"<bnc>")
+    messages = [b"a\n" * 7 + b"%d" % n for n in range(9999)]
+    async with AsyncSupervisor(stage("echo", markers=markers)) as supervisor:
+        results = await supervisor.submit(messages)
+
+    assert outputs(results) == [(m,) for m in messages]
+
+
+async def test_eop_may_be_eom() -> None:
+    """Each message has exactly one output then, empty or not."""
+    run = stage("one_to_one", markers=Markers(eop=b"\n"))
+    async with AsyncSupervisor(run) as supervisor:
+        results = await supervisor.submit([b"one", b"", b"two"])
+
+    assert outputs(results) == [(b"one",), (b"",), (b"two",)]
+
+
+# --- the terms on which a worker runs -------------------------------------------------
+
+
+def shell(script: str, **settings: object) -> Stage:
+    """Return a stage, called ``clean``, that is a shell script."""
+    return Stage(name="clean", command=("sh", "-c", script), **settings)  # type: ignore[arg-type]
+
+
+async def test_limits_are_those_of_the_worker() -> None:
+    """Each by its name."""
+    limits = ResourceLimits(
+        memory=512 * 1024 * 1024, cpu=100, open_files=64, core=0, nice=2
+    )
+    script = "ulimit -v; ulimit -t; ulimit -n; ulimit -c; nice; umask"
+    seen = await printed(shell(script, limits=limits, umask=0o27))
+
+    nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 2, 19)
+    assert seen.split() == ["524288", "100", "64", "0", str(nice), "0027"]
+
+
+async def test_limit_that_is_refused() -> None:
+    """It is named as in the stage, and so is what would be granted."""
+    run = stage_of("true", limits=ResourceLimits(open_files=1 << 60))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    assert (
+        f"limits.open_files {1 << 60} is refused (Operation not permitted): more than"
+        f" {hard} only root may grant; lower it, or raise ours; command: true"
+    ) in await refusal(run)
+
+
+@pytest.mark.parametrize(
+    ("settings", "what", "problem"),
+    [
+        (
+            {"limits": ResourceLimits(nice=-5)},
+            "nice=-5",
+            "limits.nice -5 is refused (Operation not permitted); only root may;",
+        ),
+        (
+            {"user": "0"},
+            "user=0",
+            "we may not run it as user 0 (Operation not permitted); be root, or leave",
+        ),
+        ({"user": "0"}, "groups=0", "we may not run it as user 0 (Operation"),
+        ({"group": "0"}, "group=0", "we may not run it as group 0 (Operation"),
+    ],
+)
+async def test_terms_that_are_refused(
+    settings: dict[str, object],
+    what: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the system does for those who are not root."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TermsRefused(1, "Operation not permitted", what)
+
+    monkeypatch.setattr("etlstage.supervisor.spawn.Process", refuse)
+    assert problem in await refusal(stage_of("true", **settings))
+
+
+async def test_user_and_group_that_do_not_exist() -> None:
+    """With what to look at."""
+    assert "can't start worker clean-1: there is no user 'no-one'; check user;" in (
+        await refusal(stage_of("true", user="no-one"))
+    )
+    assert "there is no group 'no-one'; check group;" in (
+        await refusal(stage_of("true", group="no-one"))
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+async def test_user_has_his_own_groups_and_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing of root's is left to him; ``env`` still has the last word."""
+    monkeypatch.setenv("HOME", "/root")
+    nobody = pwd.getpwnam("nobody")
+    seen = await printed(
+        shell('id -u; id -g; id -G; echo "$HOME $USER $LOGNAME"', user="nobody")
+    )
+    assert seen.splitlines() == [
+        str(nobody.pw_uid),
+        str(nobody.pw_gid),
+        " ".join(map(str, os.getgrouplist("nobody", nobody.pw_gid))),
+        f"{nobody.pw_dir} nobody nobody",
+    ]
+    run = shell("id -g; echo $HOME", user="nobody", group="12345", env={"HOME": "/x"})
+    assert (await printed(run)).split() == ["12345", "/x"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
+async def test_another_user_can_open_the_status() -> None:
+    """A pipe has an owner, too."""
+    script = 'echo > "$ETLSTAGE_STATUS" && echo done'
+    assert await printed(shell(script, user="nobody", ready=True)) == "done\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "heartbeat"),
+    [
+        ({"ready": True}, None),
+        ({"timeout": Timeouts(heartbeat=1.5)}, "1.5"),
+        ({"timeout": Timeouts(heartbeat=60.0), "ready": True}, "60"),
+    ],
+)
+async def test_status_is_there_when_it_is_asked_for(
+    settings: dict[str, object], heartbeat: str | None
+) -> None:
+    """As a file, and how often something is to be written to it."""
+    process = launch(
+        shell('echo x > "$ETLSTAGE_STATUS"; env -0', **settings), "clean-1"
+    )
+    try:
+        assert process.has_status
+        with anyio.fail_after(10):
+            await process.status_readable()
+            assert process.read_status(10) == b"x\n"
+            await process.stdout_readable()
+    finally:
+        process.kill()
+        output = process.read_stdout(65536) or b""
+        process.close()
+    seen = dict(line.split("=", 1) for line in output.decode().split("\0") if line)
+    assert seen.get("ETLSTAGE_HEARTBEAT") == heartbeat
+
+
+# --- what a stage must be ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"name": ""}, "a stage needs a name"),
+        ({"command": ()}, "stage s: command is empty"),
+        (
+            {"command": "python clean.py"},
+            r"stage s: command is the text 'python clean\.py', expected its words",
+        ),
+        ({"workers": 0}, "stage s: workers must be 1 or more, got 0"),
+        ({"window": 0}, "stage s: window must be 1 or more, got 0"),
+        (
+            {"mode": plain("extract").mode},
+            "stage s: mode plain does not fit kind transform",
+        ),
+        (
+            {"kind": plain("extract").kind},
+            "stage s: mode single does not fit kind extract",
+        ),
+    ],
+)
+def test_stage_that_contradicts_itself(
+    settings: dict[str, object], problem: str
+) -> None:
+    """It is refused when it is made."""
+    with pytest.raises(ConfigError, match=problem):
+        Stage(**{"name": "s", "command": ("sh",)} | settings)  # type: ignore[arg-type]
