@@ -2,20 +2,19 @@
 Extract workers for a data source: ranges of offsets, rounds of messages, rows.
 
 Spark calls from threads of its own, and each call must come to an end by itself; the
-supervisor has an event loop in a thread beside, as in ``executor/bridge.py``.
+supervisor has an event loop in a thread beside, see ``task/portal.py``.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from typing import Final, NamedTuple, Self
 
 import pyarrow as pa
-from anyio import BrokenResourceError, EndOfStream, create_memory_object_stream
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from anyio.streams.memory import MemoryObjectSendStream
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
@@ -24,12 +23,12 @@ from etlstage.messages import Run
 from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.spark.dataframe.schema import is_raw
 from etlstage.spark.datasource.json_rows import Misfit, check_types, rows_of_documents
+from etlstage.spark.task.portal import Bridge, bridged, weight
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 
 __all__ = ("Offsets", "Range", "Rows", "extracted", "ranges")
 
-_AHEAD: Final = 4  # runs that wait for Spark
 _ROWS: Final = 10_000  # in a batch of rows, about
 _BYTES: Final = 8 * 1024 * 1024
 _TASKS: Final = 10_000
@@ -101,16 +100,10 @@ def extracted(
         rounds = [(start, min(start + policy.step, part.end)) for start in starts]
     if not rounds:
         return
-    send, receive = create_memory_object_stream[Run](_AHEAD)
-    # Leaving the block in any other way than at its end cancels what runs in it.
-    with send, receive, start_blocking_portal() as portal:
-        template = policy.template if policy is not None else None
-        working = portal.start_task_soon(_extract, stage, rounds, template, send)
-        with suppress(EndOfStream):
-            while True:
-                yield portal.call(receive.receive)
+    template = policy.template if policy is not None else None
+    with bridged(partial(_extract, stage, rounds, template)) as bridge:
         try:
-            working.result()
+            yield from bridge.cross(())
         except EtlstageError as error:
             raise SourceFailed(f"{error} ({_which(part)})", stage=stage.name) from error
 
@@ -125,17 +118,15 @@ async def _extract(
     stage: Stage,
     rounds: Sequence[tuple[int, int] | None],
     template: str | None,
-    send: MemoryObjectSendStream[Run],
+    bridge: Bridge[Run],
 ) -> None:
-    with send:
-        async with AsyncSupervisor(stage) as supervisor:
-            for bounds in rounds:
-                start, end = bounds or (None, None)
-                with suppress(BrokenResourceError):  # Spark wants no more
-                    async for run in supervisor.extract_runs(
-                        start=start, end=end, template=template
-                    ):
-                        await send.send(run)
+    async with AsyncSupervisor(stage) as supervisor:
+        for bounds in rounds:
+            start, end = bounds or (None, None)
+            async for run in supervisor.extract_runs(
+                start=start, end=end, template=template
+            ):
+                await bridge.put(run, weight(run))
 
 
 class Offsets:

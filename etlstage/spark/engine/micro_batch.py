@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from anyio import CancelScope, create_task_group, sleep
-from anyio.from_thread import start_blocking_portal
+import anyio
 from pyspark.sql import DataFrame
 
 from etlstage.errors import EtlstageError
@@ -107,8 +106,7 @@ class Batches:
             raise RuntimeError(STOPPED)
         if self._record(number).exists():
             return
-        with start_blocking_portal() as portal:
-            portal.call(self._process_unless_stopped, messages, number)
+        anyio.run(self._process_unless_stopped, messages, number)
 
     def stream(self) -> str:
         """Return what the epochs of this stream are called after; made if it is new."""
@@ -165,7 +163,7 @@ class Batches:
 
     async def _process_unless_stopped(self, messages: DataFrame, number: int) -> None:
         error: Exception | None = None
-        async with create_task_group() as tasks:
+        async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._call_off, tasks.cancel_scope)
             try:
                 await self._process(messages, number)
@@ -177,10 +175,10 @@ class Batches:
         if not self._record(number).exists():
             raise RuntimeError(STOPPED)
 
-    async def _call_off(self, batch: CancelScope) -> None:
+    async def _call_off(self, batch: anyio.CancelScope) -> None:
         # Whoever stops it may be another process: see Connect.
         while not (self._state / _STOP_NOW).exists():  # noqa: ASYNC110
-            await sleep(_LOOK)
+            await anyio.sleep(_LOOK)
         batch.cancel()
 
     async def _process(self, messages: DataFrame, number: int) -> None:

@@ -31,7 +31,7 @@ from etlstage.pipeline.report import Report
 from etlstage.protocol.marker.columnar import COLUMNS, Column
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.ship.plan import Shipment
-from etlstage.spark.task.portal import Bridge, bridged
+from etlstage.spark.task.portal import Bridge, bridged, weight
 from etlstage.stage import Stage
 
 __all__ = ("ROWS", "Chain", "Outcome")
@@ -53,7 +53,6 @@ _JUDGED_OF: Final = 10_000  # messages, see Pipeline
 _ROWS: Final = 100_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
 _PAGE: Final = 1024 * 1024  # bytes of letters, about
-_OBJECT: Final = 48  # bytes of a message in a list, beside its own
 
 _Item: TypeAlias = "Run | _Note"
 
@@ -238,7 +237,7 @@ class _Sink:
 
     async def write(self, run: Run) -> None:
         self.received += len(run)
-        await self._bridge.put(run, size_of(run) + _OBJECT * len(run))
+        await self._bridge.put(run, weight(run))
         self.loaded = self.received
 
     async def flush(self) -> None:
