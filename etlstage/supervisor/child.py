@@ -15,9 +15,10 @@ import anyio
 
 from etlstage.errors import Attempt, EtlstageError, RemoteProtocolError, WorkerLost
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.spawn import command_line, launch
+from etlstage.supervisor.spawn import command_line, spawn
 from etlstage.supervisor.stderr.log import StderrLog
-from etlstage.transport.process import describe_status
+from etlstage.transport import Launch
+from etlstage.transport.base import describe_status
 
 __all__ = ("ChildProcess",)
 
@@ -32,6 +33,7 @@ class ChildProcess:
     Args:
         stage: What to run.
         name: Such as ``clean-1``.
+        launch: What starts it.
         start: How often it was started, this time included.
         stdin: Whether the worker is given any.
         story: Returns the last things that happened to it.
@@ -46,6 +48,7 @@ class ChildProcess:
         self,
         stage: Stage,
         name: str,
+        launch: Launch,
         *,
         start: int = 1,
         stdin: bool = True,
@@ -53,7 +56,7 @@ class ChildProcess:
         counted: Callable[[int], None] | None = None,
     ) -> None:
         self.name = name
-        self.process = launch(stage, name, start=start, stdin=stdin)
+        self.wire, self.child = spawn(stage, name, launch, start=start, stdin=stdin)
         self.quit = anyio.Event()
         """The worker is to go; set it by :meth:`stop`."""
         self.told = False
@@ -67,7 +70,11 @@ class ChildProcess:
         self._stage = stage
         self._story = story
         self._stderr = StderrLog(
-            self.process, stage=stage.name, worker=name, counted=counted
+            self.child.stderr,
+            stage=stage.name,
+            worker=name,
+            pid=self.child.pid,
+            counted=counted,
         )
         self._silent = anyio.Event()
         self._patient = True
@@ -76,7 +83,7 @@ class ChildProcess:
         """Bytes that it left in its stdin, when it ended by itself."""
 
     def __repr__(self) -> str:
-        return f"<Worker {self.name!r} {self.process!r}>"
+        return f"<Worker {self.name!r} {self.child!r}>"
 
     def stop(self, *, patient: bool = True) -> None:
         """
@@ -109,7 +116,7 @@ class ChildProcess:
             async with anyio.create_task_group() as group:
                 for task in (self._read_stderr, self._stop_when_told, *tasks):
                     group.start_soon(task)
-                status = await self.process.wait()
+                status = await self.child.wait()
                 self.status = status
                 self._note_unread()
                 self.exited.set()
@@ -121,12 +128,19 @@ class ChildProcess:
                         if drained is not None:
                             await drained.wait()
                         break
-                    self.process.kill_heirs()
+                    self.child.kill_heirs()
                 group.cancel_scope.cancel()
         self._stderr.drain()
-        self.process.stop_waiting()
+        self.wire.stop_waiting()
+        if self.child.status is not None:
+            self.child.status.stop_waiting()
         self.finished.set()
         return status
+
+    def close(self) -> None:
+        """Close what is open to it, once :meth:`run` is over."""
+        self.wire.close()
+        self.child.close()
 
     def lost(self, fate: str, held: int = 0, tries: int = 1) -> WorkerLost:
         """
@@ -167,7 +181,7 @@ class ChildProcess:
         """Return the record of what the worker held being lost with it."""
         self._stderr.drain()
         stderr = tuple(self._stderr.tail)
-        return Attempt(self.name, self.process.pid, fate, self._story(), stderr)
+        return Attempt(self.name, self.child.pid, fate, self._story(), stderr)
 
     async def _read_stderr(self) -> None:
         await self._stderr.run()
@@ -178,19 +192,19 @@ class ChildProcess:
         for signal in (None, SIGTERM, SIGKILL) if self._patient else (SIGTERM, SIGKILL):
             if signal is not None:
                 self._signalled = True
-                self.process.signal_group(signal)
+                self.child.signal(signal)
             # What it has not read is of interest, and gone with the pipe.
             self._note_unread()
             # Behind the signal, if there is one: which of the two it dies of is then
             # no matter of chance.
-            self.process.close_stdin()
+            self.wire.close_write()
             with anyio.move_on_after(self._stage.timeout.stop):
                 await self.exited.wait()
                 return
 
     def _note_unread(self) -> None:
         if not self._signalled:
-            self.unread = max(self.unread, self.process.unread())
+            self.unread = max(self.unread, self.wire.unread())
 
     def _describe(self, fate: str, tries: int) -> str:
         self._stderr.drain()
@@ -199,7 +213,7 @@ class ChildProcess:
         again = f", after {tries} tries" if tries > 1 else ""
         story = "; ".join(self._story()[-_SHOWN:])
         return (
-            f"stage {self._stage.name}: worker {self.name} (pid {self.process.pid})"
+            f"stage {self._stage.name}: worker {self.name} (pid {self.child.pid})"
             f" {fate}{again}; {said}{f'; last events: {story}' * bool(story)};"
             f" command: {command_line(self._stage)}"
         )

@@ -36,6 +36,7 @@ from etlstage.supervisor.lifecycle.events import (
 from etlstage.supervisor.session import feeder, session
 from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
+from etlstage.transport import Launch, Readable
 
 __all__ = ("Connection", "Owner")
 
@@ -53,6 +54,7 @@ class Owner(Protocol):
     work: Work
     metrics: StageMetrics | None
     framing: Framing
+    launch: Launch
 
     def handle(self, event: Event) -> None:
         """Take note of what happened, and act upon it."""
@@ -99,15 +101,16 @@ class Connection:
         self._worker = ChildProcess(
             stage,
             name,
+            owner.launch,
             start=start,
             story=partial(owner.story, name),
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
-        self._process = self._worker.process
+        self._wire, self._child = self._worker.wire, self._worker.child
         self._protocol = session(stage, owner.framing)
         self._feeder = feeder(stage, self._protocol, owner.work, number)
         self._max_messages = max_messages
-        self._writer = Writer(self._process, self._break)
+        self._writer = Writer(self._wire, self._break)
         self._answer_due = Deadline(self._miss_answer)
         self._batch_due = Deadline(self._pump_all)
         self._unanswered_bytes = 0  # read since the last complete reply
@@ -124,7 +127,7 @@ class Connection:
         self._asked = stage.mode is Mode.BATCH_WORKER
         self.name = name
         self.start = start
-        self.pid = self._process.pid
+        self.pid = self._child.pid
         self.answered = 0
         """Messages that it has answered."""
         self.idle_since: float | None = anyio.current_time()
@@ -208,13 +211,13 @@ class Connection:
             self._answer_due.run,
             self._batch_due.run,
         ]
-        if self._process.has_status:
-            tasks.append(self._read_status)
+        if self._child.status is not None:
+            tasks.append(partial(self._read_status, self._child.status))
         try:
             status = await self._worker.run(*tasks, drained=self._drained)
             self._end(status)
         finally:
-            self._process.close()
+            self._worker.close()
 
     def _end(self, status: int) -> None:
         fate = self._worker.fate(self._closed if self.error is None else "")
@@ -268,12 +271,13 @@ class Connection:
     # --- bytes --------------------------------------------------------------
 
     async def _read(self) -> None:
-        process, chunk, turn = self._process, _CHUNK, 0
+        wire, chunk, turn = self._wire, _CHUNK, 0
+        read = wire.read
         while True:
-            data = process.read_stdout(chunk)
+            data = read(chunk)
             if data is None:
                 turn = 0
-                await process.stdout_readable()
+                await wire.readable()
                 continue
             if not data:
                 break
@@ -333,12 +337,12 @@ class Connection:
             reason = f"answered {self.answered} messages"
             self._owner.handle(WorkerWorn(self.name, reason))
 
-    async def _read_status(self) -> None:
+    async def _read_status(self, status: Readable) -> None:
         announced = not self._stage.ready
         while True:
-            data = self._process.read_status(_CHUNK)
+            data = status.read(_CHUNK)
             if data is None:
-                await self._process.status_readable()
+                await status.readable()
             elif not data:
                 return
             elif announced:

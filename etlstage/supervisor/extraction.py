@@ -39,7 +39,8 @@ from etlstage.supervisor.lifecycle.events import (
 from etlstage.supervisor.lifecycle.restart import Tally
 from etlstage.supervisor.lifecycle.worker import History
 from etlstage.supervisor.session import session
-from etlstage.transport.process import describe_status
+from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport.base import describe_status
 
 __all__ = ("Extraction",)
 
@@ -60,10 +61,12 @@ class Extraction:
         stage: Stage,
         tasks: TaskGroup,
         tell: Callable[[SupervisorEvent], None],
+        launch: Launch = launch_over_pipes,
     ) -> None:
         self._stage = stage
         self._tasks = tasks
         self._tell = tell
+        self._starter = launch
         self._name = f"{stage.name}-1"
         self._unready = False
         self._closed = anyio.Event()
@@ -160,7 +163,7 @@ class Extraction:
 
     async def _cyclic_round(self, request: bytes) -> AsyncGenerator[Run, None]:
         worker, protocol = self._current()
-        while (stray := worker.process.read_stdout(_CHUNK)) is not None:
+        while (stray := worker.wire.read(_CHUNK)) is not None:
             if not stray:
                 # It answered all it was asked, and went.
                 await self._end(patient=True)
@@ -194,11 +197,12 @@ class Extraction:
         worker = ChildProcess(
             self._stage,
             self._name,
+            self._starter,
             start=self._starts,
             stdin=stdin,
             story=lambda: self._story.tell(anyio.current_time()),
         )
-        pid = worker.process.pid
+        pid = worker.child.pid
         text = f"started (pid {pid}, start {self._starts})"
         self._story.note(anyio.current_time(), text)
         self._worker, self._protocol = worker, session(self._stage)
@@ -209,20 +213,20 @@ class Extraction:
 
     async def _ready(self, worker: ChildProcess) -> None:
         """Wait until a worker that says when it is ready has said so."""
-        limit = self._stage.timeout.start
+        limit, status = self._stage.timeout.start, worker.child.status
         with anyio.move_on_after(limit) as scope:
-            while self._unready:
-                data = worker.process.read_status(_CHUNK)
+            while self._unready and status is not None:
+                data = status.read(_CHUNK)
                 if data is None:
-                    await worker.process.status_readable()
+                    await status.readable()
                 elif not data:
                     return  # it will not say; its stdout tells what becomes of it
                 else:
                     self._unready = False
-                    self._tell(WorkerReady(worker.name, worker.process.pid))
+                    self._tell(WorkerReady(worker.name, worker.child.pid))
         if scope.cancelled_caught:
             error = worker.lost(f"was not ready within {limit} s")
-            self._tell(WorkerFailed(worker.name, worker.process.pid, error, "start"))
+            self._tell(WorkerFailed(worker.name, worker.child.pid, error, "start"))
             raise error
 
     async def _exit(self, worker: ChildProcess) -> None:
@@ -245,25 +249,25 @@ class Extraction:
 
     def _fault(self, worker: ChildProcess, error: EtlstageError) -> RemoteProtocolError:
         blamed = worker.blamed(error)
-        self._tell(WorkerFailed(worker.name, worker.process.pid, blamed, "protocol"))
+        self._tell(WorkerFailed(worker.name, worker.child.pid, blamed, "protocol"))
         return blamed
 
     async def _read(self, worker: ChildProcess, patience: float | None = None) -> bytes:
         # A worker can write faster than its messages are consumed.
         await anyio.lowlevel.checkpoint()
-        while (data := worker.process.read_stdout(_CHUNK)) is None:
+        while (data := worker.wire.read(_CHUNK)) is None:
             if worker.finished.is_set():
                 return b""  # whoever holds the pipe open is not the worker
             try:
                 with anyio.fail_after(patience):
-                    await worker.process.stdout_readable()
+                    await worker.wire.readable()
             except TimeoutError:
                 error = worker.lost(
                     f"wrote nothing for {patience} s, and no EOP; does it flush its"
                     " output?",
                     held=1,
                 )
-                self._tell(WorkerFailed(worker.name, worker.process.pid, error))
+                self._tell(WorkerFailed(worker.name, worker.child.pid, error))
                 raise error from None
         return data
 
@@ -271,9 +275,9 @@ class Extraction:
         unsent = memoryview(b"".join(protocol.data_to_send()))
         try:
             while unsent:
-                unsent = unsent[worker.process.write(unsent) :]
+                unsent = unsent[worker.wire.write(unsent) :]
                 if unsent:
-                    await worker.process.stdin_writable()
+                    await worker.wire.writable()
         except BrokenPipeError:
             return  # reading finds out why
 
@@ -284,12 +288,12 @@ class Extraction:
         with anyio.CancelScope(shield=True):
             worker.stop(patient=patient)
             await worker.finished.wait()
-        worker.process.close()
+        worker.close()
         status = worker.status
         assert status is not None
         fate = describe_status(status)
         self._story.note(anyio.current_time(), fate)
-        self._tell(WorkerExited(worker.name, worker.process.pid, status, 0, fate=fate))
+        self._tell(WorkerExited(worker.name, worker.child.pid, status, 0, fate=fate))
 
 
 def _request(start: object, end: object, template: str | None) -> bytes:

@@ -51,6 +51,7 @@ from etlstage.supervisor.lifecycle.instructions import (
 from etlstage.supervisor.lifecycle.pool import PoolState
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.telemetry import StageMetrics
+from etlstage.transport import Launch, launch_over_pipes
 
 __all__ = ("WorkerPool",)
 
@@ -68,6 +69,7 @@ class WorkerPool:
         tell: Called with what the host may want to know.
         metrics: What is counted, if anything is.
         framing: How messages are held.
+        launch: What starts the workers.
 
     """
 
@@ -79,11 +81,13 @@ class WorkerPool:
         tell: Callable[[SupervisorEvent], None],
         metrics: StageMetrics | None,
         framing: Framing = LISTS,
+        launch: Launch = launch_over_pipes,
     ) -> None:
         self.stage = stage
         self.work = work
         self.metrics = metrics
         self.framing = framing
+        self.launch = launch
         self._tasks = tasks
         self._tell = tell
         self._state = PoolState(stage, random.random)

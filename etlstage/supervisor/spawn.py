@@ -12,10 +12,17 @@ from typing import Final
 from etlstage.errors import WorkerStartFailed
 from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
 from etlstage.stage.stage import Stage
-from etlstage.transport import Process, Terms, TermsRefused
+from etlstage.transport import (
+    Child,
+    Launch,
+    LaunchRequest,
+    Terms,
+    TermsRefused,
+    Wire,
+)
 from etlstage.transport.identity import Identity, UnknownIdentity, look_up
 
-__all__ = ("command_line", "launch")
+__all__ = ("command_line", "spawn")
 
 _INHERITED: Final = (
     "PATH",
@@ -38,13 +45,16 @@ _INHERITED: Final = (
 pipeline often holds secrets, and a worker is any program."""
 
 
-def launch(stage: Stage, worker: str, *, stdin: bool = True, start: int = 1) -> Process:
+def spawn(
+    stage: Stage, worker: str, launch: Launch, *, stdin: bool = True, start: int = 1
+) -> tuple[Wire, Child]:
     """
     Start a worker of ``stage``.
 
     Args:
         stage: What to run.
         worker: Its name, such as ``clean-1``.
+        launch: What starts it.
         stdin: Whether it is given any.
         start: How often a worker of this name has been started, with this time.
 
@@ -57,15 +67,18 @@ def launch(stage: Stage, worker: str, *, stdin: bool = True, start: int = 1) -> 
     heartbeat = stage.timeout.heartbeat
     try:
         identity = look_up(stage.user, stage.group)
-        environment = _environment(stage, worker, start, identity)
-        return Process(
-            command,
-            env=environment,
+        request = LaunchRequest(
+            command=command,
+            env=_environment(stage, worker, start, identity),
             cwd=stage.cwd,
             stdin=stdin,
             status=stage.ready or heartbeat is not None,
             terms=_terms(stage, identity),
+            stage=stage.name,
+            worker=worker,
+            start=start,
         )
+        return launch(request)
     except (OSError, ValueError, UnknownIdentity) as error:
         reason = _reason(stage, command[0], error)
         raise WorkerStartFailed(
@@ -80,14 +93,14 @@ def command_line(stage: Stage) -> str:
     return shlex.join(stage.command)
 
 
-def _substitute(command: tuple[str, ...], markers: Markers) -> list[str]:
+def _substitute(command: tuple[str, ...], markers: Markers) -> tuple[str, ...]:
     texts = {
         f"{{{name}}}": escape(value)
         for name, value in zip(MARKER_NAMES, markers, strict=True)
     }
     # All at once: the text of a marker may look like a placeholder.
     any_of_them = re.compile("|".join(map(re.escape, texts)))
-    return [any_of_them.sub(lambda found: texts[found[0]], a) for a in command]
+    return tuple(any_of_them.sub(lambda found: texts[found[0]], a) for a in command)
 
 
 def _environment(

@@ -37,6 +37,7 @@ from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
 from etlstage.supervisor.stream import Intake, Signal, in_runs
 from etlstage.telemetry import Meter, StageMetrics
+from etlstage.transport import Launch, launch_over_pipes
 
 __all__ = ("AsyncSupervisor",)
 
@@ -63,6 +64,7 @@ class AsyncSupervisor:
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
         framing: How messages are held; what is not in lists is for :meth:`answers`,
             by a stage that answers message by message.
+        launch: What starts the workers; processes on pipes, if nothing else is given.
 
     Raises:
         WorkerStartFailed: On entering, if the program can't be run.
@@ -77,9 +79,11 @@ class AsyncSupervisor:
         max_bytes: int = 64 * 1024 * 1024,
         meter: Meter | None = None,
         framing: Framing = LISTS,
+        launch: Launch = launch_over_pipes,
     ) -> None:
         self.stage = stage
         self._framing = framing
+        self._launch = launch
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._work = Work(stage.workers)
@@ -262,10 +266,16 @@ class AsyncSupervisor:
     def _start(self) -> None:
         tasks = self._running()
         if self.stage.mode.extracts:
-            self._extraction = Extraction(self.stage, tasks, self._tell)
+            self._extraction = Extraction(self.stage, tasks, self._tell, self._launch)
             return
         self._pool = WorkerPool(
-            self.stage, self._work, tasks, self._tell, self._metrics, self._framing
+            self.stage,
+            self._work,
+            tasks,
+            self._tell,
+            self._metrics,
+            self._framing,
+            self._launch,
         )
         self._pool.start()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import anyio
 
-from etlstage.transport import Process
+from etlstage.transport import Wire
 
 __all__ = ("Writer",)
 
@@ -22,13 +22,13 @@ class Writer:
     Writes to one worker.
 
     Args:
-        process: The worker's.
+        wire: The worker's.
         broken: Called when its stdin is closed: what waited is dropped.
 
     """
 
-    def __init__(self, process: Process, broken: Callable[[], None]) -> None:
-        self._process = process
+    def __init__(self, wire: Wire, broken: Callable[[], None]) -> None:
+        self._wire = wire
         self._broken = broken
         self._unsent: deque[memoryview] = deque()
         self._full = anyio.Event()
@@ -49,7 +49,7 @@ class Writer:
         unsent = self._unsent
         try:
             while unsent:
-                written = self._process.write(unsent[0])
+                written = self._wire.write(unsent[0])
                 self.written += written
                 if written < len(unsent[0]):
                     unsent[0] = unsent[0][written:]
@@ -66,6 +66,6 @@ class Writer:
         while True:
             await self._full.wait()
             self._full = anyio.Event()
-            await self._process.stdin_writable()
+            await self._wire.writable()
             if self.flush():
                 flushed(anyio.current_time())

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from etlstage.transport.base import Child as Child
+from etlstage.transport.base import Launch as Launch
+from etlstage.transport.base import LaunchRequest as LaunchRequest
+from etlstage.transport.base import Readable as Readable
+from etlstage.transport.base import Wire as Wire
 from etlstage.transport.launcher import Terms as Terms
 from etlstage.transport.launcher import TermsRefused as TermsRefused
-from etlstage.transport.process import Process as Process
+from etlstage.transport.pipe import launch_over_pipes as launch_over_pipes
 
-__all__ = ("Process", "Terms", "TermsRefused")
+__all__ = (
+    "Child",
+    "Launch",
+    "LaunchRequest",
+    "Readable",
+    "Terms",
+    "TermsRefused",
+    "Wire",
+    "launch_over_pipes",
+)

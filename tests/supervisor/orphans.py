@@ -82,12 +82,13 @@ def host(place: str, launcher: str) -> None:
 
 def _fork(call: Callable[[], None]) -> None:
     # This process has a worker, and so a watchdog, of its own.
-    from etlstage.transport import Process
+    from etlstage.transport import LaunchRequest, launch_over_pipes
 
     command = (sys.executable, "-S", __file__, "worker")
-    process = Process(command, env={"PATH": os.environ["PATH"]})
-    process.write(b"\n")
-    while not (reply := process.read_stdout(100)):
+    env = {"PATH": os.environ["PATH"]}
+    wire, _ = launch_over_pipes(LaunchRequest(command, env))
+    wire.write(b"\n")
+    while not (reply := wire.read(100)):
         time.sleep(0.001)
     tell(reply.decode().partition("\n")[0])
     sys.stdin.readline()
@@ -97,10 +98,11 @@ def _fork(call: Callable[[], None]) -> None:
 
 
 def _start_and_end() -> None:
-    from etlstage.transport import Process
+    from etlstage.transport import LaunchRequest, launch_over_pipes
 
-    process = Process(("sleep", "3600"), env={"PATH": os.environ["PATH"]})
-    tell(process.pid)
+    env = {"PATH": os.environ["PATH"]}
+    _, child = launch_over_pipes(LaunchRequest(("sleep", "3600"), env))
+    tell(child.pid)
     sys.stdin.readline()
 
 

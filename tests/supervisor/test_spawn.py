@@ -8,6 +8,7 @@ import resource
 import shlex
 import sys
 from pathlib import Path
+from signal import SIGKILL
 from typing import Unpack
 
 import anyio
@@ -18,15 +19,22 @@ from etlstage.protocol.marker import Markers
 from etlstage.stage import Stage
 from etlstage.stage.policy import ResourceLimits, Timeouts
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.supervisor.spawn import launch
-from etlstage.transport import TermsRefused
+from etlstage.supervisor.spawn import spawn
+from etlstage.transport import (
+    Child,
+    Launch,
+    LaunchRequest,
+    TermsRefused,
+    Wire,
+    launch_over_pipes,
+)
 from tests.supervisor.workers import Settings, command, outputs, plain, stage
 
 
-async def refusal(run: Stage) -> str:
+async def refusal(run: Stage, launch: Launch = launch_over_pipes) -> str:
     """Return why a stage can't start; check that the error is naked."""
     with pytest.raises(WorkerStartFailed) as caught:
-        async with AsyncSupervisor(run):
+        async with AsyncSupervisor(run, launch=launch):
             raise AssertionError("it started")
     assert caught.value.stage == run.name
     return str(caught.value)
@@ -210,16 +218,18 @@ async def launched(run: Stage, *, start: int = 1) -> dict[str, str]:
 
 async def printed(run: Stage, *, start: int = 1) -> str:
     """Return what a worker prints that was launched without input."""
-    process = launch(run, "clean-2", stdin=False, start=start)
+    wire, child = spawn(run, "clean-2", launch_over_pipes, stdin=False, start=start)
     output = b""
     try:
         with anyio.fail_after(10):
-            while (data := process.read_stdout(65536)) != b"":
+            while (data := wire.read(65536)) != b"":
                 output += data or b""
-                await process.stdout_readable()
+                await wire.readable()
     finally:
-        process.kill()
-        process.close()
+        child.signal(SIGKILL)
+        await child.wait()
+        wire.close()
+        child.close()
     return output.decode()
 
 
@@ -342,15 +352,13 @@ async def test_terms_that_are_refused(
     settings: dict[str, object],
     what: str,
     problem: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As the system does for those who are not root."""
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(_request: LaunchRequest, /) -> tuple[Wire, Child]:
         raise TermsRefused(1, "Operation not permitted", what)
 
-    monkeypatch.setattr("etlstage.supervisor.spawn.Process", refuse)
-    assert problem in await refusal(stage_of("true", **settings))
+    assert problem in await refusal(stage_of("true", **settings), refuse)
 
 
 async def test_user_and_group_that_do_not_exist() -> None:
@@ -402,19 +410,20 @@ async def test_status_is_there_when_it_is_asked_for(
     settings: dict[str, object], heartbeat: str | None
 ) -> None:
     """As a file, and how often something is to be written to it."""
-    process = launch(
-        shell('echo x > "$ETLSTAGE_STATUS"; env -0', **settings), "clean-1"
-    )
+    told = shell('echo x > "$ETLSTAGE_STATUS"; env -0', **settings)
+    wire, child = spawn(told, "clean-1", launch_over_pipes)
     try:
-        assert process.has_status
+        assert child.status is not None
         with anyio.fail_after(10):
-            await process.status_readable()
-            assert process.read_status(10) == b"x\n"
-            await process.stdout_readable()
+            await child.status.readable()
+            assert child.status.read(10) == b"x\n"
+            await wire.readable()
     finally:
-        process.kill()
-        output = process.read_stdout(65536) or b""
-        process.close()
+        child.signal(SIGKILL)
+        await child.wait()
+        output = wire.read(65536) or b""
+        wire.close()
+        child.close()
     seen = dict(line.split("=", 1) for line in output.decode().split("\0") if line)
     assert seen.get("ETLSTAGE_HEARTBEAT") == heartbeat
 

@@ -463,7 +463,7 @@ async def test_repr_tells_what_a_worker_owes() -> None:
         text = repr(connection)
 
     assert re.fullmatch(
-        r"<Connection <Worker 't-1' <Process pid=\d+ running>> owed=0>", text
+        r"<Connection <Worker 't-1' <PipeChild pid=\d+ running>> owed=0>", text
     )
 
 

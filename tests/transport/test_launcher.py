@@ -13,8 +13,16 @@ from pathlib import Path
 import anyio
 import pytest
 
-from etlstage.transport import Process, Terms, TermsRefused, launcher, shim
+from etlstage.transport import (
+    LaunchRequest,
+    Terms,
+    TermsRefused,
+    launch_over_pipes,
+    launcher,
+    shim,
+)
 from etlstage.transport.launcher import Launcher
+from etlstage.transport.pipe import PipeChild, PipeWire
 from etlstage.transport.watchdog import program, python
 from tests.supervisor.workers import open_files
 
@@ -32,21 +40,35 @@ def wrapper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
+def start(
+    *command: str,
+    env: Mapping[str, str] = ENV,
+    terms: Terms | None = None,
+    stdin: bool = True,
+    cwd: Path | None = None,
+) -> tuple[PipeWire, PipeChild]:
+    """Start a program."""
+    terms = terms or Terms()
+    request = LaunchRequest(command, env, cwd=cwd, stdin=stdin, terms=terms)
+    return launch_over_pipes(request)
+
+
 async def output_of(
     *command: str, env: Mapping[str, str] = ENV, terms: Terms | None = None
 ) -> str:
     """Return what a program says on stdout; it must end well."""
-    process = Process(command, stdin=False, env=env, terms=terms)
+    wire, child = start(*command, stdin=False, env=env, terms=terms)
     said = b""
     try:
         with anyio.fail_after(10):
-            while (data := process.read_stdout(65536)) != b"":
+            while (data := wire.read(65536)) != b"":
                 said += data or b""
-                await process.stdout_readable()
-            assert await process.wait() == 0, process.read_stderr(65536)
+                await wire.readable()
+            assert await child.wait() == 0, child.stderr.read(65536)
     finally:
-        process.kill()
-        process.close()
+        child.kill()
+        wire.close()
+        child.close()
     return said.decode()
 
 
@@ -127,12 +149,13 @@ async def test_nothing_but_the_pipes_is_inherited(wrapper: str) -> None:
 
 async def test_pid_is_that_of_the_program(wrapper: str) -> None:
     """The wrapper becomes it."""
-    process = Process(("sh", "-c", "echo $$ $PPID; read x"), env=ENV)
+    wire, child = start("sh", "-c", "echo $$ $PPID; read x")
     with anyio.fail_after(10):
-        await process.stdout_readable()
-    assert process.read_stdout(100) == b"%d %d\n" % (process.pid, os.getpid())
-    process.kill()
-    process.close()
+        await wire.readable()
+    assert wire.read(100) == b"%d %d\n" % (child.pid, os.getpid())
+    child.kill()
+    wire.close()
+    child.close()
 
 
 # --- what can't be started -------------------------------------------------------------
@@ -244,7 +267,7 @@ def test_error_is_the_one_of_popen(
         subprocess.Popen([word, "x"], env=env, cwd=cwd)
     before = open_files()
     with pytest.raises(OSError, match="Errno") as ours:
-        Process((word, "x"), env=env, cwd=cwd)
+        start(word, "x", env=env, cwd=cwd)
 
     assert type(ours.value) is type(plain.value)
     assert ours.value.errno == plain.value.errno
@@ -363,10 +386,10 @@ async def test_program_without_python_runs_plainly(
     assert await output_of("echo", "x") == "x\n"
     assert await output_of_shell("umask", terms=Terms(umask=0o27, limits={})) == "0027"
     with pytest.raises(FileNotFoundError):
-        Process(("no-such-program",), env=ENV)
+        start("no-such-program")
     for terms in (Terms(nice=1), Terms(limits={resource.RLIMIT_AS: MiB})):
         with pytest.raises(OSError, match="there is no Python"):
-            Process(("echo", "x"), env=ENV, terms=terms)
+            start("echo", "x", terms=terms)
 
 
 # --- terms ------------------------------------------------------------------------------
@@ -414,10 +437,11 @@ async def test_limits_that_are_not_named_stay(wrapper: str) -> None:
 async def test_end_by_the_cpu_limit_says_what_it_was(wrapper: str) -> None:
     """SIGKILL would not."""
     terms = Terms(limits={resource.RLIMIT_CPU: 1})
-    process = Process(("sh", "-c", "while :; do :; done"), env=ENV, terms=terms)
+    wire, child = start("sh", "-c", "while :; do :; done", terms=terms)
     with anyio.fail_after(15):
-        assert await process.wait() == -signal.SIGXCPU
-    process.close()
+        assert await child.wait() == -signal.SIGXCPU
+    wire.close()
+    child.close()
 
 
 async def test_niceness_is_added_to_ours(wrapper: str) -> None:
@@ -465,16 +489,14 @@ def test_program_that_the_user_may_not_run(tmp_path: Path) -> None:
     program = shutil.copy("/bin/true", tmp_path / "program")
     os.chmod(program, 0o700)
     with pytest.raises(PermissionError):
-        Process(
-            (str(program),), env=ENV, terms=Terms(user=54321, group=12345, groups=())
-        )
+        start(str(program), terms=Terms(user=54321, group=12345, groups=()))
 
 
 def refused(terms: Terms) -> tuple[str, int | None]:
     """Return which of the terms is refused, and by what error; nothing stays open."""
     before = open_files()
     with pytest.raises(TermsRefused) as caught:
-        Process(("true",), env=ENV, stdin=False, terms=terms)
+        start("true", stdin=False, terms=terms)
     assert open_files() == before
     return str(caught.value.filename), caught.value.errno
 

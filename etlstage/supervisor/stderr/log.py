@@ -18,7 +18,7 @@ import structlog
 
 from etlstage.supervisor.stderr.line import Diagnostic, DiagnosticReader, LineWritten
 from etlstage.supervisor.stderr.throttle import Throttle
-from etlstage.transport import Process
+from etlstage.transport import Readable
 
 __all__ = ("StderrLog",)
 
@@ -34,9 +34,10 @@ class StderrLog:
     Reads one worker's stderr to its end.
 
     Args:
-        process: Whose it is.
+        stderr: Where it comes from.
         stage: Name of the stage.
         worker: Name of the worker.
+        pid: Number of its process.
         rate: Lines a second that are logged in the long run.
         burst: Lines that are logged at once after a time of silence.
         counted: Called with numbers of lines, logged or not.
@@ -46,17 +47,18 @@ class StderrLog:
 
     def __init__(
         self,
-        process: Process,
+        stderr: Readable,
         *,
         stage: str,
         worker: str,
+        pid: int,
         rate: float = 100.0,
         burst: float = 1000.0,
         counted: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._process = process
-        self._log = _log.bind(stage=stage, worker=worker, pid=process.pid)
+        self._stderr = stderr
+        self._log = _log.bind(stage=stage, worker=worker, pid=pid)
         self._reader = DiagnosticReader(Throttle(rate=rate, burst=burst))
         self._told = 0
         self._counted = counted
@@ -70,7 +72,7 @@ class StderrLog:
     async def run(self) -> None:
         """Read until the end of the stream."""
         while True:
-            data = self._process.read_stderr(_CHUNK)
+            data = self._stderr.read(_CHUNK)
             if data is None:
                 await self._wait()
             elif not data:
@@ -84,7 +86,7 @@ class StderrLog:
     def drain(self) -> None:
         """Read what is there, or some of it, without waiting."""
         for _ in range(_AT_ONCE // _CHUNK):
-            data = self._process.read_stderr(_CHUNK)
+            data = self._stderr.read(_CHUNK)
             if not data:
                 self.finish()
                 return
@@ -98,11 +100,11 @@ class StderrLog:
     async def _wait(self) -> None:
         if self._reader.owing:
             with anyio.move_on_after(_PAUSE):
-                await self._process.stderr_readable()
+                await self._stderr.readable()
                 return
             self._write(self._reader.settle())
         else:
-            await self._process.stderr_readable()
+            await self._stderr.readable()
 
     def _take(self, data: bytes) -> None:
         self._write(self._reader.receive(data, self._clock()))

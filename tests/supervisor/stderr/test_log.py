@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from signal import SIGKILL
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -14,24 +14,25 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from etlstage.supervisor.stderr.log import StderrLog
-from etlstage.transport import Process
+from etlstage.transport import LaunchRequest, launch_over_pipes
+from etlstage.transport.pipe import PipeChild
 
 WROTE = "worker wrote to stderr"
 LEFT_OUT = "worker wrote more to stderr than is logged"
 
 
 @contextmanager
-def python(code: str) -> Iterator[Process]:
+def python(code: str) -> Iterator[PipeChild]:
     """Start a program that is gone, and reaped, behind the block."""
-    command = [sys.executable, "-S", "-c", f"import os, sys, time\n{code}"]
-    process = Process(command, env={"PYTHONUNBUFFERED": "1"}, stdin=False)
+    command = (sys.executable, "-S", "-c", f"import os, sys, time\n{code}")
+    request = LaunchRequest(command, {"PYTHONUNBUFFERED": "1"}, stdin=False)
+    wire, child = launch_over_pipes(request)
     try:
-        yield process
+        yield child
     finally:
-        process.signal_group(SIGKILL)
-        process._popen.wait()
-        process.stop_waiting()
-        process.close()
+        child.kill()
+        wire.close()
+        child.close()
 
 
 def lines(logs: list[EventDict]) -> list[tuple[str, str]]:
@@ -39,10 +40,17 @@ def lines(logs: list[EventDict]) -> list[tuple[str, str]]:
     return [(e["log_level"], e["line"]) for e in logs if e["event"] == WROTE]
 
 
+def log_of(child: PipeChild, **settings: Any) -> StderrLog:  # noqa: ANN401
+    """Return what logs its stderr."""
+    return StderrLog(
+        child.stderr, stage="clean", worker="clean-1", pid=child.pid, **settings
+    )
+
+
 async def run(code: str, **settings: float) -> tuple[list[EventDict], StderrLog]:
     """Return what is logged of a program's whole stderr."""
-    with capture_logs() as logs, python(code) as process, anyio.fail_after(15):
-        log = StderrLog(process, stage="clean", worker="clean-1", **settings)  # type: ignore[arg-type]
+    with capture_logs() as logs, python(code) as child, anyio.fail_after(15):
+        log = log_of(child, **settings)
         await log.run()
     return logs, log
 
@@ -50,8 +58,10 @@ async def run(code: str, **settings: float) -> tuple[list[EventDict], StderrLog]
 async def test_line_is_logged_with_its_level() -> None:
     """And with who wrote it; without what steers a terminal."""
     code = r"sys.stderr.write('one\nERROR: \x1b[31mtwo\0\n[warning] three\n\n{\"level\":10}')"
-    with capture_logs() as logs, python(code) as process:
-        await StderrLog(process, stage="clean", worker="clean-1").run()
+    with capture_logs() as logs, python(code) as child:
+        await StderrLog(
+            child.stderr, pid=child.pid, stage="clean", worker="clean-1"
+        ).run()
     assert lines(logs) == [
         ("info", "one"),
         ("error", r"ERROR: two\x00"),
@@ -59,7 +69,7 @@ async def test_line_is_logged_with_its_level() -> None:
         ("debug", '{"level":10}'),
     ]
     assert {(e["stage"], e["worker"], e["pid"]) for e in logs} == {
-        ("clean", "clean-1", process.pid)
+        ("clean", "clean-1", child.pid)
     }
 
 
@@ -94,26 +104,31 @@ async def test_others_get_their_turn() -> None:
     """A worker that writes faster than we read does not have the loop for itself."""
 
     class Flooding:
-        pid = 1
         turns = 0
         reads = 0
 
-        def read_stderr(self, size: int) -> bytes:
+        def read(self, size: int) -> bytes:
             self.reads += 1
             return b"x\n" * (size // 2) if self.reads < 100 else b""
+
+        async def readable(self) -> None:
+            raise AssertionError("there is always more")
+
+        def stop_waiting(self) -> None:
+            raise AssertionError("nobody waits")
 
     async def watch() -> None:
         while True:
             await anyio.lowlevel.checkpoint()
-            process.turns += 1
+            flood.turns += 1
 
-    process = Flooding()
+    flood = Flooding()
     with capture_logs():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
-            await StderrLog(process, stage="s", worker="s-1").run()  # type: ignore[arg-type]
+            await StderrLog(flood, pid=1, stage="s", worker="s-1").run()
             tasks.cancel_scope.cancel()
-    assert process.turns >= 90
+    assert flood.turns >= 90
 
 
 async def test_what_was_left_out_is_told_at_the_end() -> None:
@@ -129,8 +144,8 @@ async def test_what_was_left_out_is_told_at_the_end() -> None:
 async def test_what_was_left_out_is_told_after_a_silence() -> None:
     """The worker may live for months."""
     code = "os.write(2, b'a\\nb\\n'); time.sleep(60)"
-    with capture_logs() as logs, python(code) as process:
-        log = StderrLog(process, stage="s", worker="s-1", rate=0.1, burst=1)
+    with capture_logs() as logs, python(code) as child:
+        log = log_of(child, rate=0.1, burst=1)
         with anyio.move_on_after(2.5):
             await log.run()
     assert [e.get("left_out") for e in logs] == [None, 1]
@@ -138,9 +153,9 @@ async def test_what_was_left_out_is_told_after_a_silence() -> None:
 
 async def test_draining_tells_what_was_left_out() -> None:
     """Also when there is more to read than it reads."""
-    with capture_logs() as logs, python("os.write(2, b'x\\n' * 60000)") as process:
-        log = StderrLog(process, stage="s", worker="s-1", burst=5, clock=float)
-        process._popen.wait()
+    with capture_logs() as logs, python("os.write(2, b'x\\n' * 60000)") as child:
+        log = log_of(child, burst=5, clock=float)
+        child._popen.wait()
         log.drain()
         assert logs[-1]["event"] == LEFT_OUT
         first = logs[-1]["left_out"]
@@ -152,8 +167,8 @@ async def test_draining_tells_what_was_left_out() -> None:
 async def test_lines_are_counted() -> None:
     """Logged or not, in numbers and not one by one."""
     counts: list[int] = []
-    with capture_logs(), python("sys.stderr.write('x\\n' * 10000 + 'y')") as process:
-        log = StderrLog(process, stage="s", worker="s-1", counted=counts.append)
+    with capture_logs(), python("sys.stderr.write('x\\n' * 10000 + 'y')") as child:
+        log = log_of(child, counted=counts.append)
         await log.run()
     assert sum(counts) == 10001
     assert len(counts) < 100
@@ -162,9 +177,11 @@ async def test_lines_are_counted() -> None:
 async def test_time_comes_from_the_clock() -> None:
     """With time that flies, nothing is left out."""
     now = iter(range(0, 10**9, 1000))
-    with capture_logs() as logs, python("sys.stderr.write('x\\n' * 20000)") as process:
-        await StderrLog(
-            process, stage="s", worker="s-1", burst=10_000, clock=lambda: next(now)
+    with capture_logs() as logs, python("sys.stderr.write('x\\n' * 20000)") as child:
+        await log_of(
+            child,
+            burst=10_000,
+            clock=lambda: next(now),
         ).run()
     assert len(lines(logs)) == 20000
 
@@ -179,8 +196,8 @@ async def test_log_that_is_gone(error: type[Exception]) -> None:
     settings = structlog.get_config()
     structlog.configure(processors=[broken])
     try:
-        with python("sys.stderr.write('x\\n' * 10000 + 'end')") as process:
-            log = StderrLog(process, stage="s", worker="s-1")
+        with python("sys.stderr.write('x\\n' * 10000 + 'end')") as child:
+            log = log_of(child)
             await log.run()
     finally:
         structlog.configure(**settings)

@@ -1,0 +1,305 @@
+"""
+A child process and its pipes: what starts workers unless something else is given.
+
+The pipes are raw and do not block: reading and writing are tried first and waited for
+only when the pipe says so. That is faster than the streams of either event loop, and
+needs no thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import termios
+from contextlib import ExitStack, suppress
+from functools import cache
+from itertools import count
+from signal import SIGKILL, Signals
+from typing import IO, Final
+
+import anyio
+
+from etlstage.transport.base import LaunchRequest, describe_status
+from etlstage.transport.descent import descendants, heirs, session_members
+from etlstage.transport.launcher import Launcher, Terms
+from etlstage.transport.watchdog import VARIABLE, WATCHDOG
+
+__all__ = ("PipeChild", "PipeReader", "PipeWire", "launch_over_pipes")
+
+_PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
+_POLL: Final = 0.02  # seconds, where the kernel has no pidfd
+PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
+"""Marks a worker, and all that inherits its environment, as this one's."""
+STATUS_VARIABLE: Final = "ETLSTAGE_STATUS"
+"""Names a file: whatever a worker writes there says that it is ready, and alive."""
+_numbers: Final = count(1)
+_F_SETPIPE_SZ: Final = getattr(fcntl, "F_SETPIPE_SZ", None)
+
+
+class PipeReader:
+    """
+    Our end of a pipe that a worker writes to.
+
+    Args:
+        pipe: An unbuffered file, which becomes ours.
+
+    """
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._pipe = pipe
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return what is there, ``b""`` at the end, None when reading would block."""
+        # Who comes too late, when we have closed it, finds nothing, and no error.
+        return b"" if self._pipe.closed else self._pipe.read(size)
+
+    async def readable(self) -> None:
+        """Wait until reading would not block, or :meth:`stop_waiting`."""
+        if not self._pipe.closed:
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_readable(self._pipe.fileno())
+
+    def stop_waiting(self) -> None:
+        """Wake who waits; safe once it is closed."""
+        if not self._pipe.closed:
+            anyio.notify_closing(self._pipe.fileno())
+
+    def close(self) -> None:
+        """Close it; call it when nobody waits any more."""
+        self._pipe.close()
+
+
+class PipeWire(PipeReader):
+    """A worker's stdout, and its stdin if it was given any."""
+
+    def __init__(self, stdout: IO[bytes], stdin: IO[bytes] | None) -> None:
+        super().__init__(stdout)
+        _enlarge(stdout.fileno())
+        self._stdin = stdin
+        if stdin is not None:
+            os.set_blocking(stdin.fileno(), False)
+            _enlarge(stdin.fileno())
+
+    def write(self, data: memoryview | bytes, /) -> int:
+        """
+        Write as much as the pipe takes and return how many bytes that were.
+
+        Raises:
+            BrokenPipeError: If the worker, or we, closed its stdin.
+
+        """
+        stdin = self._stdin
+        if stdin is None:
+            raise BrokenPipeError
+        return stdin.write(data) or 0
+
+    async def writable(self) -> None:
+        """Wait until stdin takes more, is broken, or is closed by us."""
+        if self._stdin is not None:
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_writable(self._stdin.fileno())
+
+    def close_write(self) -> None:
+        """Close the worker's stdin; safe to call twice."""
+        stdin, self._stdin = self._stdin, None
+        if stdin is not None:
+            anyio.notify_closing(stdin.fileno())
+            stdin.close()
+
+    def unread(self) -> int:
+        """Return how many bytes are in stdin, or 0 when that is closed or unknown."""
+        if self._stdin is None:
+            return 0
+        try:
+            answer = fcntl.ioctl(self._stdin.fileno(), termios.FIONREAD, b"\0" * 4)
+        except OSError:
+            return 0
+        return int.from_bytes(answer, sys.byteorder)
+
+    def close(self) -> None:
+        """Close both; call it when nobody waits any more."""
+        self.close_write()
+        super().close()
+
+
+class PipeChild:
+    """
+    A running program, leader of its own session and process group.
+
+    It dies, with its group, when this process does, in whatever way. It also dies
+    with the *thread* that has started it: start it from one that lives as long.
+
+    Args:
+        popen: The program; its stdin and stdout are the wire's.
+        status: Where it says that it is ready, and alive, if anywhere.
+        mark: The variable that its environment has alone.
+
+    """
+
+    def __init__(
+        self, popen: subprocess.Popen[bytes], status: IO[bytes] | None, mark: bytes
+    ) -> None:
+        assert popen.stderr is not None
+        self._popen = popen
+        self._mark = mark
+        self.pid = popen.pid
+        self.stderr = PipeReader(popen.stderr)
+        _enlarge(popen.stderr.fileno())
+        self.status = None if status is None else PipeReader(status)
+        self._pidfd: int | None = None
+        with suppress(AttributeError, OSError):
+            self._pidfd = os.pidfd_open(self.pid)
+
+    def __repr__(self) -> str:
+        status = self.returncode
+        fate = "running" if status is None else describe_status(status)
+        return f"<PipeChild pid={self.pid} {fate}>"
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status once reaped, negative for a signal, else None."""
+        return self._popen.returncode
+
+    def signal(self, number: Signals, /) -> None:
+        """
+        Send a signal to the worker and to whatever it started in its group.
+
+        SIGKILL also reaches what it started elsewhere, where that can be told.
+        """
+        if self._popen.returncode is not None:
+            return
+        others = []
+        if number is SIGKILL:
+            # To be looked for first: the dead have no children.
+            others = [*descendants(self.pid), *session_members(self.pid)]
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+        for pid in others:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """Kill it at once, with its group, and reap it; safe to call twice."""
+        self.signal(SIGKILL)
+        WATCHDOG.unregister(self.pid)
+        self._popen.wait()
+
+    def kill_heirs(self) -> None:
+        """Kill what it has left behind in other sessions, if it still bears our mark."""
+        for pid in heirs(self._mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, SIGKILL)
+
+    async def wait(self) -> int:
+        """Return the exit status; what is left of the process group is killed."""
+        if self._pidfd is not None:
+            await anyio.wait_readable(self._pidfd)
+        else:
+            while not _exited(self.pid):  # noqa: ASYNC110 - there is nothing to wait for
+                await anyio.sleep(_POLL)
+        # Until it is reaped, its pid, and so the group's id, can't be another's.
+        self.kill()
+        return self._popen.returncode
+
+    def close(self) -> None:
+        """Close all that is open here; call it when nobody waits any more."""
+        self.stderr.close()
+        if self.status is not None:
+            self.status.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+def launch_over_pipes(request: LaunchRequest, /) -> tuple[PipeWire, PipeChild]:
+    """
+    Start a program, and talk to it over its stdin and stdout.
+
+    Raises:
+        OSError: If the program can't be started; as :class:`subprocess.Popen`.
+        TermsRefused: If it is not allowed to be started on these terms.
+
+    """
+    WATCHDOG.expect()
+    try:
+        with ExitStack() as failed:
+            popen, status, mark = _start(request, failed)
+            failed.pop_all()
+    except BaseException:
+        WATCHDOG.give_up()
+        raise
+    WATCHDOG.register(popen.pid)
+    assert popen.stdout is not None
+    return PipeWire(popen.stdout, popen.stdin), PipeChild(popen, status, mark)
+
+
+def _start(
+    request: LaunchRequest, failed: ExitStack
+) -> tuple[subprocess.Popen[bytes], IO[bytes] | None, bytes]:
+    """Start it; ``failed`` gets what is to be undone if that goes wrong."""
+    _keep_freed_memory()
+    terms, status = request.terms, None
+    env = {**request.env, VARIABLE: WATCHDOG.mark}
+    env[PROCESS_VARIABLE] = mark = f"{WATCHDOG.mark}.{next(_numbers)}"
+    with ExitStack() as stack:
+        launcher = Launcher(request.command, env=env, cwd=request.cwd, terms=terms)
+        stack.callback(launcher.close)
+        theirs = []
+        if request.status:
+            reading, writing = os.pipe()
+            stack.callback(os.close, writing)
+            status = failed.enter_context(open(reading, "rb", buffering=0))
+            theirs = [writing]
+            env[STATUS_VARIABLE] = f"/dev/fd/{writing}"
+            _give(writing, terms)
+        popen = subprocess.Popen(
+            launcher.words,
+            stdin=subprocess.PIPE if request.stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=env,
+            cwd=request.cwd,
+            start_new_session=True,
+            pass_fds=(*launcher.descriptors, *theirs),
+            umask=-1 if terms.umask is None else terms.umask,
+        )
+        failed.enter_context(popen)  # waits for it, and closes its pipes
+        failed.callback(popen.kill)
+        for pipe in (popen.stdin, popen.stdout, popen.stderr, status):
+            if pipe is not None:
+                _give(pipe.fileno(), terms)
+        launcher.check()
+    return popen, status, f"{PROCESS_VARIABLE}={mark}".encode()
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """
+    Have glibc keep up to twice as much free memory as the largest block freed so far.
+
+    By itself it returns the end of its heap to the kernel when buffers for what a pipe
+    holds are freed, and the next ones come from there, each page to be cleared.
+    """
+    bytes(16 * _PIPE_SIZE)
+
+
+def _give(fd: int, terms: Terms) -> None:
+    # Else another user could not open it by name, such as /dev/stderr.
+    if terms.user is not None:
+        with suppress(OSError, OverflowError):
+            os.fchown(fd, terms.user, -1)
+
+
+def _enlarge(fd: int) -> None:
+    # Refused when the user has too many large pipes already: then it stays small.
+    if _F_SETPIPE_SZ is not None:
+        with suppress(OSError):
+            fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_SIZE)
+
+
+def _exited(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
