@@ -13,7 +13,16 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-__all__ = ("KeyedRun", "Position", "Result", "Run", "StageKind", "listed", "size_of")
+__all__ = (
+    "KeyedRun",
+    "Position",
+    "Result",
+    "Run",
+    "StageKind",
+    "counted",
+    "listed",
+    "size_of",
+)
 
 Run: TypeAlias = list[bytes]
 """Messages that travel together, in order."""
@@ -28,6 +37,11 @@ class KeyedRun(list[bytes]):
         super().__init__(messages)
         self.keys = keys
         """As many as there are messages; equal for messages that keep their order."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count in words, such as ``1 message`` or ``4,000 messages``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def listed(messages: Sequence[bytes]) -> Run:

@@ -93,7 +93,7 @@ def _diff(
     ] = "local,spark",
     debug: Debug = False,
 ) -> int:
-    """Run a pipeline on two engines, load nothing, compare what they make."""
+    """Run a pipeline on two engines without loading, and compare the results."""
     from etlstage.cli.diff import diff
 
     return diff(file, engines=engines, debug=debug)
@@ -102,10 +102,10 @@ def _diff(
 @app.command("init")
 def _init(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to; made if it is missing.")
+        Path, typer.Argument(metavar="DIR", help="Target folder; created if missing.")
     ],
 ) -> int:
-    """Copy example pipelines, workers and data into a directory."""
+    """Copy example pipelines, workers and data into a folder."""
     from etlstage.cli.scaffold import init
 
     return init(folder)
@@ -115,7 +115,7 @@ def _init(
 def _demo(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="Where to; default: a new directory."),
+        typer.Argument(metavar="[DIR]", help="Target folder; default: a new one."),
     ] = None,
     *,
     debug: Debug = False,
@@ -128,14 +128,14 @@ def _demo(
 
 @dlq.callback()
 def _dlq() -> None:
-    """Look at the messages that were put aside."""
+    """Inspect dead-lettered messages."""
 
 
 Letters = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="The pipeline; or its state directory, or a file of dead letters.",
+        help="The pipeline file, its state directory, or a file of dead letters.",
     ),
 ]
 
@@ -145,13 +145,14 @@ def _dlq_ls(
     file: Letters,
     *,
     stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only those of this stage.")
+        str | None,
+        typer.Option(metavar="NAME", help="Only dead letters of this stage."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object for each, on a line.")
+        bool, typer.Option("--json", help="One JSON object per line.")
     ] = False,
 ) -> int:
-    """List dead letters, a line for each."""
+    """List dead letters, one per line."""
     from etlstage.cli.dlq import list_letters
 
     return list_letters(file, stage=stage, as_json=as_json)
@@ -161,7 +162,10 @@ def _dlq_ls(
 def _dlq_show(
     file: Letters,
     number: Annotated[
-        str, typer.Argument(metavar="ID", help="The letter, or how its id begins.")
+        str,
+        typer.Argument(
+            metavar="ID", help="The id of the dead letter, or how it begins."
+        ),
     ],
     *,
     raw: Annotated[
@@ -173,7 +177,7 @@ def _dlq_show(
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="All of it as a JSON object.")
+        bool, typer.Option("--json", help="The dead letter as one JSON object.")
     ] = False,
 ) -> int:
     """Show one dead letter: its message, error, attempts and stage."""

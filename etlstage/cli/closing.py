@@ -48,15 +48,15 @@ def balance(report: Report) -> str:
         report.ledger.check(whole=whole)
     except LedgerImbalance as error:
         return f"ledger not balanced: {error}"
+    *_, last = report.ledger
     counts = {
-        "put aside": sum(account.dead for account in report.ledger),
+        "dead-lettered": sum(account.dead for account in report.ledger),
         "failed": sum(account.failed for account in report.ledger),
-        "lost": sum(account.lost for account in report.ledger),
-        "between two stages": report.undelivered,
+        "not processed": sum(account.lost for account in report.ledger)
+        + report.undelivered,
     }
-    unhappy = [f"{count:,} {what}" for what, count in counts.items() if count]
-    text = "ledger balanced: every message has one outcome"
-    return "; ".join(filter(None, (text, ", ".join(unhappy))))
+    others = [f"{count:,} {what}" for what, count in counts.items() if count]
+    return f"accounted for: {', '.join((f'{last.done:,} loaded', *others))}"
 
 
 class ReportFile:

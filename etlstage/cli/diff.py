@@ -24,6 +24,7 @@ from etlstage.config.loader import load
 from etlstage.config.rules import stage_names
 from etlstage.config.spelling import guess
 from etlstage.errors import ConfigError
+from etlstage.messages import counted
 from etlstage.pipeline.capture import Capture
 from etlstage.pipeline.comparison import (
     ledger_difference,
@@ -171,11 +172,7 @@ def _differences(
 def _agreement(names: tuple[str, str], one: _Trial, *, ordered: bool) -> str:
     dead = sum(account.dead for account in one.pipeline.ledger)
     return (
-        f"{names[0]} and {names[1]} agree: {_many(len(one.messages), 'message')}"
+        f"{names[0]} and {names[1]} agree: {counted(len(one.messages), 'message')}"
         f" {'in order' if ordered else 'in any order'}, ledgers equal,"
-        f" {_many(dead, 'dead letter')}"
+        f" {counted(dead, 'dead letter')}"
     )
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

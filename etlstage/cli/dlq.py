@@ -1,5 +1,5 @@
 """
-``etlstage dlq``: a look at the messages that were put aside.
+``etlstage dlq``: a look at the messages that were dead-lettered.
 
 Letters are read from their files one at a time, however many there are. What is in
 them came from outside: nothing of it reaches a terminal as it is.
@@ -24,6 +24,7 @@ from etlstage.config.document import Document, read
 from etlstage.config.rules import stage_names
 from etlstage.config.spelling import guess
 from etlstage.errors import ConfigError
+from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.file import (
     FOLDER,
     SUFFIX,
@@ -82,8 +83,7 @@ def list_letters(place: Path, *, stage: str | None, as_json: bool) -> int:
             count += 1
     if not as_json:
         of = f" of stage {stage}" if stage is not None else ""
-        many = f"{count:,}" if count else "no"
-        _print(f"{many} dead letter{'s' * (count != 1)}{of}")
+        _print((counted(count, "dead letter") if count else "no dead letters") + of)
     return 0
 
 
@@ -173,8 +173,7 @@ def _letters(found: Letters) -> Iterator[DeadLetter]:
                 if isinstance(letter, Torn):
                     typer.echo(
                         f"etlstage: warning: {harmless(str(path))}:{letter.line}:"
-                        f" {letter.size} bytes are no dead letter, skipped: a run was"
-                        " stopped while it wrote them",
+                        f" skipped a truncated record of {letter.size} bytes",
                         err=True,
                     )
                 else:
@@ -233,7 +232,7 @@ def _description(letter: DeadLetter) -> Iterator[str]:
     yield f"stage     {letter.stage}, message {letter.place + 1:,} of its input"
     yield f"error     {letter.kind}: {_indented(letter.error)}"
     size = len(letter.message)
-    yield f"message   {size:,} byte{'s' * (size != 1)}"
+    yield f"message   {counted(size, 'byte')}"
     yield from (f"  {line}" for line in _shown(letter.message))
     for number, attempt in enumerate(letter.attempts, 1):
         error = _indented(attempt.error)

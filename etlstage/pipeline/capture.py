@@ -19,7 +19,7 @@ from typing import Final, Self
 import anyio.to_thread
 
 from etlstage.errors import SinkFailed
-from etlstage.messages import Run
+from etlstage.messages import Run, counted
 
 __all__ = ("Capture",)
 
@@ -89,7 +89,7 @@ class Capture:
 
     def landed(self) -> str:
         """Return how many messages there are, for a human."""
-        return f"{self.loaded} messages captured"
+        return f"{counted(self.loaded, 'message')} captured"
 
     def _append(self, run: Run) -> None:
         assert self._file is not None

@@ -65,13 +65,13 @@ class Landing(Protocol):
     loaded: int
     """Messages that are durable."""
     dead: int
-    """Messages that the destination refused and that were put aside. All before the
+    """Messages that the destination refused and that were dead-lettered. All before the
     first ``loaded + dead`` messages are dealt with."""
     failed: int
     """Messages that the destination refused."""
 
     def landed(self) -> str:
-        """Return, in one line for a human, what is and what is not in place."""
+        """Return, in one line for a human, what was loaded and what was not."""
         ...
 
 

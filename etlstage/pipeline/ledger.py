@@ -34,9 +34,9 @@ class Account:
     done: int = 0
     """Messages answered; in a load stage, durable."""
     dead: int = 0
-    """Messages that could not be processed and were put aside."""
+    """Messages that could not be processed and were dead-lettered."""
     failed: int = 0
-    """Messages refused by the worker or the destination, and not put aside."""
+    """Messages refused by the worker or the destination, and not dead-lettered."""
     lost: int = 0
     """Messages whose worker died, or was stopped, while it held them."""
     produced: int = 0

@@ -46,7 +46,7 @@ class Pipeline(Runner):
         sink: Where they end.
         flush_every: Seconds after which written messages are made durable, although
             the sink would wait for more; for extractions that never end.
-        dead_letters: Where messages are put aside that a stage can't process; None:
+        dead_letters: Where messages are dead-lettered that a stage can't process; None:
             the first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
         framing: How messages are held between the stages.

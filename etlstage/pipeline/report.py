@@ -14,7 +14,7 @@ Status: TypeAlias = Literal["done", "failed", "drained", "forced"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a run did, and what is in place now."""
+    """What a run did, and what it loaded."""
 
     name: str
     status: Status
@@ -24,13 +24,13 @@ class Report:
     seconds: float
     ledger: Ledger
     landed: str
-    """What is in place at the destination, in one line."""
+    """What reached the destination, in one line."""
     dead_letters: str | None = None
-    """The command that shows the messages that were put aside, if there are any."""
+    """The command that shows the messages that were dead-lettered, if any."""
 
     @property
     def undelivered(self) -> int:
-        """Messages that were between two stages when the run ended."""
+        """Messages in flight between two stages when the run ended."""
         return self.ledger.undelivered
 
     def to_dict(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Runner(ABC):
         source: Name of the extract stage.
         stages: What messages pass through.
         sink: Where they end.
-        dead_letters: Where messages are put aside that a stage can't process; None:
+        dead_letters: Where messages are dead-lettered that a stage can't process; None:
             the first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
 

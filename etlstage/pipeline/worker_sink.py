@@ -8,7 +8,7 @@ from typing import Self
 import structlog
 
 from etlstage.errors import EtlstageError
-from etlstage.messages import Run, listed
+from etlstage.messages import Run, counted, listed
 from etlstage.pipeline.dead_letter.policy import Refusals, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.stage import Stage
@@ -28,7 +28,7 @@ class WorkerSink:
 
     Args:
         stage: The stage.
-        dead_letters: Where messages are put aside that the workers can't load; None:
+        dead_letters: Where messages go that the workers can't load; None:
             the first one ends the run.
 
     """
@@ -93,14 +93,12 @@ class WorkerSink:
         self._finished = True
 
     def landed(self) -> str:
-        """Return how many messages the workers have confirmed."""
-        whole = "whole" if self._finished else "not whole"
-        return f"{self.loaded} messages confirmed by stage {self.name}; {whole}"
+        """Return how many messages the workers have loaded."""
+        complete = "complete" if self._finished else "incomplete"
+        return f"{counted(self.loaded, 'message')} loaded; output {complete}"
 
     def _note_outputs(self, count: int) -> None:
         # The page: "L-stage produces empty transformation result".
         if count and not self._outputs:
-            _log.warning(
-                "load worker writes messages, which go nowhere", stage=self.name
-            )
+            _log.warning("output of a load worker is discarded", stage=self.name)
         self._outputs += count

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Literal
 
 from etlstage.errors import ConfigError
+from etlstage.messages import counted
 
 __all__ = (
     "BatchPolicy",
@@ -107,7 +108,7 @@ class ErrorBudget:
     def __str__(self) -> str:
         bounds = []
         if self.count is not None:
-            bounds.append(f"{self.count} message{'s' * (self.count != 1)}")
+            bounds.append(counted(self.count, "message"))
         if self.share is not None:
             bounds.append(f"{self.share * 100:g}%")
         return " and ".join(bounds) or "no bound"
@@ -131,7 +132,7 @@ class ErrorPolicy:
     then: Literal["dead_letter", "fail"] = "dead_letter"
     """Whether the run then puts it aside and goes on, or fails."""
     budget: ErrorBudget = ErrorBudget()
-    """How many messages may be put aside."""
+    """How many messages may be dead-lettered."""
 
     def __post_init__(self) -> None:
         if self.retries < 0:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import anyio
 
 from etlstage.errors import Attempt, EtlstageError, RemoteProtocolError, WorkerLost
+from etlstage.messages import counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
 from etlstage.supervisor.stderr.log import StderrLog
@@ -152,7 +153,7 @@ class ChildProcess:
             tries: How often they were tried.
 
         """
-        what = f" while it held {held} message{'s' * (held != 1)}" if held else ""
+        what = f" while it held {counted(held, 'message')}" if held else ""
         return WorkerLost(
             self._describe(f"{fate}{what}", tries), stage=self._stage.name
         )

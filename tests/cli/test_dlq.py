@@ -369,8 +369,7 @@ def test_torn_letter_is_told(etlstage: Etlstage, state: Path) -> None:
     result = etlstage("dlq", "ls", "pipeline.yaml")
     assert result.returncode == 0
     assert result.stderr == (
-        f"etlstage: warning: {path}:4: 9 bytes are no dead letter, skipped: a run was"
-        " stopped while it wrote them\n"
+        f"etlstage: warning: {path}:4: skipped a truncated record of 9 bytes\n"
     )
     assert result.stdout.splitlines()[-1] == "4 dead letters"
 
@@ -392,7 +391,7 @@ def test_run_puts_aside_and_goes_on(
     assert (tmp_path / "loaded.txt").read_text() == "A\nC\n"
     rows = [line.split() for line in result.stdout.splitlines()]
     assert rows[2][:6] == ["upper", "3", "2", "1", "0", "0"]
-    assert "every message has one outcome; 1 put aside\n" in result.stdout
+    assert "accounted for: 2 loaded, 1 dead-lettered\n" in result.stdout
     look = "to see the dead letters: etlstage dlq ls pipeline.yaml\n"
     assert look in result.stdout
     report = json.loads((tmp_path / "r.json").read_text())
@@ -409,7 +408,7 @@ def test_run_puts_aside_and_goes_on(
 
     logged = [json.loads(line) for line in result.stderr.splitlines()]
     assert [x["event"] for x in logged if x["event"] != "worker wrote to stderr"] == [
-        "message is put aside"
+        "message dead-lettered"
     ]
     assert {n: logged[-1][n] for n in ("stage", "place", "id", "error")} == {
         "stage": "upper",

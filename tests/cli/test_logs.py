@@ -62,13 +62,13 @@ def test_steps_to_an_outcome_are_for_developers(
     log.info("worker is restarted", seconds=0.1)
     log.warning("worker exited", held=0)
     log.warning("worker failed", error="silent")
-    log.warning("message is put aside", id="r-1")
+    log.warning("message dead-lettered", id="r-1")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(x["event"], x.get("held")) for x in lines] == [
         *[("worker exited", 2), ("worker is restarted", None)][: 2 * debug],
         ("worker exited", 0),
         ("worker failed", None),
-        ("message is put aside", None),
+        ("message dead-lettered", None),
     ]
 
 

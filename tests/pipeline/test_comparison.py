@@ -185,7 +185,7 @@ async def put(state: Path, *letters: tuple[str, bytes]) -> Path:
 
 
 async def test_letters_are_compared_by_stage_and_message(tmp_path: Path) -> None:
-    """When, and in what run, they were put aside is no difference."""
+    """When, and in what run, they were dead-lettered is no difference."""
     first = await put(tmp_path / "1", ("a", b"1"), ("b", b"2"), ("a", b"3"))
     second = await put(tmp_path / "2", ("b", b"2"), ("a", b"3"), ("a", b"1"))
     third = await put(tmp_path / "3", ("b", b"2"), ("b", b"3"), ("a", b"1"))

@@ -178,7 +178,7 @@ async def test_workers_at_both_ends(tmp_path: Path) -> None:
 
     assert report.status == "done"
     assert target.read_bytes() == b"one\ntwo\nthree\n"
-    assert report.landed == "3 messages confirmed by stage l; whole"
+    assert report.landed == "3 messages loaded; output complete"
 
 
 async def test_report_as_json() -> None:
@@ -714,7 +714,7 @@ async def test_run_without_dead_letters_says_nothing_of_them(
 
 
 async def test_budget_ends_the_run(letters: DeadLetters) -> None:
-    """What was put aside stays; the rest is lost; the output is not whole."""
+    """What was dead-lettered stays; the rest is lost; the output is not whole."""
     source = MemorySource([[b"a"], *[[b"end"]] * 3, numbers(0, 9)])
     sink = MemorySink()
     dying = tolerant(ErrorBudget(count=1, share=None), retries=0)
@@ -772,7 +772,7 @@ class Recorded(DeadLetters):
 
 
 async def test_position_waits_until_dead_letters_are_durable(tmp_path: Path) -> None:
-    """A message that was put aside is dealt with, like one that is loaded."""
+    """A message that was dead-lettered is dealt with, like one that is loaded."""
     gate = Wait()
     source = MemorySource([[b"a", b"end"], Position(1), gate, [b"b"], Position(2)])
     letters = Recorded(tmp_path, source)

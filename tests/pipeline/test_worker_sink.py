@@ -18,17 +18,17 @@ async def test_answered_messages_are_loaded(tmp_path: Path) -> None:
     """When ``write`` returns they are there, and counted."""
     target = tmp_path / "target"
     sink = WorkerSink(load("append", target))
-    assert sink.landed() == "0 messages confirmed by stage l; not whole"
+    assert sink.landed() == "0 messages loaded; output incomplete"
     async with sink:
         await sink.write([b"one", b"two"])
         assert target.read_bytes() == b"one\ntwo\n"
         await sink.write([b"three"])
         await sink.flush()
-        assert sink.landed() == "3 messages confirmed by stage l; not whole"
+        assert sink.landed() == "3 messages loaded; output incomplete"
         await sink.finish()
 
     assert (sink.name, sink.received, sink.loaded, sink.failed) == ("l", 3, 3, 0)
-    assert sink.landed() == "3 messages confirmed by stage l; whole"
+    assert sink.landed() == "3 messages loaded; output complete"
 
 
 async def test_worker_that_dies(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ async def test_worker_that_writes_messages_is_told_on_once() -> None:
     warnings = [entry for entry in logs if entry["log_level"] == "warning"]
     assert warnings == [
         {
-            "event": "load worker writes messages, which go nowhere",
+            "event": "output of a load worker is discarded",
             "log_level": "warning",
             "stage": "l",
         }

@@ -1,7 +1,7 @@
 """
 What becomes of a message that a stage can't process.
 
-The stage has retried it as often as it may; here it is put aside, or ends the run.
+The stage has retried it as often as it may; here it is dead-lettered, or ends the run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Refusals:
         stage: Its name.
         policy: What is to become of such messages.
         config: The stage, as plain JSON.
-        letters: Where they are put aside; None: the first one ends the run.
+        letters: Where they are dead-lettered; None: the first one ends the run.
         judged_of: Messages of which the budget's share is taken, at least.
 
     """
@@ -60,9 +60,9 @@ class Refusals:
         judged_of: int = 0,
     ) -> None:
         self.dead = 0
-        """Messages put aside."""
+        """Messages dead-lettered."""
         self.failed = 0
-        """Messages refused, and not put aside."""
+        """Messages refused, and not dead-lettered."""
         self._stage = stage
         self._policy = policy
         self._config = config
@@ -71,7 +71,7 @@ class Refusals:
 
     @property
     def put_aside(self) -> bool:
-        """Whether messages are put aside at all."""
+        """Whether messages are dead-lettered at all."""
         return self._letters is not None and self._policy.then == "dead_letter"
 
     async def settle(
@@ -88,7 +88,7 @@ class Refusals:
 
         Raises:
             Exception: ``error`` itself, if it is not about these messages alone, or
-                nothing is to be put aside.
+                nothing is to be dead-lettered.
             StageError: If there were too many, or they can't be written.
 
         """
@@ -113,7 +113,7 @@ class Refusals:
             # Where the host logs to may be gone; the letter is kept all the same.
             with suppress(Exception):
                 _log.warning(
-                    "message is put aside",
+                    "message dead-lettered",
                     stage=self._stage,
                     place=letter.place,
                     id=letter.id,
@@ -146,7 +146,7 @@ def over_budget(
     Args:
         stage: Its name.
         policy: Whose budget it is.
-        dead: Messages put aside.
+        dead: Messages dead-lettered.
         received: Messages taken in.
         last: Why the last of them could not be processed.
         letters: Where they are.

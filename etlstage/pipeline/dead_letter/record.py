@@ -29,7 +29,7 @@ class DeadLetter:
     id: str
     """Unique over all runs; the number of the run, and of the letter in it."""
     time: str
-    """When it was put aside: ISO 8601, UTC."""
+    """When it was dead-lettered: ISO 8601, UTC."""
     pipeline: str
     run: str
     stage: str

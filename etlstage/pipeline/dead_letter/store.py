@@ -39,7 +39,7 @@ class DeadLetters:
     Puts the messages of one run aside.
 
     Args:
-        state: The state directory; made, for us alone, when something is put aside.
+        state: The state directory; made, for us alone, when something is dead-lettered.
         pipeline: Name of the pipeline.
         shown: What users are told to give to ``etlstage dlq``; default: ``state``.
         run: What sets this run's letters apart; default: a random number.
@@ -154,7 +154,7 @@ class DeadLetters:
                     self._numbered = max(self._numbered, number)
 
     def of_run(self, run: str) -> DeadLetters:
-        """Return the same for another run, with none put aside yet."""
+        """Return the same for another run, with none dead-lettered yet."""
         other = copy.copy(self)
         other.run, other.count, other._numbered = run, 0, 0
         other._files, other._known = {}, {}
@@ -228,7 +228,7 @@ class DeadLetters:
                 raise self._failure(stage, "", error) from error
 
     def _failure(self, stage: str, why: str, error: OSError) -> StageError:
-        behind = f"; what was to be put aside: {why}" if why else ""
+        behind = f"; the message's own error: {why}" if why else ""
         said = (error.strerror or str(error)).lower()
         return StageError(
             f"stage {stage}: can't write dead letters to {self._state / FOLDER}:"

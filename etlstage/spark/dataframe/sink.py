@@ -3,7 +3,7 @@ Messages into a DataFrame, epoch by epoch.
 
 Messages are kept until an epoch is full, then written as one DataFrame: memory
 stays bounded and what has landed is durable.  An epoch is checked as a whole before
-Spark touches the destination: messages that do not fit are put aside as dead letters,
+Spark touches the destination: messages that do not fit are dead-lettered,
 or, where there is no place for these, none of the epoch is loaded.
 ``destination.py`` knows how output is marked as whole.
 """
@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed, StageError
-from etlstage.messages import Run, size_of
+from etlstage.messages import Run, counted, size_of
 from etlstage.pipeline.dead_letter.policy import Refusals
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark.dataframe.destination import Destination
@@ -32,7 +32,7 @@ from etlstage.stage import ErrorPolicy
 
 __all__ = ("DataFrameSink",)
 
-_MISFITS = 10_000  # put aside at a time
+_MISFITS = 10_000  # dead-lettered at a time
 _FILE_BYTES = 32 << 20  # of messages; also what one task of an epoch writes
 
 
@@ -44,7 +44,7 @@ class DataFrameSink:
         name: As reports and errors call it.
         received: Messages taken.
         loaded: Messages that are durable.
-        dead: Messages that do not fit the schema and were put aside.
+        dead: Messages that do not fit the schema and were dead-lettered.
         failed: Messages that do not fit the schema.
         epochs: Epochs that are in place.
 
@@ -77,7 +77,7 @@ class DataFrameSink:
             epoch_bytes: Bytes in an epoch, at most, unless a single run has more.
             log_path: Spark's log, for errors to name.
             on_error: What becomes of messages that do not fit the schema.
-            dead_letters: Where they are put aside; None: the first one ends the run.
+            dead_letters: Where these go; None: the first one ends the run.
 
         """
         self.name = name
@@ -159,16 +159,16 @@ class DataFrameSink:
         self._epoch = Epoch()
 
     def landed(self) -> str:
-        """Return, in one line for a human, what is and what is not in place."""
+        """Return, in one line for a human, what was loaded and what was not."""
         waiting = self.received - self.loaded - self.dead
-        rest = f", {waiting} messages were not loaded" if waiting else ""
-        whole = "whole" if self._whole else "not whole"
+        rest = f"; {counted(waiting, 'message')} not loaded" if waiting else ""
         if not self.epochs:
-            return f"nothing is in place at {self._destination}{rest}"
-        plural = "epoch" if self.epochs == 1 else "epochs"
+            return f"nothing was written to {self._destination}{rest}"
+        complete = "complete" if self._whole else "incomplete"
         return (
-            f"{self.epochs} {plural} with {self.loaded} messages in place at "
-            f"{self._destination}, the output is {whole}{rest}"
+            f"wrote {counted(self.loaded, 'message')} in"
+            f" {counted(self.epochs, 'epoch')} to {self._destination};"
+            f" output {complete}{rest}"
         )
 
     async def _prepare(self) -> None:
@@ -230,7 +230,7 @@ class DataFrameSink:
         self._epoch = Epoch()
 
     def _load(self, spark: SparkSession, *, last: bool) -> bool:
-        """Load the epoch; return False if something is to be put aside first."""
+        """Load the epoch; return False if something is to be dead-lettered first."""
         epoch = self._epoch
         rows = rows_of(spark, epoch, self._schema)
         if isinstance(rows, Misfits):

@@ -1,7 +1,7 @@
 """
 One attempt of a write: the rows of a partition through a load worker of its own.
 
-The attempt ends well when all rows are answered, or put aside where that is allowed.
+The attempt ends well when all rows are answered, or dead-lettered if that is allowed.
 What it has done is not final by that; ``writer.py`` says when it is.
 """
 
@@ -44,7 +44,7 @@ class Written(WriterCommitMessage):
     messages: int
     """How many its worker was given."""
     dead: tuple[dict[str, Any], ...] = ()
-    """Those that were put aside; only with a report."""
+    """Those that were dead-lettered; only with a report."""
 
 
 class Feed:

@@ -126,7 +126,7 @@ def bound(
         offsets: Of a cyclic stage; without an end the worker is asked for it.
         partitions: Tasks of a read, as the option says.
         report: File in which a write that is committed leaves its account, as JSON.
-            With it, messages that fail are put aside as ``stage.on_error`` says.
+            With it, messages that fail are dead-lettered as ``stage.on_error`` says.
         place: Makes of the stage the one that runs in a task.
 
     Raises:

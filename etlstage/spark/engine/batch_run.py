@@ -38,7 +38,7 @@ class ExecutorPipeline(Runner):
         origin: What to read.
         stages: What the messages pass through.
         sink: Where they end.
-        dead_letters: Where messages are put aside that a stage can't process.
+        dead_letters: Where messages are dead-lettered that a stage can't process.
         dead_letter_sink: What is given the dead letters at the end of the run.
         staging: Folder, or URL of one, that all executors see. By default one in the
             system's temporary directory, if the executors are on this machine.

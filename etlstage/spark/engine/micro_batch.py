@@ -67,7 +67,7 @@ class Batches:
         source: Name of the extract stage.
         stages: The stages, of kind transform.
         outlet: Where they end.
-        letters: Where messages are put aside.
+        letters: Where messages are dead-lettered.
         staging: See :func:`staging_for`.
         shipment: What was sent to the executors.
 

@@ -43,7 +43,7 @@ class Outlet(Protocol):
         Args:
             spark: The session.
             epoch: What the batch is called, every time it is run.
-            letters: Where messages are put aside.
+            letters: Where messages are dead-lettered.
 
         """
         ...

@@ -48,7 +48,7 @@ class Round:
         source: Name of the extract stage.
         stages: The stages, of kind transform.
         ledger: Where to book what became of the messages.
-        letters: Where they are put aside.
+        letters: Where they are dead-lettered.
         shipment: What was sent to the executors for the stages.
         log_path: Spark's log, for errors to name.
 
@@ -165,7 +165,7 @@ class Round:
         return last
 
     def _judge(self, last: dict[str, DeadLetter]) -> None:
-        """Raise if too much was put aside; a task knows its own part only."""
+        """Raise if too much was dead-lettered; a task knows its own part only."""
         for stage, account in zip(self._stages, list(self._ledger)[1:], strict=False):
             dead, received = account.dead, account.received
             if not stage.on_error.budget.allows(dead, received):

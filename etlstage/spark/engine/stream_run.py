@@ -18,6 +18,7 @@ import anyio.to_thread
 from pyspark.sql.streaming.query import StreamingQuery
 
 from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
+from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.position import locked
 from etlstage.pipeline.report import Report, Status
@@ -48,7 +49,7 @@ class StreamingPipeline(Runner):
         origin: What to read, a streaming DataFrame.
         stages: What the messages pass through.
         outlet: Where they end.
-        dead_letters: Where messages are put aside that a stage can't process.
+        dead_letters: Where messages are dead-lettered that a stage can't process.
         state: The state directory. One process uses it at a time.
         every: Seconds from one batch to the next; without end. None: what there is
             now, in as many batches as the source wants, and then no more.
@@ -255,11 +256,10 @@ class _Landed:
         self._epochs += record.loaded
 
     def landed(self) -> str:
-        """Return, in one line for a human, what is in place."""
+        """Return, in one line for a human, what was loaded."""
         if not self._epochs:
-            return f"nothing new is in place at {self._outlet}"
-        plural = "epoch" if self._epochs == 1 else "epochs"
+            return f"nothing new was written to {self._outlet}"
         return (
-            f"{self._epochs} {plural} with {self.loaded} messages in place at"
-            f" {self._outlet}"
+            f"wrote {counted(self.loaded, 'message')} in"
+            f" {counted(self._epochs, 'epoch')} to {self._outlet}"
         )

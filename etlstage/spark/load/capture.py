@@ -31,7 +31,7 @@ class StagedCapture:
         return getattr(self._sink, name)
 
     def landed(self) -> str:
-        """Return, in one line for a human, what is in place."""
+        """Return, in one line for a human, what was loaded."""
         return self._sink.landed()
 
     async def __aenter__(self) -> Self:

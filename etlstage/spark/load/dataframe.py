@@ -37,7 +37,7 @@ class StagedSink(DataFrameSink):
 
         Raises:
             SinkFailed: If Spark can't write, or a message does not fit the schema.
-            StageError: If too many do not fit, or can't be put aside.
+            StageError: If too many do not fit, or can't be dead-lettered.
 
         """
         await self._prepare()

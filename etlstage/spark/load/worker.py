@@ -16,6 +16,7 @@ from typing import Any, Self
 from pyspark.sql import DataFrame
 
 from etlstage.errors import SinkFailed
+from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.policy import config_of, letter_time
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark.datasource.datasource import write_worker
@@ -33,7 +34,7 @@ class StagedWorker:
 
     Args:
         stage: Of kind load; every task has workers of its own.
-        dead_letters: Where messages are put aside that they can't load.
+        dead_letters: Where messages are dead-lettered that they can't load.
         place: Makes of the stage the one that runs in a task.
         log_path: Spark's log, for errors to name.
 
@@ -95,9 +96,9 @@ class StagedWorker:
         self._whole = True
 
     def landed(self) -> str:
-        """Return how many messages the workers have confirmed."""
-        whole = "whole" if self._whole else "not whole"
-        return f"{self.loaded} messages confirmed by stage {self.name}; {whole}"
+        """Return how many messages the workers have loaded."""
+        complete = "complete" if self._whole else "incomplete"
+        return f"{counted(self.loaded, 'message')} loaded; output {complete}"
 
     async def _put_aside(self, letters: list[dict[str, Any]]) -> None:
         for plain in letters:

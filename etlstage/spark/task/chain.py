@@ -22,7 +22,7 @@ from pyspark import TaskContext
 
 from etlstage import errors
 from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
-from etlstage.messages import KeyedRun, Position, Run, size_of
+from etlstage.messages import KeyedRun, Position, Run, counted, size_of
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -89,7 +89,7 @@ class Chain:
     Args:
         source: Name of the extract stage.
         stages: The stages, of kind transform.
-        letters: Those of the run; what is put aside here leaves in notes.
+        letters: Those of the run; what is dead-lettered here leaves in notes.
         shipment: What was sent for the stages.
 
     """
@@ -247,7 +247,7 @@ class _Sink:
         pass
 
     def landed(self) -> str:
-        return f"{self.loaded} messages given to Spark"
+        return f"{counted(self.loaded, 'message')} given to Spark"
 
 
 class _Rows:

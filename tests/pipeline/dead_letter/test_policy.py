@@ -80,7 +80,7 @@ async def test_message_that_is_put_aside_is_logged(letters: DeadLetters) -> None
         await account.settle(RemoteProtocolError(), [b"b"], place=6, received=9)
     (first, second) = letters.letters()
     assert logs[0] == {
-        "event": "message is put aside",
+        "event": "message dead-lettered",
         "log_level": "warning",
         "stage": "s",
         "place": 5,
@@ -91,7 +91,7 @@ async def test_message_that_is_put_aside_is_logged(letters: DeadLetters) -> None
 
 
 async def test_log_that_is_gone(letters: DeadLetters) -> None:
-    """The message is put aside, and counted, all the same."""
+    """The message is dead-lettered, and counted, all the same."""
 
     def fail(*_: object) -> NoReturn:
         raise BrokenPipeError

@@ -198,7 +198,7 @@ async def test_disk_that_is_full_is_said(
             await put(letters)
     assert str(caught.value) == (
         f"stage clean: can't write dead letters to {path.parent}: no space left on"
-        " device; what was to be put aside: stage clean: died"
+        " device; the message's own error: stage clean: died"
     )
     assert caught.value.stage == "clean"
     assert path.read_bytes() == before

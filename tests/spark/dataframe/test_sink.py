@@ -118,13 +118,13 @@ async def test_epoch_is_bounded_in_messages(spark: SparkSession, out: Path) -> N
         assert (sink.received, sink.loaded, sink.epochs) == (7, 5, 2)
         assert not marker(out)
         assert sink.landed() == (
-            f"2 epochs with 5 messages in place at {out}, the output is not whole, "
-            "2 messages were not loaded"
+            f"wrote 5 messages in 2 epochs to {out}; output incomplete;"
+            " 2 messages not loaded"
         )
         await sink.finish()
         assert (sink.loaded, sink.epochs, marker(out)) == (7, 3, True)
         assert sink.landed() == (
-            f"3 epochs with 7 messages in place at {out}, the output is whole"
+            f"wrote 7 messages in 3 epochs to {out}; output complete"
         )
     values = [row.value for row in spark.read.parquet(str(out)).collect()]
     assert sorted(values) == list("1234567")
@@ -233,7 +233,7 @@ async def test_failed_sink_stays_failed(spark: SparkSession, out: Path) -> None:
         with pytest.raises(SinkFailed, match="do not fit the schema 'value string'"):
             await call()
     assert sink.failed == 1
-    assert sink.landed() == f"nothing is in place at {out}, 1 messages were not loaded"
+    assert sink.landed() == f"nothing was written to {out}; 1 message not loaded"
     assert not there(out)
 
 
@@ -329,7 +329,7 @@ async def test_table_is_appended_to(spark: SparkSession) -> None:
             spark, Destination(table=name), schema="id long", epoch_messages=1
         )
         await load(sink, [b'{"id":1}', b'{"id":2}'])
-        assert sink.landed().startswith("2 epochs with 2 messages in place at table")
+        assert sink.landed().startswith("wrote 2 messages in 2 epochs to table")
         more = DataFrameSink(
             spark, Destination(table=name, mode="append"), schema="id long"
         )
@@ -469,7 +469,7 @@ async def test_text_that_is_none_is_put_aside(
 async def test_too_many_misfits_end_the_run(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
-    """Nothing of the epoch is loaded; those that were put aside stay so."""
+    """Nothing of the epoch is loaded; those that were dead-lettered stay so."""
     letters, policy = aside(tmp_path, 1)
     sink = DataFrameSink(
         spark, Destination(str(out)), on_error=policy, dead_letters=letters

@@ -146,7 +146,7 @@ async def test_message_that_does_not_fit_is_put_aside(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or, where nothing is put aside, nothing is loaded."""
+    """Or, where nothing is dead-lettered, nothing is loaded."""
     schema = "id decimal(3) NOT NULL, text string"
     budget = "on_error: {budget: 100%}"
     monkeypatch.setattr(staged_sink, "_AT_ONCE", 700)
@@ -171,14 +171,14 @@ async def test_message_that_does_not_fit_is_put_aside(
         f" message {min(letter.place for letter in found) + 1} is the first, field 'id' is a number that is no decimal(3,0);"
         " nothing is loaded"
     )
-    assert "nothing is in place" in report.landed
+    assert "nothing was written to" in report.landed
     assert not (tmp_path / "other").exists()
 
 
 async def test_run_that_fails_loads_nothing(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """What was put aside is kept, and what was lost is in the ledger."""
+    """What was dead-lettered is kept, and what was lost is in the ledger."""
     stage = "on_error: {then: fail, retries: 0}"
     report = await run(write(dies=1234, stage=stage), spark)
     assert report.status == "failed"
@@ -259,7 +259,7 @@ async def test_drained_run_loads_nothing(
     (report,) = reports
     assert report.status == "drained"
     assert not (tmp_path / "out-spark").exists()
-    assert "nothing is in place" in report.landed
+    assert "nothing was written to" in report.landed
 
 
 async def test_drained_before_its_start_it_reads_nothing(

@@ -78,7 +78,7 @@ def loaded(cluster: Driver, path: Path, format: str = "text") -> list[str]:  # n
 
 
 def letters(folder: Path) -> list[tuple[int, bytes]]:
-    """Return place and message of what the run in ``folder`` has put aside."""
+    """Return place and message of what the run in ``folder`` has dead-lettered."""
     found = []
     for path in letter_files(folder / ".etlstage" / "p"):
         for letter in read_letters(path):

@@ -93,7 +93,7 @@ def loaded(spark: SparkSession, folder: Path) -> Counter[int]:
 
 
 def dead(folder: Path) -> list[bytes]:
-    """Return the messages that were put aside."""
+    """Return the messages that were dead-lettered."""
     found = [x for path in letter_files(folder / "state") for x in read_letters(path)]
     return [x.message for x in found]  # type: ignore[union-attr]
 
@@ -113,7 +113,7 @@ async def test_what_is_there_is_loaded_once(
     assert (clean.received, clean.done, clean.dead) == (20, 19, 1)
     assert (load.received, load.done) == (19, 19)
     assert dead(tmp_path) == [b'{"id":13}']
-    assert "2 epochs with 19 messages in place at" in report.landed
+    assert "wrote 19 messages in 2 epochs to" in report.landed
     assert report.dead_letters is not None
     epochs = sorted(entry.name for entry in (tmp_path / "out").iterdir())
     assert [name.rpartition("-")[2] for name in epochs] == ["0", "1"]
@@ -125,7 +125,7 @@ async def test_what_is_there_is_loaded_once(
     assert loaded(spark, tmp_path)[100] == 1
     report = await run(path, spark)
     assert report.error is None
-    assert report.landed.startswith("nothing new is in place")
+    assert report.landed.startswith("nothing new was written to")
 
 
 async def test_batch_that_fails_is_run_again(

@@ -80,7 +80,7 @@ def loaded(folder: Path) -> Counter[int]:
 
 
 def dead(folder: Path) -> list[tuple[str, bytes]]:
-    """Return what was put aside, and by which stage."""
+    """Return what was dead-lettered, and by which stage."""
     found = []
     for path in letter_files(folder / ".etlstage" / "w"):
         for letter in read_letters(path):
@@ -92,14 +92,14 @@ def dead(folder: Path) -> list[tuple[str, bytes]]:
 async def test_engine_spark_runs_all_three_kinds(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Ranges of offsets in, one message put aside, the others loaded."""
+    """Ranges of offsets in, one message dead-lettered, the others loaded."""
     report = await run(write("spark", ", end: 48"), spark)
     assert report.error is None
     assert loaded(tmp_path) == Counter(n for n in range(5, 48) if n != 13)
     assert dead(tmp_path) == [("load", b"13!")]
     load = report.ledger[2]
     assert (load.received, load.done, load.dead) == (43, 42, 1)
-    assert report.landed == "42 messages confirmed by stage load; whole"
+    assert report.landed == "42 messages loaded; output complete"
 
 
 async def test_stream_asks_its_worker_how_far_it_can_go(
