@@ -1,0 +1,136 @@
+"""
+A wire that is only memory: two ends in one process, which behave as pipes do.
+
+Each direction has room for so many bytes; what does not fit is not taken. Who writes
+to an end that is closed gets :class:`BrokenPipeError`, who reads from one gets what is
+left, and then ``b""``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+
+__all__ = ("MemoryPipe", "MemoryWire", "memory_wire")
+
+_SIZE: Final = 65536  # bytes, as a pipe of Linux has
+
+
+class MemoryPipe:
+    """
+    One direction: a buffer with an end to write to and one to read from.
+
+    Args:
+        size: Bytes that it has room for.
+
+    """
+
+    def __init__(self, size: int = _SIZE) -> None:
+        if size < 1:
+            raise ValueError(f"size must be 1 or more, got {size}")
+        self._size = size
+        self._data = bytearray()
+        self._ended = False  # nothing more is written
+        self._deserted = False  # nothing more is read
+        self._changed: anyio.Event | None = None  # what somebody waits for
+
+    def __len__(self) -> int:
+        """Return how many bytes were written and not read."""
+        return len(self._data)
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return what is there, ``b""`` at the end, None when there will be more."""
+        if self._deserted:
+            return b""
+        if not self._data:
+            return b"" if self._ended else None
+        data = bytes(self._data[:size])
+        del self._data[:size]
+        self._wake()
+        return data
+
+    async def readable(self) -> None:
+        """Wait until :meth:`read` would return something, or :meth:`stop_waiting`."""
+        if not (self._data or self._ended or self._deserted):
+            await self._wait()
+
+    def write(self, data: memoryview | bytes, /) -> int:
+        """
+        Take as much as there is room for and return how many bytes that were.
+
+        Raises:
+            BrokenPipeError: If either end is closed.
+
+        """
+        if self._ended or self._deserted:
+            raise BrokenPipeError
+        taken = min(len(data), self._size - len(self._data))
+        if taken:
+            self._data += data[:taken]
+            self._wake()
+        return taken
+
+    async def writable(self) -> None:
+        """Wait until there is room, or until :meth:`write` would fail."""
+        while len(self._data) >= self._size and not (self._ended or self._deserted):
+            await self._wait()
+
+    def end(self) -> None:
+        """Close the end that is written to; what is there can still be read."""
+        self._ended = True
+        self._wake()
+
+    def desert(self) -> None:
+        """Close the end that is read from; what is there stays unread."""
+        self._deserted = True
+        self._wake()
+
+    def stop_waiting(self) -> None:
+        """Wake who waits to read."""
+        self._wake()
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.end()
+        self.desert()
+
+    async def _wait(self) -> None:
+        if self._changed is None:
+            self._changed = anyio.Event()
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+
+class MemoryWire:
+    """One of the two ends of a conversation; see :func:`memory_wire`."""
+
+    def __init__(self, incoming: MemoryPipe, outgoing: MemoryPipe) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self.read = incoming.read
+        self.readable = incoming.readable
+        self.stop_waiting = incoming.stop_waiting
+        self.write = outgoing.write
+        self.writable = outgoing.writable
+        self.close_write = outgoing.end
+        self.close_read = incoming.desert
+
+    def unread(self) -> int:
+        """Return how many bytes the other end has not read."""
+        return len(self._outgoing)
+
+    def close(self) -> None:
+        """Close this end, both directions."""
+        self.close_read()
+        self.close_write()
+
+
+def memory_wire(size: int = _SIZE) -> tuple[MemoryWire, MemoryWire]:
+    """Return two ends of a wire, with room for ``size`` bytes in each direction."""
+    one, other = MemoryPipe(size), MemoryPipe(size)
+    return MemoryWire(one, other), MemoryWire(other, one)
