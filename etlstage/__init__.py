@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from etlstage.pipeline import Report as Report
     from etlstage.protocol.marker import Markers as Markers
     from etlstage.protocol.marker import Mode as Mode
+    from etlstage.protocol.marker.settings import MarkerDialect as MarkerDialect
     from etlstage.stage import BatchPolicy as BatchPolicy
     from etlstage.stage import ErrorBudget as ErrorBudget
     from etlstage.stage import ErrorPolicy as ErrorPolicy
@@ -36,6 +37,7 @@ __all__ = (
     "ErrorBudget",
     "ErrorPolicy",
     "EtlstageError",
+    "MarkerDialect",
     "Markers",
     "Mode",
     "Order",
@@ -62,6 +64,7 @@ _HOMES = {
     "Order": "etlstage.stage",
     "ErrorPolicy": "etlstage.stage",
     "ErrorBudget": "etlstage.stage",
+    "MarkerDialect": "etlstage.protocol.marker.settings",
     "Markers": "etlstage.protocol.marker",
     "Mode": "etlstage.protocol.marker",
     "Pipeline": "etlstage.pipeline",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -34,7 +34,7 @@ from etlstage.pipeline.dead_letter.file import (
 )
 from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
 from etlstage.pipeline.delivery.position import POSITIONS
-from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.registry import dialect_from_plain
 
 __all__ = ("list_letters", "show_letter")
 
@@ -108,7 +108,7 @@ def show_letter(place: Path, number: str, *, raw: bool, as_json: bool) -> int:
         )
     letter = _letter(place, number)
     if raw:
-        sys.stdout.buffer.write(letter.message + _markers_behind(letter.config))
+        sys.stdout.buffer.write(_as_read(letter))
         sys.stdout.buffer.flush()
     elif as_json:
         typer.echo(json.dumps(letter.to_dict(), indent=2))
@@ -203,15 +203,12 @@ def _letter(place: Path, number: str) -> DeadLetter:
     return found
 
 
-def _markers_behind(config: Mapping[str, Any]) -> bytes:
-    """Return what the stage's worker must read behind a message to answer it."""
-    if "markers" not in config:
-        return b""  # a load stage without workers
-    markers = Markers.from_text(**config["markers"])
-    if config.get("mode") != Mode.BATCH_SUPERVISOR.value:
-        return markers.eom
-    tail = markers.eom if config.get("batch", {}).get("eob_then_eom") else b""
-    return markers.eom + markers.eob + tail
+def _as_read(letter: DeadLetter) -> bytes:
+    """Return what the stage's worker must read to answer the message."""
+    dialect = letter.config.get("dialect")
+    if dialect is None:
+        return letter.message  # a load stage without workers
+    return dialect_from_plain(dialect).raw([letter.message])
 
 
 def _row(letter: DeadLetter) -> str:

@@ -25,6 +25,7 @@ from etlstage.config.worker import (
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
     BatchPolicy,
     ErrorBudget,
@@ -51,21 +52,24 @@ SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 def extract_stage(keys: ExtractKeys, name: str, folder: Path) -> Stage:
     """Return the stage of an extract worker."""
+    worker = _worker(keys.worker)
     mode = Mode.CYCLIC if keys.mode == "cyclic" else Mode.PLAIN
-    common = _common(keys, _worker(keys.worker), name, folder)
-    return Stage(kind=StageKind.EXTRACT, mode=mode, **common)
+    dialect = MarkerDialect(mode=mode, markers=worker.markers.markers())
+    common = _common(keys, worker, name, folder)
+    return Stage(kind=StageKind.EXTRACT, dialect=dialect, **common)
 
 
 def transform_stage(keys: TransformKeys, name: str, folder: Path) -> Stage:
     """Return a transform stage."""
     common = _common(keys, keys.worker, name, folder)
-    return Stage(kind=StageKind.TRANSFORM, **common, **_feeding(keys))
+    return Stage(kind=StageKind.TRANSFORM, **common, **_feeding(keys, keys.worker))
 
 
 def load_stage(keys: LoadKeys, name: str, folder: Path) -> Stage:
     """Return the stage of a load worker."""
-    common = _common(keys, _worker(keys.worker), name, folder)
-    return Stage(kind=StageKind.LOAD, **common, **_feeding(keys))
+    worker = _worker(keys.worker)
+    common = _common(keys, worker, name, folder)
+    return Stage(kind=StageKind.LOAD, **common, **_feeding(keys, worker))
 
 
 def located(path: str, folder: Path) -> str:
@@ -93,7 +97,6 @@ def _common(
     values = {
         "name": name,
         "command": _command(worker.command, folder),
-        "markers": worker.markers.markers(),
         "timeout": Timeouts(**keys.timeout.given()),
         "restart": _restart(keys),
         "ready": worker.ready,
@@ -125,7 +128,7 @@ def _restart(keys: WorkerStageKeys) -> RestartPolicy:
     return RestartPolicy(**values)
 
 
-def _feeding(keys: FedStageKeys) -> dict[str, Any]:
+def _feeding(keys: FedStageKeys, worker: WorkerKeys) -> dict[str, Any]:
     values: dict[str, Any] = {
         "workers": keys.workers,
         "window": keys.window,
@@ -136,18 +139,25 @@ def _feeding(keys: FedStageKeys) -> dict[str, Any]:
         values["order"] = Order(keys.order)
     if keys.key is not None:
         values["key"] = keys.key
+    mode, reading = Mode.SINGLE, {}
     if keys.batch is not None:
-        values["mode"] = (
+        mode = (
             Mode.BATCH_WORKER
             if keys.batch.driver == "worker"
             else Mode.BATCH_SUPERVISOR
         )
         values["batch"] = _policy(keys.batch)
+        reading = keys.batch.given("eob_then_eom", "bnc_after_last")
+    values["dialect"] = MarkerDialect(
+        mode=mode, markers=worker.markers.markers(), **reading
+    )
     return values
 
 
 def _policy(keys: BatchKeys) -> BatchPolicy:
-    values = keys.model_dump(exclude={"driver"}, exclude_unset=True)
+    values = keys.model_dump(
+        exclude={"driver", "eob_then_eom", "bnc_after_last"}, exclude_unset=True
+    )
     return BatchPolicy(**_without_none(values))
 
 

@@ -203,7 +203,7 @@ class Pipeline(Runner):
             judged_of=self._judged_of,
         )
         # A batch is put together of messages from several runs.
-        framing = LISTS if stage.mode.batches else self._framing
+        framing = LISTS if stage.dialect.shape.batches else self._framing
 
         async def runs() -> AsyncIterator[Run]:
             async for item in edge:

@@ -13,7 +13,7 @@ import anyio
 from etlstage.errors import ConfigError, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.position import PositionFile
-from etlstage.protocol.marker import Mode
+from etlstage.protocol.base import Shape
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 
@@ -84,7 +84,7 @@ class WorkerSource:
     def drain(self) -> bool:
         """End behind the round that is under way; a plain run has no such point."""
         self._draining.set()
-        return self._stage.mode is Mode.CYCLIC
+        return self._stage.dialect.shape is Shape.MESSAGE
 
     async def acknowledge(self, position: Position) -> None:
         """Store the offset: all before it is durable downstream."""
@@ -98,7 +98,10 @@ class WorkerSource:
     def _rounds(
         self, supervisor: AsyncSupervisor
     ) -> AsyncGenerator[Run | Position, None]:
-        if self._stage.mode is Mode.CYCLIC and self._offsets.by == "supervisor":
+        if (
+            self._stage.dialect.shape is Shape.MESSAGE
+            and self._offsets.by == "supervisor"
+        ):
             return self._rounds_by_offset(supervisor)
         return self._plain_rounds(supervisor)
 
@@ -113,7 +116,9 @@ class WorkerSource:
                     yield run
             if await self._pause():
                 return
-            if self._every is None and (self._stage.mode is Mode.PLAIN or not found):
+            if self._every is None and (
+                self._stage.dialect.shape is Shape.STREAM or not found
+            ):
                 return
 
     async def _rounds_by_offset(

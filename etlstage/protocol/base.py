@@ -1,17 +1,22 @@
 """
-The seam of a dialect: what every protocol object offers.
+The seam of a dialect: what a stage carries, and what one conversation offers.
 
-The caller moves bytes and time; the dialect turns them into events and back.
+A :class:`Dialect` answers for all that others must know of it. It opens a
+:class:`Session` for each worker: the caller moves bytes and time, the session turns
+them into events and back.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol, Self
 
+from etlstage.messages import StageKind
 from etlstage.protocol.events import Event
 
-__all__ = ("SEND_EOF", "Dialect", "Limits", "Side")
+__all__ = ("SEND_EOF", "Dialect", "Limits", "Session", "Shape", "Side")
 
 SEND_EOF: Final = b""
 """In what ``data_to_send()`` returns: close the sending direction here."""
@@ -34,9 +39,9 @@ class Limits(NamedTuple):
     """All messages of one reply, with their markers."""
 
 
-class Dialect(Protocol):
+class Session(Protocol):
     """
-    One session of a dialect, seen from one side.
+    One conversation in a dialect, seen from one side.
 
     Receiving never raises for what the peer did: it gives a
     :class:`~etlstage.protocol.events.ProtocolFailed`, after which the session is dead.
@@ -75,3 +80,89 @@ class Dialect(Protocol):
     def handle_timer(self, now: float) -> None:
         """Take note of the time, in seconds on the caller's clock."""
         ...
+
+
+class Shape(Enum):
+    """How exchanges are made from messages."""
+
+    STREAM = "stream"
+    """Nothing is asked: the worker writes until it exits."""
+    MESSAGE = "message"
+    """One message is one exchange."""
+    BATCH = "batch"
+    """Several messages are one exchange, and we end the batch."""
+    ASKED_BATCH = "asked batch"
+    """Several messages are one exchange, and the worker asks for each of them."""
+
+    @property
+    def batches(self) -> bool:
+        """Whether messages are answered a batch at a time."""
+        return self in (Shape.BATCH, Shape.ASKED_BATCH)
+
+
+class Dialect(ABC):
+    """
+    What a stage and its workers speak, with its settings; immutable.
+
+    ``registry.py`` finds the class of a dialect by its name.
+    """
+
+    name: ClassVar[str]
+    """As ``worker.dialect`` calls it."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape:
+        """How exchanges are made from messages."""
+
+    @property
+    def asks_when_full(self) -> bool:
+        """Whether the worker asks also behind the message that fills its batch."""
+        return False
+
+    @abstractmethod
+    def open(self, side: Side, limits: Limits) -> Session:
+        """Return a fresh session."""
+
+    @abstractmethod
+    def silence(self, received: int) -> str:
+        """
+        Say what a worker did that did not answer in time, as a part of a sentence.
+
+        Args:
+            received: Bytes that it wrote since its last complete reply.
+
+        """
+
+    @abstractmethod
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        """Return what a worker must read to answer ``messages`` as one exchange."""
+
+    @abstractmethod
+    def plain(self) -> dict[str, object]:
+        """Return the settings as plain JSON; :meth:`from_plain` reads them again."""
+
+    @classmethod
+    @abstractmethod
+    def from_plain(cls, settings: Mapping[str, object]) -> Self:
+        """Return the dialect with settings that :meth:`plain` has made."""
+
+    @abstractmethod
+    def one_by_one(self) -> Self:
+        """Return these settings with one message as one exchange."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that tell a worker the settings."""
+        return {}
+
+    def placeholders(self) -> dict[str, str]:
+        """Return what stands for ``{name}`` in the command of a worker."""
+        return {}
+
+    def problem(self, kind: StageKind) -> str | None:
+        """Say why the settings don't fit a stage of that kind, or return None."""
+        return None
+
+    def farewell(self) -> Event | None:
+        """Return what is said before stdin is closed, if anything."""
+        return None

@@ -55,10 +55,6 @@ class BatchPolicy:
     """Bytes in a batch, at most; a longer message is a batch of its own."""
     seconds: float = 1.0
     """How long the first message of a batch waits for others, in seconds."""
-    eob_then_eom: bool = False
-    """Write EOM after EOB, for workers that see EOB only with the next EOM."""
-    bnc_after_last: bool = False
-    """The worker writes BNC also after message number ``size`` of a batch."""
 
     def __post_init__(self) -> None:
         for name in ("size", "bytes", "seconds"):

@@ -14,7 +14,8 @@ from typing import Final
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
-from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.base import Dialect
+from etlstage.protocol.registry import default_dialect
 from etlstage.stage.policy import (
     BatchPolicy,
     ErrorPolicy,
@@ -46,11 +47,11 @@ class Stage:
     name: str
     """As reports, logs and errors call it."""
     command: tuple[str, ...]
-    """Program and arguments; no shell. ``{eom}``, ``{eop}``, ``{eob}`` and
-    ``{bnc}`` stand for the markers, escaped."""
+    """Program and arguments; no shell. Names in braces are the dialect's, such as
+    ``{eom}`` for a marker, escaped."""
     kind: StageKind = StageKind.TRANSFORM
-    mode: Mode = Mode.SINGLE
-    markers: Markers = field(default_factory=Markers)
+    dialect: Dialect = field(default_factory=default_dialect)
+    """What the worker speaks, with its settings."""
     batch: BatchPolicy = field(default_factory=BatchPolicy)
     workers: int = 1
     """Processes that share the work."""
@@ -104,12 +105,10 @@ class Stage:
             raise ConfigError(
                 f"stage {self.name}: window must be 1 or more, got {self.window}"
             )
-        if self.mode.extracts != (self.kind is StageKind.EXTRACT):
-            raise ConfigError(
-                f"stage {self.name}: mode {self.mode.value} does not fit"
-                f" kind {self.kind.value}"
-            )
-        if self.timeout.heartbeat is not None and self.mode.extracts:
+        problem = self.dialect.problem(self.kind)
+        if problem is not None:
+            raise ConfigError(f"stage {self.name}: {problem}")
+        if self.timeout.heartbeat is not None and self.kind is StageKind.EXTRACT:
             raise ConfigError(
                 f"stage {self.name}: an extract stage has no timeout.heartbeat: its"
                 " worker is never watched while it is idle"

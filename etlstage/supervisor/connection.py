@@ -17,8 +17,8 @@ import anyio
 import anyio.lowlevel
 
 from etlstage.errors import Attempt, EtlstageError
+from etlstage.protocol.base import Shape
 from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
-from etlstage.protocol.marker import Mode, escape
 from etlstage.protocol.marker.framing import Framing
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.child import ChildProcess
@@ -123,8 +123,8 @@ class Connection:
         self._blame: EtlstageError | None = None  # how it broke the protocol
         self._late = 0  # bytes read after it was given up
         self._drained = anyio.Event()
-        self._batches = stage.mode.batches
-        self._asked = stage.mode is Mode.BATCH_WORKER
+        self._batches = stage.dialect.shape.batches
+        self._asked = stage.dialect.shape is Shape.ASKED_BATCH
         self.name = name
         self.start = start
         self.pid = self._child.pid
@@ -373,14 +373,8 @@ class Connection:
             self._answer_due.set(now + limit if due else None)
 
     def _miss_answer(self, now: float) -> None:
-        what = "batch" if self._stage.mode.batches else "message"
-        if self._unanswered_bytes:
-            wrote = (
-                f"it wrote {self._unanswered_bytes} bytes without the marker eop"
-                f" '{escape(self._stage.markers.eop)}' behind its reply"
-            )
-        else:
-            wrote = "it wrote nothing; does it flush its output after each reply?"
+        what = "batch" if self._batches else "message"
+        wrote = self._stage.dialect.silence(self._unanswered_bytes)
         limit = self._stage.timeout.message
         self.fail(f"did not answer a {what} within {limit} s: {wrote}", "silent")
 

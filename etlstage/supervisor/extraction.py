@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from etlstage.errors import EtlstageError, RemoteProtocolError, WorkerLost
 from etlstage.messages import Run
+from etlstage.protocol.base import Shape
 from etlstage.protocol.events import (
     MessagesPassed,
     OutputPassed,
@@ -25,7 +26,7 @@ from etlstage.protocol.events import (
     RepliesCompleted,
     StreamEnded,
 )
-from etlstage.protocol.marker import MarkerProtocol, Mode
+from etlstage.protocol.marker import MarkerProtocol
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.child import ChildProcess
 from etlstage.supervisor.lifecycle.events import (
@@ -78,7 +79,7 @@ class Extraction:
         self._turn = anyio.Semaphore(1)
         self._worker: ChildProcess | None = None
         self._protocol: MarkerProtocol | None = None
-        if stage.mode is Mode.CYCLIC:
+        if stage.dialect.shape is Shape.MESSAGE:
             self._launch(stdin=True)
 
     async def round(
@@ -112,7 +113,7 @@ class Extraction:
                         await self._closed.wait()
         finally:
             self._turn.release()
-            if not finished or self._stage.mode is Mode.PLAIN:
+            if not finished or self._stage.dialect.shape is Shape.STREAM:
                 # In the middle of a reply: what it writes next would be taken for
                 # the reply to the next request.
                 await self._end(patient=False)
@@ -135,7 +136,7 @@ class Extraction:
     def _attempt(
         self, start: object, end: object, template: str | None
     ) -> AsyncGenerator[Run, None]:
-        if self._stage.mode is Mode.PLAIN:
+        if self._stage.dialect.shape is Shape.STREAM:
             return self._plain_round()
         return self._cyclic_round(_request(start, end, template))
 

@@ -1,10 +1,11 @@
-"""What the mode of a stage means for one worker: what we speak, and what it is fed."""
+"""What the dialect of a stage means for one worker: what we speak, what it is fed."""
 
 from __future__ import annotations
 
-from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.marker import MarkerProtocol, Mode
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.marker import MarkerProtocol
 from etlstage.protocol.marker.framing import LISTS, Framing
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.batch import AskedFeeder, ClosingFeeder
 from etlstage.supervisor.exchange.dispatch import Feeder
@@ -15,23 +16,18 @@ __all__ = ("feeder", "session")
 
 def session(stage: Stage, framing: Framing = LISTS) -> MarkerProtocol:
     """Return the supervisor's side of a session with a worker of ``stage``."""
-    return MarkerProtocol(
-        Side.SUPERVISOR,
-        stage.mode,
-        stage.markers,
-        limits=Limits(stage.max_message_bytes, stage.max_reply_bytes),
-        eob_then_eom=stage.batch.eob_then_eom,
-        framing=framing,
-    )
+    assert isinstance(stage.dialect, MarkerDialect)
+    limits = Limits(stage.max_message_bytes, stage.max_reply_bytes)
+    return stage.dialect.open(Side.SUPERVISOR, limits, framing=framing)
 
 
 def feeder(
     stage: Stage, protocol: MarkerProtocol, work: Work, number: int = 0
 ) -> Feeder:
     """Return what feeds worker ``number`` of ``stage``."""
-    kinds: dict[Mode, type[Feeder]] = {
-        Mode.SINGLE: Feeder,
-        Mode.BATCH_SUPERVISOR: ClosingFeeder,
-        Mode.BATCH_WORKER: AskedFeeder,
+    kinds: dict[Shape, type[Feeder]] = {
+        Shape.MESSAGE: Feeder,
+        Shape.BATCH: ClosingFeeder,
+        Shape.ASKED_BATCH: AskedFeeder,
     }
-    return kinds[stage.mode](stage, protocol, work, number)
+    return kinds[stage.dialect.shape](stage, protocol, work, number)

@@ -7,10 +7,10 @@ import re
 import resource
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 from etlstage.errors import WorkerStartFailed
-from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
 from etlstage.stage.stage import Stage
 from etlstage.transport import (
     Child,
@@ -63,7 +63,7 @@ def spawn(
             remedy.
 
     """
-    command = _substitute(stage.command, stage.markers)
+    command = _substitute(stage.command, stage.dialect.placeholders())
     heartbeat = stage.timeout.heartbeat
     try:
         identity = look_up(stage.user, stage.group)
@@ -93,14 +93,16 @@ def command_line(stage: Stage) -> str:
     return shlex.join(stage.command)
 
 
-def _substitute(command: tuple[str, ...], markers: Markers) -> tuple[str, ...]:
-    texts = {
-        f"{{{name}}}": escape(value)
-        for name, value in zip(MARKER_NAMES, markers, strict=True)
-    }
+def _substitute(
+    command: tuple[str, ...], placeholders: Mapping[str, str]
+) -> tuple[str, ...]:
+    if not placeholders:
+        return command
     # All at once: the text of a marker may look like a placeholder.
-    any_of_them = re.compile("|".join(map(re.escape, texts)))
-    return tuple(any_of_them.sub(lambda found: texts[found[0]], a) for a in command)
+    any_of_them = re.compile("{(" + "|".join(map(re.escape, placeholders)) + ")}")
+    return tuple(
+        any_of_them.sub(lambda found: placeholders[found[1]], word) for word in command
+    )
 
 
 def _environment(
@@ -123,7 +125,7 @@ def _environment(
     return (
         inherited
         | {"PYTHONUNBUFFERED": "1"}
-        | stage.markers.environment()
+        | stage.dialect.environment()
         | about
         | dict(stage.env)
     )

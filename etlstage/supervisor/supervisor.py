@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import LocalProtocolError, WorkerLost
-from etlstage.messages import KeyedRun, Result, Run
+from etlstage.messages import KeyedRun, Result, Run, StageKind
 from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
@@ -265,7 +265,7 @@ class AsyncSupervisor:
 
     def _start(self) -> None:
         tasks = self._running()
-        if self.stage.mode.extracts:
+        if self.stage.kind is StageKind.EXTRACT:
             self._extraction = Extraction(self.stage, tasks, self._tell, self._launch)
             return
         self._pool = WorkerPool(
@@ -305,7 +305,7 @@ class AsyncSupervisor:
 
     @asynccontextmanager
     async def _submission(self) -> AsyncIterator[tuple[Submission | Lanes, Signal]]:
-        if self.stage.mode.extracts:
+        if self.stage.kind is StageKind.EXTRACT:
             raise LocalProtocolError(
                 f"stage {self.stage.name} extracts: it takes no messages"
             )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from etlstage.errors import Attempt, WorkerLost
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.protocol.marker import Markers, Mode
-from etlstage.stage import BatchPolicy, Stage
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import Stage
 from tests.cli.conftest import Etlstage, command, environment
 from tests.cli.test_screen import Terminal
 
@@ -25,6 +27,7 @@ NOON = datetime(2026, 1, 2, 12, 0, 0, 0, UTC)
 ESCAPES = "bad \x1b[31mred\x07\x1b]0;title\x07\x9b1m\r\nsecond line"
 TRAP = """\
 import sys
+from dataclasses import replace
 for line in sys.stdin.buffer:
     if b"b" in line:
         sys.exit("no b, please")
@@ -279,21 +282,20 @@ def test_raw_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "batch", "behind"),
+    ("dialect", "behind"),
     [
-        (Mode.SINGLE, BatchPolicy(), b"<m>"),
-        (Mode.BATCH_WORKER, BatchPolicy(eob_then_eom=True), b"<m>"),
-        (Mode.BATCH_SUPERVISOR, BatchPolicy(), b"<m>\x17"),
-        (Mode.BATCH_SUPERVISOR, BatchPolicy(eob_then_eom=True), b"<m>\x17<m>"),
+        (MarkerDialect(mode=Mode.SINGLE), b"<m>"),
+        (MarkerDialect(mode=Mode.BATCH_WORKER, eob_then_eom=True), b"<m>"),
+        (MarkerDialect(mode=Mode.BATCH_SUPERVISOR), b"<m>\x17"),
+        (MarkerDialect(mode=Mode.BATCH_SUPERVISOR, eob_then_eom=True), b"<m>\x17<m>"),
     ],
 )
 async def test_raw_message_as_its_worker_reads_it(
-    tmp_path: Path, mode: Mode, batch: BatchPolicy, behind: bytes
+    tmp_path: Path, dialect: MarkerDialect, behind: bytes
 ) -> None:
     """The markers are those of the letter, not of today's pipeline."""
-    stage = Stage(
-        name="s", command=("a",), mode=mode, markers=Markers(eom=b"<m>"), batch=batch
-    )
+    dialect = replace(dialect, markers=Markers(eom=b"<m>"))
+    stage = Stage(name="s", command=("a",), dialect=dialect)
     letters = DeadLetters(tmp_path, pipeline="p", run="r")
     config = config_of(stage)
     await letters.put("s", 0, b"one", ValueError("e"), config=config, time=NOON)
@@ -315,7 +317,9 @@ async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
     }[driver]
     code = f"from etlstage import worker; worker.{call}"
     letters = DeadLetters(tmp_path, pipeline="p", run="r")
-    config = config_of(Stage(name="s", command=("a",), mode=mode))
+    config = config_of(
+        Stage(name="s", command=("a",), dialect=MarkerDialect(mode=mode))
+    )
     await letters.put("s", 0, b"one", ValueError("e"), config=config, time=NOON)
     letters.close()
     shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")

@@ -15,6 +15,7 @@ from etlstage.config.stages import (
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
     BatchPolicy,
     ErrorBudget,
@@ -101,11 +102,13 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
         name="t",
         command=("awk", "-f", "prog.awk"),
         kind=StageKind.TRANSFORM,
-        mode=Mode.BATCH_WORKER,
-        markers=Markers(eom=b"\x1e", eop=b"\0", bnc=b"\xff"),
-        batch=BatchPolicy(
-            size=10, bytes=1000, seconds=2.0, eob_then_eom=True, bnc_after_last=True
+        dialect=MarkerDialect(
+            mode=Mode.BATCH_WORKER,
+            markers=Markers(eom=b"\x1e", eop=b"\0", bnc=b"\xff"),
+            eob_then_eom=True,
+            bnc_after_last=True,
         ),
+        batch=BatchPolicy(size=10, bytes=1000, seconds=2.0),
         workers=3,
         window=8,
         order=Order.KEY,
@@ -139,8 +142,8 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
 
 def test_supervisor_drives_a_batch_unless_said_otherwise(path: Path) -> None:
     """An empty ``batch`` is a batch with the defaults."""
-    assert stage_of(path, "{worker: {command: [cat]}, batch: {}}").mode is (
-        Mode.BATCH_SUPERVISOR
+    assert stage_of(path, "{worker: {command: [cat]}, batch: {}}").dialect == (
+        MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     )
 
 
@@ -213,7 +216,7 @@ def test_ends(path: Path) -> None:
     model = model_of(path, "worker: {command: [cat]}")
     extract = extract_stage(model.extract, "e", BASE)
     assert extract.kind is StageKind.EXTRACT
-    assert extract.mode is Mode.CYCLIC
+    assert extract.dialect == MarkerDialect(mode=Mode.CYCLIC)
     assert extract.command == ("/base/fetch.sh", "1.10")
     assert extract.max_reply_bytes == 1024 * 1024
     assert extract.restart.max == 0
@@ -221,7 +224,7 @@ def test_ends(path: Path) -> None:
     assert extract.limits.nice == 1
     sink = load_stage(model.load, "l", BASE)
     assert sink.kind is StageKind.LOAD
-    assert sink.mode is Mode.SINGLE
+    assert sink.dialect == MarkerDialect()
     assert (sink.workers, sink.window, sink.cwd) == (2, None, BASE / "sub")
     assert (sink.restart.max, sink.on_error.retries) == (1, 9)
     assert sink.recycle.max_messages == 5

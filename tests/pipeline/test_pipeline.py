@@ -44,6 +44,7 @@ from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.columnar import COLUMNS, Column
 from etlstage.protocol.marker.framing import Framing
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
 from etlstage.supervisor.exchange.submission import Answer
 from tests.pipeline.ends import (
@@ -438,7 +439,7 @@ async def test_program_that_is_missing_fails_the_run(where: str) -> None:
     report = await run(
         pipeline(
             WorkerSource(
-                Stage(kind=extract.kind, mode=extract.mode, **missing)  # type: ignore[arg-type]
+                Stage(kind=extract.kind, dialect=extract.dialect, **missing)  # type: ignore[arg-type]
             )
             if where == "source"
             else MemorySource([[b"a"]]),
@@ -987,7 +988,9 @@ async def test_load_worker_puts_aside_too(letters: DeadLetters, tmp_path: Path) 
     assert [(x.message, x.place) for x in letters.letters()] == [(b"three", 2)]
 
 
-@pytest.mark.parametrize("between", [[], [stage("batch", mode=Mode.BATCH_SUPERVISOR)]])
+@pytest.mark.parametrize(
+    "between", [[], [stage("batch", dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR))]]
+)
 async def test_columns_pass_from_stage_to_stage(between: list[Stage]) -> None:
     """What came as a column leaves as one, with a batch stage in between as well."""
     messages = numbers(0, 20_000)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Side
+from etlstage.protocol.base import SEND_EOF, Limits, Session, Side
 from etlstage.protocol.marker import MarkerProtocol, Mode
 
 
@@ -14,12 +14,12 @@ def test_end_is_the_write_of_nothing() -> None:
     assert SEND_EOF == b""
 
 
-def test_marker_is_a_dialect_on_both_sides() -> None:
+def test_marker_has_a_session_on_both_sides() -> None:
     """The type checker compares every method; here it gets something to compare."""
     for side in Side:
-        dialect: Dialect = MarkerProtocol(side, Mode.SINGLE)
-        assert dialect.events_received() == []
-        assert dialect.data_to_send() == []
+        session: Session = MarkerProtocol(side, Mode.SINGLE)
+        assert session.events_received() == []
+        assert session.data_to_send() == []
 
 
 def test_marker_needs_no_timer() -> None:

@@ -9,6 +9,7 @@ import pytest
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
     BatchPolicy,
     ErrorBudget,
@@ -96,7 +97,7 @@ def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
         (
             lambda: stage(
                 kind=StageKind.EXTRACT,
-                mode=Mode.PLAIN,
+                dialect=MarkerDialect(mode=Mode.PLAIN),
                 timeout=Timeouts(heartbeat=1.0),
             ),
             "stage t: an extract stage has no timeout.heartbeat",

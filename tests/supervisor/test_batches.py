@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import anyio
 import pytest
 
 from etlstage.messages import Result, StageKind
 from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerStarted
 from tests.supervisor.workers import errors, numbers, outputs, stage
@@ -24,7 +26,7 @@ def closed_by_us(
     return stage(
         behaviour,
         *arguments,
-        mode=Mode.BATCH_SUPERVISOR,
+        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
         batch=batch,
         timeout=Timeouts(message=5, stop=0.5),
     )
@@ -37,7 +39,7 @@ def closed_by_worker(wanted: int, style: str = "", **policy: object) -> Stage:
         "asking",
         wanted,
         style,
-        mode=Mode.BATCH_WORKER,
+        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
         batch=batch,
         timeout=Timeouts(message=5, stop=0.5),
     )
@@ -158,7 +160,7 @@ async def test_batches_written_ahead_keep_their_order() -> None:
     run = Stage(
         name="t",
         command=run.command,
-        mode=run.mode,
+        dialect=run.dialect,
         batch=run.batch,
         workers=3,
         window=4,
@@ -202,7 +204,7 @@ async def test_batch_that_is_not_answered() -> None:
     run = Stage(
         name="t",
         command=run.command,
-        mode=run.mode,
+        dialect=run.dialect,
         batch=run.batch,
         window=2,
         timeout=Timeouts(message=0.2, stop=0.2),
@@ -222,7 +224,7 @@ async def test_load_stage_in_batches() -> None:
         name="l",
         command=run.command,
         kind=StageKind.LOAD,
-        mode=run.mode,
+        dialect=run.dialect,
         batch=run.batch,
     )
     assert outputs(await submit(load, numbers(8))) == [()] * 8
@@ -293,7 +295,7 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
     run = Stage(
         name="t",
         command=run.command,
-        mode=run.mode,
+        dialect=run.dialect,
         batch=run.batch,
         timeout=Timeouts(message=0.6, stop=0.2),
     )
@@ -322,8 +324,8 @@ async def test_worker_that_hangs_behind_its_last_request_is_noticed() -> None:
     run = stage(
         "hangs_behind_last",
         2,
-        mode=Mode.BATCH_WORKER,
-        batch=BatchPolicy(size=2, bnc_after_last=True),
+        dialect=MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=True),
+        batch=BatchPolicy(size=2),
         timeout=Timeouts(message=0.2, stop=0.2),
     )
     with anyio.fail_after(10):
@@ -337,7 +339,7 @@ async def test_batch_that_is_tried_again_may_be_answered_in_parts() -> None:
     run = stage(
         "asks_less_again",
         4,
-        mode=Mode.BATCH_WORKER,
+        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
         batch=BatchPolicy(size=4),
         restart=RestartPolicy(),
         on_error=ErrorPolicy(),
@@ -352,7 +354,7 @@ async def test_worker_that_stops_in_its_batch_is_noticed() -> None:
     """It has a message and asks for nothing."""
     run = stage(
         "never_answers",
-        mode=Mode.BATCH_WORKER,
+        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
         timeout=Timeouts(message=0.2, stop=0.2),
     )
     results = await submit(run, numbers(2))
@@ -364,7 +366,7 @@ async def test_worker_that_stops_after_it_asked_is_noticed() -> None:
     """It got what it asked for: from then on the time runs again."""
     run = stage(
         "asks_and_sleeps",
-        mode=Mode.BATCH_WORKER,
+        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
         timeout=Timeouts(message=0.2, stop=0.2),
     )
     results = await submit(run, numbers(3))
@@ -374,14 +376,18 @@ async def test_worker_that_stops_after_it_asked_is_noticed() -> None:
 
 async def test_literal_page_asks_after_the_last_message_too() -> None:
     """That BNC asks for nothing: the replies are on their way."""
-    run = closed_by_worker(3, "literal", size=3, bnc_after_last=True)
+    run = closed_by_worker(3, "literal", size=3)
+    dialect = MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=True)
+    run = replace(run, dialect=dialect)
 
     assert sizes(batches(await submit(run, numbers(7)))) == [3, 3, 1]
 
 
 async def test_worker_that_sees_eob_with_the_next_eom_only() -> None:
     """With ``eob_then_eom`` it sees it at once, and its extra BNC is left out."""
-    run = closed_by_worker(100, "deaf", size=3, eob_then_eom=True)
+    run = closed_by_worker(100, "deaf", size=3)
+    dialect = MarkerDialect(mode=Mode.BATCH_WORKER, eob_then_eom=True)
+    run = replace(run, dialect=dialect)
 
     assert sizes(batches(await submit(run, numbers(7)))) == [3, 3, 1]
 

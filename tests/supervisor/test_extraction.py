@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from etlstage import errors as faults
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerRestarting
 from tests.supervisor.workers import QUICK, collect, cyclic, ends, plain
@@ -228,7 +229,10 @@ async def test_round_with_a_marker_in_its_request_is_refused() -> None:
 
 async def test_rounds_of_one_message_where_eop_is_eom() -> None:
     """Each request has exactly one message."""
-    run = cyclic("one_to_one", markers=Markers(eop=b"\n"))
+    run = cyclic(
+        "one_to_one",
+        dialect=MarkerDialect(mode=Mode.CYCLIC, markers=Markers(eop=b"\n")),
+    )
     async with AsyncSupervisor(run) as supervisor:
         assert await take(supervisor.extract(start=1, end=2)) == [
             b'{"start": 1, "end": 2}'
@@ -435,7 +439,7 @@ async def test_round_that_failed_is_tried_again() -> None:
         name="e",
         command=(sys.executable, "-S", "-c", code),
         kind=StageKind.EXTRACT,
-        mode=Mode.PLAIN,
+        dialect=MarkerDialect(mode=Mode.PLAIN),
         restart=RestartPolicy(max=1, delay=0.01),
     )
     with anyio.fail_after(10):

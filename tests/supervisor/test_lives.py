@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from etlstage.errors import StageFailed, WorkerLost
 from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
     BatchPolicy,
     ErrorPolicy,
@@ -167,7 +168,7 @@ async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
     """It takes more halves than there may be useless restarts."""
     run = replace(
         stage("dies_in_batch", "poison", restart=RestartPolicy(delay=0.01)),
-        mode=Mode.BATCH_SUPERVISOR,
+        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
         on_error=ErrorPolicy(),
     )
     _, outcomes = await lives(run, [b"poison", *numbers(299)])
@@ -346,7 +347,11 @@ async def test_batch_that_is_open_is_finished_first(driver: str) -> None:
         restart=RestartPolicy(),
     )
     if driver == "supervisor":
-        run = replace(stage("batch"), mode=run.mode.BATCH_SUPERVISOR, batch=run.batch)
+        run = replace(
+            stage("batch"),
+            dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
+            batch=run.batch,
+        )
     events, outcomes = await lives(run, numbers(30))
 
     assert not any(isinstance(o, Exception) for o in outcomes)
@@ -364,7 +369,7 @@ async def test_idle_worker_retires_while_a_batch_is_incomplete() -> None:
     done = anyio.Event()
     run = replace(
         stage("batch", timeout=Timeouts(stop=5.0)),
-        mode=Mode.BATCH_SUPERVISOR,
+        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
         batch=BatchPolicy(size=2, seconds=0.3),
         recycle=RecyclePolicy(max_messages=2, variance=0),
     )

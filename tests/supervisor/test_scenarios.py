@@ -21,6 +21,7 @@ import pytest
 import etlstage
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from tests.examples.languages import ALL, ANY_MARKERS, PYTHONS, Language
@@ -95,7 +96,7 @@ async def test_transform_single_with_other_markers(
     language: Language, tools: Path
 ) -> None:
     """They travel in the environment."""
-    stage = example(language, "transform", tools, markers=ODD)
+    stage = example(language, "transform", tools, dialect=MarkerDialect(markers=ODD))
 
     assert await submit(stage, LINES[:99]) == [tuple(m.split()) for m in LINES[:99]]
 
@@ -120,7 +121,11 @@ CLOSED = BatchPolicy(size=3, seconds=3600)
 async def test_transform_batch_by_supervisor(language: Language, tools: Path) -> None:
     """What is repeated in a batch is passed on once."""
     stage = example(
-        language, "transform_batch", tools, mode=Mode.BATCH_SUPERVISOR, batch=CLOSED
+        language,
+        "transform_batch",
+        tools,
+        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
+        batch=CLOSED,
     )
 
     assert await submit(stage, REPEATED) == [
@@ -142,7 +147,7 @@ async def test_batches_ahead_of_their_answers(language: Language, tools: Path) -
         language,
         "transform_batch",
         tools,
-        mode=Mode.BATCH_SUPERVISOR,
+        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
         batch=BatchPolicy(size=7),
         workers=2,
         window=9,
@@ -161,9 +166,8 @@ async def test_transform_batch_with_other_markers(
         language,
         "transform_batch",
         tools,
-        mode=Mode.BATCH_SUPERVISOR,
+        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR, markers=ODD),
         batch=CLOSED,
-        markers=ODD,
     )
     seen = await submit(stage, REPEATED)
 
@@ -182,7 +186,7 @@ async def test_load_batch_by_supervisor(
         tools,
         target,
         kind=StageKind.LOAD,
-        mode=Mode.BATCH_SUPERVISOR,
+        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
         batch=CLOSED,
     )
 
@@ -204,7 +208,7 @@ async def test_transform_batch_by_worker(
         "transform_batch",
         tools,
         size,
-        mode=Mode.BATCH_WORKER,
+        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
         batch=BatchPolicy(seconds=3600),
     )
     seen = await submit(stage, REPEATED)
@@ -225,8 +229,7 @@ async def test_transform_batch_by_worker_with_other_markers(
         "transform_batch",
         tools,
         100,
-        mode=Mode.BATCH_WORKER,
-        markers=ODD,
+        dialect=MarkerDialect(mode=Mode.BATCH_WORKER, markers=ODD),
         batch=CLOSED,
     )
     seen = await submit(stage, REPEATED)
@@ -247,7 +250,7 @@ async def test_load_batch_by_worker(
         target,
         6,
         kind=StageKind.LOAD,
-        mode=Mode.BATCH_WORKER,
+        dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
         batch=BatchPolicy(seconds=3600),
     )
 
@@ -277,12 +280,19 @@ def lines(tmp_path: Path) -> Path:
 async def test_extract_plain(language: Language, tools: Path, lines: Path) -> None:
     """Two rounds are two runs of the program."""
     stage = example(
-        language, "extract", tools, lines, kind=StageKind.EXTRACT, mode=Mode.PLAIN
+        language,
+        "extract",
+        tools,
+        lines,
+        kind=StageKind.EXTRACT,
+        dialect=MarkerDialect(mode=Mode.PLAIN),
     )
     async with AsyncSupervisor(stage) as supervisor:
         for _ in range(2):
             assert await take(supervisor.extract()) == LINES
-    async with AsyncSupervisor(replace(stage, markers=ODD)) as supervisor:
+    async with AsyncSupervisor(
+        replace(stage, dialect=MarkerDialect(mode=Mode.PLAIN, markers=ODD))
+    ) as supervisor:
         assert await take(supervisor.extract()) == LINES
 
 
@@ -297,7 +307,7 @@ async def test_extract_cyclic_with_offsets_at_the_supervisor(
         tools,
         lines,
         kind=StageKind.EXTRACT,
-        mode=Mode.CYCLIC,
+        dialect=MarkerDialect(mode=Mode.CYCLIC),
     )
     async with AsyncSupervisor(stage) as supervisor:
         for start, end in (0, 10), (2000, 9999), (5, 5), (0, 10):
@@ -317,7 +327,7 @@ async def test_extract_cyclic_with_offsets_at_the_worker(
         lines,
         tmp_path / "offset",
         kind=StageKind.EXTRACT,
-        mode=Mode.CYCLIC,
+        dialect=MarkerDialect(mode=Mode.CYCLIC),
     )
     async with AsyncSupervisor(stage) as supervisor:
         assert await take(supervisor.extract()) == LINES

@@ -16,6 +16,7 @@ import pytest
 
 from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.protocol.marker import Markers
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.stage.policy import ResourceLimits, Timeouts
 from etlstage.supervisor import AsyncSupervisor
@@ -165,7 +166,7 @@ async def test_extract_program_that_does_not_exist() -> None:
                 name="e",
                 command=("no-such-program",),
                 kind=plain("extract").kind,
-                mode=plain("extract").mode,
+                dialect=plain("extract").dialect,
             )
         ) as supervisor:
             await anext(supervisor.extract())
@@ -198,7 +199,7 @@ async def test_environment_is_an_allow_list(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_markers_are_in_the_environment() -> None:
     """Escaped, so that NUL can travel; Python workers don't buffer."""
     markers = Markers(eop=b"\0END\0", eob=b"EOB")
-    seen = await seen_by_worker(markers=markers)
+    seen = await seen_by_worker(dialect=MarkerDialect(markers=markers))
 
     assert {name: seen[name] for name in seen if name.startswith("ETLSTAGE_E")} == {
         "ETLSTAGE_EOM": r"\012",
@@ -259,7 +260,7 @@ async def test_markers_replace_placeholders() -> None:
     run = Stage(
         name="t",
         command=(*command("arguments"), *words),
-        markers=Markers(eom=b"{bnc}", eob=b"\\"),
+        dialect=MarkerDialect(markers=Markers(eom=b"{bnc}", eob=b"\\")),
     )
     async with AsyncSupervisor(run) as supervisor:
         ((*seen,),) = outputs(await supervisor.submit([b"x"]))
@@ -285,7 +286,9 @@ async def test_markers_of_many_bytes_work_end_to_end() -> None:
     """With NUL in them, and cut anywhere by the pipe."""
     markers = Markers(b"\0\0", b"<eop>", b"<eob>", b"<bnc>")
     messages = [b"a\n" * 7 + b"%d" % n for n in range(9999)]
-    async with AsyncSupervisor(stage("echo", markers=markers)) as supervisor:
+    async with AsyncSupervisor(
+        stage("echo", dialect=MarkerDialect(markers=markers))
+    ) as supervisor:
         results = await supervisor.submit(messages)
 
     assert outputs(results) == [(m,) for m in messages]
@@ -293,7 +296,7 @@ async def test_markers_of_many_bytes_work_end_to_end() -> None:
 
 async def test_eop_may_be_eom() -> None:
     """Each message has exactly one output then, empty or not."""
-    run = stage("one_to_one", markers=Markers(eop=b"\n"))
+    run = stage("one_to_one", dialect=MarkerDialect(markers=Markers(eop=b"\n")))
     async with AsyncSupervisor(run) as supervisor:
         results = await supervisor.submit([b"one", b"", b"two"])
 
@@ -443,7 +446,7 @@ async def test_status_is_there_when_it_is_asked_for(
         ({"workers": 0}, "stage s: workers must be 1 or more, got 0"),
         ({"window": 0}, "stage s: window must be 1 or more, got 0"),
         (
-            {"mode": plain("extract").mode},
+            {"dialect": plain("extract").dialect},
             "stage s: mode plain does not fit kind transform",
         ),
         (

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Final, TypedDict, TypeVar, Unpack
 
 from etlstage.messages import Result, StageKind
-from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.base import Dialect
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
     BatchPolicy,
     ErrorPolicy,
@@ -64,8 +66,7 @@ class Settings(TypedDict, total=False):
 
     name: str
     kind: StageKind
-    mode: Mode
-    markers: Markers
+    dialect: Dialect
     batch: BatchPolicy
     workers: int
     window: int | None
@@ -104,14 +105,14 @@ def load(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> St
 def plain(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
     """Return an extract stage, called ``e``, in plain mode."""
     settings["kind"] = StageKind.EXTRACT
-    settings.setdefault("mode", Mode.PLAIN)
+    settings.setdefault("dialect", MarkerDialect(mode=Mode.PLAIN))
     settings.setdefault("name", "e")
     return stage(behaviour, *arguments, **settings)
 
 
 def cyclic(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
     """Return an extract stage, called ``e``, in cyclic mode."""
-    settings["mode"] = Mode.CYCLIC
+    settings.setdefault("dialect", MarkerDialect(mode=Mode.CYCLIC))
     return plain(behaviour, *arguments, **settings)
 
 

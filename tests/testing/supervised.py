@@ -21,6 +21,7 @@ import anyio
 
 from etlstage.messages import Result
 from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, SupervisorEvent, WorkerStarted
 from etlstage.testing import Fault, FaultPlan, hostile_worker
@@ -88,10 +89,9 @@ def hostile(
     return Stage(
         name="t",
         command=hostile_worker(FaultPlan(faults, seed), mode=mode, batch=4),
-        mode=mode,
+        dialect=MarkerDialect(mode=mode, markers=markers),
         workers=workers,
         timeout=timeout,
-        markers=markers,
         **options,  # type: ignore[arg-type]
     )
 

@@ -26,7 +26,7 @@ from etlstage.errors import (
 from etlstage.messages import Run
 from etlstage.pipeline.dead_letter.record import first_clause
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.protocol.marker import MARKER_NAMES, Markers, escape
+from etlstage.protocol.base import Dialect
 from etlstage.stage import ErrorPolicy, Stage
 
 __all__ = ("Refusals", "config_of", "letter_time", "over_budget")
@@ -171,8 +171,8 @@ def config_of(stage: Stage) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a stage holds
-    if isinstance(value, Markers):
-        return dict(zip(MARKER_NAMES, map(escape, value), strict=True))
+    if isinstance(value, Dialect):
+        return value.plain()
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):

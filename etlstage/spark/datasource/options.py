@@ -20,7 +20,9 @@ from typing import Any, Final, Literal, TypeAlias
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.worker_source import OffsetPolicy
+from etlstage.protocol.base import Shape
 from etlstage.protocol.marker import MARKER_NAMES, Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.stage import units as quantity
@@ -60,9 +62,11 @@ class Reading:
                 " expected extract: it is to be read from"
             )
         given = self.offsets is not None and self.offsets.by == "supervisor"
-        if (self.stage.mode is Mode.CYCLIC) != given:
+        shape = self.stage.dialect.shape
+        if (shape is Shape.MESSAGE) != given:
+            mode = "cyclic" if shape is Shape.MESSAGE else "plain"
             raise ConfigError(
-                f"stage {self.stage.name}: mode {self.stage.mode.value} and offsets"
+                f"stage {self.stage.name}: mode {mode} and offsets"
                 " don't go together: Spark may ask for a part of the data again, so"
                 " offsets of a cyclic stage are kept by the supervisor, and a plain"
                 " stage has none"
@@ -129,7 +133,7 @@ def reading(options: Mapping[str, str]) -> Reading:
     binary = values.pop("values", "string") == "binary"
     mode = Mode.CYCLIC if cyclic else Mode.PLAIN
     return Reading(
-        stage=_stage(values, "extract", kind=StageKind.EXTRACT, mode=mode),
+        stage=_stage(values, "extract", mode, kind=StageKind.EXTRACT),
         offsets=offsets if cyclic else None,
         initial=start == "initial",
         binary=binary,
@@ -144,8 +148,9 @@ def writing(options: Mapping[str, str]) -> Writing:
     driver = values.pop("batch.driver", None)
     batch = _group(values, "batch.")
     fed: dict[str, Any] = {"batch": BatchPolicy(**batch)}
+    mode = Mode.SINGLE
     if driver is not None or batch:
-        fed["mode"] = Mode.BATCH_WORKER if driver == "worker" else Mode.BATCH_SUPERVISOR
+        mode = Mode.BATCH_WORKER if driver == "worker" else Mode.BATCH_SUPERVISOR
     if "window" in values:
         fed["window"] = values.pop("window")
     if "path" in kept or "commit" in kept:
@@ -157,11 +162,16 @@ def writing(options: Mapping[str, str]) -> Writing:
             )
         # The next worker would go on where this one was torn off.
         fed["restart"] = RestartPolicy(policy="temporary")
-    stage = _stage(values, "load", kind=StageKind.LOAD, **fed)
+    stage = _stage(values, "load", mode, kind=StageKind.LOAD, **fed)
     return Writing(stage=stage, **kept)
 
 
-def _stage(values: dict[str, Any], name: str, **fixed: Any) -> Stage:  # noqa: ANN401
+def _stage(
+    values: dict[str, Any],
+    name: str,
+    mode: Mode,
+    **fixed: Any,  # noqa: ANN401
+) -> Stage:
     markers = {name: values.pop(name) for name in MARKER_NAMES if name in values}
     timeout = Timeouts(**_group(values, "timeout."))
     if "on_error.retries" in values:
@@ -171,8 +181,8 @@ def _stage(values: dict[str, Any], name: str, **fixed: Any) -> Stage:  # noqa: A
             fixed[f"{limit}_bytes"] = values.pop(limit)
     if "command" not in values:
         raise _refusal("option command is missing: the program of the worker")
-    markers_ = Markers.from_text(**markers)
-    return Stage(**{"name": name} | values, markers=markers_, timeout=timeout, **fixed)
+    dialect = MarkerDialect(mode=mode, markers=Markers.from_text(**markers))
+    return Stage(**{"name": name} | values, dialect=dialect, timeout=timeout, **fixed)
 
 
 def _group(values: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed
 from etlstage.messages import Run
-from etlstage.protocol.marker import Mode
 from etlstage.spark.datasource.attempt import Feed, Written
 from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.options import Writing
@@ -208,7 +207,7 @@ def _tell(
     stage = replace(
         writing.stage,
         command=command,
-        mode=Mode.SINGLE,
+        dialect=writing.stage.dialect.one_by_one(),
         workers=1,
         restart=RestartPolicy(),
     )

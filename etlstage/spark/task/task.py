@@ -98,7 +98,7 @@ def messages_of(stage: Stage, column: pa.Array) -> Run:
             " message with coalesce(...)",
             stage=stage.name,
         )
-    if stage.mode.batches:
+    if stage.dialect.shape.batches:
         messages: Run = column.to_pylist()
         return messages
     # A sequence of bytes is all that the way of single messages asks for.
@@ -127,7 +127,7 @@ async def answer_all(
             when its input has ended.
 
     """
-    framing = LISTS if stage.mode.batches else COLUMNS
+    framing = LISTS if stage.dialect.shape.batches else COLUMNS
     with ExitStack() as stack:
         async with AsyncSupervisor(stage, framing=framing) as supervisor:
             events = stack.enter_context(supervisor.events())

@@ -94,7 +94,7 @@ def _check(stage: Stage, keep: Sequence[str]) -> None:
     if isinstance(keep, str):
         # Its letters would be the columns.
         raise ConfigError(f"keep is the text {keep!r}, expected a list: [{keep!r}]")
-    if keep and stage.mode.batches:
+    if keep and stage.dialect.shape.batches:
         raise ConfigError(
             f"stage {stage.name} answers in batches: which of their rows an output"
             " belongs to can't be told, so there is nothing to keep"

@@ -79,9 +79,8 @@ class AskedFeeder(_BatchFeeder):
         """Whether the worker waits for us: it asked for more, and may get it."""
         if self._protocol.state is not State.WANTED:
             return super().awaited
-        policy = self._stage.batch
-        full = len(self._held[0].taken.messages) >= policy.size
-        return not (full and policy.bnc_after_last)
+        full = len(self._held[0].taken.messages) >= self._stage.batch.size
+        return not (full and self._stage.dialect.asks_when_full)
 
     def feed(self, now: float) -> bool:
         """Queue a message or EOB, if the worker waits for one."""
@@ -110,7 +109,7 @@ class AskedFeeder(_BatchFeeder):
         held = self._held[0]
         batch = held.taken
         if len(batch.messages) >= policy.size:
-            if policy.bnc_after_last:
+            if self._stage.dialect.asks_when_full:
                 return False  # that BNC asks for nothing: the replies come next
         elif self._alone is not None:
             if self._rest is not None and self._rest.messages:

@@ -22,6 +22,7 @@ from etlstage.errors import (
 )
 from etlstage.pipeline.dead_letter.policy import Refusals, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, ResourceLimits, RestartPolicy
 from etlstage.stage import Stage as Configured
 
@@ -189,11 +190,10 @@ def test_stage_as_plain_json() -> None:
     wanted = {
         "name": "s",
         "kind": "transform",
-        "mode": "single",
         "command": ["a", "b"],
         "env": ["A", "TOKEN"],
         "cwd": "/w",
-        "markers": {"eom": "\\012", "eop": "\\000", "eob": "\\027", "bnc": "\\005"},
+        "dialect": MarkerDialect().plain(),
     }
     assert {name: config[name] for name in wanted} == wanted
     assert config["restart"]["never_on"] == [3]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import ConfigError
-from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.datasource.options import reading, writing
 
 RUN = {"command": "./run"}
@@ -54,9 +55,11 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
         }
     )
     stage, offsets = made.stage, made.offsets
-    assert (stage.name, stage.mode, stage.ready) == ("fetch", Mode.CYCLIC, True)
+    assert (stage.name, stage.ready) == ("fetch", True)
     assert (stage.env, stage.cwd) == ({"Token": "x"}, Path("/srv"))
-    assert stage.markers.eom == b"\r\n"
+    assert stage.dialect == MarkerDialect(
+        mode=Mode.CYCLIC, markers=Markers(eom=b"\r\n")
+    )
     timeout = stage.timeout
     assert (timeout.start, timeout.message, timeout.stop) == (5.0, None, 0.5)
     assert stage.on_error.retries == 0
@@ -79,12 +82,15 @@ def test_offsets_are_asked_for_by_default_at_the_end_alone() -> None:
 def test_options_of_a_write() -> None:
     """A batch is asked for by any of its options; Spark's own are no concern."""
     made = writing(RUN | {"checkpointlocation": "c", "queryname": "q"})
-    assert (made.stage.mode, made.stage.on_error.retries) == (Mode.SINGLE, 2)
+    assert made.stage.dialect == MarkerDialect()
+    assert made.stage.on_error.retries == 2
     made = writing(RUN | {"batch.size": "5", "batch.bytes": "1kB", "window": "3"})
     stage = made.stage
-    assert (stage.mode, stage.batch.size) == (Mode.BATCH_SUPERVISOR, 5)
+    assert stage.dialect == MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
+    assert stage.batch.size == 5
     assert (stage.batch.bytes, stage.window) == (1000, 3)
-    assert writing(RUN | {"batch.driver": "worker"}).stage.mode is Mode.BATCH_WORKER
+    made = writing(RUN | {"batch.driver": "worker"})
+    assert made.stage.dialect == MarkerDialect(mode=Mode.BATCH_WORKER)
     made = writing(RUN | {"commit": "python c.py", "abort": "./a"})
     assert (made.commit, made.abort) == ((sys.executable, "c.py"), ("./a",))
 

@@ -15,6 +15,7 @@ from etlstage import Stage, StageKind
 from etlstage.errors import ConfigError
 from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark import register
 from etlstage.spark.datasource.datasource import bound
 from etlstage.spark.datasource.extraction import ranges
@@ -254,7 +255,7 @@ def test_stage_is_read_without_options(spark: SparkSession) -> None:
     stage = Stage(
         name="fetch",
         kind=StageKind.EXTRACT,
-        mode=Mode.CYCLIC,
+        dialect=MarkerDialect(mode=Mode.CYCLIC),
         command=tuple(json.loads(numbers())),
         env={"LANG": "C"},
     )

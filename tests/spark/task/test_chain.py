@@ -13,6 +13,7 @@ import pytest
 from etlstage.errors import SourceFailed, StageError, WorkerStartFailed
 from etlstage.pipeline import DeadLetter, DeadLetters
 from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.task import chain as chain_module
 from etlstage.spark.task.chain import Chain, Outcome
 from etlstage.stage import (
@@ -73,7 +74,12 @@ def test_messages_pass_all_stages_in_order() -> None:
     """None, one and many; batches; and the account of each stage."""
     stages = [
         stage("lambda m: [m] * (int(m) % 3)", "a"),
-        stage("lambda ms: ms", "b", "transform_batch", mode=Mode.BATCH_SUPERVISOR),
+        stage(
+            "lambda ms: ms",
+            "b",
+            "transform_batch",
+            dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
+        ),
         stage("lambda m: (m + b'!',)", "c", workers=2),
     ]
     messages = numbers(25_000)

@@ -11,6 +11,7 @@ import pytest
 
 from etlstage.errors import StageFailed, WorkerStartFailed
 from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.task import portal as bridge
 from etlstage.spark.task import task as task_module
 from etlstage.spark.task.task import Task
@@ -121,7 +122,7 @@ def test_stage_may_answer_in_batches() -> None:
     batch = stage(
         "lambda ms: (b'+'.join(ms),)",
         "transform_batch",
-        mode=Mode.BATCH_SUPERVISOR,
+        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
         batch=BatchPolicy(size=2),
     )
     made = [v for b in Task(batch, texts=True).run(batches) for v in b[0].to_pylist()]

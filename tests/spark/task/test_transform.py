@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark import transform
 from etlstage.spark.errors import explain
 from etlstage.stage import ErrorPolicy, Stage, Timeouts
@@ -132,7 +133,7 @@ def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
     load = stage("", kind=StageKind.LOAD)
     with pytest.raises(ConfigError, match="of kind load, expected transform"):
         transform(frame, load)
-    batches = stage("", mode=Mode.BATCH_SUPERVISOR)
+    batches = stage("", dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR))
     with pytest.raises(ConfigError, match="t answers in batches: which of their rows"):
         transform(frame, batches, keep=["id"])
     with pytest.raises(ConfigError, match=r"keep is the text 'id', .* list: \['id'\]"):

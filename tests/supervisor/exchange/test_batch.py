@@ -52,7 +52,7 @@ def test_last_batch_is_ripe() -> None:
 def test_bounds_of_a_batch_are_positive(name: str, value: int) -> None:
     """The text names the key and the value."""
     with pytest.raises(ConfigError, match=rf"batch\.{name} must be positive, got"):
-        BatchPolicy(**{name: value})  # type: ignore[arg-type]
+        BatchPolicy(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["message", "stop"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from etlstage.errors import MessageRefused
 from etlstage.messages import StageKind
-from etlstage.protocol.base import Side
+from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
     MessagesPassed,
@@ -25,6 +25,7 @@ from etlstage.protocol.events import (
     RepliesCompleted,
 )
 from etlstage.protocol.marker import MarkerProtocol, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor.exchange.dispatch import Feeder
 from etlstage.supervisor.exchange.submission import Answer, Submission, Work
@@ -36,7 +37,8 @@ LOST = RuntimeError("lost")
 
 def stage(mode: Mode = Mode.SINGLE, **settings: object) -> Stage:
     """Return a stage that is never started."""
-    return Stage(name="t", command=("true",), mode=mode, **settings)  # type: ignore[arg-type]
+    dialect = settings.pop("dialect", MarkerDialect(mode=mode))
+    return Stage(name="t", command=("true",), dialect=dialect, **settings)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -51,12 +53,8 @@ class Peer:
     _held: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.protocol = MarkerProtocol(
-            Side.WORKER,
-            self.stage.mode,
-            self.stage.markers,
-            eob_then_eom=self.stage.batch.eob_then_eom,
-        )
+        assert isinstance(self.stage.dialect, MarkerDialect)
+        self.protocol = self.stage.dialect.open(Side.WORKER, Limits())
 
     def take(self, data: bytes) -> bytes:
         """Return what the worker answers to some bytes."""
@@ -74,12 +72,12 @@ class Peer:
 
     def _take_message(self, message: bytes) -> None:
         self._held.append(message)
-        mode = self.stage.mode
+        mode = self.protocol.mode
         if mode is Mode.SINGLE:
             self._answer()
         elif mode is Mode.BATCH_WORKER:
             full = len(self._held) == self.size
-            if not full or self.stage.batch.bnc_after_last:
+            if not full or self.stage.dialect.asks_when_full:
                 self.protocol.send(MoreRequested())
             if full:
                 self._answer()
@@ -148,7 +146,6 @@ def policies() -> st.SearchStrategy[BatchPolicy]:
         BatchPolicy,
         size=st.integers(1, 3),
         bytes=st.integers(1, 30),
-        eob_then_eom=st.booleans(),
     )
 
 
@@ -164,8 +161,9 @@ message = st.one_of(
 def test_every_message_is_answered_in_order(mode: Mode, data: st.DataObject) -> None:
     """Whatever the chunks, the callers, the bad messages, the window and the policy."""
     policy = data.draw(policies())
+    dialect = MarkerDialect(mode=mode, eob_then_eom=data.draw(st.booleans()))
     window = data.draw(st.none() | st.integers(1, 5))
-    run = stage(mode, batch=policy, window=window)
+    run = stage(dialect=dialect, batch=policy, window=window)
     line = Line(run)
     callers = [line.submission() for _ in range(data.draw(st.integers(1, 3)))]
     fed: list[list[bytes]] = [[] for _ in callers]
@@ -219,7 +217,10 @@ def test_what_a_dead_worker_held_is_given_back_whole(
 ) -> None:
     """It dies at any byte: each message that it took has one outcome."""
     policy = data.draw(policies())
-    line = Line(stage(mode, batch=policy, window=data.draw(st.integers(1, 6))))
+    dialect = MarkerDialect(mode=mode, eob_then_eom=data.draw(st.booleans()))
+    line = Line(
+        stage(dialect=dialect, batch=policy, window=data.draw(st.integers(1, 6)))
+    )
     caller = line.submission()
     messages = data.draw(st.lists(st.sampled_from([b"", b"a", b"bcd"]), min_size=1))
     caller.feed(messages, 0.0)
@@ -355,8 +356,8 @@ def test_worker_that_asks_gets_nothing_of_a_caller_that_is_gone() -> None:
 
 def test_worker_that_asks_after_its_last_message_gets_nothing() -> None:
     """The literal page: that BNC asks for nothing."""
-    policy = BatchPolicy(size=2, bnc_after_last=True)
-    line = Line(stage(Mode.BATCH_WORKER, batch=policy), size=2)
+    dialect = MarkerDialect(mode=Mode.BATCH_WORKER, bnc_after_last=True)
+    line = Line(stage(dialect=dialect, batch=BatchPolicy(size=2)), size=2)
     caller = line.submission()
     caller.feed([b"1", b"2", b"3"], 0.0)
     caller.close()

@@ -1,0 +1,119 @@
+"""
+The settings of dialect ``marker``, and all that others must know of it.
+
+No worker imports this file: dataclasses take longer to import than the dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Self
+
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.protocol.marker.framing import LISTS, Framing
+from etlstage.protocol.marker.markers import MARKER_NAMES, Markers, escape
+from etlstage.protocol.marker.protocol import MarkerProtocol
+from etlstage.protocol.marker.state import Mode
+
+__all__ = ("MarkerDialect",)
+
+_SHAPES: Final = {
+    Mode.PLAIN: Shape.STREAM,
+    Mode.CYCLIC: Shape.MESSAGE,
+    Mode.SINGLE: Shape.MESSAGE,
+    Mode.BATCH_SUPERVISOR: Shape.BATCH,
+    Mode.BATCH_WORKER: Shape.ASKED_BATCH,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkerDialect(Dialect):
+    """The stage protocol with EOM, EOP, EOB and BNC."""
+
+    name: ClassVar[str] = "marker"
+    mode: Mode = Mode.SINGLE
+    markers: Markers = field(default_factory=Markers)
+    eob_then_eom: bool = False
+    """Write EOM after EOB, for workers that see EOB only with the next EOM."""
+    bnc_after_last: bool = False
+    """The worker writes BNC also after the last message of a full batch."""
+
+    @property
+    def shape(self) -> Shape:
+        """How exchanges are made from messages."""
+        return _SHAPES[self.mode]
+
+    @property
+    def asks_when_full(self) -> bool:
+        """Whether the worker asks also behind the message that fills its batch."""
+        return self.bnc_after_last
+
+    def open(
+        self, side: Side, limits: Limits, *, framing: Framing = LISTS
+    ) -> MarkerProtocol:
+        """Return a fresh session."""
+        return MarkerProtocol(
+            side,
+            self.mode,
+            self.markers,
+            limits=limits,
+            eob_then_eom=self.eob_then_eom,
+            framing=framing,
+        )
+
+    def one_by_one(self) -> Self:
+        """Return these settings with one message as one exchange."""
+        return replace(self, mode=Mode.SINGLE)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that tell a worker its markers."""
+        return self.markers.environment()
+
+    def placeholders(self) -> dict[str, str]:
+        """Return what stands for ``{eom}`` and its like in a command."""
+        return dict(zip(MARKER_NAMES, map(escape, self.markers), strict=True))
+
+    def silence(self, received: int) -> str:
+        """Say what a worker did that did not answer in time."""
+        if not received:
+            return "it wrote nothing; does it flush its output after each reply?"
+        return (
+            f"it wrote {received} bytes without the marker eop"
+            f" '{escape(self.markers.eop)}' behind its reply"
+        )
+
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        """Return the messages as a worker reads them."""
+        eom, eob = self.markers.eom, self.markers.eob
+        wire = eom.join((*messages, b""))
+        if self.mode is not Mode.BATCH_SUPERVISOR:
+            return wire
+        return wire + eob + (eom if self.eob_then_eom else b"")
+
+    def problem(self, kind: StageKind) -> str | None:
+        """Say why the mode does not fit a stage of that kind."""
+        if (self.mode in (Mode.PLAIN, Mode.CYCLIC)) == (kind is StageKind.EXTRACT):
+            return None
+        return f"mode {self.mode.value} does not fit kind {kind.value}"
+
+    def plain(self) -> dict[str, object]:
+        """Return the settings as plain JSON."""
+        return {
+            "name": self.name,
+            "mode": self.mode.value,
+            "markers": self.placeholders(),
+            "eob_then_eom": self.eob_then_eom,
+            "bnc_after_last": self.bnc_after_last,
+        }
+
+    @classmethod
+    def from_plain(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the dialect with settings that :meth:`plain` has made."""
+        return cls(
+            mode=Mode(settings["mode"]),
+            markers=Markers.from_text(**settings["markers"]),
+            eob_then_eom=settings["eob_then_eom"],
+            bnc_after_last=settings["bnc_after_last"],
+        )

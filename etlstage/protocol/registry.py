@@ -1,0 +1,63 @@
+"""
+Which dialects there are; each is imported when it is asked for.
+
+The only place above a dialect that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.base import Dialect
+
+__all__ = (
+    "DIALECTS",
+    "LATER",
+    "default_dialect",
+    "dialect_class",
+    "dialect_from_plain",
+)
+
+DIALECTS: Final = {"marker": "MarkerDialect"}
+"""Names, and their classes in ``settings.py`` of the package of that name."""
+LATER: Final = ("kcl", "cocaine")
+"""Names that the design knows and this version does not build."""
+
+
+def dialect_class(name: str) -> type[Dialect]:
+    """
+    Return what holds the settings of a dialect.
+
+    Raises:
+        ConfigError: If there is no such dialect.
+
+    """
+    if name not in DIALECTS:
+        raise ConfigError(_unknown(name))
+    settings = import_module(f"etlstage.protocol.{name}.settings")
+    found: type[Dialect] = getattr(settings, DIALECTS[name])
+    return found
+
+
+def default_dialect() -> Dialect:
+    """Return the dialect of a stage that names none."""
+    return dialect_class("marker")()
+
+
+def dialect_from_plain(settings: Mapping[str, object]) -> Dialect:
+    """Return the dialect whose settings ``Dialect.plain()`` has made."""
+    return dialect_class(str(settings.get("name"))).from_plain(settings)
+
+
+def _unknown(name: str) -> str:
+    expected = f"expected {' or '.join(map(repr, DIALECTS))}"
+    if name in LATER:
+        return f"dialect {name!r} is not in this version, {expected}"
+    import difflib
+
+    close = difflib.get_close_matches(name, DIALECTS, n=1)
+    guess = f" (did you mean {close[0]!r}?)" if close else f", {expected}"
+    return f"unknown dialect {name!r}{guess}"

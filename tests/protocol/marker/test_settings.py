@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.protocol.registry import dialect_from_plain
+
+ODD = MarkerDialect(
+    mode=Mode.BATCH_SUPERVISOR,
+    markers=Markers(eom=b"<m>", eop=b"\0\xff"),
+    eob_then_eom=True,
+    bnc_after_last=True,
+)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_each_mode_has_a_shape(mode: Mode) -> None:
+    """Nothing above the dialect need know the mode."""
+    shape = MarkerDialect(mode=mode).shape
+    assert shape.batches == mode.batches
+    assert (shape is Shape.STREAM) == (mode is Mode.PLAIN)
+    assert (shape is Shape.ASKED_BATCH) == (mode is Mode.BATCH_WORKER)
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("kind", StageKind)
+def test_modes_of_extraction_fit_extract_stages_alone(
+    mode: Mode, kind: StageKind
+) -> None:
+    """And all others the stages that are fed."""
+    fits = MarkerDialect(mode=mode).problem(kind) is None
+    assert fits == (mode.extracts == (kind is StageKind.EXTRACT))
+
+
+def test_session_has_the_settings() -> None:
+    """Of both sides, with the limits of the stage."""
+    session = ODD.open(Side.SUPERVISOR, Limits(max_message_bytes=3))
+    session.send(MessagesPassed([b"abc"]))
+    assert session.data_to_send() == [b"abc<m>"]
+    assert session.mode is Mode.BATCH_SUPERVISOR
+    assert ODD.asks_when_full
+
+
+def test_worker_is_told_the_markers() -> None:
+    """In its environment and in its command, escaped."""
+    assert ODD.placeholders() == {
+        "eom": "<m>",
+        "eop": r"\000\377",
+        "eob": r"\027",
+        "bnc": r"\005",
+    }
+    assert ODD.environment()["ETLSTAGE_EOP"] == r"\000\377"
+
+
+def test_silence_names_the_marker_that_lacks() -> None:
+    """Or says that there was nothing at all."""
+    assert ODD.silence(12) == (
+        r"it wrote 12 bytes without the marker eop '\000\377' behind its reply"
+    )
+    assert "flush" in ODD.silence(0)
+
+
+def test_raw_is_what_the_worker_reads() -> None:
+    """A batch that we close ends with EOB."""
+    assert ODD.raw([b"a", b"b"]) == b"a<m>b<m>\x17<m>"
+    assert ODD.one_by_one().raw([b"a"]) == b"a<m>"
+
+
+def test_settings_survive_as_json_and_as_a_pickle() -> None:
+    """Dead letters hold them; executors get them."""
+    plain = json.loads(json.dumps(ODD.plain()))
+    assert dialect_from_plain(plain) == ODD
+    assert pickle.loads(pickle.dumps(ODD)) == ODD  # noqa: S301 - our own
+
+
+def test_nothing_is_said_at_the_end() -> None:
+    """The end of stdin says it."""
+    assert ODD.farewell() is None

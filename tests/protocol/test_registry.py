@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.protocol.registry import DIALECTS, default_dialect, dialect_class
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_dialects_are_found_by_name(name: str) -> None:
+    """Each knows its own."""
+    assert dialect_class(name).name == name
+
+
+def test_marker_is_the_default() -> None:
+    """With the markers that the stages written for it use."""
+    assert default_dialect() == MarkerDialect()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("marke", "unknown dialect 'marke' (did you mean 'marker'?)"),
+        ("json", "unknown dialect 'json', expected 'marker'"),
+        ("kcl", "dialect 'kcl' is not in this version, expected 'marker'"),
+    ],
+)
+def test_unknown_dialect_is_refused(name: str, text: str) -> None:
+    """One of the design, of a later version, is told apart from a slip."""
+    with pytest.raises(ConfigError) as caught:
+        dialect_class(name)
+    assert str(caught.value) == text
