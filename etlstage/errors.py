@@ -23,12 +23,13 @@ This module is a leaf: a worker imports it at every start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = (
     "Attempt",
     "ConfigError",
     "EtlstageError",
+    "FailureCause",
     "LedgerImbalance",
     "LocalProtocolError",
     "MessageRefused",
@@ -43,6 +44,10 @@ __all__ = (
     "WorkerLost",
     "WorkerStartFailed",
 )
+
+FailureCause: TypeAlias = Literal["died", "silent", "protocol", "start", "heartbeat"]
+"""Why a worker failed: it ended by itself; did not answer in time; broke the protocol;
+could not be started or was not ready in time; missed its heartbeat."""
 
 
 class Attempt(NamedTuple):

@@ -197,7 +197,7 @@ class RecyclePolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartPolicy:
-    """When a worker that ended by itself, or was given up, is started again."""
+    """When a worker that ended by itself, or failed, is started again."""
 
     policy: Literal["permanent", "transient", "temporary"] = "permanent"
     """Always; only when it failed; never."""
@@ -211,7 +211,7 @@ class RestartPolicy:
     max_delay: float = 30.0
     """Longest delay, in seconds."""
     never_on: frozenset[int] = frozenset()
-    """Exit statuses by which a worker says that a restart is of no use."""
+    """Exit statuses by which a worker says that a restart won't help."""
 
     def __post_init__(self) -> None:
         if self.policy not in ("permanent", "transient", "temporary"):

@@ -210,7 +210,7 @@ class ChildProcess:
     def _describe(self, fate: str, tries: int) -> str:
         self._stderr.drain()
         tail = "; ".join(self._stderr.tail)
-        said = f"its last words on stderr: {tail}" if tail else "nothing on its stderr"
+        said = f"last stderr lines: {tail}" if tail else "no stderr output"
         again = f", after {tries} tries" if tries > 1 else ""
         story = "; ".join(self._story()[-_SHOWN:])
         return (

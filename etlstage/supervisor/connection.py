@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import anyio
 import anyio.lowlevel
 
-from etlstage.errors import Attempt, EtlstageError
+from etlstage.errors import Attempt, EtlstageError, FailureCause
 from etlstage.protocol.base import Shape
 from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
 from etlstage.protocol.marker.framing import Framing
@@ -121,7 +121,7 @@ class Connection:
         self._closed = ""  # the pipe that the worker closed first
         self._reason = ""  # why it is of no more use, as a part of a sentence
         self._blame: EtlstageError | None = None  # how it broke the protocol
-        self._late = 0  # bytes read after it was given up
+        self._late = 0  # bytes read after it had failed
         self._drained = anyio.Event()
         self._batches = stage.dialect.shape.batches
         self._asked = stage.dialect.shape is Shape.ASKED_BATCH
@@ -185,11 +185,11 @@ class Connection:
     def fail(
         self,
         reason: str,
-        cause: Literal["silent", "protocol", "start", "heartbeat"],
+        cause: FailureCause,
         blame: EtlstageError | None = None,
     ) -> None:
         """
-        Give the worker up.
+        Declare the worker at fault.
 
         Args:
             reason: What it did, as a part of a sentence.
@@ -246,7 +246,7 @@ class Connection:
                 lost=loss.held,
                 answered=self.answered,
                 retried=loss.retried,
-                condemned=loss.condemned,
+                failed=loss.failed,
                 tries=loss.tries,
                 untouched=untouched,
                 told=told,
@@ -256,7 +256,7 @@ class Connection:
         )
 
     def _describe(self, held: int, tries: int = 1) -> EtlstageError:
-        """Return the error of what the worker held, or the one it was given up for."""
+        """Return the error of what the worker held, or the one that it failed with."""
         if self._blame is not None:
             return self._worker.blamed(self._blame, tries)
         held = held if self.error is None else 0

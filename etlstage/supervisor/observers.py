@@ -110,7 +110,7 @@ class Observers:
             case WorkerFailed(error=error):
                 log.warning("worker failed", error=str(error))
             case StartFailed(error=error) | WorkerGivenUp(error=error):
-                log.error("worker is gone", error=str(error))
+                log.error("worker failed permanently", error=str(error))
             case WorkerExited() if _died(event) and not given_up:
                 log.warning(
                     "worker exited",

@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Self
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
@@ -41,7 +40,6 @@ from etlstage.transport import Launch, launch_over_pipes
 
 __all__ = ("AsyncSupervisor",)
 
-_log = structlog.get_logger("etlstage")
 _to_result = partial(tuple.__new__, Result)
 
 

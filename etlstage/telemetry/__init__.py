@@ -8,18 +8,18 @@ OpenTelemetry's API when it is made. ``stage.py`` lists the metrics.
 
 from __future__ import annotations
 
+from etlstage.errors import FailureCause as FailureCause
 from etlstage.telemetry.meter import Counter as Counter
 from etlstage.telemetry.meter import Gauge as Gauge
 from etlstage.telemetry.meter import Histogram as Histogram
 from etlstage.telemetry.meter import Meter as Meter
 from etlstage.telemetry.opentelemetry import OpenTelemetryMeter as OpenTelemetryMeter
 from etlstage.telemetry.prometheus import PrometheusMeter as PrometheusMeter
-from etlstage.telemetry.stage import FailureReason as FailureReason
 from etlstage.telemetry.stage import StageMetrics as StageMetrics
 
 __all__ = (
     "Counter",
-    "FailureReason",
+    "FailureCause",
     "Gauge",
     "Histogram",
     "Meter",

@@ -30,7 +30,7 @@ name                                       kind      labels counts
 
 All have the label ``stage``. *w*: ``worker``, such as ``clean-1``. *x*: ``status``,
 the exit status, or the signal as in ``SIGKILL``. *r*: ``reason``, see
-:data:`FailureReason`.
+:data:`~etlstage.errors.FailureCause`.
 
 Gauges are moved by what has changed: supervisors of stages with one name add up.
 """
@@ -41,17 +41,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
 from signal import Signals
-from typing import Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeAlias
+from typing import Concatenate, Final, NamedTuple, ParamSpec
 
 import structlog
 
+from etlstage.errors import FailureCause
 from etlstage.telemetry.meter import Counter, Gauge, Histogram, Meter
 
-__all__ = ("FailureReason", "StageMetrics")
-
-FailureReason: TypeAlias = Literal["died", "silent", "protocol", "start", "heartbeat"]
-"""It ended by itself; did not answer in time; broke the protocol; could not be started
-or was not ready in time; gave no sign of life while it had nothing to do."""
+__all__ = ("StageMetrics",)
 
 _BOUNDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -127,19 +124,19 @@ class StageMetrics:
         self._set_in_flight(worker, 0)
         self._rare(
             "etlstage_worker_exits_total",
-            "Worker processes that are gone, by exit status or signal.",
+            "Worker processes that have ended, by exit status or signal.",
             worker=worker,
             status=_name_of(status),
         )
 
     @_harmless
-    def worker_failed(self, worker: str, reason: FailureReason) -> None:
+    def worker_failed(self, worker: str, cause: FailureCause) -> None:
         """Count a worker that was found at fault."""
         self._rare(
             "etlstage_worker_failures_total",
-            "Workers found at fault, by reason.",
+            "Worker failures, by reason.",
             worker=worker,
-            reason=reason,
+            reason=cause,
         )
 
     @_harmless
@@ -252,7 +249,7 @@ class StageMetrics:
             starts=counter("worker_starts", "Worker processes started."),
             restarts=counter(
                 "worker_restarts",
-                "Worker processes started in place of one that was gone.",
+                "Worker processes started to replace one that had ended.",
             ),
             exchanges=counter("exchanges", "Exchanges answered."),
             messages=counter("messages", "Messages answered."),

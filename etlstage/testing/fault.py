@@ -45,7 +45,7 @@ class FaultKind(StrEnum):
     SKIP = "skip"
     """Does not answer, and goes on with the next message."""
     NEVER_READY = "never_ready"
-    """Gives no sign of life: neither that it is ready, nor later that it is alive."""
+    """Sends no heartbeat, and never says that it is ready."""
 
     # --- it answers wrongly
     TWICE = "twice"

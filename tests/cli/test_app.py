@@ -58,7 +58,7 @@ def test_interrupt_before_the_run_is_exit_5(ended: Ended) -> None:
 
 
 def test_error_steers_no_terminal(ended: Ended) -> None:
-    """A worker's last words are in there."""
+    """A worker's last stderr lines are in there."""
     assert ended(EtlstageError("\x1b[2Jgone\x07")) == (
         1,
         "etlstage: error: gone\\x07\n",

@@ -29,8 +29,8 @@ ONE = Timeouts(message=1.0, stop=0.2)
 """For workers that must start, and answer something, before they fail."""
 
 
-def story(fate: str, behaviour: str, stderr: str = "nothing on its stderr") -> str:
-    """Return the pattern of an error: stage, worker, pid, fate, command, last words."""
+def story(fate: str, behaviour: str, stderr: str = "no stderr output") -> str:
+    """Return the pattern of an error: stage, worker, pid, fate, command, stderr."""
     return (
         rf"stage t: worker t-1 \(pid \d+\) {fate}; {stderr}; last events: started"
         r" \(pid \d+, start 1\) \d\.\d\d s ago.*; command: .*python\S* -S"
@@ -68,9 +68,9 @@ async def test_what_a_dead_worker_held_is_lost(behaviour: str, fate: str) -> Non
 
     assert outputs(results[:2]) == [(b"0",), (b"1",)]
     words = (
-        "its last words on stderr: can't go on at message 3"
+        "last stderr lines: can't go on at message 3"
         if "exits" in behaviour
-        else "nothing on its stderr"
+        else "no stderr output"
     )
     for text in errors(results[2:]):
         assert re.match(r"stage t: no worker is left: worker t-1 \(pid \d+\) ", text)
@@ -132,7 +132,7 @@ async def test_last_lines_of_stderr_are_told() -> None:
     results = await submit(run, [b"one"])
 
     assert (
-        "its last words on stderr: 3; 4; 5; 6; 7; 8; 9; 10; 11; gone; last events"
+        "last stderr lines: 3; 4; 5; 6; 7; 8; 9; 10; 11; gone; last events"
         in errors(results)[0]
     )
 
@@ -220,7 +220,7 @@ async def test_worker_that_skips_a_bad_message() -> None:
     results = await submit(run, [b"good", b"bad", b"good"])
 
     assert outputs(results[:1]) == [(b"good",)]
-    assert "stderr: (WARN) bad message; last" in errors(results)[1]
+    assert "last stderr lines: (WARN) bad message; last" in errors(results)[1]
 
 
 async def test_slow_answers_in_a_row_are_not_late() -> None:
@@ -318,7 +318,7 @@ async def test_flood_on_stderr_holds_up_nothing() -> None:
 
     lines = [entry["line"] for entry in logs if "line" in entry]
     assert lines[999].startswith("line 000999")
-    left_out = sum(entry.get("left_out", 0) for entry in logs)
+    left_out = sum(entry.get("dropped_lines", 0) for entry in logs)
     assert len(lines) + left_out == 100_000
 
 
@@ -330,7 +330,7 @@ async def test_worker_that_writes_to_stderr_for_ever() -> None:
             results = await supervisor.submit([b"one"])
 
     assert "did not answer a message within 0.2 s" in errors(results)[0]
-    assert "its last words on stderr: still alive; still alive" in errors(results)[0]
+    assert "last stderr lines: still alive; still alive" in errors(results)[0]
 
 
 async def test_partial_message_in_a_full_pipe_is_lost_with_the_worker(

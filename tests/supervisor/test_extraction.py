@@ -67,8 +67,8 @@ async def test_last_message_without_end_is_dropped_when_it_failed() -> None:
 
     assert seen == [b"one"]
     assert re.fullmatch(
-        r"stage e: worker e-1 \(pid \d+\) exited with status 7; its last"
-        r" words on stderr: that was all; .* extract_tail 7 tw one",
+        r"stage e: worker e-1 \(pid \d+\) exited with status 7; last"
+        r" stderr lines: that was all; .* extract_tail 7 tw one",
         error,
     )
 
@@ -310,7 +310,7 @@ async def test_worker_that_dies_in_a_round() -> None:
             assert seen == [b"first"] * 2
             assert re.fullmatch(
                 r"stage e: worker e-1 \(pid \d+\) exited with status 1 while it"
-                r" held 1 message; its last words on stderr: out of luck;"
+                r" held 1 message; last stderr lines: out of luck;"
                 rf" last events: .*start {number}\).*;"
                 r" command: .* dies_in_round 2",
                 str(caught.value),
@@ -393,7 +393,7 @@ async def test_supervisor_closed_in_the_middle_of_a_round(run: Stage) -> None:
         with anyio.fail_after(10):
             await supervisor.aclose()
             with pytest.raises(
-                faults.WorkerLost, match="was stopped; nothing on its stderr; "
+                faults.WorkerLost, match="was stopped; no stderr output; "
             ):
                 async for _ in messages:
                     pass

@@ -94,7 +94,7 @@ async def test_worker_that_dies_is_started_again() -> None:
 
 
 async def test_program_that_never_works_is_given_up() -> None:
-    """With the story, and with its last words; nothing is dropped."""
+    """With the story, and with its last stderr lines; nothing is dropped."""
     run = script("sys.exit('no such table')", restart=RestartPolicy(max=2, delay=0.01))
     events, outcomes = await lives(run, [b"one", b"two"])
 
@@ -102,8 +102,8 @@ async def test_program_that_never_works_is_given_up() -> None:
     last = outcomes[-1]
     assert isinstance(last, StageFailed)
     assert "no worker is left: worker t-1 (pid " in str(last)
-    assert "after 2 useless restarts in " in str(last)
-    assert "its last words on stderr: no such table" in str(last)
+    assert "after 2 restarts without progress in " in str(last)
+    assert "last stderr lines: no such table" in str(last)
     (given_up,) = (e for e in events if isinstance(e, WorkerGivenUp))
     assert "last events: started (pid " in str(given_up.error)
 
@@ -144,7 +144,7 @@ async def test_program_that_can_not_start_is_blamed_alone() -> None:
     assert {type(o) for o in outcomes} == {StageFailed}
     assert "No module named 'no_such_module'" in str(outcomes[0])
     exits = [e for e in events if isinstance(e, WorkerExited)]
-    assert {e.condemned for e in exits} == {0}
+    assert {e.failed for e in exits} == {0}
 
 
 POISONED = """
@@ -165,7 +165,7 @@ async def test_messages_at_the_beginning_may_all_be_at_fault() -> None:
 
 
 async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
-    """It takes more halves than there may be useless restarts."""
+    """It takes more halves than restarts without progress are allowed."""
     run = replace(
         stage("dies_in_batch", "poison", restart=RestartPolicy(delay=0.01)),
         dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
@@ -282,7 +282,7 @@ async def test_silent_idle_worker_is_replaced() -> None:
             assert isinstance(await events.receive(), WorkerStarted)
             failed = await events.receive()
     assert isinstance(failed, WorkerFailed)
-    assert "gave no sign of life for 0.3 s while it was idle" in str(failed.error)
+    assert "missed its heartbeat (0.3 s) while idle" in str(failed.error)
     assert failed.cause == "heartbeat"
 
 

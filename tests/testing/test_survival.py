@@ -32,12 +32,12 @@ POISON = b"poison"
 MARKERS = (Markers(), WORDS, Markers(b"aab", b"cc", b"xyx", b"ded"))
 
 
-def condemns(fault: Fault) -> bool:
+def loses(fault: Fault) -> bool:
     """Return whether a fault kills each process that has the poison message."""
     return fault.kind in DEADLY and fault.equals == POISON
 
 
-def may_condemn(fault: Fault) -> bool:
+def may_lose(fault: Fault) -> bool:
     """Return whether a fault may hit a message as often as it is tried."""
     if fault.kind not in DEADLY or fault.start is not None:
         return False
@@ -82,11 +82,11 @@ async def test_random_faults(scenario: tuple[Stage, FaultPlan, list[bytes]]) -> 
         if result.error is not None:
             assert isinstance(result.error, WorkerLost)
             assert len(result.error.attempts) >= 3
-    if any(map(condemns, plan.faults)):
+    if any(map(loses, plan.faults)):
         assert failed.count(POISON) == run.count(POISON)
-    if not any(map(may_condemn, plan.faults)):
+    if not any(map(may_lose, plan.faults)):
         assert set(failed) <= {POISON}
-        if not any(map(condemns, plan.faults)):
+        if not any(map(loses, plan.faults)):
             assert failed == []
 
 

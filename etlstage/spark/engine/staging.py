@@ -112,7 +112,7 @@ class Staging:
         except Exception as error:
             # It is no reason for a run to fail, nor to hide why one has.
             _log.warning(
-                "staged rows are left behind",
+                "staging directory could not be removed",
                 folder=self._folder,
                 error=explain(error),
             )

@@ -44,8 +44,8 @@ class Loss(NamedTuple):
     """Messages."""
     retried: int
     """How many of them others are to try."""
-    condemned: int = 0
-    """How many of them are given up."""
+    failed: int = 0
+    """How many of them have failed for the last time."""
     tries: int = 0
     """How often the one that is suspected now has failed; 0 for a batch, or none."""
 
@@ -192,12 +192,12 @@ class Feeder:
         wanted = [s for s in found.suspects if not s.taken.submission.forgotten]
         # In front: a fresh worker gives its verdict on the first one only.
         self._work.suspects.extendleft(reversed(wanted))
-        for (submission, start, messages, size), attempts, _ in found.condemned:
+        for (submission, start, messages, size), attempts, _ in found.failed:
             answer = unanswered(start, messages, size, error(attempts))
             submission.deliver(answer)
         tries = max((s.tries for s in found.suspects), default=0)
-        condemned = len(found.condemned)
-        return Loss(count, count - condemned, condemned, tries)
+        failed = len(found.failed)
+        return Loss(count, count - failed, failed, tries)
 
     def _let_go(self) -> list[Taken]:
         held = [h.rest() for h in self._held]

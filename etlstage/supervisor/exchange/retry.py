@@ -5,7 +5,7 @@ The oldest exchange is the suspect: a worker answers in order, so this is what i
 busy with. It is tried again alone. Those behind it were only sent ahead: they go back
 to where they came from. A batch that was lost alone is halved; a message that was
 lost more often than it may be, the last time as the only thing that its process was
-ever given, is condemned. So nothing is ever blamed for what another message did.
+ever given, has failed. So nothing is ever blamed for what another message did.
 
 What a worker had not even begun to read can't have killed it, and is no suspect.
 """
@@ -28,7 +28,7 @@ class Judgement(NamedTuple):
     """To be tried alone, in this order."""
     innocent: list[Taken]
     """To be given again as if nothing had been."""
-    condemned: list[Suspect]
+    failed: list[Suspect]
     """To be answered with an error."""
 
 

@@ -8,7 +8,9 @@ rarely, never per message.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
+
+from etlstage.errors import FailureCause
 
 __all__ = (
     "AliveSeen",
@@ -51,7 +53,7 @@ class WorkerReady(NamedTuple):
 
 
 class AliveSeen(NamedTuple):
-    """A worker has given a sign of life."""
+    """A worker has sent a heartbeat."""
 
     worker: str
 
@@ -65,14 +67,12 @@ class TimerRang(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """A worker is given up: it broke the protocol, or did not answer in time."""
+    """A worker is at fault and is stopped: it broke the protocol, or was too slow."""
 
     worker: str
     pid: int
     error: Exception
-    cause: Literal["silent", "protocol", "start", "heartbeat"] = "silent"
-    """It did not answer in time; broke the protocol; was not ready in time; gave no
-    sign of life while it had nothing to do."""
+    cause: FailureCause = "silent"
 
 
 class WorkerWorn(NamedTuple):
@@ -96,7 +96,7 @@ class WorkerExited(NamedTuple):
     """Messages that it has answered in its life."""
     retried: int = 0
     """Messages that others are to try, of those that it held."""
-    condemned: int = 0
+    failed: int = 0
     """Messages that have now failed once too often, of those that it held."""
     tries: int = 0
     """How often the message that is suspected now has failed alone; 0 for a batch."""
@@ -105,7 +105,7 @@ class WorkerExited(NamedTuple):
     told: bool = False
     """It was told to end, without any fault of its own."""
     late: int = 0
-    """Bytes that it wrote when it was given up already; nobody has read them."""
+    """Bytes that it wrote after it had failed; nobody has read them."""
     fate: str = ""
     """What became of it, such as ``was killed by SIGSEGV``."""
 
@@ -119,7 +119,7 @@ class WorkerRestarting(NamedTuple):
 
 
 class WorkerGivenUp(NamedTuple):
-    """A worker is not started again: too many starts were of no use."""
+    """A worker failed permanently: too many restarts without progress."""
 
     worker: str
     error: Exception

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from etlstage.errors import FailureCause
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 
 __all__ = (
@@ -35,12 +36,12 @@ class Feed(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """Give the worker up; answer with WorkerFailed."""
+    """Declare the worker at fault; answer with WorkerFailed."""
 
     worker: str
     reason: str
     """What it did wrong, as a part of a sentence."""
-    cause: Literal["start", "heartbeat"]
+    cause: FailureCause
 
 
 class Retire(NamedTuple):

@@ -10,17 +10,17 @@ The life of a worker, which keeps its name over all its starts::
 
     EXITED --> STARTING --> RUNNING --> STOPPING --> BACKOFF --> STARTING ...
                                                  \-> EXITED   (done, or not wanted)
-                                                 \-> FATAL    (too many useless starts)
+                                                 \-> FATAL    (no progress)
 
 *STARTING* ends when the worker says that it is ready; one that never says so is
 RUNNING at once. *STOPPING* is every way to an end that we have begun: a fault, a
 worker that is worn, the supervisor's own end. A process that ends unasked goes from
 where it is to the state behind it.
 
-A start is of *use* when it answered something, or died of a message that it had read:
-then the search for the culprit has come a step further. Only useless starts count
-against ``RestartPolicy.max``: messages that kill workers must not use up what
-protects from a program that can't even start.
+A start makes *progress* when it answered something, or died of a message that it had
+read: then the search for the culprit has come a step further. Only starts without
+progress count against ``RestartPolicy.max``: messages that kill workers must not use
+up what protects from a program that can't even start.
 
 What concerns one worker is in ``worker.py``. Here is what concerns several: that only
 one of them is replaced at a time, and that somebody is told when none is left.

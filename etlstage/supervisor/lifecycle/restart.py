@@ -1,11 +1,11 @@
 """
 Whether a worker that is gone is started again, and when.
 
-What counts is whether a start was of use. A worker that answered something before it
-died, or that died of a message that it had read, is started again as often as it
+What counts is whether a start made progress. A worker that answered something before
+it died, or that died of a message that it had read, is started again as often as it
 takes: the first at once, the second with more patience the more often that message
-has failed. One that dies of neither is given time, and given up when that happens too
-often: the program itself is at fault.
+has failed. One that dies of neither is given time, and not restarted when that happens
+too often: the program itself is at fault.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def wait_time(attempt: int, policy: RestartPolicy, *, jitter: float = 0.0) -> fl
 
 class Tally:
     """
-    Counts the restarts of one worker that were of no use.
+    Counts the restarts of one worker without progress.
 
     Args:
         policy: How many there may be.
@@ -86,11 +86,11 @@ class Tally:
 
         Args:
             now: The time, in seconds.
-            useful: Whether the start that has just ended was of use.
+            useful: Whether the start that has just ended made progress.
             jitter: See :func:`wait_time`.
 
         Returns:
-            None if there were too many already: the worker is given up.
+            None if there were too many already: the worker has failed permanently.
 
         """
         restarts = self._restarts

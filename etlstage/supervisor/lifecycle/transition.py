@@ -42,7 +42,7 @@ class State(Enum):
     BACKOFF = "backoff"
     """It is started again when the delay is over."""
     FATAL = "fatal"
-    """It is not started again: too many starts were of no use."""
+    """It failed permanently: too many restarts without progress."""
 
 
 _GONE: Final = frozenset({State.EXITED, State.BACKOFF, State.STARTING, State.FATAL})

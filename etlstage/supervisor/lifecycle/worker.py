@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from etlstage.errors import StageFailed
+from etlstage.messages import counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
@@ -180,7 +181,7 @@ class WorkerLife:
         if self._at_fault:
             return  # one fault is enough
         self._at_fault = True
-        self.story.note(now, "was given up")
+        self.story.note(now, "failed")
         self._out.append(Tell(event))
         self._stop(patient=False)
 
@@ -250,7 +251,7 @@ class WorkerLife:
         if limit is not None:
             seen = now if idle_since is None else max(self._alive_at, idle_since)
             if now >= seen + limit:
-                reason = f"gave no sign of life for {limit} s while it was idle"
+                reason = f"missed its heartbeat ({limit} s) while idle"
                 self._out.append(Fail(self.name, reason, "heartbeat"))
                 return
             at = min(at, seen + limit)
@@ -278,7 +279,7 @@ class WorkerLife:
             now: The time, in seconds.
             fate: What became of it.
             wanted: Whether it may be started again.
-            useful: Whether it was of use.
+            useful: Whether it made progress.
             blamed: Whether a message is to blame for its end.
             tries: How often that message has failed.
 
@@ -306,10 +307,10 @@ class WorkerLife:
     def _give_up(self, now: float, span: float) -> None:
         count = len(self.tally)
         if count:
-            restarts = f"{count} useless restart{'s' * (count != 1)}"
-            self.end += f" after {restarts} in {span:.1f} s"
+            restarts = counted(count, "restart")
+            self.end += f" after {restarts} without progress in {span:.1f} s"
         error = StageFailed(
-            f"stage {self._stage.name}: {self.end}, and is given up;"
+            f"stage {self._stage.name}: {self.end}; not restarted again;"
             f" last events: {'; '.join(self.story.tell(now))}",
             stage=self._stage.name,
         )

@@ -78,7 +78,7 @@ _CRASH: Final = re.compile(
     r"(?:\s*\+ (?:Exception Group )?)?Traceback \(most recent call last\):"  # Python
     r"|thread '.*' (?:\(\d+\) )?panicked at "  # Rust
     r"|(?:Exception in thread |Caused by: )"  # Java
-    r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?::|\s*$)"  # their last words
+    r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?::|\s*$)"  # their last line
     r"|During handling of the above exception, another exception occurred:"
     r"|The above exception was the direct cause of the following exception:"
 )

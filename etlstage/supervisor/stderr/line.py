@@ -1,7 +1,7 @@
 """
 From the bytes of a worker's stderr to the lines that are logged.
 
-Cuts lines, tells their levels, leaves out what is too much and says how much that was.
+Cuts lines, tells their levels, drops what is too much and says how much that was.
 Reading the bytes and logging the lines is ``log.py``.
 """
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from etlstage.supervisor.stderr.level import Level, LevelReader, harmless
 from etlstage.supervisor.stderr.throttle import Throttle
 
-__all__ = ("Diagnostic", "DiagnosticReader", "LineWritten", "LinesLeftOut")
+__all__ = ("Diagnostic", "DiagnosticReader", "LineWritten", "LinesDropped")
 
 _LINE: Final = 8192  # bytes of a line; a longer one comes in pieces
 _TAIL_LINES: Final = 10
@@ -27,14 +27,14 @@ class LineWritten(NamedTuple):
     text: str
 
 
-class LinesLeftOut(NamedTuple):
+class LinesDropped(NamedTuple):
     """Lines were written that are not passed on."""
 
     lines: int
     bytes: int
 
 
-Diagnostic: TypeAlias = LineWritten | LinesLeftOut
+Diagnostic: TypeAlias = LineWritten | LinesDropped
 
 
 class DiagnosticReader:
@@ -50,19 +50,19 @@ class DiagnosticReader:
         self._throttle = throttle
         self._levels = LevelReader()
         self._rest = b""
-        self._left_out = LinesLeftOut(0, 0)
+        self._dropped = LinesDropped(0, 0)
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self.lines = 0
-        """Lines so far, left out or not; pieces of a long one count one each."""
+        """Lines so far, dropped or not; pieces of a long one count one each."""
 
     @property
     def owing(self) -> bool:
-        """Whether lines were left out that nobody was told about."""
-        return self._left_out.lines > 0
+        """Whether lines were dropped that nobody was told about."""
+        return self._dropped.lines > 0
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines, left out or not; of very long ones their ends."""
+        """The last lines, dropped or not; of very long ones their ends."""
         kept: list[str] = []
         room = _TAIL_BYTES
         for line in reversed(self._tail):
@@ -92,15 +92,15 @@ class DiagnosticReader:
         return seen
 
     def settle(self) -> list[Diagnostic]:
-        """Return how much was left out, if anybody is to be told yet."""
+        """Return how much was dropped, if anybody is to be told yet."""
         if not self.owing:
             return []
-        owed, self._left_out = self._left_out, LinesLeftOut(0, 0)
+        owed, self._dropped = self._dropped, LinesDropped(0, 0)
         return [owed]
 
     def finish(self, now: float) -> list[Diagnostic]:
         """
-        Return what has no line end, and how much was left out.
+        Return what has no line end, and how much was dropped.
 
         Args:
             now: The time, in seconds.
@@ -120,8 +120,8 @@ class DiagnosticReader:
         self.lines += 1
         self._tail.append(line)
         if not self._throttle.allows(len(line), now):
-            lines, size = self._left_out
-            self._left_out = LinesLeftOut(lines + 1, size + len(line))
+            lines, size = self._dropped
+            self._dropped = LinesDropped(lines + 1, size + len(line))
             return
         if self.owing:
             seen.extend(self.settle())

@@ -24,7 +24,7 @@ __all__ = ("StderrLog",)
 
 _CHUNK: Final = 8192  # bytes a read; logging them takes longer than reading them
 _AT_ONCE: Final = 65536  # bytes that are read while everybody waits
-_PAUSE: Final = 1.0  # seconds of silence before it is told what was left out
+_PAUSE: Final = 1.0  # seconds of silence before it is told what was dropped
 
 _log = structlog.get_logger("etlstage")
 
@@ -94,7 +94,7 @@ class StderrLog:
         self._write(self._reader.settle())
 
     def finish(self) -> None:
-        """Log what has no line end, and how much was left out."""
+        """Log what has no line end, and how much was dropped."""
         self._write(self._reader.finish(self._clock()))
 
     async def _wait(self) -> None:
@@ -118,9 +118,9 @@ class StderrLog:
                     log("worker wrote to stderr", line=diagnostic.text)
                 else:
                     self._log.warning(
-                        "worker wrote more to stderr than is logged",
-                        left_out=diagnostic.lines,
-                        bytes=diagnostic.bytes,
+                        "stderr rate limit reached",
+                        dropped_lines=diagnostic.lines,
+                        dropped_bytes=diagnostic.bytes,
                     )
         new, self._told = self._reader.lines - self._told, self._reader.lines
         if new and self._counted is not None:

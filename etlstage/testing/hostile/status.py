@@ -25,7 +25,7 @@ class Status:
             self.every = float(os.environ.get("ETLSTAGE_HEARTBEAT") or 0) / 3
 
     def show(self) -> None:
-        """Give a sign of life."""
+        """Send a heartbeat."""
         if self._fd != -1:
             # Who does not listen is not told.
             try:

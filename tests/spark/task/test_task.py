@@ -97,7 +97,7 @@ def test_message_with_a_marker_fails_alone(
     assert "(message 3)" in str(raised.value)
 
 
-def test_condemned_message_is_named() -> None:
+def test_failed_message_is_named() -> None:
     """Its retries are over: so is the task."""
     dying = stage(
         "lambda m: os._exit(3) if m else (m,)",

@@ -45,7 +45,7 @@ def test_lone_message_is_tried_again() -> None:
     assert found == Judgement([Suspect(taken(0, b"a"), (DIED,), 1)], [], [])
 
 
-def test_lone_message_is_condemned_at_last() -> None:
+def test_lone_message_fails_at_last() -> None:
     """It had its retries, and the last time nothing else can have been at fault."""
     suspect = Suspect(taken(0, b"a"), (BEFORE,), 1)
     found = judge([suspect.taken], suspect, DIED, retries=1, batches=False, first=True)
@@ -53,7 +53,7 @@ def test_lone_message_is_condemned_at_last() -> None:
     assert found == Judgement([], [], [Suspect(taken(0, b"a"), (BEFORE, DIED), 2)])
 
 
-def test_message_is_not_condemned_for_the_age_of_its_worker() -> None:
+def test_message_does_not_fail_for_the_age_of_its_worker() -> None:
     """The process had done something before: a fresh one gives the verdict."""
     suspect = Suspect(taken(0, b"a"), (BEFORE,), 1)
     found = judge([suspect.taken], suspect, DIED, retries=0, batches=False, first=False)
@@ -61,7 +61,7 @@ def test_message_is_not_condemned_for_the_age_of_its_worker() -> None:
     assert found == Judgement([Suspect(taken(0, b"a"), (BEFORE, DIED), 2)], [], [])
 
 
-def test_message_is_not_condemned_for_what_its_batches_did() -> None:
+def test_message_does_not_fail_for_what_its_batches_did() -> None:
     """They were lost twice; by itself it was lost once."""
     suspect = Suspect(taken(0, b"a"), (BEFORE, BEFORE), 0)
     found = judge([suspect.taken], suspect, DIED, retries=1, batches=True, first=True)
@@ -103,7 +103,7 @@ def test_batch_with_others_behind_is_tried_whole() -> None:
 def test_every_message_has_one_place(
     counts: list[int], batches: bool, retries: int, first: bool
 ) -> None:
-    """Suspect, innocent or condemned: none is dropped, none is there twice."""
+    """Suspect, innocent or failed: none is dropped, none is there twice."""
     held, start = [], 0
     for count in counts:
         held.append(taken(start, *[b"%d" % n for n in range(count)]))
@@ -114,11 +114,11 @@ def test_every_message_has_one_place(
         for part in [
             *(s.taken for s in found.suspects),
             *found.innocent,
-            *(s.taken for s in found.condemned),
+            *(s.taken for s in found.failed),
         ]
         for place in range(part.start, part.start + len(part.messages))
     ]
 
     assert sorted(places) == list(range(start))
-    assert all(len(s.taken.messages) == 1 for s in found.condemned)
-    assert not (found.condemned and (found.innocent or not first))
+    assert all(len(s.taken.messages) == 1 for s in found.failed)
+    assert not (found.failed and (found.innocent or not first))

@@ -62,7 +62,7 @@ async def test_events_of_a_worker_that_is_given_up() -> None:
         started.pid,
         status=-15,
         lost=1,
-        condemned=1,
+        failed=1,
         tries=0,
         fate="was killed by SIGTERM",
     )
@@ -79,7 +79,7 @@ async def test_events_of_a_worker_that_dies() -> None:
 
     assert isinstance(exited, WorkerExited)
     assert (exited.status, exited.lost, exited.answered) == (3, 3, 1)
-    assert (exited.retried, exited.condemned, exited.tries) == (3, 0, 1)
+    assert (exited.retried, exited.failed, exited.tries) == (3, 0, 1)
     assert (exited.untouched, exited.told, exited.late) == (False, False, 0)
     assert exited.fate == "exited with status 3"
 

@@ -95,7 +95,7 @@ class Driver:
         *,
         lost: int = 0,
         answered: int = 0,
-        condemned: int = 0,
+        failed: int = 0,
         tries: int = 0,
         untouched: bool = False,
         told: bool = False,
@@ -107,7 +107,7 @@ class Driver:
             status,
             lost=lost,
             answered=answered,
-            condemned=condemned,
+            failed=failed,
             tries=tries,
             untouched=untouched,
             told=told,
@@ -182,7 +182,7 @@ def test_worker_that_answered_is_started_again_at_once() -> None:
         assert d.out == [Spawn("t-1", start, math.inf)]
 
 
-def test_useless_starts_wait_longer_and_longer() -> None:
+def test_starts_without_progress_wait_longer_and_longer() -> None:
     """Then the worker is fatal, and with the last one the stage is given up."""
     d = driver(restart=RestartPolicy(max=3, delay=1.0))
     d.start()
@@ -202,14 +202,15 @@ def test_useless_starts_wait_longer_and_longer() -> None:
     (given_up,) = d.out
     assert isinstance(given_up, GiveUp)
     assert given_up.reason == (
-        "worker t-1 (pid 7) ended with status 1 after 3 useless restarts in 3.0 s"
+        "worker t-1 (pid 7) ended with status 1"
+        " after 3 restarts without progress in 3.0 s"
     )
     last = d.told[-1]
     assert isinstance(last, WorkerGivenUp)
     assert "last events: started (pid 7, start 1) 3.00 s ago; " in str(last.error)
 
 
-def test_worker_that_died_of_a_message_is_no_useless_start() -> None:
+def test_worker_that_died_of_a_message_has_made_progress() -> None:
     """The more often that message has failed, the longer the wait; never the end."""
     d = driver(restart=RestartPolicy(max=1, delay=1.0))
     for _ in range(9):
@@ -223,11 +224,11 @@ def test_worker_that_died_of_a_message_is_no_useless_start() -> None:
             d.now += delay
             d.handle(TimerRang("t-1"))
         d.start()
-        d.end(lost=1, condemned=1)
+        d.end(lost=1, failed=1)
         assert isinstance(d.out[0], Spawn)
 
 
-def test_worker_that_read_nothing_is_a_useless_start() -> None:
+def test_worker_that_read_nothing_has_made_no_progress() -> None:
     """Though it held messages: these can't have killed it."""
     d = driver(restart=RestartPolicy(max=1))
     for _ in range(2):
@@ -271,7 +272,7 @@ def test_transient_worker_may_end_well() -> None:
     assert d.out == [GiveUp("t-1", "worker t-1 (pid 7) ended with status 0")]
 
 
-def test_program_that_is_gone_counts_as_a_useless_start() -> None:
+def test_program_that_is_gone_makes_no_progress() -> None:
     """It can be there again, so it is tried again."""
     d = driver(restart=RestartPolicy(max=1))
     d.start()
@@ -279,7 +280,7 @@ def test_program_that_is_gone_counts_as_a_useless_start() -> None:
     d.handle(StartFailed("t-1", OSError("gone")))
 
     assert d.state["t-1"] is State.FATAL
-    assert "could not be started after 1 useless restart in" in str(d.out)
+    assert "could not be started after 1 restart without progress in" in str(d.out)
 
 
 def test_one_fault_is_enough() -> None:
@@ -305,7 +306,7 @@ def test_idle_worker_must_give_signs_of_life() -> None:
     assert d.handle(TimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 14.0)]
     d.now = 14.0
 
-    reason = "gave no sign of life for 10.0 s while it was idle"
+    reason = "missed its heartbeat (10.0 s) while idle"
     assert d.handle(TimerRang("t-1", idle_since=0.0)) == [
         Fail("t-1", reason, "heartbeat")
     ]
@@ -631,7 +632,7 @@ class Supervision(RuleBasedStateMachine):
     @precondition(lambda self: self.processes)
     @rule(data=st.data())
     def announce(self, data: st.DataObject) -> None:
-        """A worker gives a sign of life, which may be its first."""
+        """A worker sends a heartbeat, which may be its first."""
         process = self._choose(data)
         starting = self.state[process.name] is State.STARTING
         event = WorkerReady(process.name, 1) if starting else AliveSeen(process.name)
@@ -779,7 +780,7 @@ class Supervision(RuleBasedStateMachine):
                 loss.held,
                 answered=process.answered,
                 retried=loss.retried,
-                condemned=loss.condemned,
+                failed=loss.failed,
                 tries=loss.tries,
                 untouched=untouched,
                 told=process.told and process.error is None,

@@ -36,7 +36,7 @@ def test_negative_attempt_is_refused() -> None:
         wait_time(-1, POLICY)
 
 
-def test_useless_restarts_are_bounded() -> None:
+def test_restarts_without_progress_are_bounded() -> None:
     """Three in a row, each later than the one before; then it is given up."""
     tally = Tally(POLICY)
     delays = [tally.next_delay(n, useful=False, jitter=0.0) for n in range(4)]

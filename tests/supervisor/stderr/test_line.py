@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from etlstage.supervisor.stderr.line import (
     Diagnostic,
     DiagnosticReader,
-    LinesLeftOut,
+    LinesDropped,
     LineWritten,
 )
 from etlstage.supervisor.stderr.throttle import Throttle
@@ -49,30 +49,30 @@ def test_long_line_comes_in_pieces() -> None:
     assert [len(text) for text in whole] == [8192, 8192, 20_000 - 2 * 8192]
 
 
-def test_left_out_lines_are_counted() -> None:
+def test_dropped_lines_are_counted() -> None:
     """It is told before the next line that passes."""
     r = reader(rate=2, burst=2)
     assert texts(r.receive(b"a\nb\nc\nd\n", 0.0)) == ["a", "b"]
     assert r.owing
     assert r.receive(b"ee\n", 0.5) == []
-    assert r.receive(b"f\n", 1.0) == [LinesLeftOut(3, 4), LineWritten("info", "f")]
+    assert r.receive(b"f\n", 1.0) == [LinesDropped(3, 4), LineWritten("info", "f")]
     assert not r.owing
     assert r.lines == 6
 
 
-def test_left_out_lines_are_told_when_asked() -> None:
+def test_dropped_lines_are_told_when_asked() -> None:
     """After a while of silence; once."""
     r = reader(burst=1)
     r.receive(b"a\nb\n", 0.0)
-    assert r.settle() == [LinesLeftOut(1, 1)]
+    assert r.settle() == [LinesDropped(1, 1)]
     assert r.settle() == []
 
 
-def test_left_out_lines_are_told_at_the_end() -> None:
+def test_dropped_lines_are_told_at_the_end() -> None:
     """With what has no line end."""
     r = reader(burst=1)
     r.receive(b"a\nb\nc", 0.0)
-    assert r.finish(0.0) == [LinesLeftOut(2, 2)]
+    assert r.finish(0.0) == [LinesDropped(2, 2)]
 
 
 def test_level_does_not_reach_over_a_gap() -> None:
@@ -82,8 +82,8 @@ def test_level_does_not_reach_over_a_gap() -> None:
     assert r.receive(b"  c\n", 2.0)[-1] == LineWritten("info", "  c")
 
 
-def test_tail_has_left_out_lines_too() -> None:
-    """The last words are the ones that matter."""
+def test_tail_has_dropped_lines_too() -> None:
+    """The last lines are the ones that matter."""
     r = reader(burst=1)
     r.receive(b"".join(b"%d\n" % n for n in range(100)), 0.0)
     assert r.tail == tuple(str(n) for n in range(90, 100))
@@ -130,12 +130,12 @@ def test_every_line_passes_or_is_counted(
         if asked:
             seen += r.settle()
     seen += r.finish(now)
-    left_out = [x for x in seen if isinstance(x, LinesLeftOut)]
+    dropped = [x for x in seen if isinstance(x, LinesDropped)]
     whole = b"".join(text for text, _, _ in steps)
     expected = texts(everything.receive(whole, 0.0) + everything.finish(0.0))
 
-    assert len(texts(seen)) + sum(x.lines for x in left_out) == r.lines == len(expected)
-    assert all(x.lines for x in left_out)
+    assert len(texts(seen)) + sum(x.lines for x in dropped) == r.lines == len(expected)
+    assert all(x.lines for x in dropped)
     remaining = iter(expected)
     assert all(text in remaining for text in texts(seen))
     assert r.tail == everything.tail

@@ -18,7 +18,7 @@ from etlstage.transport import LaunchRequest, launch_over_pipes
 from etlstage.transport.pipe import PipeChild
 
 WROTE = "worker wrote to stderr"
-LEFT_OUT = "worker wrote more to stderr than is logged"
+DROPPED = "stderr rate limit reached"
 
 
 @contextmanager
@@ -92,7 +92,7 @@ async def test_flood_fills_no_log() -> None:
 
     logged = lines(logs)
     assert 1000 <= len(logged) < 3000
-    assert len(logged) + sum(e.get("left_out", 0) for e in logs) == 100_000
+    assert len(logged) + sum(e.get("dropped_lines", 0) for e in logs) == 100_000
     assert [text[:11] for _, text in logged[:1000]] == [
         f"line {n:06d}" for n in range(1000)
     ]
@@ -131,37 +131,42 @@ async def test_others_get_their_turn() -> None:
     assert flood.turns >= 90
 
 
-async def test_what_was_left_out_is_told_at_the_end() -> None:
+async def test_what_was_dropped_is_told_at_the_end() -> None:
     """In one event, with its size."""
     logs, _ = await run("sys.stderr.write('abc\\n' * 10)", rate=0.1, burst=3)
     assert lines(logs) == [("info", "abc")] * 3
-    assert [e for e in logs if e["event"] == LEFT_OUT] == [
+    assert [e for e in logs if e["event"] == DROPPED] == [
         dict(logs[-1])
-        | {"log_level": "warning", "left_out": 7, "bytes": 21, "worker": "clean-1"}
+        | {
+            "log_level": "warning",
+            "dropped_lines": 7,
+            "dropped_bytes": 21,
+            "worker": "clean-1",
+        }
     ]
 
 
-async def test_what_was_left_out_is_told_after_a_silence() -> None:
+async def test_what_was_dropped_is_told_after_a_silence() -> None:
     """The worker may live for months."""
     code = "os.write(2, b'a\\nb\\n'); time.sleep(60)"
     with capture_logs() as logs, python(code) as child:
         log = log_of(child, rate=0.1, burst=1)
         with anyio.move_on_after(2.5):
             await log.run()
-    assert [e.get("left_out") for e in logs] == [None, 1]
+    assert [e.get("dropped_lines") for e in logs] == [None, 1]
 
 
-async def test_draining_tells_what_was_left_out() -> None:
+async def test_draining_tells_what_was_dropped() -> None:
     """Also when there is more to read than it reads."""
     with capture_logs() as logs, python("os.write(2, b'x\\n' * 60000)") as child:
         log = log_of(child, burst=5, clock=float)
         child._popen.wait()
         log.drain()
-        assert logs[-1]["event"] == LEFT_OUT
-        first = logs[-1]["left_out"]
+        assert logs[-1]["event"] == DROPPED
+        first = logs[-1]["dropped_lines"]
         assert len(lines(logs)) + first == 32768
         log.drain()
-    assert sum(e.get("left_out", 0) for e in logs) + len(lines(logs)) == 60000
+    assert sum(e.get("dropped_lines", 0) for e in logs) + len(lines(logs)) == 60000
 
 
 async def test_lines_are_counted() -> None:
