@@ -10,16 +10,38 @@ A *hostile worker* does on purpose what workers do by accident::
     )
     stage = Stage(name="clean", command=hostile_worker(plan))
 
+A *scripted worker* is no process at all, but an async function in yours, and runs on
+a clock that jumps: restarts, back-off and deadlines take milliseconds to test. See
+:mod:`etlstage.testing.scripted` and :mod:`etlstage.testing.clock`::
+
+    run_virtually(main)  # in it: AsyncSupervisor(stage, launch=ScriptedLaunch(script))
+
 Strategies for Hypothesis are in :mod:`etlstage.testing.strategies`; they need the
 extra ``testing``, nothing else here does.
 """
 
 from __future__ import annotations
 
+from etlstage.testing.clock import VirtualLoop as VirtualLoop
+from etlstage.testing.clock import run_virtually as run_virtually
+from etlstage.testing.clock import virtual_time as virtual_time
 from etlstage.testing.fault import Fault as Fault
 from etlstage.testing.fault import FaultKind as FaultKind
 from etlstage.testing.fault import FaultPlan as FaultPlan
 from etlstage.testing.fault import Moment as Moment
+from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
+from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
 from etlstage.testing.worker import hostile_worker as hostile_worker
 
-__all__ = ("Fault", "FaultKind", "FaultPlan", "Moment", "hostile_worker")
+__all__ = (
+    "Fault",
+    "FaultKind",
+    "FaultPlan",
+    "Moment",
+    "ScriptedLaunch",
+    "ScriptedWorker",
+    "VirtualLoop",
+    "hostile_worker",
+    "run_virtually",
+    "virtual_time",
+)

@@ -1,0 +1,249 @@
+"""
+Workers without processes: each is an async function, and talks over memory.
+
+::
+
+    async def clean(worker: ScriptedWorker) -> int | None:
+        async for message in worker.messages():
+            if worker.start == 1 and message == b"poison":
+                return -SIGSEGV
+            await anyio.sleep(0.2)
+            await worker.reply(message.upper())
+        return 0
+
+    async def main() -> None:
+        async with AsyncSupervisor(stage, launch=ScriptedLaunch(clean)) as supervisor:
+            results = await supervisor.submit([b"one", b"poison", b"two"])
+
+    run_virtually(main)
+
+The supervisor can't tell them from programs: it restarts them, waits before it does,
+misses their heartbeat, sends them signals. With the clock of ``clock.py`` minutes of
+that take milliseconds.
+
+What does not start at all is the launch's matter, which is a function like any other::
+
+    def launch(request: LaunchRequest) -> tuple[Wire, Child]:
+        if request.start == 2:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return scripted(request)
+
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine
+from itertools import count
+from signal import SIGKILL, Signals
+from typing import Any, Final
+
+import anyio
+
+from etlstage.transport.base import Child, LaunchRequest, Wire
+from etlstage.transport.memory import MemoryPipe, MemoryWire, memory_wire
+from etlstage.worker.marking import find_markers
+
+__all__ = ("Script", "ScriptedLaunch", "ScriptedWorker")
+
+_CHUNK: Final = 65536  # bytes a read
+# No process has such a number, so no signal and no look into /proc finds one.
+_pids: Final = count(2**22 + 1)
+
+
+class ScriptedWorker:
+    """
+    One start of a worker, as its script sees it.
+
+    Attributes:
+        request: What it was started with: command, environment, names.
+        name: Such as ``clean-1``.
+        start: How often this worker was started, this time included.
+        pid: A number that no process has.
+        ignored: Signals that do nothing to it; SIGKILL always does.
+        signals: Those that it was sent.
+        returncode: Exit status once it is gone, negative for a signal, else None.
+
+    """
+
+    def __init__(
+        self,
+        request: LaunchRequest,
+        wire: MemoryWire,
+        stderr: MemoryPipe,
+        status: MemoryPipe | None,
+    ) -> None:
+        self.request = request
+        self.name = request.worker
+        self.start = request.start
+        self.pid = next(_pids)
+        self.ignored: set[Signals] = set()
+        self.signals: list[Signals] = []
+        self.returncode: int | None = None
+        self._wire = wire
+        self._stderr = stderr
+        self._status = status
+        self._markers = find_markers((), request.env)
+
+    def __repr__(self) -> str:
+        fate = "running" if self.returncode is None else f"status={self.returncode}"
+        return f"<ScriptedWorker {self.name!r} start={self.start} {fate}>"
+
+    async def read(self, size: int = _CHUNK) -> bytes:
+        """Return some bytes of stdin, ``b""`` at its end."""
+        while (data := self._wire.read(size)) is None:
+            await self._wire.readable()
+        return data
+
+    async def write(self, data: bytes) -> None:
+        """
+        Write all of that to stdout.
+
+        Raises:
+            BrokenPipeError: If the supervisor, or we, closed it.
+
+        """
+        await _write(self._wire, data)
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Yield the messages of stdin, one by one; for workers that drive no batch."""
+        eom, rest = self._markers.eom, b""
+        while data := await self.read():
+            *whole, rest = (rest + data).split(eom)
+            for message in whole:
+                yield message
+
+    async def reply(self, *outputs: bytes) -> None:
+        """Answer a message, or a batch, with these."""
+        eom, eop = self._markers.eom, self._markers.eop
+        if eop == eom:
+            eop = b""
+        await self.write(b"".join(output + eom for output in outputs) + eop)
+
+    async def complain(self, text: str) -> None:
+        """Write a line to stderr."""
+        await _write(self._stderr, text.encode() + b"\n")
+
+    def show_life(self) -> None:
+        """Say that it is ready, and later that it is alive, where it is asked to."""
+        if self._status is not None:
+            self._status.write(b"\n")
+
+    def close_stdin(self) -> None:
+        """Read no more."""
+        self._wire.close_read()
+
+    def close_stdout(self) -> None:
+        """Write no more."""
+        self._wire.close_write()
+
+
+Script = Callable[[ScriptedWorker], Coroutine[Any, Any, int | None]]
+"""What a worker does; it returns its exit status, negative for a signal.
+
+``SystemExit`` is one way out, too. Any other exception is what it is to a program in
+Python: the traceback is on stderr, and the status is 1."""
+
+
+class ScriptedLaunch:
+    """
+    Starts workers that do as a script says; see :class:`~etlstage.AsyncSupervisor`.
+
+    Args:
+        script: What each of them does.
+        pipe_size: Bytes that stdin and stdout have room for.
+
+    Attributes:
+        workers: All that were started, in order.
+
+    """
+
+    def __init__(self, script: Script, *, pipe_size: int = 65536) -> None:
+        self.workers: list[ScriptedWorker] = []
+        self._script = script
+        self._pipe_size = pipe_size
+
+    @property
+    def running(self) -> list[ScriptedWorker]:
+        """Those that are not gone."""
+        return [worker for worker in self.workers if worker.returncode is None]
+
+    def __call__(self, request: LaunchRequest, /) -> tuple[Wire, Child]:
+        """Start a worker."""
+        ours, theirs = memory_wire(self._pipe_size)
+        if not request.stdin:
+            ours.close_write()
+        stderr, status = MemoryPipe(), MemoryPipe() if request.status else None
+        worker = ScriptedWorker(request, theirs, stderr, status)
+        self.workers.append(worker)
+        return ours, _ScriptedChild(worker, self._script, theirs, stderr, status)
+
+
+class _ScriptedChild:
+    """The same worker, as the supervisor sees it."""
+
+    def __init__(
+        self,
+        worker: ScriptedWorker,
+        script: Script,
+        wire: MemoryWire,
+        stderr: MemoryPipe,
+        status: MemoryPipe | None,
+    ) -> None:
+        self.pid = worker.pid
+        self.stderr = stderr
+        self.status = status
+        self._worker = worker
+        self._script = script
+        self._wire = wire
+        self._alive = anyio.CancelScope()
+        self._killed_by = 0
+
+    def __repr__(self) -> str:
+        return repr(self._worker)
+
+    @property
+    def returncode(self) -> int | None:
+        return self._worker.returncode
+
+    def signal(self, number: Signals, /) -> None:
+        if self.returncode is not None:
+            return
+        self._worker.signals.append(number)
+        if number is SIGKILL or number not in self._worker.ignored:
+            self._killed_by = self._killed_by or number
+            self._alive.cancel()
+
+    def kill_heirs(self) -> None:
+        """Do nothing: a script starts nothing that it does not wait for."""
+
+    async def wait(self) -> int:
+        # The script runs here, in who waits for it, and so is never left behind.
+        status = 1
+        try:
+            with self._alive:
+                status = await self._script(self._worker) or 0
+        except SystemExit as exit_:
+            status = (
+                exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
+            )
+        except Exception:
+            self.stderr.write(traceback.format_exc().encode()[-_CHUNK // 2 :])
+        finally:
+            # The exit of a process closes its ends.
+            self._wire.close()
+            self.stderr.end()
+            if self.status is not None:
+                self.status.end()
+        self._worker.returncode = -self._killed_by or status
+        return self._worker.returncode
+
+    def close(self) -> None:
+        self.stderr.close()
+        if self.status is not None:
+            self.status.close()
+
+
+async def _write(pipe: MemoryWire | MemoryPipe, data: bytes) -> None:
+    while data := data[pipe.write(data) :]:
+        await pipe.writable()

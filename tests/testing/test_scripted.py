@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import errno
+import sys
+from signal import SIGKILL, SIGSEGV, SIGTERM
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage.errors import WorkerStartFailed
+from etlstage.protocol.marker import Markers
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import RecyclePolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
+from etlstage.testing.scripted import Script
+from etlstage.transport import Child, LaunchRequest, Wire
+from tests.supervisor.workers import errors, outputs
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run in virtual time."""
+    return virtual_time(request.param)
+
+
+def stage(**settings: Any) -> Stage:  # noqa: ANN401
+    """Return a stage whose command nobody runs."""
+    return Stage(name="t", command=("no-such-program",), **settings)
+
+
+async def upper(worker: ScriptedWorker) -> None:
+    """Answer each message with its capitals."""
+    worker.show_life()
+    async for message in worker.messages():
+        await worker.reply(message.upper())
+
+
+ONCE = RestartPolicy(policy="temporary")
+
+
+async def fates(script: Script, **settings: Any) -> list[str]:  # noqa: ANN401
+    """Return what becomes of a message when a worker does that, just once."""
+    with capture_logs():
+        async with AsyncSupervisor(
+            stage(restart=ONCE, **settings), launch=ScriptedLaunch(script)
+        ) as supervisor:
+            return errors(await supervisor.submit([b"x"]))
+
+
+async def test_script_answers_messages() -> None:
+    """It has what a program would have; it ends when its input does."""
+    launch = ScriptedLaunch(upper)
+    async with AsyncSupervisor(stage(), launch=launch) as supervisor:
+        (worker,) = launch.running
+        assert (worker.name, worker.start, worker.returncode) == ("t-1", 1, None)
+        assert worker.request.command == ("no-such-program",)
+        assert repr(worker) == "<ScriptedWorker 't-1' start=1 running>"
+        assert outputs(await supervisor.submit([b"a", b"b"])) == [(b"A",), (b"B",)]
+    assert launch.running == []
+    assert (worker.returncode, worker.signals) == (0, [])
+    assert repr(worker) == "<ScriptedWorker 't-1' start=1 status=0>"
+
+
+@pytest.mark.parametrize(
+    "markers", [Markers(b"<m>", b"<p>", b"<b>", b"<n>"), Markers(eop=b"\n")], ids=str
+)
+async def test_markers_are_those_of_the_environment(markers: Markers) -> None:
+    """As they are for programs."""
+    run = stage(dialect=MarkerDialect(markers=markers))
+    async with AsyncSupervisor(run, launch=ScriptedLaunch(upper)) as supervisor:
+        assert outputs(await supervisor.submit([b"a"])) == [(b"A",)]
+
+
+async def test_more_than_fits_passes_through() -> None:
+    """Both sides wait for each other."""
+    launch = ScriptedLaunch(upper, pipe_size=3)
+    async with AsyncSupervisor(stage(), launch=launch) as supervisor:
+        assert outputs(await supervisor.submit([b"abc" * 99])) == [(b"ABC" * 99,)]
+
+
+async def test_returned_status_is_that_of_the_exit() -> None:
+    """Negative for a signal."""
+
+    async def crash(worker: ScriptedWorker) -> int:
+        await worker.read()
+        await worker.complain("oh no")
+        return -SIGSEGV
+
+    (text,) = await fates(crash)
+    assert "was killed by SIGSEGV while it held 1 message" in text
+    assert "oh no" in text
+
+
+@pytest.mark.parametrize(("given", "status"), [(3, 3), (None, 0), ("oops", 1)])
+async def test_script_may_exit_from_anywhere(given: object, status: int) -> None:
+    """With a number, nothing or a text, as a program."""
+
+    async def leave(worker: ScriptedWorker) -> int:
+        await worker.read()
+        sys.exit(given)  # type: ignore[arg-type]
+
+    (text,) = await fates(leave)
+    assert f"exited with status {status} while it held 1 message" in text
+
+
+async def test_exception_is_what_it_is_to_a_program() -> None:
+    """A traceback on stderr, and status 1."""
+
+    async def fail(worker: ScriptedWorker) -> int:
+        await worker.read()
+        return 1 // 0
+
+    (text,) = await fates(fail)
+    assert "exited with status 1" in text
+    assert "ZeroDivisionError" in text
+
+
+async def test_worker_that_stalls_is_signalled() -> None:
+    """After as many virtual seconds as the stage says."""
+
+    async def stall(_worker: ScriptedWorker) -> None:
+        await anyio.sleep_forever()
+
+    began = anyio.current_time()
+    (text,) = await fates(stall, timeout=Timeouts(message=1000))
+    assert "did not answer a message within 1000 s" in text
+    assert anyio.current_time() - began == pytest.approx(1000)
+
+
+async def test_signals_can_be_ignored_but_for_one() -> None:
+    """The ladder of stopping is climbed to its end."""
+
+    async def stubborn(worker: ScriptedWorker) -> None:
+        worker.ignored.add(SIGTERM)
+        await anyio.sleep_forever()
+
+    launch = ScriptedLaunch(stubborn)
+    async with AsyncSupervisor(stage(timeout=Timeouts(stop=60)), launch=launch):
+        began = anyio.current_time()
+    (worker,) = launch.workers
+    assert worker.signals == [SIGTERM, SIGKILL]
+    assert worker.returncode == -SIGKILL
+    assert anyio.current_time() - began == pytest.approx(120)
+
+
+async def test_readiness_and_life_are_shown() -> None:
+    """One that falls silent is replaced; it was given up after its heartbeat."""
+    silent_after = 100.0
+
+    async def beat(worker: ScriptedWorker) -> None:
+        until = anyio.current_time() + silent_after
+        while anyio.current_time() < until:
+            worker.show_life()
+            await anyio.sleep(5)
+        await anyio.sleep_forever()
+
+    launch = ScriptedLaunch(beat)
+    run = stage(ready=True, timeout=Timeouts(start=1, heartbeat=10))
+    with capture_logs():
+        async with AsyncSupervisor(run, launch=launch):
+            await anyio.sleep(silent_after + 4)
+            assert len(launch.workers) == 1
+            await anyio.sleep(2)
+            assert len(launch.workers) == 2
+    assert [worker.returncode for worker in launch.workers] == [-SIGTERM, -SIGTERM]
+
+
+async def test_back_off_takes_virtual_time() -> None:
+    """Minutes of it pass at once."""
+
+    async def crash(_worker: ScriptedWorker) -> int:
+        return 1
+
+    launch = ScriptedLaunch(crash)
+    policy = RestartPolicy(max=8, delay=10, max_delay=1000, within=1e6)
+    began = anyio.current_time()
+    with capture_logs():
+        async with AsyncSupervisor(stage(restart=policy), launch=launch) as supervisor:
+            (text,) = errors(await supervisor.submit([b"x"]))
+    assert "no worker is left" in text
+    assert [worker.start for worker in launch.workers] == list(range(1, 10))
+    assert 10 * 127 / 2 < anyio.current_time() - began <= 10 * 127
+
+
+async def test_recycled_worker_is_told_by_its_stdin() -> None:
+    """The next one is start 2."""
+    launch = ScriptedLaunch(upper)
+    run = stage(recycle=RecyclePolicy(max_messages=2, variance=0))
+    async with AsyncSupervisor(run, launch=launch) as supervisor:
+        for _ in range(5):
+            assert outputs(await supervisor.submit([b"a"])) == [(b"A",)]
+    assert [w.returncode for w in launch.workers] == [0, 0, 0]
+
+
+async def test_script_may_close_its_ends_and_live_on() -> None:
+    """What it closes first is told."""
+
+    async def close_both(worker: ScriptedWorker) -> None:
+        await worker.read()
+        worker.close_stdin()
+        worker.close_stdout()
+        worker.ignored.add(SIGTERM)
+        await anyio.sleep_forever()
+
+    (text,) = await fates(close_both)
+    assert "closed its stdout, but did not exit, and was stopped" in text
+
+
+async def test_launch_can_be_wrapped() -> None:
+    """A program that is gone at its restart, for example."""
+
+    def launch(request: LaunchRequest, /) -> tuple[Wire, Child]:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    with pytest.raises(WorkerStartFailed, match="there is no program"):
+        async with AsyncSupervisor(stage(), launch=launch):
+            raise AssertionError("it started")
