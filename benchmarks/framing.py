@@ -12,16 +12,14 @@ import subprocess
 import threading
 import time
 from functools import partial
-from typing import cast
 
 import anyio
 import pyarrow as pa
 
 from benchmarks.harness import MESSAGE_BYTES, Row, echo_stage, messages, paired
 from etlstage import AsyncSupervisor
+from etlstage.columns import Column
 from etlstage.messages import Run
-from etlstage.protocol.marker.columnar import COLUMNS, Column
-from etlstage.protocol.marker.framing import LISTS, Framing
 
 COUNT = 1_000_000
 RUN = 8192
@@ -30,24 +28,23 @@ RUN = 8192
 def measure() -> list[Row]:
     """Return bytes per second of both, for messages as Arrow has them and as lists."""
     run = messages(COUNT)
-    column = cast("Run", Column(pa.array(run, pa.binary())))
+    column = Column(pa.array(run, pa.binary()))
     wire = b"\n".join((*run, b""))
     found = []
-    for what, held, framing, target in (
-        ("Arrow framing", column, COLUMNS, 0.7),
-        ("framing of lists", run, LISTS, 0),
-    ):
+    kinds: tuple[tuple[str, Run, float], ...] = (
+        ("Arrow framing", column, 0.7),
+        ("framing of lists", run, 0),
+    )
+    for what, held, target in kinds:
         runs = [held[at : at + RUN] for at in range(0, COUNT, RUN)]
-        ours, theirs = paired(
-            partial(anyio.run, _framed, runs, framing), partial(_cat, wire)
-        )
+        ours, theirs = paired(partial(anyio.run, _framed, runs), partial(_cat, wire))
         what = f"{what}, C echo worker"
         found.append(Row(what, ours / 1e6, "cat", theirs / 1e6, "MB/s", target))
     return found
 
 
-async def _framed(runs: list[Run], framing: Framing) -> float:
-    async with AsyncSupervisor(echo_stage(), framing=framing) as supervisor:
+async def _framed(runs: list[Run]) -> float:
+    async with AsyncSupervisor(echo_stage()) as supervisor:
         started = time.perf_counter()
         count = 0
         async for answer in supervisor.answers(runs):

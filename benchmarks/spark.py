@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.harness import MESSAGE_BYTES, echo_stage
 from etlstage import Pipeline
-from etlstage.protocol.marker.columnar import COLUMNS
 from etlstage.spark import DataFrameSink, DataFrameSource, Destination, Session
 
 __all__ = ("frame", "pipeline", "rate", "session")
@@ -45,7 +44,6 @@ def pipeline(spark: SparkSession, count: int, target: Path) -> Pipeline:
         sink=DataFrameSink(
             spark, Destination(str(target), mode="overwrite"), name="load"
         ),
-        framing=COLUMNS,  # as of a pipeline file with DataFrames at its ends
     )
 
 

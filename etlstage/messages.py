@@ -9,34 +9,79 @@ one on its way through.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias, overload
 
 __all__ = (
-    "KeyedRun",
+    "AnnotatedRun",
+    "Groups",
     "Position",
     "Result",
     "Run",
     "StageKind",
+    "concatenated",
     "counted",
-    "listed",
+    "joined",
+    "plain",
     "size_of",
 )
 
-Run: TypeAlias = list[bytes]
-"""Messages that travel together, in order."""
+Run: TypeAlias = Sequence[bytes]
+"""Messages that travel together, in order: a list, or a
+:class:`~etlstage.columns.Column`."""
+
+Groups: TypeAlias = Sequence[tuple[bytes, ...]]
+"""For each of some messages what was made of it: a list, or
+:class:`~etlstage.columns.Replies`."""
 
 
-class KeyedRun(list[bytes]):
-    """A run whose messages each have a key beside them: a number, from the source."""
+class AnnotatedRun(Sequence[bytes]):
+    """
+    Messages with columns beside them: in each a value for every message.
 
-    __slots__ = ("keys",)
+    ::
 
-    def __init__(self, messages: Iterable[bytes], keys: Sequence[int]) -> None:
-        super().__init__(messages)
-        self.keys = keys
-        """As many as there are messages; equal for messages that keep their order."""
+        AnnotatedRun([b"a", b"b"], key=[7, 8])
+
+    Args:
+        messages: However they are held.
+        columns: By name; as long as there are messages. ``key`` holds numbers, equal
+            for messages that keep their order.
+
+    """
+
+    __slots__ = ("columns", "messages")
+
+    def __init__(self, messages: Run, **columns: Sequence[Any]) -> None:
+        self.messages = messages
+        self.columns = columns
+
+    def __repr__(self) -> str:
+        names = " ".join(sorted(self.columns))
+        return f"<AnnotatedRun messages={len(self)} columns={names}>"
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> AnnotatedRun: ...
+    def __getitem__(self, at: int | slice) -> bytes | AnnotatedRun:
+        if isinstance(at, slice):
+            columns = {name: column[at] for name, column in self.columns.items()}
+            return AnnotatedRun(self.messages[at], **columns)
+        return self.messages[at]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.messages)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages."""
+        return size_of(self.messages)
 
 
 def counted(count: int, noun: str) -> str:
@@ -44,16 +89,30 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def listed(messages: Sequence[bytes]) -> Run:
-    """Return the messages as a list; a run that is one, as it is."""
-    return messages if isinstance(messages, list) else list(messages)
+def plain(messages: Run) -> Run:
+    """Return the messages without what is beside them."""
+    return messages.messages if isinstance(messages, AnnotatedRun) else messages
 
 
-def size_of(messages: Sequence[bytes]) -> int:
+def size_of(messages: Run) -> int:
     """Return how many bytes the messages have, without their markers."""
     # A column knows, and need not be taken apart.
     size: int | None = getattr(messages, "size", None)
     return sum(map(len, messages)) if size is None else size
+
+
+def joined(groups: Groups) -> Run:
+    """Return the messages of all groups, in order, held as they are in there."""
+    # Replies in Arrow have them in one column already.
+    column: Run | None = getattr(groups, "messages", None)
+    return list(chain.from_iterable(groups)) if column is None else column
+
+
+def concatenated(first: Run, second: Run) -> Run:
+    """Return the messages of two runs that are to travel as one."""
+    if type(first) is type(second):
+        return first + second  # type: ignore[operator,no-any-return]
+    return [*first, *second]
 
 
 class StageKind(Enum):

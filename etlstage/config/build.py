@@ -31,7 +31,6 @@ from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
-from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.stage import Stage
 
 if TYPE_CHECKING:
@@ -144,7 +143,6 @@ class _Builder:
             sink=self._sink(self._keys.load),
             dead_letters=self._letters,
             dead_letter_sink=self._letter_sink(self._keys.dead_letters),
-            framing=self._framing(),
         )
 
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
@@ -199,14 +197,6 @@ class _Builder:
             staging=self._keys.spark.staging,
             shipment=shipment,
         )
-
-    def _framing(self) -> Framing:
-        if self._keys.extract.spark is None and self._keys.load.spark is None:
-            return LISTS
-        # Spark hands over Arrow, and takes it.
-        from etlstage.protocol.marker.columnar import COLUMNS
-
-        return COLUMNS
 
     def _source(self, keys: ExtractKeys) -> Source:
         name = self._names["extract",]

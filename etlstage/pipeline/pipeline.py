@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from etlstage.messages import Position, Run, listed
+from etlstage.messages import Position, Run, joined
 from etlstage.pipeline.dead_letter.policy import Refusals, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.edge import Edge, Item
@@ -24,7 +24,6 @@ from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.watermark import Watermark
-from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.submission import Answer
@@ -49,7 +48,6 @@ class Pipeline(Runner):
         dead_letters: Where messages are dead-lettered that a stage can't process; None:
             the first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
-        framing: How messages are held between the stages.
         judged_of: Messages of which the share of an error budget is taken, at least:
             a part of an input may be worse than the whole.
 
@@ -69,7 +67,6 @@ class Pipeline(Runner):
         flush_every: float = 60.0,
         dead_letters: DeadLetters | None = None,
         dead_letter_sink: DeadLetterSink | None = None,
-        framing: Framing = LISTS,
         judged_of: int = 0,
     ) -> None:
         super().__init__(
@@ -83,7 +80,6 @@ class Pipeline(Runner):
         self._source = source
         self._sink = sink
         self._flush_every = flush_every
-        self._framing = framing
         self._judged_of = judged_of
         self._extracting: anyio.CancelScope | None = None
         self._drained = False
@@ -202,26 +198,24 @@ class Pipeline(Runner):
             self._dead_letters,
             judged_of=self._judged_of,
         )
-        # A batch is put together of messages from several runs.
-        framing = LISTS if stage.dialect.shape.batches else self._framing
 
         async def runs() -> AsyncIterator[Run]:
             async for item in edge:
                 if not isinstance(item, Position):
                     account.received += len(item)
-                    yield listed(item) if framing is LISTS else item
+                    yield item
                 elif passed.low == account.received and not positions:
                     await out.put(item)
                 else:
                     positions.append((account.received, item))
 
         async with (
-            AsyncSupervisor(stage, framing=framing) as supervisor,
+            AsyncSupervisor(stage) as supervisor,
             aclosing(supervisor.answers(runs())) as answers,
         ):
             async for answer in answers:
                 if answer.error is None:
-                    outputs = framing.joined(answer.groups)
+                    outputs = joined(answer.groups)
                     if len(outputs):
                         await out.put(outputs)
                     account.produced += len(outputs)

@@ -8,7 +8,7 @@ from typing import Self
 import structlog
 
 from etlstage.errors import EtlstageError
-from etlstage.messages import Run, counted, listed
+from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import Refusals, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.stage import Stage
@@ -67,7 +67,7 @@ class WorkerSink:
         before = self.received
         self.received += len(run)
         failure: Exception | None = None
-        async for answer in self._supervisor.answers([listed(run)]):
+        async for answer in self._supervisor.answers([run]):
             if answer.error is None:
                 self.loaded += len(answer.messages)
                 self._note_outputs(sum(map(len, answer.groups)))

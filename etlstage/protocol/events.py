@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from etlstage.errors import ProtocolError
-from etlstage.messages import Run
+from etlstage.messages import Groups, Run
 
 __all__ = (
     "BatchEnded",
@@ -55,7 +55,7 @@ class RepliesCompleted(NamedTuple):
     :class:`OutputPassed` carried.
     """
 
-    groups: list[tuple[bytes, ...]]
+    groups: Groups
 
 
 class StreamEnded(NamedTuple):

@@ -19,7 +19,6 @@ import anyio.lowlevel
 from etlstage.errors import Attempt, EtlstageError, FailureCause
 from etlstage.protocol.base import Shape
 from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
-from etlstage.protocol.marker.framing import Framing
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.child import ChildProcess
 from etlstage.supervisor.deadline import Deadline
@@ -53,7 +52,6 @@ class Owner(Protocol):
     stage: Stage
     work: Work
     metrics: StageMetrics | None
-    framing: Framing
     launch: Launch
 
     def handle(self, event: Event) -> None:
@@ -107,7 +105,7 @@ class Connection:
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
         self._wire, self._child = self._worker.wire, self._worker.child
-        self._protocol = session(stage, owner.framing)
+        self._protocol = session(stage)
         self._feeder = feeder(stage, self._protocol, owner.work, number)
         self._max_messages = max_messages
         self._writer = Writer(self._wire, self._break)

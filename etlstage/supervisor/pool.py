@@ -21,7 +21,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from etlstage.errors import StageFailed, WorkerStartFailed
-from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.deadline import Deadline
@@ -68,7 +67,6 @@ class WorkerPool:
         tasks: Where what takes time runs.
         tell: Called with what the host may want to know.
         metrics: What is counted, if anything is.
-        framing: How messages are held.
         launch: What starts the workers.
 
     """
@@ -80,13 +78,11 @@ class WorkerPool:
         tasks: TaskGroup,
         tell: Callable[[SupervisorEvent], None],
         metrics: StageMetrics | None,
-        framing: Framing = LISTS,
         launch: Launch = launch_over_pipes,
     ) -> None:
         self.stage = stage
         self.work = work
         self.metrics = metrics
-        self.framing = framing
         self.launch = launch
         self._tasks = tasks
         self._tell = tell

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.marker import MarkerProtocol
-from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.batch import AskedFeeder, ClosingFeeder
@@ -14,11 +13,11 @@ from etlstage.supervisor.exchange.submission import Work
 __all__ = ("feeder", "session")
 
 
-def session(stage: Stage, framing: Framing = LISTS) -> MarkerProtocol:
+def session(stage: Stage) -> MarkerProtocol:
     """Return the supervisor's side of a session with a worker of ``stage``."""
     assert isinstance(stage.dialect, MarkerDialect)
     limits = Limits(stage.max_message_bytes, stage.max_reply_bytes)
-    return stage.dialect.open(Side.SUPERVISOR, limits, framing=framing)
+    return stage.dialect.open(Side.SUPERVISOR, limits)
 
 
 def feeder(

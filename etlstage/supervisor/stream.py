@@ -131,7 +131,7 @@ async def in_runs(
         return
     taken = iter(messages)
     while True:
-        run: Run = []
+        run: list[bytes] = []
         try:
             run.extend(islice(taken, _RUN))
         except Exception:

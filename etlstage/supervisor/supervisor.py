@@ -24,8 +24,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import LocalProtocolError, WorkerLost
-from etlstage.messages import KeyedRun, Result, Run, StageKind
-from etlstage.protocol.marker.framing import LISTS, Framing
+from etlstage.messages import AnnotatedRun, Result, Run, StageKind
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.keyed import Lanes
@@ -60,8 +59,6 @@ class AsyncSupervisor:
             and not yet taken by its consumer.
         max_bytes: The same in bytes, replies included.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        framing: How messages are held; what is not in lists is for :meth:`answers`,
-            by a stage that answers message by message.
         launch: What starts the workers; processes on pipes, if nothing else is given.
 
     Raises:
@@ -76,11 +73,9 @@ class AsyncSupervisor:
         max_messages: int = 65536,
         max_bytes: int = 64 * 1024 * 1024,
         meter: Meter | None = None,
-        framing: Framing = LISTS,
         launch: Launch = launch_over_pipes,
     ) -> None:
         self.stage = stage
-        self._framing = framing
         self._launch = launch
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -142,7 +137,7 @@ class AsyncSupervisor:
         """
         results: dict[int, list[Result]] = {}
         async with self._submission() as (submission, changed):
-            run = messages if isinstance(messages, KeyedRun) else list(messages)
+            run = messages if isinstance(messages, AnnotatedRun) else list(messages)
             submission.feed(run, anyio.current_time())
             submission.close()
             self._kick()
@@ -272,7 +267,6 @@ class AsyncSupervisor:
             tasks,
             self._tell,
             self._metrics,
-            self._framing,
             self._launch,
         )
         self._pool.start()
@@ -352,5 +346,5 @@ class AsyncSupervisor:
 
 
 def _results(answer: Answer) -> list[Result]:
-    rows = zip(answer.messages, answer.groups, repeat(answer.error), strict=False)
+    rows = zip(answer.messages, answer.replies, repeat(answer.error), strict=False)
     return list(map(_to_result, rows))

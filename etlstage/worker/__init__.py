@@ -44,7 +44,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from etlstage.messages import Run
 from etlstage.protocol.marker import Markers as Markers
 from etlstage.protocol.marker import Mode
 from etlstage.worker.answering import Answering
@@ -91,7 +90,7 @@ def transform(
 
 
 def transform_batch(
-    f: Callable[[Run], Iterable[bytes]],
+    f: Callable[[list[bytes]], Iterable[bytes]],
     *,
     driver: Driver = "supervisor",
     size: int = 100,
@@ -146,7 +145,7 @@ def load(
 
 
 def load_batch(
-    f: Callable[[Run], None],
+    f: Callable[[list[bytes]], None],
     *,
     driver: Driver = "supervisor",
     size: int = 100,

@@ -8,11 +8,10 @@ becomes of a function that fails.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from etlstage.errors import MessageRefused
-from etlstage.messages import Run
 from etlstage.protocol.events import (
     MessagesPassed,
     MoreRequested,
@@ -68,7 +67,9 @@ class Answering:
                 self._answer(call, event.messages)
         connection.close()
 
-    def answer_batches(self, call: Callable[[Run], Iterable[bytes]], size: int) -> None:
+    def answer_batches(
+        self, call: Callable[[list[bytes]], Iterable[bytes]], size: int
+    ) -> None:
         """
         Answer each batch with what ``call`` gives, to the end of input.
 
@@ -80,14 +81,14 @@ class Answering:
             size: In a worker-driven batch, messages to ask for.
 
         """
-        spared: Callable[[Run], Iterable[bytes]] = lambda batch: ()  # noqa: E731
+        spared: Callable[[list[bytes]], Iterable[bytes]] = lambda batch: ()  # noqa: E731
         for batch in self._batches(size):
             self._answer(call if batch or self._one_to_one else spared, [batch])
         self._connection.close()
 
-    def _batches(self, size: int) -> Iterator[Run]:
+    def _batches(self, size: int) -> Iterator[list[bytes]]:
         connection = self._connection
-        batch: Run = []
+        batch: list[bytes] = []
         for event in connection.events():
             if isinstance(event, MessagesPassed):
                 batch += event.messages
@@ -103,7 +104,9 @@ class Answering:
             yield batch
             batch = []
 
-    def _answer(self, call: Callable[[Any], Iterable[bytes]], run: list[Any]) -> None:
+    def _answer(
+        self, call: Callable[[Any], Iterable[bytes]], run: Sequence[Any]
+    ) -> None:
         """Append the reply to each of ``run``; written is what gets too much."""
         connection = self._connection
         append = connection.pending.append
@@ -136,7 +139,7 @@ class Answering:
         """Check and return the messages of a reply, or its last part, and their size."""
         if type(reply) not in ITERABLE:
             self._function.check(reply)
-        group: Run = []
+        group: list[bytes] = []
         size = 0
         for message in reply:
             if not isinstance(message, bytes):
@@ -158,7 +161,7 @@ class Answering:
 
     # --- what goes wrong ----------------------------------------------------
 
-    def _skipped(self, error: BaseException, asked: bytes | Run) -> bool:
+    def _skipped(self, error: BaseException, asked: bytes | list[bytes]) -> bool:
         """Return whether, after ``error``, the answer is none and work goes on."""
         if self._over:
             return False

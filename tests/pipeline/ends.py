@@ -100,7 +100,7 @@ class MemorySink:
     ) -> None:
         self.name = "sink"
         self.received = self.loaded = self.dead = self.failed = 0
-        self.messages: Run = []
+        self.messages: list[bytes] = []
         self.flushed = self.finished = 0
         self.open: bool | None = None
         self._durable = durable

@@ -6,10 +6,10 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
+from etlstage.columns import Column
 from etlstage.errors import SinkFailed
 from etlstage.messages import Run
 from etlstage.pipeline.capture import Capture
-from etlstage.protocol.marker.columnar import Column
 
 
 async def captured(path: Path, *runs: Run) -> Capture:

@@ -11,12 +11,13 @@ from collections.abc import (
 )
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import anyio
 import pyarrow as pa
 import pytest
 
+from etlstage.columns import Column
 from etlstage.errors import (
     ConfigError,
     LedgerImbalance,
@@ -27,7 +28,7 @@ from etlstage.errors import (
     WorkerLost,
     WorkerStartFailed,
 )
-from etlstage.messages import KeyedRun, Position, Run, StageKind
+from etlstage.messages import AnnotatedRun, Position, Run, StageKind
 from etlstage.pipeline import (
     DeadLetter,
     DeadLetters,
@@ -42,8 +43,6 @@ from etlstage.pipeline.dead_letter.file import letter_files
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.protocol.marker import Mode
-from etlstage.protocol.marker.columnar import COLUMNS, Column
-from etlstage.protocol.marker.framing import Framing
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
 from etlstage.supervisor.exchange.submission import Answer
@@ -354,7 +353,7 @@ async def test_endless_extraction_is_flushed_now_and_then() -> None:
 async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -> None:
     """The sink fails in the middle; nothing is missing after the second run."""
     offsets = OffsetPolicy(by="supervisor", step=3, end=12)
-    loaded: Run = []
+    loaded: list[bytes] = []
     statuses = []
     for limit in 5, 100:
         sink = MemorySink(before=refuse_at(limit))
@@ -795,9 +794,8 @@ class Scripted:
     order: Sequence[tuple[int, int, Exception | None]] = ()
     released: anyio.Event
 
-    def __init__(self, stage: Stage, *, framing: Framing) -> None:
+    def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.framing = framing
 
     async def __aenter__(self) -> Self:
         """Start nothing."""
@@ -871,11 +869,11 @@ async def test_keys_reach_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> No
                 yield Answer(0, some, [()] * len(some), 0)
 
     monkeypatch.setattr(pipeline_module, "AsyncSupervisor", Looking)
-    source = MemorySource([KeyedRun([b"a", b"b"], [7, 8])])
+    source = MemorySource([AnnotatedRun([b"a", b"b"], key=[7, 8])])
     await run(pipeline(source, echo, sink=MemorySink()))
     (keyed,) = seen
-    assert isinstance(keyed, KeyedRun)
-    assert (keyed, keyed.keys) == ([b"a", b"b"], [7, 8])
+    assert isinstance(keyed, AnnotatedRun)
+    assert (list(keyed), keyed.columns) == ([b"a", b"b"], {"key": [7, 8]})
 
 
 class Shelf:
@@ -1002,10 +1000,10 @@ async def test_columns_pass_from_stage_to_stage(between: list[Stage]) -> None:
             columns.append(isinstance(run, Column))
             await super().write(list(run))
 
-    source = MemorySource([cast("Run", column[:7]), cast("Run", column[7:])])
+    source = MemorySource([column[:7], column[7:]])
     stages = [replace(echo, name="a"), *between, replace(echo, name="b")]
     sink = Sink()
-    made = Pipeline(name="p", source=source, stages=stages, sink=sink, framing=COLUMNS)
+    made = Pipeline(name="p", source=source, stages=stages, sink=sink)
     report = await run(made)
     assert report.error is None
     assert all(columns)

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from etlstage import errors as faults
-from etlstage.messages import StageKind
+from etlstage.messages import Run, StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
@@ -87,8 +87,8 @@ async def test_runs_are_lists_of_messages() -> None:
 
 
 async def zip_async(
-    runs: AsyncIterator[list[bytes]], count: int
-) -> AsyncIterator[tuple[list[bytes], int]]:
+    runs: AsyncIterator[Run], count: int
+) -> AsyncIterator[tuple[Run, int]]:
     """Yield the first ``count`` runs, numbered."""
     number = 0
     async for run in runs:

@@ -8,12 +8,11 @@ appears only where the replies are not one to one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from etlstage.errors import MessageRefused, RemoteProtocolError
-from etlstage.messages import Run
+from etlstage.messages import Groups, Run
 from etlstage.protocol.marker.markers import MARKER_NAMES, Markers, escape
 
 __all__ = (
@@ -22,7 +21,6 @@ __all__ = (
     "Unterminated",
     "encode_groups",
     "encode_run",
-    "joined",
     "split_groups",
     "split_run",
 )
@@ -59,9 +57,7 @@ def encode_run(messages: Run, markers: Markers, *, limit: int) -> bytes:
     return wire
 
 
-def encode_groups(
-    groups: list[tuple[bytes, ...]], markers: Markers, *, limit: int
-) -> bytes:
+def encode_groups(groups: Groups, markers: Markers, *, limit: int) -> bytes:
     """
     Return the replies, each with its EOP; raises as :func:`encode_run`.
 
@@ -77,7 +73,7 @@ def encode_groups(
     return eop.join([*(eom.join((*g, b"")) if g else b"" for g in groups), b""])
 
 
-def split_run(data: bytes, eom: bytes) -> tuple[Run, bytes]:
+def split_run(data: bytes, eom: bytes) -> tuple[list[bytes], bytes]:
     """Return the complete messages in ``data`` and what follows the last of them."""
     *messages, rest = data.split(eom)
     return messages, rest
@@ -112,11 +108,6 @@ def split_groups(
     return groups, rest
 
 
-def joined(groups: Sequence[tuple[bytes, ...]]) -> Run:
-    """Return the messages of all replies, in order."""
-    return list(chain.from_iterable(groups))
-
-
 class Framing(NamedTuple):
     """
     How messages are held in memory.
@@ -126,13 +117,11 @@ class Framing(NamedTuple):
 
     encode_run: Callable[..., bytes]
     """As :func:`encode_run`."""
-    split_groups: Callable[[bytes, Markers], tuple[list[tuple[bytes, ...]], bytes]]
+    split_groups: Callable[[bytes, Markers], tuple[Groups, bytes]]
     """As :func:`split_groups`."""
-    joined: Callable[[Sequence[tuple[bytes, ...]]], Run]
-    """As :func:`joined`."""
 
 
-LISTS: Final = Framing(encode_run, split_groups, joined)
+LISTS: Final = Framing(encode_run, split_groups)
 """Messages are lists of bytes. For those that are Arrow see ``columnar.py``."""
 
 

@@ -13,7 +13,7 @@ from etlstage.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from etlstage.messages import Run
+from etlstage.messages import Groups, Run
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
@@ -45,7 +45,8 @@ class MarkerProtocol:
         eob_then_eom: An EOM follows each EOB. A worker that fills its batches takes
             this for an empty message and answers it, behind EOP, with a BNC that
             asks for nothing.
-        framing: How messages are held, if not in lists; at the supervisor's side.
+        framing_of: Returns how to find boundaries in messages that are held so;
+            replies are held as the messages were that went out last.
 
     """
 
@@ -57,17 +58,15 @@ class MarkerProtocol:
         *,
         limits: Limits | None = None,
         eob_then_eom: bool = False,
-        framing: Framing = LISTS,
+        framing_of: Callable[[Run], Framing] = lambda _messages: LISTS,
     ) -> None:
         self.side = side
         self.markers = markers or Markers()
         self._limits = limits or Limits()
         self._eob_then_eom = eob_then_eom
         self._session = Session(mode)
-        self._encode_run = framing.encode_run
-        self._reader = Reader(
-            side, self._session, self.markers, self._limits, framing.split_groups
-        )
+        self._framing_of = framing_of
+        self._reader = Reader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
         self._out: list[bytes] = []
         self._ended = False
@@ -169,13 +168,15 @@ class MarkerProtocol:
     # --- sending ------------------------------------------------------------
 
     def _send_messages(self, messages: Run) -> None:
-        wire = self._encode(self._encode_run, messages)
-        if messages:
+        framing = self._framing_of(messages)
+        wire = self._encode(framing.encode_run, messages)
+        if len(messages):
+            self._reader.split_groups = framing.split_groups
             self._pass(Token.MESSAGE, len(messages))
             self._out.append(wire)
 
     def _send_output(self, messages: Run) -> None:
-        wire = self._encode(self._encode_run, messages)
+        wire = self._encode(LISTS.encode_run, messages)
         if self.markers.eop == self.markers.eom and self.mode is not Mode.PLAIN:
             raise LocalProtocolError(
                 "can't send part of a reply when eop is eom: a reply is one message"
@@ -184,7 +185,7 @@ class MarkerProtocol:
             self._pass(Token.OUTPUT)
             self._out.append(wire)
 
-    def _send_replies(self, groups: list[tuple[bytes, ...]]) -> None:
+    def _send_replies(self, groups: Groups) -> None:
         one_to_one = self.markers.eop == self.markers.eom
         if one_to_one and any(len(group) != 1 for group in groups):
             raise LocalProtocolError("a reply must be one message when eop is eom")

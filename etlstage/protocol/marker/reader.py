@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from etlstage.errors import PayloadTooBig, RemoteProtocolError
-from etlstage.messages import Run
+from etlstage.messages import Groups, Run
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.buffer import ReceiveBuffer
 from etlstage.protocol.events import (
@@ -40,6 +40,7 @@ class Reader:
         echoes: EOM behind an EOB that are still to come, or, at the supervisor's
             side, the BNC that answer them; both are left out.
         echoes_owed: Such BNC that we, the worker, have still to write.
+        split_groups: Finds the replies in what has come; as :class:`Framing` has it.
 
     """
 
@@ -49,9 +50,6 @@ class Reader:
         session: Session,
         markers: Markers,
         limits: Limits,
-        split_groups: Callable[
-            [bytes, Markers], tuple[list[tuple[bytes, ...]], bytes]
-        ] = LISTS.split_groups,
     ) -> None:
         self.events: list[Event] = []
         self.echoes = 0
@@ -59,7 +57,7 @@ class Reader:
         self.eob_then_eom = False
         self._session = session
         self._markers = markers
-        self._split_groups = split_groups
+        self.split_groups = LISTS.split_groups
         self._limits = limits
         self._buffer = ReceiveBuffer()
         # A part of a marker may be here already, behind what the limits are for.
@@ -256,7 +254,7 @@ class Reader:
             self.events.append(MessagesPassed(run))
         self._refuse_size(messages[sound:])
 
-    def _take_run(self, end: int) -> Run:
+    def _take_run(self, end: int) -> list[bytes]:
         messages, rest = split_run(self._buffer.take(end), self._markers.eom)
         # Not empty when EOM overlaps itself, or an unfinished message is cut.
         self._buffer.put_back(rest)
@@ -293,11 +291,9 @@ class Reader:
         if fault:
             raise fault
 
-    def _split(
-        self, data: bytes
-    ) -> tuple[list[tuple[bytes, ...]], bytes, Unterminated | None]:
+    def _split(self, data: bytes) -> tuple[Groups, bytes, Unterminated | None]:
         try:
-            return *self._split_groups(data, self._markers), None
+            return *self.split_groups(data, self._markers), None
         except Unterminated as error:
             return error.groups, b"", error
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
-from etlstage.messages import StageKind
+from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.protocol.marker.markers import MARKER_NAMES, Markers, escape
@@ -50,9 +50,7 @@ class MarkerDialect(Dialect):
         """Whether the worker asks also behind the message that fills its batch."""
         return self.bnc_after_last
 
-    def open(
-        self, side: Side, limits: Limits, *, framing: Framing = LISTS
-    ) -> MarkerProtocol:
+    def open(self, side: Side, limits: Limits) -> MarkerProtocol:
         """Return a fresh session."""
         return MarkerProtocol(
             side,
@@ -60,7 +58,7 @@ class MarkerDialect(Dialect):
             self.markers,
             limits=limits,
             eob_then_eom=self.eob_then_eom,
-            framing=framing,
+            framing_of=_framing_of,
         )
 
     def one_by_one(self) -> Self:
@@ -117,3 +115,12 @@ class MarkerDialect(Dialect):
             eob_then_eom=settings["eob_then_eom"],
             bnc_after_last=settings["bnc_after_last"],
         )
+
+
+def _framing_of(messages: Run) -> Framing:
+    if isinstance(messages, list):
+        return LISTS
+    # Whoever has anything else has PyArrow, too.
+    from etlstage.protocol.marker.columnar import framing_of
+
+    return framing_of(messages)

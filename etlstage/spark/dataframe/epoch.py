@@ -13,8 +13,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etlstage.columns import Column
 from etlstage.messages import Run
-from etlstage.protocol.marker.columnar import Column
 
 __all__ = ("Epoch",)
 
@@ -34,7 +34,7 @@ class Epoch:
     def __init__(self) -> None:
         self.messages = 0
         self.size = 0
-        self._pending: Run = []
+        self._pending: list[bytes] = []
         self._chunks: list[pa.Array] = []
 
     def add(self, run: Run, size: int) -> None:

@@ -74,7 +74,8 @@ class DataFrameSource:
                 of a row. By default the only column if that is string or binary,
                 else ``to_json(struct(*))``.
             key: Spark SQL expression by which messages keep their order where a stage
-                keeps no other: runs are then a :class:`~etlstage.messages.KeyedRun`.
+                keeps no other: runs are then an
+                :class:`~etlstage.messages.AnnotatedRun`.
             name: As reports and errors call it.
             run_messages: Messages in a run, at most.
             run_bytes: Bytes in a run, at most, unless it is a single message.

@@ -18,12 +18,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from etlstage.messages import KeyedRun, Run
-from etlstage.protocol.marker.columnar import Column
+from etlstage.columns import Column
+from etlstage.messages import AnnotatedRun, Run
 from etlstage.spark.errors import text_of
 
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def read_packed(run: bytes) -> Run:
 
 def run_of(data: pa.RecordBatch) -> Run:
     """Return messages, with their keys if there are any."""
-    messages = data.column(0)
+    messages = Column(data.column(0))
     if data.num_columns == 1:
-        return cast("Run", Column(messages))
-    return KeyedRun(messages.to_pylist(), data.column(1).to_pylist())
+        return messages
+    return AnnotatedRun(messages, key=data.column(1).to_pylist())
 
 
 def _cutting(messages: int, size: int) -> Cut:

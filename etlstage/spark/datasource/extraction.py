@@ -220,7 +220,7 @@ class Rows:
         )
         if not self._plain:
             check_types(schema, read=True)
-        self._pending: Run = []
+        self._pending: list[bytes] = []
         self._size = 0
         self._made = 0
 

@@ -14,21 +14,21 @@ import json
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from etlstage import errors
+from etlstage.columns import Column
 from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
-from etlstage.messages import KeyedRun, Position, Run, counted, size_of
+from etlstage.messages import AnnotatedRun, Position, Run, counted, plain, size_of
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.protocol.marker.columnar import COLUMNS, Column
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.ship.plan import Shipment
 from etlstage.spark.task.portal import Bridge, bridged, weight
@@ -135,7 +135,6 @@ class Chain:
             stages=stages,
             sink=_Sink(bridge),
             dead_letters=self._letters.kept_by(note, configs),
-            framing=COLUMNS,
             judged_of=_JUDGED_OF,
         )
         report = await pipeline.run()
@@ -173,10 +172,10 @@ def _error(kind: str, text: str, stage: str | None) -> Exception:
 
 def _run(batch: pa.RecordBatch) -> Run:
     # Large where spark.sql.execution.arrow.useLargeVarTypes is set.
-    column = batch.column(0).cast(pa.binary())
+    messages = Column(batch.column(0).cast(pa.binary()))
     if batch.num_columns == 1:
-        return cast("Run", Column(column))
-    return KeyedRun(column.to_pylist(), batch.column(1).to_pylist())
+        return messages
+    return AnnotatedRun(messages, key=batch.column(1).to_pylist())
 
 
 class _Source:
@@ -208,10 +207,9 @@ class _Source:
         pass
 
 
-def _nulls(run: Sequence[bytes | None]) -> int:
-    if isinstance(run, Column):
-        return int(run.array.null_count)
-    return sum(message is None for message in run)
+def _nulls(run: Run) -> int:
+    messages = plain(run)
+    return int(messages.array.null_count) if isinstance(messages, Column) else 0
 
 
 class _Sink:

@@ -11,16 +11,15 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, aclosing
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from anyio.streams.memory import MemoryObjectReceiveStream
 from pyspark import TaskContext
 
+from etlstage.columns import Column, Replies
 from etlstage.errors import SourceFailed, StageFailed
 from etlstage.messages import Run
-from etlstage.protocol.marker.columnar import COLUMNS, Column, Replies
-from etlstage.protocol.marker.framing import LISTS
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import Stage
@@ -98,11 +97,7 @@ def messages_of(stage: Stage, column: pa.Array) -> Run:
             " message with coalesce(...)",
             stage=stage.name,
         )
-    if stage.dialect.shape.batches:
-        messages: Run = column.to_pylist()
-        return messages
-    # A sequence of bytes is all that the way of single messages asks for.
-    return cast("Run", Column(column))
+    return Column(column)
 
 
 def refused(stage: str, text: str, answer: Answer) -> StageFailed:
@@ -127,9 +122,8 @@ async def answer_all(
             when its input has ended.
 
     """
-    framing = LISTS if stage.dialect.shape.batches else COLUMNS
     with ExitStack() as stack:
-        async with AsyncSupervisor(stage, framing=framing) as supervisor:
+        async with AsyncSupervisor(stage) as supervisor:
             events = stack.enter_context(supervisor.events())
             if not ends_well:
                 events.close()

@@ -8,6 +8,7 @@ asks for no more or there is none.
 from __future__ import annotations
 
 from etlstage.errors import MessageRefused
+from etlstage.messages import Groups, concatenated
 from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.protocol.marker import State
 from etlstage.stage.policy import BatchPolicy
@@ -22,15 +23,11 @@ class _BatchFeeder(Feeder):
 
     _batches = True
 
-    def _deliver(
-        self, groups: list[tuple[bytes, ...]], at: int, reply_size: int
-    ) -> Answer:
+    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Answer:
         submission, start, messages, size = self._held.popleft().taken
         self._held_bytes -= size
         self._alone = None
-        batch: list[tuple[bytes, ...]] = [()] * len(messages)
-        batch[-1] = groups[at]
-        answer = Answer(start, messages, batch, size, reply_size)
+        answer = Answer(start, messages, groups[at : at + 1], size, reply_size)
         submission.deliver(answer)
         return answer
 
@@ -133,15 +130,14 @@ class AskedFeeder(_BatchFeeder):
         else:
             batch = held.taken
             held.taken = batch._replace(
-                messages=batch.messages + more.messages, size=batch.size + more.size
+                messages=concatenated(batch.messages, more.messages),
+                size=batch.size + more.size,
             )
             held.size += more.size
             self._held_bytes += more.size
         return True
 
-    def _deliver(
-        self, groups: list[tuple[bytes, ...]], at: int, reply_size: int
-    ) -> Answer:
+    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Answer:
         rest, self._rest = self._rest, None
         if rest is not None:
             rest.submission.give_back(rest)  # answered before it had all of its batch
@@ -154,7 +150,7 @@ class AskedFeeder(_BatchFeeder):
             return held
         # What it was to get next is a part of the batch that is tried alone.
         batch = held[-1]
-        whole = batch.messages + rest.messages
+        whole = concatenated(batch.messages, rest.messages)
         return [batch._replace(messages=whole, size=batch.size + rest.size)]
 
 

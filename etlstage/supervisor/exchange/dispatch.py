@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from etlstage.errors import Attempt, MessageRefused
-from etlstage.messages import StageKind
+from etlstage.messages import Groups, StageKind
 from etlstage.protocol.events import MessagesPassed
 from etlstage.protocol.marker import MarkerProtocol
 from etlstage.stage.stage import Stage
@@ -133,9 +133,7 @@ class Feeder:
             self._window.started(now)
         return self._give(room, now)
 
-    def answered(
-        self, groups: list[tuple[bytes, ...]], reply_size: int, now: float
-    ) -> tuple[int, int]:
+    def answered(self, groups: Groups, reply_size: int, now: float) -> tuple[int, int]:
         """Deliver replies to the oldest exchanges; return messages and their bytes."""
         self._window.answered(len(groups), now)
         self._answered_any = True
@@ -252,9 +250,7 @@ class Feeder:
         )
         submission.deliver(unanswered(start, messages, size, error))
 
-    def _deliver(
-        self, groups: list[tuple[bytes, ...]], at: int, reply_size: int
-    ) -> Answer:
+    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Answer:
         held = self._held[0]
         submission, start, messages, _ = held.taken
         left = len(messages) - held.answered

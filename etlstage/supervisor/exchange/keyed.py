@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from etlstage.errors import LocalProtocolError
-from etlstage.messages import KeyedRun, Run
+from etlstage.messages import AnnotatedRun, Run
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.submission import Answer, Submission
 
@@ -79,7 +79,7 @@ class Lanes:
                 pointer to them either.
 
         """
-        runs: list[Run] = [[] for _ in self.lanes]
+        runs: list[list[bytes]] = [[] for _ in self.lanes]
         keys = keys_of(self._stage, messages)
         if self._stage.key is not None:
             self.unkeyed += keys.count(_NO_KEY)
@@ -125,11 +125,11 @@ def keys_of(stage: Stage, messages: Run) -> Sequence[int]:
     if stage.key is not None:
         tokens = point(stage.key)
         return [_key(message, tokens) for message in messages]
-    if isinstance(messages, KeyedRun):
-        return messages.keys
+    if isinstance(messages, AnnotatedRun) and "key" in messages.columns:
+        return [int(key) for key in messages.columns["key"]]
     raise LocalProtocolError(
         f"stage {stage.name}: order key needs keys: set key to a JSON pointer, or"
-        " submit a KeyedRun"
+        " submit an AnnotatedRun with a column key"
     )
 
 
@@ -153,6 +153,7 @@ def _key(message: bytes, tokens: tuple[str, ...]) -> int:
 def _parts(answer: Answer, places: deque[int]) -> Iterator[Answer]:
     """Cut an answer where its messages were not consecutive."""
     mine = [places.popleft() for _ in answer.messages]
+    replies = answer.replies
     at = 0
     for end in range(1, len(mine) + 1):
         if end < len(mine) and mine[end] == mine[end - 1] + 1:
@@ -161,7 +162,7 @@ def _parts(answer: Answer, places: deque[int]) -> Iterator[Answer]:
         yield Answer(
             mine[at],
             answer.messages[at:end],
-            answer.groups[at:end],
+            replies[at:end],
             answer.size if last else 0,
             answer.reply_size if last else 0,
             answer.error,

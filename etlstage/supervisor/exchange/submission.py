@@ -12,10 +12,11 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable
+from itertools import repeat
 from typing import NamedTuple
 
 from etlstage.errors import Attempt
-from etlstage.messages import Run, size_of
+from etlstage.messages import Groups, Run, concatenated, size_of
 
 __all__ = ("Answer", "Submission", "Suspect", "Taken", "Work", "split", "unanswered")
 
@@ -26,14 +27,21 @@ class Answer(NamedTuple):
     start: int
     """Place of the first message in the submission."""
     messages: Run
-    groups: list[tuple[bytes, ...]]
-    """For each message, what the worker made of it."""
+    groups: Groups
+    """What the worker made of the last messages, each; those before have no output.
+    A batch is answered as a whole, by the group of its last message."""
     size: int
     """Bytes of the messages."""
     reply_size: int = 0
     """Bytes of the replies, with their markers."""
     error: Exception | None = None
     """Why there are no outputs."""
+
+    @property
+    def replies(self) -> Groups:
+        """For each message, what the worker made of it."""
+        without = len(self.messages) - len(self.groups)
+        return [*repeat((), without), *self.groups] if without else self.groups
 
 
 class Taken(NamedTuple):
@@ -192,7 +200,8 @@ class Submission:
             room = size - batch.size
             more = self.take(count - len(batch.messages), room)
             batch = batch._replace(
-                messages=batch.messages + more.messages, size=batch.size + more.size
+                messages=concatenated(batch.messages, more.messages),
+                size=batch.size + more.size,
             )
         return batch
 
@@ -258,7 +267,7 @@ class Submission:
 
 def unanswered(start: int, messages: Run, size: int, error: Exception) -> Answer:
     """Return the answer to messages that have none."""
-    return Answer(start, messages, [()] * len(messages), size, error=error)
+    return Answer(start, messages, (), size, error=error)
 
 
 def split(taken: Taken, count: int) -> tuple[Taken, Taken]:

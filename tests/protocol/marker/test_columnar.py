@@ -1,24 +1,16 @@
 from __future__ import annotations
 
-from typing import cast
-
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etlstage.columns import Column, Replies
 from etlstage.errors import MessageRefused
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Event, MessagesPassed, RepliesCompleted
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, framing
-from etlstage.protocol.marker.columnar import (
-    COLUMNS,
-    Column,
-    Replies,
-    encode_column,
-    split_column,
-)
-from etlstage.protocol.marker.framing import LISTS
+from etlstage.protocol.marker.columnar import encode_column, framing_of, split_column
 from tests.protocol import strategies as draw
 
 LIMIT = 1 << 20
@@ -148,15 +140,14 @@ def test_session_in_columns_sees_what_one_in_lists_sees(
     wire = data.draw(draw.garbage(markers))
     limits = data.draw(st.sampled_from([Limits(), Limits(4, 8)]))
     seen = []
-    for framed in (LISTS, COLUMNS):
+    for held in (list, column):
         protocol = MarkerProtocol(
-            Side.SUPERVISOR, Mode.SINGLE, markers, limits=limits, framing=framed
+            Side.SUPERVISOR, Mode.SINGLE, markers, limits=limits, framing_of=framing_of
         )
         log: list[object] = []
         for run in sent:
-            messages = column(run) if framed is COLUMNS else run
             try:
-                protocol.send(MessagesPassed(cast("list[bytes]", messages)))
+                protocol.send(MessagesPassed(held(run)))
             except MessageRefused as refused:
                 log.append((str(refused), refused.index))
         log.append(b"".join(protocol.data_to_send()))

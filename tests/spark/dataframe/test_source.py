@@ -11,10 +11,10 @@ import anyio.to_thread
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from etlstage.columns import Column
 from etlstage.errors import SourceFailed
-from etlstage.messages import KeyedRun, Position
+from etlstage.messages import AnnotatedRun, Position
 from etlstage.pipeline.interfaces import Source
-from etlstage.protocol.marker.columnar import Column
 from etlstage.spark import DataFrameSource, read_frame
 from etlstage.spark.dataframe import source as source_module
 
@@ -298,9 +298,9 @@ async def test_messages_may_have_keys(spark: SparkSession) -> None:
     }
     found = []
     for run in runs:
-        assert isinstance(run, KeyedRun)
-        assert len(run.keys) == len(run) <= 64
-        found += list(zip(run, run.keys, strict=True))
+        assert isinstance(run, AnnotatedRun)
+        assert len(run.columns["key"]) == len(run) <= 64
+        found += list(zip(run, run.columns["key"], strict=True))
     assert found == [(b"%d" % n, hashes[n % 7]) for n in range(1000)]
     await source.aclose()
 
@@ -317,7 +317,10 @@ async def test_null_is_a_key(spark: SparkSession) -> None:
     frame = spark.range(2).selectExpr("cast(null as string) as k", "'m' as m")
     source = DataFrameSource(frame, message="m", key="k")
     keys = [
-        k async for run in source.runs() if isinstance(run, KeyedRun) for k in run.keys
+        k
+        async for run in source.runs()
+        if isinstance(run, AnnotatedRun)
+        for k in run.columns["key"]
     ]
     assert len(keys) == 2
     assert len(set(keys)) == 1

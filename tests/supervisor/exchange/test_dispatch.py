@@ -136,7 +136,7 @@ class Line:
 def outcome(answers: list[Answer]) -> Iterator[tuple[bytes, tuple[bytes, ...], bool]]:
     """Yield message, outputs and whether it failed."""
     for answer in answers:
-        for message, group in zip(answer.messages, answer.groups, strict=True):
+        for message, group in zip(answer.messages, answer.replies, strict=True):
             yield message, group, answer.error is not None
 
 

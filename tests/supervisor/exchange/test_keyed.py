@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.errors import LocalProtocolError
-from etlstage.messages import KeyedRun, Result
+from etlstage.messages import AnnotatedRun, Result
 from etlstage.stage import Order, RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
@@ -63,7 +63,7 @@ def test_key_is_what_the_pointer_points_at(
 
 def test_keys_can_be_beside_the_messages() -> None:
     """As a source puts them there."""
-    assert keys_of(keyed(None), KeyedRun([b"a", b"b"], [5, 6])) == [5, 6]
+    assert keys_of(keyed(None), AnnotatedRun([b"a", b"b"], key=[5, 6])) == [5, 6]
 
 
 def test_no_keys_at_all_are_refused() -> None:
@@ -81,7 +81,7 @@ def test_no_keys_at_all_are_refused() -> None:
 def test_lane_belongs_to_one_worker() -> None:
     """What has one key is in one lane."""
     lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
-    lanes.feed(KeyedRun([b"a", b"b", b"c", b"d"], [0, 1, 3, 2]), 0.0)
+    lanes.feed(AnnotatedRun([b"a", b"b", b"c", b"d"], key=[0, 1, 3, 2]), 0.0)
 
     assert [lane.lane for lane in lanes.lanes] == [0, 1, 2]
     taken = [lane.take(9, 99).messages for lane in lanes.lanes]
@@ -96,7 +96,7 @@ def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
     """Whoever is answered first: starts are the caller's, sizes balance."""
     lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
     messages = [b"%d" % n for n in range(len(keys))]
-    lanes.feed(KeyedRun(messages, keys), 0.0)
+    lanes.feed(AnnotatedRun(messages, key=keys), 0.0)
     lanes.close()
     for lane in lanes.lanes[::-1]:
         while lane.waiting:
@@ -129,7 +129,7 @@ def test_lane_has_one_heir() -> None:
     lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
     for lane in lanes.lanes:
         work.open(lane)
-    lanes.feed(KeyedRun([b"a", b"b", b"c"], [0, 1, 2]), 0.0)
+    lanes.feed(AnnotatedRun([b"a", b"b", b"c"], key=[0, 1, 2]), 0.0)
     assert [len(work.waiting(n)) for n in range(3)] == [1, 1, 1]
     work.gone.add(0)
     assert [len(work.waiting(n)) for n in range(3)] == [0, 2, 1]
@@ -220,8 +220,10 @@ async def test_lane_of_a_worker_that_is_given_up_goes_to_others() -> None:
     )
     with anyio.fail_after(10):
         async with AsyncSupervisor(run) as supervisor:
-            (first,) = await supervisor.submit(KeyedRun([b"end"], [0]))
+            (first,) = await supervisor.submit(AnnotatedRun([b"end"], key=[0]))
             assert first.error is not None
-            results = await supervisor.submit(KeyedRun(numbers(100), [0, 1] * 50))
+            results = await supervisor.submit(
+                AnnotatedRun(numbers(100), key=[0, 1] * 50)
+            )
 
     assert outputs(results) == [(n,) for n in numbers(100)]

@@ -114,8 +114,8 @@ def test_in_whatever_order_nothing_is_lost(
     assert s.finished
     assert not s.stalled
     assert all(
-        len(a.messages) == len(a.groups)
-        and (a.error is not None) == (a.groups == [()] * len(a.groups))
+        len(a.messages) == len(a.replies)
+        and (a.error is not None) == (a.replies == [()] * len(a.replies))
         for a in collected
     )
     assert calls

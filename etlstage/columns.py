@@ -1,0 +1,167 @@
+"""
+Messages that are held in Arrow: no Python object for each of them.
+
+A :class:`Column` is a run of messages, :class:`Replies` are what was made of one. Both
+are sequences, so whoever does not know them can still work with them.
+
+No worker imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etlstage.messages import Groups
+
+__all__ = ("Column", "Replies", "content", "extent", "from_zero")
+
+
+class Column(Sequence[bytes]):
+    """
+    Messages that are one Arrow array.
+
+    Args:
+        array: Binary, without nulls.
+
+    """
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: pa.BinaryArray) -> None:
+        self.array = array
+
+    def __repr__(self) -> str:
+        return f"<Column messages={len(self)} bytes={self.size}>"
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> Column: ...
+    def __getitem__(self, at: int | slice) -> bytes | Column:
+        if isinstance(at, slice):
+            return Column(self.array[at])
+        return bytes(self.array[at].as_py())
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.array.to_pylist())
+
+    def __add__(self, other: Column) -> Column:
+        return Column(pa.concat_arrays([self.array, other.array]))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages."""
+        return extent(self.array)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message, or 0."""
+        return pc.max(pc.binary_length(self.array)).as_py() or 0
+
+
+class Replies(Sequence[tuple[bytes, ...]]):
+    """
+    Replies whose messages are one Arrow array.
+
+    Args:
+        values: The messages of all replies, binary.
+        offsets: Where in ``values`` each reply begins, and where the last one ends;
+            None says that each is one message.
+
+    """
+
+    __slots__ = ("_offsets", "_values")
+
+    def __init__(
+        self, values: pa.BinaryArray, offsets: pa.Int32Array | None = None
+    ) -> None:
+        self._values = values
+        self._offsets = offsets
+
+    def __repr__(self) -> str:
+        return f"<Replies replies={len(self)} messages={len(self.values)}>"
+
+    def __len__(self) -> int:
+        if self._offsets is None:
+            return len(self._values)
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[bytes, ...]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Replies: ...
+    def __getitem__(self, at: int | slice) -> tuple[bytes, ...] | Replies:
+        if not isinstance(at, slice):
+            at = range(len(self))[at]
+            return tuple(self[at : at + 1].values.to_pylist())
+        start, stop, step = at.indices(len(self))
+        assert step == 1, "replies are taken in order"
+        count = max(0, stop - start)
+        if self._offsets is None:
+            return Replies(self._values.slice(start, count))
+        return Replies(self._values, self._offsets.slice(start, count + 1))
+
+    @classmethod
+    def of(cls, groups: Groups) -> Replies:
+        """Return ``groups``, a list where a closer look was needed, as Arrow."""
+        if isinstance(groups, Replies):
+            return groups
+        messages = [message for group in groups for message in group]
+        ends = pc.cumulative_sum(pa.array(map(len, groups), pa.int32()))
+        return cls(pa.array(messages, pa.binary()), from_zero(ends))
+
+    @property
+    def messages(self) -> Column:
+        """The messages of all replies, in order."""
+        return Column(self.values)
+
+    @property
+    def values(self) -> pa.BinaryArray:
+        """The messages of all replies, in order."""
+        if self._offsets is None:
+            return self._values
+        first, last = self._offsets[0].as_py(), self._offsets[-1].as_py()
+        return self._values.slice(first, last - first)
+
+    @property
+    def owners(self) -> pa.Int64Array | None:
+        """For each of the values, the number of its reply; None if that is its own."""
+        if self._offsets is None:
+            return None
+        lists = pa.ListArray.from_arrays(self._offsets, self._values)
+        return pc.list_parent_indices(lists)
+
+
+def extent(array: pa.BinaryArray) -> int:
+    """Return how many bytes the elements have."""
+    first, last = _bounds(array)
+    return last - first
+
+
+def _bounds(array: pa.BinaryArray) -> tuple[int, int]:
+    """Return where in its buffer the first element begins, and the last one ends."""
+    if not len(array):
+        return 0, 0
+    offsets = memoryview(array.buffers()[1]).cast("i")
+    return offsets[array.offset], offsets[array.offset + len(array)]
+
+
+def content(array: pa.BinaryArray) -> bytes:
+    """Return the bytes of all elements, one behind the other."""
+    if not len(array):
+        return b""
+    first, last = _bounds(array)
+    data = array.buffers()[2]
+    return b"" if data is None else data.slice(first, last - first).to_pybytes()
+
+
+def from_zero(ends: pa.Int32Array) -> pa.Int32Array:
+    """Return where each of some pieces begins, and the last one ends."""
+    return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
