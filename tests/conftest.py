@@ -1,8 +1,53 @@
-"""What all tests share: the option that runs those of Spark over Spark Connect."""
+"""
+What all tests share: their groups, and the option for Spark over Spark Connect.
+
+Each test is in one group. ``spark`` is said by the test; so is ``process`` or ``core``
+where the folder is not right about it. Whoever starts a process is not in ``core``.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
 import pytest
+
+HERE: Final = Path(__file__).parent
+GROUPS: Final = ("core", "process", "spark")
+OF_PROCESSES: Final = (
+    "cli",
+    "examples",
+    "supervisor",
+    "testing",
+    "transport",
+    "worker",
+)
+"""Folders whose tests start processes if they don't say otherwise."""
+WITHOUT: Final = ("supervisor/exchange", "supervisor/lifecycle", "supervisor/stderr")
+"""Those of them that decide and do nothing."""
+STARTS: Final = frozenset(
+    {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+    | {"subprocess.Popen"}
+)
+"""What Python's audit calls the start of a process."""
+
+
+class _Audit:
+    """Watches for processes that a test of the core starts."""
+
+    running = ""
+
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self.running and event in STARTS:
+            raise AssertionError(
+                f"{self.running} starts a process: mark it with 'process'"
+            )
+
+
+_AUDIT: Final = _Audit()
+sys.addaudithook(_AUDIT)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -13,3 +58,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the tests that use a Spark session, and these alone, with one over"
         " Spark Connect; a process can't have both",
     )
+
+
+# First, so that ``-m core`` finds its marker in place.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put each test into a group; let those of the core take their time."""
+    for item in items:
+        said = [group for group in GROUPS if item.get_closest_marker(group)]
+        if len(said) > 1:
+            raise pytest.UsageError(f"{item.nodeid} is in {' and '.join(said)}")
+        if not said:
+            item.add_marker(_group(item.path.relative_to(HERE)))
+        if item.get_closest_marker("core") and not item.get_closest_marker("timeout"):
+            # Nothing there waits for anybody; properties need the processor, though.
+            item.add_marker(pytest.mark.timeout(120))
+
+
+def _group(path: Path) -> str:
+    if any(map(path.is_relative_to, OF_PROCESSES)):
+        return "core" if any(map(path.is_relative_to, WITHOUT)) else "process"
+    return "core"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Let a test of the core fail that starts a process, fixtures included."""
+    _AUDIT.running = item.nodeid if item.get_closest_marker("core") else ""
+    try:
+        return (yield)
+    finally:
+        _AUDIT.running = ""

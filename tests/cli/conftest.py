@@ -35,6 +35,12 @@ load: {worker: {command: [python, keep.py]}}
 """
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """Run async tests on one event loop: what they test is not the loop."""
+    return "asyncio"
+
+
 def environment(**more: str) -> dict[str, str]:
     """Return a plain environment in which etlstage is found."""
     kept = {n: os.environ[n] for n in ("PATH", "HOME", "JAVA_HOME") if n in os.environ}

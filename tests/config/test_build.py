@@ -96,6 +96,7 @@ def test_stages_have_their_names_or_numbers(path: Path) -> None:
     ]
 
 
+@pytest.mark.process
 async def test_workers_run_in_the_folder_of_the_file(path: Path) -> None:
     """From end to end, without Spark, on both event loops."""
     write(path, WORKERS)
@@ -104,6 +105,7 @@ async def test_workers_run_in_the_folder_of_the_file(path: Path) -> None:
     assert (path.parent / "out").read_text() == "aa\nbb\n"
 
 
+@pytest.mark.process
 async def test_offsets_reach_the_worker(path: Path) -> None:
     """And the state is kept beside the file."""
     write(path, OFFSETS)
@@ -122,6 +124,7 @@ def test_wrong_file_is_said_at_once(path: Path) -> None:
         Pipeline.from_yaml(path)
 
 
+@pytest.mark.process
 def test_spark_is_not_imported_without_need(path: Path) -> None:
     """A pipeline of workers needs no PySpark."""
     path.write_text(WORKERS)
@@ -197,6 +200,7 @@ def test_state_has_a_default(path: Path, state: str, folder: str) -> None:
     assert state_folder(read(path)) == path.parent / folder
 
 
+@pytest.mark.process
 async def test_dead_letters_know_commands_as_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,12 @@ from tests.examples.conversation import Conversation
 from tests.examples.languages import PACKAGE, Language
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """Run async tests on one event loop: what they test is not the loop."""
+    return "asyncio"
+
+
 class Start(Protocol):
     """Starts a worker of a language; a path instead of a name starts that program."""
 

@@ -55,6 +55,8 @@ from tests.pipeline.ends import (
 )
 from tests.supervisor.workers import QUICK, cyclic, load, plain, stage
 
+pytestmark = pytest.mark.process
+
 
 def pipeline(
     source: Source,

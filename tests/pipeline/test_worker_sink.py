@@ -13,6 +13,8 @@ from etlstage.pipeline import DeadLetters, WorkerSink
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
 from tests.supervisor.workers import load
 
+pytestmark = pytest.mark.process
+
 
 async def test_answered_messages_are_loaded(tmp_path: Path) -> None:
     """When ``write`` returns they are there, and counted."""

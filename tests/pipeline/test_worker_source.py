@@ -13,6 +13,8 @@ from etlstage.pipeline import OffsetPolicy, WorkerSource
 from etlstage.pipeline.delivery.position import PositionFile
 from tests.supervisor.workers import collect, cyclic, plain
 
+pytestmark = pytest.mark.process
+
 Played = list[bytes | Position]
 
 

@@ -3,9 +3,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from etlstage.protocol.events import StreamEnded
 
 
+@pytest.mark.process
 def test_worker_start_loads_nothing_heavy() -> None:
     """A worker imports the dialect at every start; each of these costs milliseconds."""
     code = (

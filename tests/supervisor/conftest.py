@@ -16,9 +16,10 @@ def _children() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let a test fail that leaves a process, a zombie or an open file behind."""
-    WATCHDOG.start()  # it is ours for good
+    if request.node.get_closest_marker("process"):
+        WATCHDOG.start()  # it is ours for good
     files, children = open_files(), _children()
     yield
     assert _children() - children == set()

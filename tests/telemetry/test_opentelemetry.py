@@ -107,6 +107,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.process
 def test_import_does_not_need_it() -> None:
     """Soft: who does not use it does not pay for it."""
     import subprocess

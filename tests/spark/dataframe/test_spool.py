@@ -64,6 +64,7 @@ def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert told.value.errno == errno.ENOSPC
 
 
+@pytest.mark.process
 def test_executors_do_not_need_etlstage(program: Program) -> None:
     """The functions travel by value: an executor without etlstage can load them."""
     done = program(

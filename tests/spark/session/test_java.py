@@ -8,6 +8,8 @@ import pytest
 from etlstage.errors import SparkUnavailable
 from etlstage.spark.session.java import Java, find_java
 
+pytestmark = pytest.mark.process
+
 FULL = "echo 'openjdk version \"17.0.15\" 2025-04-15' >&2"
 TRIMMED = """\
 case "$*" in *jdk.incubator.vector*) echo "no such module" >&2; exit 1;; esac

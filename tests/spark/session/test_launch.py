@@ -11,6 +11,8 @@ from etlstage.spark.session.launch import launching
 
 from .test_java import fake_java
 
+pytestmark = pytest.mark.process
+
 TELL = 'echo "out $*"; echo "err $*" >&2; echo "home ${JAVA_HOME-unset}" >&2'
 
 

@@ -96,6 +96,7 @@ def test_spark_that_does_not_start_is_told(program: Program, tmp_path: Path) -> 
     assert list(tmp_path.glob("etlstage-*")) == [Path(log)]
 
 
+@pytest.mark.process
 def test_unusable_java_home_is_told_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: Program
 ) -> None:
@@ -118,6 +119,7 @@ def test_unusable_java_home_is_told_before_spark_starts(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.process
 def test_missing_package_is_told(program: Program) -> None:
     """Importing the Spark layer without PySpark says how to install it."""
     done = program(

@@ -25,6 +25,8 @@ from etlstage.stage import (
     Stage,
 )
 
+pytestmark = pytest.mark.process
+
 SDK = "import os, sys; from etlstage import worker; worker.{}({})"
 
 

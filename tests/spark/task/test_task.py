@@ -17,6 +17,8 @@ from etlstage.spark.task import task as task_module
 from etlstage.spark.task.task import Task
 from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage
 
+pytestmark = pytest.mark.process
+
 SDK = "import os, sys; from etlstage import worker; worker.{}({})"
 
 

@@ -145,6 +145,7 @@ def record(key: int, number: int) -> bytes:
     return json.dumps({"id": key, "n": number}).encode()
 
 
+@pytest.mark.process
 async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
     """One worker holds one message for ever; all others come out."""
     run = stage(
@@ -164,6 +165,7 @@ async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
     assert sorted(outputs(seen)) == sorted((m,) for m in numbers(500))
 
 
+@pytest.mark.process
 async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
     """A slow key holds up its own lane, and no other."""
     run = stage(
@@ -191,6 +193,7 @@ async def test_stream_by_key_keeps_the_order_of_each_key() -> None:
     assert {tuple(ns) for ns in by_key.values()} == {tuple(range(200))}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_submit_returns_results_in_input_order(order: Order) -> None:
     """Whatever the stage promises to a stream."""
@@ -205,6 +208,7 @@ async def test_submit_returns_results_in_input_order(order: Order) -> None:
     assert outputs(results) == [(m,) for m in messages]
 
 
+@pytest.mark.process
 async def test_key_that_is_missing_fails_the_stream() -> None:
     """The mistake is the caller's."""
     run = stage("echo", workers=2, order=Order.KEY)
@@ -213,6 +217,7 @@ async def test_key_that_is_missing_fails_the_stream() -> None:
             await supervisor.submit([b"one"])
 
 
+@pytest.mark.process
 async def test_lane_of_a_worker_that_is_given_up_goes_to_others() -> None:
     """Its keys are not lost with it."""
     run = stage(

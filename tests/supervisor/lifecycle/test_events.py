@@ -3,6 +3,7 @@ from __future__ import annotations
 from unittest.mock import ANY
 
 import anyio
+import pytest
 import structlog
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
@@ -17,6 +18,8 @@ from etlstage.supervisor import (
     WorkerStarted,
 )
 from tests.supervisor.workers import outputs, plain, stage
+
+pytestmark = pytest.mark.process
 
 
 async def test_events_of_a_worker_that_behaves() -> None:

@@ -17,6 +17,8 @@ from etlstage.supervisor.stderr.log import StderrLog
 from etlstage.transport import LaunchRequest, launch_over_pipes
 from etlstage.transport.pipe import PipeChild
 
+pytestmark = pytest.mark.process
+
 WROTE = "worker wrote to stderr"
 DROPPED = "stderr rate limit reached"
 
