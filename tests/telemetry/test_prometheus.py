@@ -125,6 +125,7 @@ def test_without_prometheus_client(monkeypatch: pytest.MonkeyPatch) -> None:
         PrometheusMeter()
 
 
+@pytest.mark.process
 def test_import_is_lazy() -> None:
     """Who makes no meter does not wait for the library."""
     code = (
