@@ -22,7 +22,7 @@ This module is a leaf: a worker imports it at every start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = (
@@ -43,6 +43,7 @@ __all__ = (
     "StageFailed",
     "WorkerLost",
     "WorkerStartFailed",
+    "guess",
 )
 
 FailureCause: TypeAlias = Literal["died", "silent", "protocol", "start", "heartbeat"]
@@ -162,3 +163,11 @@ class SparkUnavailable(EtlstageError):
 
 class LedgerImbalance(EtlstageError):
     """Raised when a message ended a run without an outcome, or with two."""
+
+
+def guess(word: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean 'this'?)``, or nothing if no known word is close."""
+    import difflib  # costs a worker's start more than all the rest of this module
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -22,8 +22,7 @@ from etlstage.cli.screen import Screen
 from etlstage.config.build import Trial, pipeline_from_yaml
 from etlstage.config.loader import load
 from etlstage.config.rules import stage_names
-from etlstage.config.spelling import guess
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.pipeline.capture import Capture
 from etlstage.pipeline.comparison import (

@@ -21,8 +21,7 @@ from etlstage.cli.screen import Screen
 from etlstage.config.build import state_folder
 from etlstage.config.document import Document, read
 from etlstage.config.rules import stage_names
-from etlstage.config.spelling import guess
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.file import (
     FOLDER,

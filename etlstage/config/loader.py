@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from etlstage.config.document import Document, Loc, read, shortened
 from etlstage.config.model import PipelineKeys
 from etlstage.config.rules import broken_rules, shipped_files
-from etlstage.config.spelling import guess
+from etlstage.errors import guess
 
 __all__ = ("load",)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
 from etlstage.protocol.base import Dialect
 
 __all__ = (
@@ -56,8 +56,4 @@ def _unknown(name: str) -> str:
     expected = f"expected {' or '.join(map(repr, DIALECTS))}"
     if name in LATER:
         return f"dialect {name!r} is not in this version, {expected}"
-    import difflib
-
-    close = difflib.get_close_matches(name, DIALECTS, n=1)
-    guess = f" (did you mean {close[0]!r}?)" if close else f", {expected}"
-    return f"unknown dialect {name!r}{guess}"
+    return f"unknown dialect {name!r}{guess(name, DIALECTS) or f', {expected}'}"

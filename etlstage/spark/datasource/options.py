@@ -8,7 +8,6 @@ value.  Words are those of the pipeline file.
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 import sys
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
 from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.protocol.base import Shape
@@ -217,9 +216,8 @@ def _unknown(name: str, known: Mapping[str, Reader]) -> str:
     for other, does in ((_READ, "reading"), (_WRITE, "writing")):
         if name in other:
             return f"option {name} is only for {does}"
-    close = difflib.get_close_matches(name, known, n=1)
-    guess = f" (did you mean {close[0]!r}?)" if close else f", expected {_all(known)}"
-    return f"unknown option {name!r}{guess}"
+    hint = guess(name, known) or f", expected {_all(known)}"
+    return f"unknown option {name!r}{hint}"
 
 
 def _all(known: Mapping[str, Reader]) -> str:
@@ -309,9 +307,7 @@ def _offset(word: Literal["initial", "latest"]) -> Reader:
 def _choice(*words: str) -> Reader:
     def read(text: str) -> str:
         if text not in words:
-            close = difflib.get_close_matches(text, words, n=1)
-            guess = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(" or ".join(words) + guess)
+            raise ValueError(" or ".join(words) + guess(text, words))
         return text
 
     return read
