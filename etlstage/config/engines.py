@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import anyio
-
 from etlstage.config.frames import SessionSink, destination, reading
 from etlstage.config.model import ExtractKeys, LoadKeys, SessionKeys
 from etlstage.config.session import SessionUser, SharedSession
 from etlstage.config.stages import error_policy, extract_stage, load_stage
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.report import Status
 from etlstage.spark import read_frame
 from etlstage.spark.datasource.datasource import read_worker
 from etlstage.spark.engine.batch_run import ExecutorPipeline
@@ -212,12 +211,12 @@ class _Reader(SessionUser):
 
 
 class _ExecutorPipeline(_Reader, ExecutorPipeline):
-    async def _run(self, stopped: anyio.CancelScope) -> None:
+    async def _run(self) -> Status:
         with self._noted():
-            await super()._run(stopped)
+            return await super()._run()
 
 
 class _StreamingPipeline(_Reader, StreamingPipeline):
-    async def _run(self) -> None:
+    async def _run(self) -> Status:
         with self._noted():
-            await super()._run()
+            return await super()._run()

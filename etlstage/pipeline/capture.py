@@ -13,13 +13,13 @@ from array import array
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import anyio.to_thread
 
 from etlstage.errors import SinkFailed
 from etlstage.messages import Run, counted
+from etlstage.pipeline.interfaces import Sink
 
 __all__ = ("Capture",)
 
@@ -27,7 +27,7 @@ _SIZE: Final = "Q"  # 8 bytes, in the order of this machine: the file stays here
 _BYTES: Final = 8
 
 
-class Capture:
+class Capture(Sink):
     """
     A sink that keeps messages in a file; iterating reads them again, in order.
 
@@ -38,14 +38,12 @@ class Capture:
     """
 
     def __init__(self, path: Path, *, name: str = "load") -> None:
-        self.name = name
-        self.received = self.loaded = 0
-        self.dead = self.failed = 0
+        super().__init__(name)
         self._path = path
         self._file: FileIO | None = None
 
     def __len__(self) -> int:
-        return self.loaded
+        return self.account.done
 
     def __iter__(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
@@ -65,31 +63,21 @@ class Capture:
             raise self._failure(error) from error
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def aclose(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
 
     async def write(self, run: Run) -> None:
         """Append a run; raises SinkFailed if the file can't be written."""
-        self.received += len(run)
+        self.account.received += len(run)
         await anyio.to_thread.run_sync(self._append, run)
-        self.loaded += len(run)
-
-    async def flush(self) -> None:
-        """Do nothing: what is captured need not outlive us."""
-
-    async def finish(self) -> None:
-        """Do nothing: who reads the file has seen the run end."""
+        # What is captured need not outlive us, so there is nothing to flush.
+        self.account.done += len(run)
 
     def landed(self) -> str:
         """Return how many messages there are, for a human."""
-        return f"{counted(self.loaded, 'message')} captured"
+        return f"{counted(self.account.done, 'message')} captured"
 
     def _append(self, run: Run) -> None:
         assert self._file is not None

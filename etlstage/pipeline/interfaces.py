@@ -1,28 +1,38 @@
 """
 What a pipeline needs at its two ends.
 
-The stages in the middle are supervisors; the ends are whatever fulfils these two
-protocols: a DataFrame, or a worker of kind E or L.
+The stages in the middle are supervisors; the ends are whatever derives from these
+classes: a DataFrame, or a worker of kind E or L. What an end has no use for, it leaves
+as it is here.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import Self
 
-from etlstage.messages import Position, Run
+from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.ledger import Account
 
 __all__ = ("DeadLetterSink", "Landing", "Sink", "Source")
 
 
-class Source(Protocol):
-    """Where messages come from."""
+class Source(ABC):
+    """
+    Where messages come from.
 
-    name: str
-    """As reports and errors call it."""
+    Args:
+        name: As reports and errors call it.
 
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
     def runs(self) -> AsyncGenerator[Run | Position, None]:
         """
         Yield runs of messages and, where reading can resume, positions.
@@ -33,7 +43,6 @@ class Source(Protocol):
             SourceFailed: If the input can't be read, now or further on.
 
         """
-        ...
 
     def drain(self) -> bool:
         """
@@ -43,44 +52,37 @@ class Source(Protocol):
             False if all points are alike, so that it may be cancelled right away.
 
         """
-        ...
+        return False
 
     async def acknowledge(self, position: Position) -> None:
         """Store ``position``: everything before it is durable downstream."""
-        ...
 
     async def aclose(self) -> None:
         """Release what the source holds; safe to call twice and at any time."""
-        ...
 
 
-class Landing(Protocol):
-    """What is known of where messages end."""
+class Landing(ABC):
+    """
+    Where messages end, as far as all engines know it.
 
-    name: str
-    """As reports and errors call it."""
+    Args:
+        name: As reports and errors call it.
 
-    received: int
-    """Messages taken."""
-    loaded: int
-    """Messages that are durable."""
-    dead: int
-    """Messages that the destination refused and that were dead-lettered. All before the
-    first ``loaded + dead`` messages are dealt with."""
-    failed: int
-    """Messages that the destination refused."""
+    """
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.account = Account(name, StageKind.LOAD)
+        """Of the load stage, in the ledger of the run. ``done`` are messages that are
+        durable; all before the first ``done + dead`` messages are dealt with."""
+
+    @abstractmethod
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded and what was not."""
-        ...
 
-
-class Sink(Landing, Protocol):
-    """Where messages end."""
-
-    async def __aenter__(self) -> object:
-        """Start, and find out now what would fail later; raises as :meth:`write`."""
-        ...
+    async def __aenter__(self) -> Self:
+        """Start, and find out now what would fail later."""
+        return self
 
     async def __aexit__(
         self,
@@ -88,9 +90,17 @@ class Sink(Landing, Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Release what the sink holds; what was not flushed is dropped."""
-        ...
+        """Release what the sink holds; what is not durable is dropped."""
+        await self.aclose()
 
+    async def aclose(self) -> None:
+        """Release what the sink holds; safe to call twice and at any time."""
+
+
+class Sink(Landing):
+    """Where messages end that come run by run."""
+
+    @abstractmethod
     async def write(self, run: Run) -> None:
         """
         Take a run; it may be kept in memory until enough has come together.
@@ -99,20 +109,19 @@ class Sink(Landing, Protocol):
             SinkFailed: If the destination can't be written, or refuses a message.
 
         """
-        ...
 
     async def flush(self) -> None:
         """Return when all that was written is durable; raises as :meth:`write`."""
-        ...
 
     async def finish(self) -> None:
         """Flush, then mark the output as whole; raises as :meth:`write`."""
-        ...
+        await self.flush()
 
 
-class DeadLetterSink(Protocol):
+class DeadLetterSink(ABC):
     """Who else is given the dead letters of a run, beside their files."""
 
+    @abstractmethod
     async def write(self, letters: Iterator[DeadLetter]) -> None:
         """
         Take the letters, once; they come from files, and their iterator blocks.
@@ -121,8 +130,6 @@ class DeadLetterSink(Protocol):
             SinkFailed: If they can't be written.
 
         """
-        ...
 
     async def aclose(self) -> None:
         """Release what the sink holds; safe to call twice and at any time."""
-        ...

@@ -61,12 +61,32 @@ class Account:
 
 
 class Ledger:
-    """Holds the accounts of a run, in the order of the stages."""
+    """
+    Holds the accounts of a run, in the order of the stages.
 
-    def __init__(self, stages: Iterable[tuple[str, StageKind]]) -> None:
-        self._accounts = tuple(Account(name, kind) for name, kind in stages)
+    Args:
+        accounts: They are incremented where the thing happens that they count.
+
+    """
+
+    def __init__(self, accounts: Iterable[Account]) -> None:
+        self._accounts = tuple(accounts)
         self.awaited = "the first message"
         """What it takes for the accounts to move, for a human."""
+
+    @classmethod
+    def of_pipeline(cls, source: str, stages: Iterable[str], load: Account) -> Ledger:
+        """
+        Return the ledger of a pipeline.
+
+        Args:
+            source: Name of the extract stage.
+            stages: Names of the transform stages.
+            load: The account of the load stage.
+
+        """
+        middle = (Account(name, StageKind.TRANSFORM) for name in stages)
+        return cls([Account(source, StageKind.EXTRACT), *middle, load])
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts)

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from etlstage.messages import Position, Run, joined
-from etlstage.pipeline.dead_letter.policy import Refusals, config_of
+from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.edge import Edge, Item
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.ledger import Account
-from etlstage.pipeline.report import Report, Status
+from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.watermark import Watermark
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.supervisor.exchange.submission import Answer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +44,8 @@ class Pipeline(Runner):
         sink: Where they end.
         flush_every: Seconds after which written messages are made durable, although
             the sink would wait for more; for extractions that never end.
-        dead_letters: Where messages are dead-lettered that a stage can't process; None:
-            the first one ends the run. The sink has its own.
+        dead_letters: Where messages are kept that a stage can't process; None: the
+            first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
         judged_of: Messages of which the share of an error budget is taken, at least:
             a part of an input may be worse than the whole.
@@ -111,35 +110,13 @@ class Pipeline(Runner):
         if self._extracting is not None and not self._source.drain():
             self._extracting.cancel()
 
-    async def run(self) -> Report:
-        """
-        Run to the end and return the report; a failure is in there.
-
-        Cancelling stops the workers at once; :meth:`report` then says what landed.
-        A pipeline runs only once.
-        """
-        self._started = anyio.current_time()
+    async def _run(self) -> Status:
         self._extracting = anyio.CancelScope()
         if self._drained:
             self.drain()
-        whole = False
-        try:
-            with anyio.CancelScope() as scope:
-                await self._run_stages(scope)
-            await self._hand_over_letters()
-            whole = self._error is None
-        finally:
-            await self._close_letters()
-            self._ended = anyio.current_time()
-            self._take_stock()
-            # What a whole run can't account for is a fault, and no loss.
-            if not whole:
-                self.ledger.settle()
-        if self._error is not None:
-            return self.report("failed")
-        status: Status = "done" if self._exhausted else "drained"
-        self.ledger.check(whole=True)
-        return self.report(status)
+        with anyio.CancelScope() as scope:
+            await self._run_stages(scope)
+        return "done" if self._exhausted else "drained"
 
     # --- the tasks ----------------------------------------------------------
 
@@ -153,7 +130,7 @@ class Pipeline(Runner):
                 try:
                     await task(*args)
                 except Exception as error:
-                    self._error = self._error or _innermost(error)
+                    self._fail(error)
                     scope.cancel()
 
             tasks.start_soon(guard, self._extract, edges[0])
@@ -191,8 +168,8 @@ class Pipeline(Runner):
         # Positions pass a stage behind the outcome of all messages before them.
         positions: deque[tuple[int, Position]] = deque()
         passed = Watermark()
-        refusals = Refusals(
-            stage.name,
+        policy = DeadLetterPolicy(
+            account,
             stage.on_error,
             config_of(stage),
             self._dead_letters,
@@ -221,7 +198,9 @@ class Pipeline(Runner):
                     account.produced += len(outputs)
                     account.done += len(answer.messages)
                 else:
-                    await self._settle(answer, answer.error, account, refusals)
+                    await policy.settle(
+                        answer.error, answer.messages, place=answer.start
+                    )
                 self._tick(account)
                 passed.rise(answer.start, len(answer.messages))
                 while positions and positions[0][0] <= passed.low:
@@ -231,20 +210,20 @@ class Pipeline(Runner):
         out.close()
 
     async def _load(self, edge: Edge) -> None:
-        sink = self._sink
+        sink, account = self._sink, self._sink.account
         positions: deque[tuple[int, Position]] = deque()
         async with sink, aclosing(self._items_to_load(edge)) as items:
             async for item in items:
                 if isinstance(item, Position):
-                    positions.append((sink.received, item))
+                    positions.append((account.received, item))
                 else:
                     await sink.write(item)
-                self._take_stock()
+                self._tick(account)
                 await self._acknowledge(positions)
             if self._dead_letters is not None:
                 await self._dead_letters.sync()
             await (sink.finish() if self._exhausted else sink.flush())
-            self._take_stock()
+            self._tick(account)
             await self._acknowledge(positions)
 
     async def _items_to_load(self, edge: Edge) -> AsyncGenerator[Item, None]:
@@ -267,28 +246,11 @@ class Pipeline(Runner):
     # --- the accounts -------------------------------------------------------
 
     async def _acknowledge(self, positions: deque[tuple[int, Position]]) -> None:
-        covered = None
-        while positions and positions[0][0] <= self._sink.loaded + self._sink.dead:
+        account, covered = self._sink.account, None
+        while positions and positions[0][0] <= account.done + account.dead:
             covered = positions.popleft()[1]
         if covered is None:
             return
         if self._dead_letters is not None:
             await self._dead_letters.sync()
         await self._source.acknowledge(covered)
-
-    async def _settle(
-        self, answer: Answer, error: Exception, account: Account, refusals: Refusals
-    ) -> None:
-        try:
-            await refusals.settle(
-                error, answer.messages, place=answer.start, received=account.received
-            )
-        finally:
-            account.dead, account.failed = refusals.dead, refusals.failed
-
-
-def _innermost(error: Exception) -> Exception:
-    """Return the cause that a group holds, when it holds only one."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error

@@ -26,7 +26,7 @@ class Report:
     landed: str
     """What reached the destination, in one line."""
     dead_letters: str | None = None
-    """The command that shows the messages that were dead-lettered, if any."""
+    """The command that shows the dead letters, if there are any."""
 
     @property
     def undelivered(self) -> int:

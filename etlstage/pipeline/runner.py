@@ -1,7 +1,7 @@
 """
 What runs a pipeline, on whatever engine.
 
-All engines keep the same accounts, put messages aside in the same way, and close with
+All engines keep the same accounts, dead-letter messages in the same way, and close with
 the same report; how they move messages is theirs.
 """
 
@@ -32,8 +32,8 @@ class Runner(ABC):
         source: Name of the extract stage.
         stages: What messages pass through.
         sink: Where they end.
-        dead_letters: Where messages are dead-lettered that a stage can't process; None:
-            the first one ends the run. The sink has its own.
+        dead_letters: Where messages are kept that a stage can't process; None: the
+            first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
 
     Raises:
@@ -53,13 +53,8 @@ class Runner(ABC):
         dead_letter_sink: DeadLetterSink | None,
     ) -> None:
         self.name = name
-        self.ledger = Ledger(
-            [
-                (source, StageKind.EXTRACT),
-                *((stage.name, stage.kind) for stage in stages),
-                (sink.name, StageKind.LOAD),
-            ]
-        )
+        names = [stage.name for stage in stages]
+        self.ledger = Ledger.of_pipeline(source, names, sink.account)
         """The accounts of the stages, live as far as the engine knows."""
         self._stages = tuple(stages)
         self._dead_letters = dead_letters
@@ -73,9 +68,40 @@ class Runner(ABC):
     def drain(self) -> None:
         """Stop extracting; :meth:`run` returns when all that is under way has landed."""
 
-    @abstractmethod
     async def run(self) -> Report:
-        """Run to the end and return the report; a failure is in there."""
+        """
+        Run to the end and return the report; a failure is in there.
+
+        Cancelling stops the workers at once; :meth:`report` then says what landed.
+        A pipeline runs only once.
+        """
+        self._started = anyio.current_time()
+        status: Status | None = None
+        try:
+            try:
+                status = await self._run()
+            except Exception as error:
+                self._fail(error)
+            await self._hand_over_letters()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._close_letters()
+                await self.aclose()
+            self._ended = anyio.current_time()
+            # What a whole run can't account for is a fault, and no loss.
+            if status is None or self._error is not None:
+                self.ledger.settle()
+        if status is None or self._error is not None:
+            return self.report("failed")
+        self.ledger.check()
+        return self.report(status)
+
+    @abstractmethod
+    async def _run(self) -> Status:
+        """Move the messages; return whether that was all, or raise the first error."""
+
+    async def aclose(self) -> None:
+        """Release what is held for the run; safe to call twice and at any time."""
 
     def report(self, status: Status) -> Report:
         """Return the report of a run that ended as ``status`` says."""
@@ -90,6 +116,10 @@ class Runner(ABC):
             dead_letters=letters.look if letters and letters.count else None,
         )
 
+    def _fail(self, error: Exception) -> None:
+        """Note why the run fails: the first error wins."""
+        self._error = self._error or _innermost(error)
+
     async def _hand_over_letters(self) -> None:
         """Make the dead letters durable, and give them to whom they are for."""
         letters = self._dead_letters
@@ -100,21 +130,13 @@ class Runner(ABC):
             if self._letter_sink is not None and letters.count:
                 await self._letter_sink.write(letters.letters())
         except Exception as error:
-            self._error = self._error or error
+            self._fail(error)
 
     async def _close_letters(self) -> None:
-        with anyio.CancelScope(shield=True):
-            if self._letter_sink is not None:
-                await self._letter_sink.aclose()
+        if self._letter_sink is not None:
+            await self._letter_sink.aclose()
         if self._dead_letters is not None:
             self._dead_letters.close()
-
-    def _take_stock(self) -> None:
-        """Take over the counts of the sink."""
-        account, sink = self.ledger[len(self.ledger) - 1], self._landing
-        account.received, account.done = sink.received, sink.loaded
-        account.dead, account.failed = sink.dead, sink.failed
-        self._tick(account)
 
     def _tick(self, account: Account) -> None:
         account.seconds = anyio.current_time() - self._started
@@ -130,3 +152,10 @@ class Runner(ABC):
                     f"stage {stage.name} is of kind {stage.kind.value}: between the"
                     " source and the sink only transform stages may stand"
                 )
+
+
+def _innermost(error: Exception) -> Exception:
+    """Return the cause that a group holds, when it holds only one."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -9,8 +9,9 @@ import structlog
 
 from etlstage.errors import EtlstageError
 from etlstage.messages import Run, counted
-from etlstage.pipeline.dead_letter.policy import Refusals, config_of
+from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import Sink
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 
@@ -19,7 +20,7 @@ __all__ = ("WorkerSink",)
 _log = structlog.get_logger("etlstage")
 
 
-class WorkerSink:
+class WorkerSink(Sink):
     """
     Loads with workers: a message counts as loaded once it is answered.
 
@@ -36,13 +37,9 @@ class WorkerSink:
     def __init__(
         self, stage: Stage, *, dead_letters: DeadLetters | None = None
     ) -> None:
-        self.name = stage.name
-        self.received = 0
-        self.loaded = 0
-        self.dead = 0
-        self.failed = 0
-        self._refusals = Refusals(
-            stage.name, stage.on_error, config_of(stage), dead_letters
+        super().__init__(stage.name)
+        self._policy = DeadLetterPolicy(
+            self.account, stage.on_error, config_of(stage), dead_letters
         )
         self._supervisor = AsyncSupervisor(stage)
         self._outputs = 0
@@ -64,29 +61,23 @@ class WorkerSink:
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""
-        before = self.received
-        self.received += len(run)
+        account = self.account
+        before = account.received
+        account.received += len(run)
         failure: Exception | None = None
         async for answer in self._supervisor.answers([run]):
             if answer.error is None:
-                self.loaded += len(answer.messages)
+                account.done += len(answer.messages)
                 self._note_outputs(sum(map(len, answer.groups)))
                 continue
             try:
-                await self._refusals.settle(
-                    answer.error,
-                    answer.messages,
-                    place=before + answer.start,
-                    received=self.received,
+                await self._policy.settle(
+                    answer.error, answer.messages, place=before + answer.start
                 )
             except EtlstageError as error:
                 failure = failure or error
-            self.dead, self.failed = self._refusals.dead, self._refusals.failed
         if failure is not None:
             raise failure
-
-    async def flush(self) -> None:
-        """Do nothing: what was written was answered."""
 
     async def finish(self) -> None:
         """Take note that the input was whole."""
@@ -95,7 +86,7 @@ class WorkerSink:
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
         complete = "complete" if self._finished else "incomplete"
-        return f"{counted(self.loaded, 'message')} loaded; output {complete}"
+        return f"{counted(self.account.done, 'message')} loaded; output {complete}"
 
     def _note_outputs(self, count: int) -> None:
         # The page: "L-stage produces empty transformation result".

@@ -13,6 +13,7 @@ import anyio
 from etlstage.errors import ConfigError, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.position import PositionFile
+from etlstage.pipeline.interfaces import Source
 from etlstage.protocol.base import Shape
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -43,7 +44,7 @@ class OffsetPolicy:
             )
 
 
-class WorkerSource:
+class WorkerSource(Source):
     """
     Extracts with a worker.
 
@@ -65,7 +66,7 @@ class WorkerSource:
         every: float | None = None,
         state: Path | None = None,
     ) -> None:
-        self.name = stage.name
+        super().__init__(stage.name)
         self._stage = stage
         self._offsets = offsets or OffsetPolicy()
         self._every = every
@@ -91,9 +92,6 @@ class WorkerSource:
         if self._file is not None:
             # A small file, and the loop must not run on before it is there.
             self._file.store(position.value)
-
-    async def aclose(self) -> None:
-        """Do nothing: the worker lives as long as :meth:`runs` does."""
 
     def _rounds(
         self, supervisor: AsyncSupervisor

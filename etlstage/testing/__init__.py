@@ -16,6 +16,8 @@ a clock that jumps: restarts, back-off and deadlines take milliseconds to test. 
 
     run_virtually(main)  # in it: AsyncSupervisor(stage, launch=ScriptedLaunch(script))
 
+A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`.
+
 Strategies for Hypothesis are in :mod:`etlstage.testing.strategies`; they need the
 extra ``testing``, nothing else here does.
 """
@@ -25,6 +27,8 @@ from __future__ import annotations
 from etlstage.testing.clock import VirtualLoop as VirtualLoop
 from etlstage.testing.clock import run_virtually as run_virtually
 from etlstage.testing.clock import virtual_time as virtual_time
+from etlstage.testing.ends import MemorySink as MemorySink
+from etlstage.testing.ends import MemorySource as MemorySource
 from etlstage.testing.fault import Fault as Fault
 from etlstage.testing.fault import FaultKind as FaultKind
 from etlstage.testing.fault import FaultPlan as FaultPlan
@@ -37,6 +41,8 @@ __all__ = (
     "Fault",
     "FaultKind",
     "FaultPlan",
+    "MemorySink",
+    "MemorySource",
     "Moment",
     "ScriptedLaunch",
     "ScriptedWorker",

@@ -14,19 +14,14 @@ from etlstage.cli.progress import (
     state_line,
 )
 from etlstage.messages import StageKind
-from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.ledger import Account, Ledger
 
 
 @pytest.fixture
 def ledger() -> Ledger:
     """Stand in the middle of a run."""
-    ledger = Ledger(
-        [
-            ("extract", StageKind.EXTRACT),
-            ("[bold]clean", StageKind.TRANSFORM),
-            ("load", StageKind.LOAD),
-        ]
-    )
+    load = Account("load", StageKind.LOAD)
+    ledger = Ledger.of_pipeline("extract", ["[bold]clean"], load)
     ledger[0].produced = 4000
     ledger[1].received, ledger[1].done, ledger[1].produced = 3000, 2900, 5800
     ledger[1].failed, ledger[1].lost = 2, 1
@@ -78,7 +73,7 @@ def test_line_names_what_went_wrong_only_if_it_did(ledger: Ledger) -> None:
 
 def test_line_before_the_first_message() -> None:
     """Spark takes seconds to start; a row of zeros would look like a hang."""
-    ledger = Ledger([("extract", StageKind.EXTRACT), ("load", StageKind.LOAD)])
+    ledger = Ledger.of_pipeline("extract", [], Account("load", StageKind.LOAD))
     assert state_line(ledger, 5, [0, 0]) == "5 s: waiting for the first message"
     ledger.awaited = "the first batch"
     assert state_line(ledger, 5, [0, 0]) == "5 s: waiting for the first batch"

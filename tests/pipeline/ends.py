@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
-from types import TracebackType
 from typing import Self, TypeAlias
 
 import anyio
 
 from etlstage.errors import SinkFailed, SourceFailed
 from etlstage.messages import Position, Run
+from etlstage.testing import MemorySink, MemorySource
 
-__all__ = ("MemorySink", "MemorySource", "Wait", "refuse_at", "unreadable")
+__all__ = ("GatedSink", "ScriptedSource", "Wait", "refuse_at", "unreadable")
 
 
 class Wait:
@@ -30,7 +30,7 @@ class Wait:
 Script: TypeAlias = Iterable[Run | Position | Wait | Exception]
 
 
-class MemorySource:
+class ScriptedSource(MemorySource):
     """
     Plays a script: runs, positions, places to wait, and an error to end with.
 
@@ -41,8 +41,7 @@ class MemorySource:
     """
 
     def __init__(self, script: Script, *, alike: bool = True) -> None:
-        self.name = "source"
-        self.acknowledged: list[object] = []
+        super().__init__([])
         self.stored = anyio.Event()
         self.closed = 0
         self.drained = False
@@ -71,7 +70,7 @@ class MemorySource:
 
     async def acknowledge(self, position: Position) -> None:
         """Note the position."""
-        self.acknowledged.append(position.value)
+        await super().acknowledge(position)
         self.stored.set()
 
     async def aclose(self) -> None:
@@ -79,12 +78,12 @@ class MemorySource:
         self.closed += 1
 
 
-class MemorySink:
+class GatedSink(MemorySink):
     """
-    Keeps what is written, and counts it as its test wants.
+    Keeps what is written, when its test wants it to.
 
     Args:
-        durable: Whether what is written is durable at once, and not when flushed.
+        durable: As for :class:`MemorySink`.
         before: Called with the number of messages so far, before each run is taken;
             may raise.
         gate: Where each write waits.
@@ -98,12 +97,8 @@ class MemorySink:
         before: Callable[[int], None] | None = None,
         gate: Wait | None = None,
     ) -> None:
-        self.name = "sink"
-        self.received = self.loaded = self.dead = self.failed = 0
-        self.messages: list[bytes] = []
-        self.flushed = self.finished = 0
+        super().__init__(durable=durable)
         self.open: bool | None = None
-        self._durable = durable
         self._before = before
         self._gate = gate
 
@@ -112,39 +107,20 @@ class MemorySink:
         self.open = True
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def aclose(self) -> None:
         """Close."""
         self.open = False
 
     async def write(self, run: Run) -> None:
         """Take a run."""
-        self.received += len(run)
+        self.account.received += len(run)
         if self._gate is not None:
             await self._gate.here()
         if self._before is not None:
             self._before(len(self.messages))
         self.messages += run
         if self._durable:
-            self.loaded += len(run)
-
-    async def flush(self) -> None:
-        """Make all durable."""
-        self.flushed += 1
-        self.loaded = len(self.messages)
-
-    async def finish(self) -> None:
-        """Flush and mark as whole."""
-        await self.flush()
-        self.finished += 1
-
-    def landed(self) -> str:
-        """Say how many messages there are."""
-        return f"{self.loaded} landed"
+            self.account.done += len(run)
 
 
 def refuse_at(count: int) -> Callable[[int], None]:

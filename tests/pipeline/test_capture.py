@@ -8,8 +8,9 @@ import pytest
 
 from etlstage.columns import Column
 from etlstage.errors import SinkFailed
-from etlstage.messages import Run
+from etlstage.messages import Run, StageKind
 from etlstage.pipeline.capture import Capture
+from etlstage.pipeline.ledger import Account
 
 
 async def captured(path: Path, *runs: Run) -> Capture:
@@ -45,8 +46,7 @@ async def test_capture_accounts_for_what_it_took(tmp_path: Path) -> None:
     """It is a sink like others; nothing is refused."""
     capture = await captured(tmp_path / "c", [b"one", b"two"], [b"three"])
 
-    assert (capture.name, capture.received, capture.loaded) == ("load", 3, 3)
-    assert (capture.dead, capture.failed) == (0, 0)
+    assert capture.account == Account("load", StageKind.LOAD, received=3, done=3)
     assert capture.landed() == "3 messages captured"
 
 
@@ -91,4 +91,4 @@ async def test_full_disk_fails_the_sink() -> None:
     with pytest.raises(SinkFailed, match="in /dev/full: no space left on device"):
         async with capture:
             await capture.write([b"one"])
-    assert (capture.received, capture.loaded) == (1, 0)
+    assert (capture.account.received, capture.account.done) == (1, 0)

@@ -18,7 +18,7 @@ from etlstage.pipeline.comparison import (
     shown,
 )
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.ledger import Account, Ledger
 
 NAMES = ("local", "spark")
 MESSAGES = st.lists(st.binary(max_size=2), max_size=30)
@@ -139,7 +139,7 @@ def test_shuffled_messages_are_the_same_multiset(
 
 def ledger(**counts: int) -> Ledger:
     """Return a ledger whose stage ``clean`` has these counts."""
-    made = Ledger([("extract", StageKind.EXTRACT), ("clean", StageKind.TRANSFORM)])
+    made = Ledger.of_pipeline("extract", [], Account("clean", StageKind.LOAD))
     for name, count in counts.items():
         setattr(made[1], name, count)
     return made

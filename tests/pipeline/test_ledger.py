@@ -14,13 +14,7 @@ from etlstage.pipeline.ledger import Account, Ledger
 
 def ledger() -> Ledger:
     """Return the balanced ledger of a run: ten messages, one too many words."""
-    made = Ledger(
-        [
-            ("read", StageKind.EXTRACT),
-            ("split", StageKind.TRANSFORM),
-            ("write", StageKind.LOAD),
-        ]
-    )
+    made = Ledger.of_pipeline("read", ["split"], Account("write", StageKind.LOAD))
     made[0].produced = 10
     made[1].received = made[1].done = 10
     made[1].produced = 11
@@ -49,6 +43,20 @@ def test_accounts_are_in_the_order_of_the_stages() -> None:
     assert [a.stage for a in made] == ["read", "split", "write"]
     assert made[1].stage == "split"
     assert len(made) == 3
+
+
+def test_accounts_are_those_that_are_handed_in() -> None:
+    """Who counts and who reports look at the same numbers."""
+    load = Account("write", StageKind.LOAD)
+    made = Ledger.of_pipeline("read", ["a", "b"], load)
+
+    assert [(a.stage, a.kind) for a in made] == [
+        ("read", StageKind.EXTRACT),
+        ("a", StageKind.TRANSFORM),
+        ("b", StageKind.TRANSFORM),
+        ("write", StageKind.LOAD),
+    ]
+    assert made[3] is load
 
 
 def test_message_without_an_outcome_is_an_imbalance() -> None:
@@ -125,7 +133,7 @@ counts = st.integers(0, 5)
 @given(st.lists(st.tuples(counts, counts, counts, counts, counts), min_size=2))
 def test_check_agrees_with_counting(rows: list[tuple[int, ...]]) -> None:
     """Every imbalance is found, and nothing else."""
-    made = Ledger((f"s{n}", StageKind.TRANSFORM) for n in range(len(rows)))
+    made = Ledger(Account(f"s{n}", StageKind.TRANSFORM) for n in range(len(rows)))
     for account, row in zip(made, rows, strict=True):
         account.received, account.done, account.failed, account.lost = row[:4]
         account.produced = row[4]

@@ -47,8 +47,8 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
 from etlstage.supervisor.exchange.submission import Answer
 from tests.pipeline.ends import (
-    MemorySink,
-    MemorySource,
+    GatedSink,
+    ScriptedSource,
     Wait,
     refuse_at,
     unreadable,
@@ -120,8 +120,8 @@ echo = stage("echo", name="echo")
 
 async def test_messages_pass_from_end_to_end() -> None:
     """In order, through two stages, zero, one and many; all of it is counted."""
-    source = MemorySource([[b"a b", b""], [b"c", b"d e f"]])
-    sink = MemorySink()
+    source = ScriptedSource([[b"a b", b""], [b"c", b"d e f"]])
+    sink = GatedSink()
     report = await run(pipeline(source, words, echo, sink=sink))
 
     assert report.status == "done"
@@ -141,8 +141,8 @@ async def test_messages_pass_from_end_to_end() -> None:
 async def test_any_number_of_messages(count: int) -> None:
     """None is as good as many."""
     script = [numbers(at, min(at + 1000, count)) for at in range(0, count, 1000)]
-    sink = MemorySink()
-    made = pipeline(MemorySource(script), stage("fast", workers=2), sink=sink)
+    sink = GatedSink()
+    made = pipeline(ScriptedSource(script), stage("fast", workers=2), sink=sink)
     report = await run(made)
 
     assert report.status == "done"
@@ -153,8 +153,8 @@ async def test_any_number_of_messages(count: int) -> None:
 
 async def test_stages_are_not_needed() -> None:
     """A source and a sink make a pipeline."""
-    sink = MemorySink()
-    report = await run(pipeline(MemorySource([[b"a"]]), sink=sink))
+    sink = GatedSink()
+    report = await run(pipeline(ScriptedSource([[b"a"]]), sink=sink))
 
     assert report.status == "done"
     assert counts(report) == [(0, 0, 0, 0, 1), (1, 1, 0, 0, 0)]
@@ -162,9 +162,9 @@ async def test_stages_are_not_needed() -> None:
 
 async def test_stage_that_swallows_everything() -> None:
     """Nothing arrives, and that is right."""
-    sink = MemorySink()
+    sink = GatedSink()
     report = await run(
-        pipeline(MemorySource([numbers(0, 9)]), stage("swallow"), sink=sink)
+        pipeline(ScriptedSource([numbers(0, 9)]), stage("swallow"), sink=sink)
     )
 
     assert report.status == "done"
@@ -185,7 +185,7 @@ async def test_workers_at_both_ends(tmp_path: Path) -> None:
 
 async def test_report_as_json() -> None:
     """What ``--report`` writes."""
-    report = await run(pipeline(MemorySource([[b"a b"]]), words, sink=MemorySink()))
+    report = await run(pipeline(ScriptedSource([[b"a b"]]), words, sink=GatedSink()))
     plainly = json.loads(json.dumps(report.to_dict()))
     for part in [plainly, *plainly["stages"]]:
         assert part.pop("seconds") >= 0
@@ -227,7 +227,7 @@ async def test_report_as_json() -> None:
             },
         ],
         "undelivered": 0,
-        "landed": "2 landed",
+        "landed": "2 messages in memory",
         "dead_letters": None,
     }
 
@@ -235,8 +235,8 @@ async def test_report_as_json() -> None:
 async def test_full_edges_stop_the_source() -> None:
     """A sink that takes nothing: only what edges and a stage hold is read."""
     gate = Wait()
-    source = MemorySource([[b"x" * 1_000_000] for _ in range(500)])
-    sink = MemorySink(gate=gate)
+    source = ScriptedSource([[b"x" * 1_000_000] for _ in range(500)])
+    sink = GatedSink(gate=gate)
     made = pipeline(source, stage("fast"), sink=sink)
 
     async def look() -> None:
@@ -260,17 +260,17 @@ async def test_full_edges_stop_the_source() -> None:
 async def test_positions_are_acknowledged_when_what_they_cover_is_durable() -> None:
     """Not when it is written, and not those behind which something is missing."""
     second = Wait()
-    source = MemorySource(
+    source = ScriptedSource(
         [[b"1", b"2"], Position("a"), [b"3"], Position("b"), second, [b"4"]]
     )
-    sink = MemorySink(durable=False)
+    sink = GatedSink(durable=False)
     made = pipeline(source, echo, sink=sink)
 
     async def flush() -> None:
         while len(sink.messages) < 3:
             await anyio.wait_all_tasks_blocked()
         assert source.acknowledged == []
-        sink.loaded = 2
+        sink.account.done = 2
         second.released.set()
 
     report = await run_until(made, second.reached, flush)
@@ -284,7 +284,7 @@ async def test_position_waits_for_slow_workers() -> None:
     script: list[Run | Position] = []
     for n in range(50):
         script += [[b"%d" % n], Position(n)]
-    source, sink = MemorySource(script), MemorySink()
+    source, sink = ScriptedSource(script), GatedSink()
     slow = stage("uneven", 3, workers=3)
     report = await run(pipeline(source, slow, sink=sink))
 
@@ -298,8 +298,8 @@ async def test_positions_do_not_overtake_each_other_at_a_full_edge() -> None:
     script: list[Run | Position] = []
     for n in range(60):
         script += [[b"x" * 1_000_000], Position(n), Position(n + 0.5)]
-    source = MemorySource(script)
-    made = pipeline(source, stage("fast", window=2), sink=MemorySink(gate=Wait()))
+    source = ScriptedSource(script)
+    made = pipeline(source, stage("fast", window=2), sink=GatedSink(gate=Wait()))
     gate = made._sink._gate  # type: ignore[attr-defined]
 
     async def release() -> None:
@@ -316,8 +316,8 @@ async def test_positions_do_not_overtake_each_other_at_a_full_edge() -> None:
 
 async def test_position_in_front_of_everything_is_acknowledged() -> None:
     """It covers nothing, so what it covers is durable."""
-    source = MemorySource([Position(0), [b"a"]])
-    report = await run(pipeline(source, echo, sink=MemorySink()))
+    source = ScriptedSource([Position(0), [b"a"]])
+    report = await run(pipeline(source, echo, sink=GatedSink()))
 
     assert report.status == "done"
     assert source.acknowledged == [0]
@@ -325,8 +325,8 @@ async def test_position_in_front_of_everything_is_acknowledged() -> None:
 
 async def test_positions_of_a_failed_run_stay_behind() -> None:
     """Another run reads from there again."""
-    source = MemorySource([[b"a"], Position(1), [b"b"], Position(2)])
-    sink = MemorySink(before=refuse_at(1))
+    source = ScriptedSource([[b"a"], Position(1), [b"b"], Position(2)])
+    sink = GatedSink(before=refuse_at(1))
     report = await run(pipeline(source, sink=sink))
 
     assert report.status == "failed"
@@ -336,8 +336,8 @@ async def test_positions_of_a_failed_run_stay_behind() -> None:
 async def test_endless_extraction_is_flushed_now_and_then() -> None:
     """The sink would wait for more, the positions would wait for the sink."""
     wait = Wait()
-    source = MemorySource([[b"a"], Position(1), wait])
-    sink = MemorySink(durable=False)
+    source = ScriptedSource([[b"a"], Position(1), wait])
+    sink = GatedSink(durable=False)
     made = pipeline(source, sink=sink, flush_every=0.05)
 
     async def look() -> None:
@@ -358,7 +358,7 @@ async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -
     loaded: list[bytes] = []
     statuses = []
     for limit in 5, 100:
-        sink = MemorySink(before=refuse_at(limit))
+        sink = GatedSink(before=refuse_at(limit))
         source = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
         statuses.append((await run(pipeline(source, echo, sink=sink))).status)
         stored = PositionFile(tmp_path, "e").load()
@@ -376,8 +376,8 @@ async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -
 
 async def test_worker_that_dies_fails_the_run() -> None:
     """What it held is lost, what was under way is counted, the others are stopped."""
-    source = MemorySource([numbers(0, 5), [b"end", b"behind"], numbers(0, 3)])
-    sink = MemorySink()
+    source = ScriptedSource([numbers(0, 5), [b"end", b"behind"], numbers(0, 3)])
+    sink = GatedSink()
     dying = stage(
         "exits_at_word", "end", name="dies", window=1, restart=RestartPolicy()
     )
@@ -399,8 +399,8 @@ async def test_worker_that_dies_fails_the_run() -> None:
 
 async def test_message_with_a_marker_fails_the_run() -> None:
     """It has failed, and is not lost."""
-    source = MemorySource([[b"good", b"b\0ad"]])
-    report = await run(pipeline(source, echo, sink=MemorySink()))
+    source = ScriptedSource([[b"good", b"b\0ad"]])
+    report = await run(pipeline(source, echo, sink=GatedSink()))
 
     assert isinstance(report.error, MessageRefused)
     assert report.ledger[1].failed == 1
@@ -408,8 +408,8 @@ async def test_message_with_a_marker_fails_the_run() -> None:
 
 async def test_source_that_fails_fails_the_run() -> None:
     """What it gave before may be in place; the output is not marked as whole."""
-    sink = MemorySink()
-    source = MemorySource([numbers(0, 3), unreadable()])
+    sink = GatedSink()
+    source = ScriptedSource([numbers(0, 3), unreadable()])
     report = await run(pipeline(source, echo, sink=sink))
 
     assert report.status == "failed"
@@ -421,13 +421,13 @@ async def test_source_that_fails_fails_the_run() -> None:
 async def test_sink_that_fails_fails_the_run() -> None:
     """What it refused is lost, in the books, and the source is stopped."""
     gate = Wait()
-    source = MemorySource([numbers(0, 4), numbers(4, 8), gate])
-    sink = MemorySink(before=refuse_at(4))
+    source = ScriptedSource([numbers(0, 4), numbers(4, 8), gate])
+    sink = GatedSink(before=refuse_at(4))
     report = await run(pipeline(source, sink=sink))
 
     assert isinstance(report.error, SinkFailed)
     assert counts(report) == [(0, 0, 0, 0, 8), (8, 4, 0, 4, 0)]
-    assert report.landed == "4 landed"
+    assert report.landed == "4 messages in memory"
     assert sink.open is False
 
 
@@ -443,9 +443,9 @@ async def test_program_that_is_missing_fails_the_run(where: str) -> None:
                 Stage(kind=extract.kind, dialect=extract.dialect, **missing)  # type: ignore[arg-type]
             )
             if where == "source"
-            else MemorySource([[b"a"]]),
+            else ScriptedSource([[b"a"]]),
             *([Stage(**missing)] if where == "middle" else []),  # type: ignore[arg-type]
-            sink=WorkerSink(loading) if where == "sink" else MemorySink(),
+            sink=WorkerSink(loading) if where == "sink" else GatedSink(),
         )
     )
 
@@ -457,12 +457,12 @@ async def test_program_that_is_missing_fails_the_run(where: str) -> None:
 async def test_cause_in_a_group_is_told() -> None:
     """A group of one says no more than what is in it."""
     group = ExceptionGroup("errors", [ExceptionGroup("errors", [unreadable()])])
-    report = await run(pipeline(MemorySource([group]), sink=MemorySink()))
+    report = await run(pipeline(ScriptedSource([group]), sink=GatedSink()))
 
     assert isinstance(report.error, SourceFailed)
 
 
-class Clumsy(MemorySink):
+class Clumsy(GatedSink):
     """A sink that can't be closed."""
 
     async def __aexit__(self, *args: object) -> None:
@@ -472,7 +472,7 @@ class Clumsy(MemorySink):
 
 async def test_first_error_wins() -> None:
     """What fails because of it is not told."""
-    report = await run(pipeline(MemorySource([unreadable()]), sink=Clumsy()))
+    report = await run(pipeline(ScriptedSource([unreadable()]), sink=Clumsy()))
 
     assert isinstance(report.error, SourceFailed)
 
@@ -480,8 +480,8 @@ async def test_first_error_wins() -> None:
 async def test_undelivered_messages_are_counted() -> None:
     """Those that were between two stages when the run ended."""
     gate = Wait()
-    source = MemorySource([[b"x"], [b"y"], [b"z"], gate])
-    sink = MemorySink(gate=Wait())
+    source = ScriptedSource([[b"x"], [b"y"], [b"z"], gate])
+    sink = GatedSink(gate=Wait())
     made = pipeline(source, sink=sink)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
@@ -498,7 +498,7 @@ async def test_undelivered_messages_are_counted() -> None:
 # --- a ledger that does not balance --------------------------------------------------
 
 
-class Miscounting(MemorySink):
+class Miscounting(GatedSink):
     """A sink that says it loaded more, or less, than it was given."""
 
     def __init__(self, wrong: int) -> None:
@@ -508,13 +508,13 @@ class Miscounting(MemorySink):
     async def finish(self) -> None:
         """Finish, and miscount."""
         await super().finish()
-        self.loaded += self._wrong
+        self.account.done += self._wrong
 
 
 @pytest.mark.parametrize("wrong", [-1, 1])
 async def test_sink_that_miscounts_is_found_out(wrong: int) -> None:
     """A run that can't prove where all messages are has not succeeded."""
-    made = pipeline(MemorySource([numbers(0, 5)]), echo, sink=Miscounting(wrong))
+    made = pipeline(ScriptedSource([numbers(0, 5)]), echo, sink=Miscounting(wrong))
 
     with pytest.raises(
         LedgerImbalance,
@@ -523,7 +523,7 @@ async def test_sink_that_miscounts_is_found_out(wrong: int) -> None:
         await run(made)
 
 
-class Forgetful(MemorySink):
+class Forgetful(GatedSink):
     """A sink that does not count all that it takes."""
 
     async def write(self, run: Run) -> None:
@@ -533,7 +533,7 @@ class Forgetful(MemorySink):
 
 async def test_sink_that_forgets_is_found_out() -> None:
     """What left one stage must reach the next."""
-    made = pipeline(MemorySource([numbers(0, 5)]), sink=Forgetful())
+    made = pipeline(ScriptedSource([numbers(0, 5)]), sink=Forgetful())
 
     with pytest.raises(
         LedgerImbalance, match="5 left stage source, but 4 reached sink"
@@ -547,8 +547,8 @@ async def test_sink_that_forgets_is_found_out() -> None:
 async def test_drained_run_lands_what_was_extracted() -> None:
     """Extraction is cancelled where all its points are alike."""
     wait = Wait()
-    source = MemorySource([numbers(0, 5), wait, numbers(5, 10)])
-    sink = MemorySink(durable=False)
+    source = ScriptedSource([numbers(0, 5), wait, numbers(5, 10)])
+    sink = GatedSink(durable=False)
     made = pipeline(source, echo, sink=sink)
 
     async def drain() -> None:
@@ -558,17 +558,17 @@ async def test_drained_run_lands_what_was_extracted() -> None:
 
     assert report.status == "drained"
     assert sink.messages == numbers(0, 5)
-    assert (sink.loaded, sink.flushed, sink.finished) == (5, 1, 0)
+    assert (sink.account.done, sink.finished) == (5, 0)
     assert source.closed == 1
 
 
 async def test_drained_run_ends_at_a_position() -> None:
     """Where the source can go on from."""
     wait = Wait()
-    source = MemorySource(
+    source = ScriptedSource(
         [[b"1"], Position(1), wait, [b"2"], Position(2), [b"3"]], alike=False
     )
-    sink = MemorySink()
+    sink = GatedSink()
     made = pipeline(source, echo, sink=sink)
 
     async def drain() -> None:
@@ -585,7 +585,7 @@ async def test_drained_run_ends_at_a_position() -> None:
 async def test_drained_extraction_by_a_worker(tmp_path: Path) -> None:
     """A plain worker is stopped; what it wrote until then is loaded."""
     gate = Wait()
-    sink = MemorySink(gate=gate)
+    sink = GatedSink(gate=gate)
     source = WorkerSource(plain("extract_for_ever", timeout=QUICK))
     made = pipeline(source, sink=sink)
 
@@ -601,9 +601,9 @@ async def test_drained_extraction_by_a_worker(tmp_path: Path) -> None:
 
 async def test_drained_before_it_began() -> None:
     """A signal may come that early: nothing more is extracted than must be."""
-    sink = MemorySink()
+    sink = GatedSink()
     made = pipeline(
-        MemorySource([[b"1"], Wait()], alike=True),
+        ScriptedSource([[b"1"], Wait()], alike=True),
         sink=sink,
     )
     made.drain()
@@ -616,8 +616,8 @@ async def test_drained_before_it_began() -> None:
 async def test_cancelled_run_stops_its_workers() -> None:
     """The report of a forced end still balances: what has no outcome is lost."""
     wait = Wait()
-    source = MemorySource([numbers(0, 5), wait])
-    sink = MemorySink(gate=Wait())
+    source = ScriptedSource([numbers(0, 5), wait])
+    sink = GatedSink(gate=Wait())
     made = pipeline(source, stage("deaf_to_sigterm", timeout=QUICK), sink=sink)
     with anyio.fail_after(10), anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
@@ -641,7 +641,7 @@ def test_two_stages_with_one_name() -> None:
     with pytest.raises(
         ConfigError, match="two stages are called source; names must differ"
     ):
-        pipeline(MemorySource([]), stage("echo", name="source"), sink=MemorySink())
+        pipeline(ScriptedSource([]), stage("echo", name="source"), sink=GatedSink())
 
 
 def test_stage_in_the_middle_that_does_not_transform() -> None:
@@ -651,9 +651,9 @@ def test_stage_in_the_middle_that_does_not_transform() -> None:
         match="stage l is of kind load: between the source and the sink only transform",
     ):
         pipeline(
-            MemorySource([]),
+            ScriptedSource([]),
             load("append"),
-            sink=MemorySink(),
+            sink=GatedSink(),
         )
 
 
@@ -679,8 +679,8 @@ EAGER = RestartPolicy(max=50, delay=0.01)
 
 async def test_messages_that_kill_are_put_aside(letters: DeadLetters) -> None:
     """The others pass, in order; all is counted and can be looked at."""
-    source = MemorySource([[b"a", b"end", b"b"], [b"c\0d", b"end", b"e"]])
-    sink = MemorySink()
+    source = ScriptedSource([[b"a", b"end", b"b"], [b"c\0d", b"end", b"e"]])
+    sink = GatedSink()
     report = await run(
         pipeline(source, echo, tolerant(SOME), sink=sink, dead_letters=letters)
     )
@@ -709,7 +709,7 @@ async def test_run_without_dead_letters_says_nothing_of_them(
 ) -> None:
     """And leaves nothing behind."""
     report = await run(
-        pipeline(MemorySource([[b"a"]]), echo, sink=MemorySink(), dead_letters=letters)
+        pipeline(ScriptedSource([[b"a"]]), echo, sink=GatedSink(), dead_letters=letters)
     )
     assert report.dead_letters is None
     assert letter_files(tmp_path / "state") == []
@@ -717,8 +717,8 @@ async def test_run_without_dead_letters_says_nothing_of_them(
 
 async def test_budget_ends_the_run(letters: DeadLetters) -> None:
     """What was dead-lettered stays; the rest is lost; the output is not whole."""
-    source = MemorySource([[b"a"], *[[b"end"]] * 3, numbers(0, 9)])
-    sink = MemorySink()
+    source = ScriptedSource([[b"a"], *[[b"end"]] * 3, numbers(0, 9)])
+    sink = GatedSink()
     dying = tolerant(ErrorBudget(count=1, share=None), retries=0)
     report = await run(pipeline(source, dying, sink=sink, dead_letters=letters))
 
@@ -738,7 +738,7 @@ async def test_strict_stage_ends_the_run_at_once(letters: DeadLetters) -> None:
     strict = replace(echo, on_error=ErrorPolicy(then="fail"))
     report = await run(
         pipeline(
-            MemorySource([[b"b\0ad"]]), strict, sink=MemorySink(), dead_letters=letters
+            ScriptedSource([[b"b\0ad"]]), strict, sink=GatedSink(), dead_letters=letters
         )
     )
     assert isinstance(report.error, MessageRefused)
@@ -750,9 +750,9 @@ async def test_stage_without_workers_puts_nothing_aside(letters: DeadLetters) ->
     hopeless = replace(
         stage("exits_at_word", "end", name="dies"), restart=RestartPolicy(max=0)
     )
-    source = MemorySource([[b"end"], numbers(0, 50)])
+    source = ScriptedSource([[b"end"], numbers(0, 50)])
     report = await run(
-        pipeline(source, hopeless, sink=MemorySink(), dead_letters=letters)
+        pipeline(source, hopeless, sink=GatedSink(), dead_letters=letters)
     )
     assert report.status == "failed"
     assert isinstance(report.error, StageFailed)
@@ -763,7 +763,7 @@ async def test_stage_without_workers_puts_nothing_aside(letters: DeadLetters) ->
 class Recorded(DeadLetters):
     """Dead letters that tell a source when they are durable."""
 
-    def __init__(self, folder: Path, source: MemorySource) -> None:
+    def __init__(self, folder: Path, source: ScriptedSource) -> None:
         super().__init__(folder, pipeline="p")
         self._source = source
 
@@ -776,9 +776,9 @@ class Recorded(DeadLetters):
 async def test_position_waits_until_dead_letters_are_durable(tmp_path: Path) -> None:
     """A message that was dead-lettered is dealt with, like one that is loaded."""
     gate = Wait()
-    source = MemorySource([[b"a", b"end"], Position(1), gate, [b"b"], Position(2)])
+    source = ScriptedSource([[b"a", b"end"], Position(1), gate, [b"b"], Position(2)])
     letters = Recorded(tmp_path, source)
-    made = pipeline(source, tolerant(SOME), sink=MemorySink(), dead_letters=letters)
+    made = pipeline(source, tolerant(SOME), sink=GatedSink(), dead_letters=letters)
 
     async def release() -> None:
         gate.released.set()
@@ -838,10 +838,10 @@ async def test_position_does_not_pass_a_message_without_an_outcome(
     """With answers in any order it is not enough that their number fits."""
     monkeypatch.setattr(pipeline_module, "AsyncSupervisor", Scripted)
     monkeypatch.setattr(Scripted, "order", order)
-    sink = MemorySink()
+    sink = GatedSink()
     loaded: dict[object, Run] = {}
 
-    class Source(MemorySource):
+    class Source(ScriptedSource):
         async def acknowledge(self, position: Position) -> None:
             loaded[position.value] = list(sink.messages)
 
@@ -871,14 +871,14 @@ async def test_keys_reach_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> No
                 yield Answer(0, some, [()] * len(some), 0)
 
     monkeypatch.setattr(pipeline_module, "AsyncSupervisor", Looking)
-    source = MemorySource([AnnotatedRun([b"a", b"b"], key=[7, 8])])
-    await run(pipeline(source, echo, sink=MemorySink()))
+    source = ScriptedSource([AnnotatedRun([b"a", b"b"], key=[7, 8])])
+    await run(pipeline(source, echo, sink=GatedSink()))
     (keyed,) = seen
     assert isinstance(keyed, AnnotatedRun)
     assert (list(keyed), keyed.columns) == ([b"a", b"b"], {"key": [7, 8]})
 
 
-class Shelf:
+class Shelf(DeadLetterSink):
     """Takes dead letters, or refuses to."""
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -918,12 +918,12 @@ async def test_letters_are_handed_over_at_the_end(
     letters.came = anyio.Event()
     script: list[Run | Exception] = [[b"a", b"end"]]
     gate = Wait()
-    source = MemorySource([*script, gate, *([unreadable()] if fails else [])])
+    source = ScriptedSource([*script, gate, *([unreadable()] if fails else [])])
     shelf = Shelf()
     made = pipeline(
         source,
         tolerant(SOME, retries=0),
-        sink=MemorySink(),
+        sink=GatedSink(),
         dead_letters=letters,
         dead_letter_sink=shelf,
     )
@@ -943,9 +943,9 @@ async def test_letters_that_can_not_be_handed_over(letters: DeadLetters) -> None
     """It is said; they are in their files all the same."""
     shelf = Shelf(SinkFailed("no room", stage="dead_letters"))
     made = pipeline(
-        MemorySource([[b"a", b"b\0"]]),
+        ScriptedSource([[b"a", b"b\0"]]),
         echo,
-        sink=MemorySink(),
+        sink=GatedSink(),
         dead_letters=letters,
         dead_letter_sink=shelf,
     )
@@ -959,8 +959,8 @@ async def test_without_letters_nothing_is_handed_over(letters: DeadLetters) -> N
     """Spark need not start for nothing."""
     shelf = Shelf(SinkFailed("asked", stage="dead_letters"))
     made = pipeline(
-        MemorySource([[b"a"]]),
-        sink=MemorySink(),
+        ScriptedSource([[b"a"]]),
+        sink=GatedSink(),
         dead_letters=letters,
         dead_letter_sink=shelf,
     )
@@ -975,7 +975,7 @@ async def test_load_worker_puts_aside_too(letters: DeadLetters, tmp_path: Path) 
         on_error=ErrorPolicy(budget=SOME, retries=0),
         restart=EAGER,
     )
-    source = MemorySource(
+    source = ScriptedSource(
         [[b"one"], Position(1), [b"two", b"three"], Position(3), [b"four"], Position(4)]
     )
     sink = WorkerSink(stage, dead_letters=letters)
@@ -997,12 +997,12 @@ async def test_columns_pass_from_stage_to_stage(between: list[Stage]) -> None:
     column = Column(pa.array(messages, pa.binary()))
     columns: list[bool] = []
 
-    class Sink(MemorySink):
+    class Sink(GatedSink):
         async def write(self, run: Sequence[bytes]) -> None:
             columns.append(isinstance(run, Column))
             await super().write(list(run))
 
-    source = MemorySource([column[:7], column[7:]])
+    source = ScriptedSource([column[:7], column[7:]])
     stages = [replace(echo, name="a"), *between, replace(echo, name="b")]
     sink = Sink()
     made = Pipeline(name="p", source=source, stages=stages, sink=sink)

@@ -15,9 +15,8 @@ from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.protocol.marker import Markers
 from etlstage.stage import RestartPolicy, Stage
-from etlstage.testing import Fault, FaultKind, FaultPlan
+from etlstage.testing import Fault, FaultKind, FaultPlan, MemorySink, MemorySource
 from etlstage.testing.strategies import DEADLY, HARMLESS, fault_plans, messages
-from tests.pipeline.ends import MemorySink, MemorySource
 from tests.testing.supervised import (
     MODES,
     RUN,

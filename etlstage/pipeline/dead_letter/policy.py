@@ -2,6 +2,7 @@
 What becomes of a message that a stage can't process.
 
 The stage has retried it as often as it may; here it is dead-lettered, or ends the run.
+The one place that judges an error budget.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from etlstage.errors import (
 from etlstage.messages import Run
 from etlstage.pipeline.dead_letter.record import first_clause
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.ledger import Account
 from etlstage.protocol.base import Dialect
-from etlstage.stage import ErrorPolicy, Stage
+from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
 
-__all__ = ("Refusals", "config_of", "letter_time", "over_budget")
+__all__ = ("DeadLetterPolicy", "check_budget", "config_of", "letter_time")
 
 _log = structlog.get_logger("etlstage")
 
@@ -37,54 +39,47 @@ OF_A_MESSAGE: Final = (MessageRefused, RemoteProtocolError, SinkFailed, WorkerLo
 """Errors that say something of their message; others say it of the whole stage."""
 
 
-class Refusals:
+class DeadLetterPolicy:
     """
-    Keeps the account of what one stage can't process.
+    Decides about the messages that one stage can't process, and books them.
 
     Args:
-        stage: Its name.
+        account: Of the stage.
         policy: What is to become of such messages.
         config: The stage, as plain JSON.
-        letters: Where they are dead-lettered; None: the first one ends the run.
+        letters: Where they are kept; None: the first one ends the run.
         judged_of: Messages of which the budget's share is taken, at least.
 
     """
 
     def __init__(
         self,
-        stage: str,
+        account: Account,
         policy: ErrorPolicy,
         config: Mapping[str, Any],
         letters: DeadLetters | None,
         *,
         judged_of: int = 0,
     ) -> None:
-        self.dead = 0
-        """Messages dead-lettered."""
-        self.failed = 0
-        """Messages refused, and not dead-lettered."""
-        self._stage = stage
-        self._policy = policy
+        self._account = account
         self._config = config
-        self._letters = letters
+        self._letters = letters if policy.then == "dead_letter" else None
+        self._budget = policy.budget
         self._judged_of = judged_of
 
     @property
-    def put_aside(self) -> bool:
+    def keeps(self) -> bool:
         """Whether messages are dead-lettered at all."""
-        return self._letters is not None and self._policy.then == "dead_letter"
+        return self._letters is not None
 
-    async def settle(
-        self, error: Exception, messages: Run, *, place: int, received: int
-    ) -> None:
+    async def settle(self, error: Exception, messages: Run, *, place: int) -> None:
         """
-        Put messages aside; raise when that ends the run.
+        Dead-letter messages; raise when that ends the run.
 
         Args:
             error: Why they can't be processed.
             messages: The messages, consecutive ones.
             place: Of the first in the stage's input.
-            received: Messages that the stage has taken in so far.
 
         Raises:
             Exception: ``error`` itself, if it is not about these messages alone, or
@@ -92,14 +87,14 @@ class Refusals:
             StageError: If there were too many, or they can't be written.
 
         """
-        aside = self._letters if self.put_aside else None
-        if aside is None or not isinstance(error, OF_A_MESSAGE):
-            self._book(error, len(messages))
+        letters = self._letters
+        if letters is None or not isinstance(error, OF_A_MESSAGE):
+            self._fail(error, len(messages))
             raise error
         for number, message in enumerate(messages):
             try:
-                letter = await aside.put(
-                    self._stage,
+                letter = await letters.put(
+                    self._account.stage,
                     place + number,
                     message,
                     error,
@@ -107,56 +102,66 @@ class Refusals:
                     time=letter_time(),
                 )
             except StageError:
-                self._book(error, len(messages) - number)
+                self._fail(error, len(messages) - number)
                 raise
-            self.dead += 1
+            self._account.dead += 1
             # Where the host logs to may be gone; the letter is kept all the same.
             with suppress(Exception):
                 _log.warning(
                     "message dead-lettered",
-                    stage=self._stage,
+                    stage=letter.stage,
                     place=letter.place,
                     id=letter.id,
                     # Of the letter: what the error itself says may hold a secret.
                     error=first_clause(letter.error) or letter.kind,
                 )
-        known = max(received, self._judged_of)
-        if not self._policy.budget.allows(self.dead, known):
-            raise over_budget(
-                self._stage, self._policy, self.dead, received, str(error), aside
-            ) from error
+        try:
+            check_budget(
+                self._account,
+                self._budget,
+                last=str(error),
+                look=letters.look,
+                judged_of=self._judged_of,
+            )
+        except StageError as over:
+            raise over from error
 
-    def _book(self, error: Exception, count: int) -> None:
+    def _fail(self, error: Exception, count: int) -> None:
         # What has no other outcome at the end of a run is lost: it is not counted here.
         if isinstance(error, OF_A_MESSAGE) and not isinstance(error, WorkerLost):
-            self.failed += count
+            self._account.failed += count
 
 
-def over_budget(
-    stage: str,
-    policy: ErrorPolicy,
-    dead: int,
-    received: int,
+def check_budget(
+    account: Account,
+    budget: ErrorBudget,
+    *,
     last: str,
-    letters: DeadLetters,
-) -> StageError:
+    look: str | None = None,
+    judged_of: int = 0,
+) -> None:
     """
-    Return the error of a stage that could not process too many messages.
+    Do nothing, unless a stage could not process more messages than it may.
 
     Args:
-        stage: Its name.
-        policy: Whose budget it is.
-        dead: Messages dead-lettered.
-        received: Messages taken in.
+        account: Of the stage.
+        budget: How many it may.
         last: Why the last of them could not be processed.
-        letters: Where they are.
+        look: The command that shows them; None: they are not kept.
+        judged_of: Messages of which the budget's share is taken, at least.
+
+    Raises:
+        StageError: If there are more.
 
     """
-    return StageError(
-        f"stage {stage}: {dead} of {received} messages could not be processed,"
-        f" on_error.budget allows {policy.budget}; the last one: {last};"
-        f" they are kept, see {letters.look}",
-        stage=stage,
+    if budget.allows(account.dead, max(account.received, judged_of)):
+        return
+    kept = f"; they are kept, see {look}" if look is not None else ""
+    raise StageError(
+        f"stage {account.stage}: {account.dead} of {account.received} messages could"
+        f" not be processed, on_error.budget allows {budget}; the last one: {last}"
+        f"{kept}",
+        stage=account.stage,
     )
 
 

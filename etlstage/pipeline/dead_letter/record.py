@@ -52,6 +52,10 @@ class DeadLetter:
         plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
         return plain
 
+    def to_line(self) -> bytes:
+        """Return the letter as a line of JSON."""
+        return json.dumps(self.to_dict()).encode() + b"\n"
+
     @classmethod
     def from_line(cls, line: bytes) -> DeadLetter:
         """Return the letter of a line; raises ValueError if it is none."""

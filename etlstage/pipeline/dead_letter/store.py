@@ -8,7 +8,6 @@ elsewhere, and come home with its rows.
 from __future__ import annotations
 
 import copy
-import json
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -36,10 +35,10 @@ SECRET: Final = 4
 
 class DeadLetters:
     """
-    Puts the messages of one run aside.
+    Keeps the dead letters of one run.
 
     Args:
-        state: The state directory; made, for us alone, when something is dead-lettered.
+        state: The state directory; made, for us alone, with the first letter.
         pipeline: Name of the pipeline.
         shown: What users are told to give to ``etlstage dlq``; default: ``state``.
         run: What sets this run's letters apart; default: a random number.
@@ -154,7 +153,7 @@ class DeadLetters:
                     self._numbered = max(self._numbered, number)
 
     def of_run(self, run: str) -> DeadLetters:
-        """Return the same for another run, with none dead-lettered yet."""
+        """Return the same for another run, with no letters yet."""
         other = copy.copy(self)
         other.run, other.count, other._numbered = run, 0, 0
         other._files, other._known = {}, {}
@@ -216,7 +215,7 @@ class DeadLetters:
         try:
             if stage not in self._files:
                 self._files[stage] = LetterFile(self._state, stage)
-            self._files[stage].append(json.dumps(letter.to_dict()).encode() + b"\n")
+            self._files[stage].append(letter.to_line())
         except OSError as error:
             raise self._failure(stage, letter.error, error) from error
 

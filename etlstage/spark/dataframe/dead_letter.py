@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.errors import SinkFailed
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
@@ -63,7 +64,7 @@ _CHUNK: Final = 10_000
 _CHUNK_BYTES: Final = 32 << 20
 
 
-class DeadLetterFrame:
+class DeadLetterFrame(DeadLetterSink):
     """
     Appends dead letters to whatever Spark can write.
 
@@ -96,9 +97,6 @@ class DeadLetterFrame:
                 f"{explain(error, self._log_path)}",
                 stage="dead_letters",
             ) from error
-
-    async def aclose(self) -> None:
-        """Do nothing: the session is not ours."""
 
     def _open(self) -> SparkSession:
         return self._given() if callable(self._given) else self._given

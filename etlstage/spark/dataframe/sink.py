@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio.to_thread
@@ -21,8 +20,9 @@ from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed, StageError
 from etlstage.messages import Run, counted, size_of
-from etlstage.pipeline.dead_letter.policy import Refusals
+from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import Sink
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.dataframe.epoch import Epoch
 from etlstage.spark.dataframe.fit import Misfits, misfits_of, rows_of
@@ -36,16 +36,13 @@ _MISFITS = 10_000  # dead-lettered at a time
 _FILE_BYTES = 32 << 20  # of messages; also what one task of an epoch writes
 
 
-class DataFrameSink:
+class DataFrameSink(Sink):
     """
     Loads messages into whatever Spark can write.
 
     Attributes:
         name: As reports and errors call it.
-        received: Messages taken.
-        loaded: Messages that are durable.
-        dead: Messages that do not fit the schema and were dead-lettered.
-        failed: Messages that do not fit the schema.
+        account: What became of the messages.
         epochs: Epochs that are in place.
 
     """
@@ -80,17 +77,13 @@ class DataFrameSink:
             dead_letters: Where these go; None: the first one ends the run.
 
         """
-        self.name = name
-        self.received = 0
-        self.loaded = 0
-        self.dead = 0
-        self.failed = 0
+        super().__init__(name)
         self.epochs = 0
         self._given = spark
         self._destination = destination
         self._ddl = schema
-        self._refusals = Refusals(
-            name, on_error or ErrorPolicy(), self._config(), dead_letters
+        self._policy = DeadLetterPolicy(
+            self.account, on_error or ErrorPolicy(), self._config(), dead_letters
         )
         self._bounds = (epoch_messages, epoch_bytes)
         self._log_path = log_path
@@ -108,14 +101,6 @@ class DataFrameSink:
             await self.aclose()
             raise
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def write(self, run: Run) -> None:
         """
@@ -136,7 +121,7 @@ class DataFrameSink:
             if epoch.messages and over:
                 await self._land(last=False)
             self._epoch.add(part, size)
-            self.received += len(part)
+            self.account.received += len(part)
 
     async def flush(self) -> None:
         """Load what has come so far, as an epoch; raises as :meth:`write`."""
@@ -160,13 +145,14 @@ class DataFrameSink:
 
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded and what was not."""
-        waiting = self.received - self.loaded - self.dead
+        account = self.account
+        waiting = account.received - account.done - account.dead
         rest = f"; {counted(waiting, 'message')} not loaded" if waiting else ""
         if not self.epochs:
             return f"nothing was written to {self._destination}{rest}"
         complete = "complete" if self._whole else "incomplete"
         return (
-            f"wrote {counted(self.loaded, 'message')} in"
+            f"wrote {counted(account.done, 'message')} in"
             f" {counted(self.epochs, 'epoch')} to {self._destination};"
             f" output {complete}{rest}"
         )
@@ -225,22 +211,22 @@ class DataFrameSink:
         except BaseException:
             self._error = self._failure("the epoch under way was interrupted")
             raise
-        self.loaded += self._epoch.messages
+        self.account.done += self._epoch.messages
         self.epochs += 1
         self._epoch = Epoch()
 
     def _load(self, spark: SparkSession, *, last: bool) -> bool:
         """Load the epoch; return False if something is to be dead-lettered first."""
-        epoch = self._epoch
+        epoch, account = self._epoch, self.account
         rows = rows_of(spark, epoch, self._schema)
         if isinstance(rows, Misfits):
-            if self._refusals.put_aside:
+            if self._policy.keeps:
                 return False
-            self.failed += rows.total
+            account.failed += rows.total
             raise self._failure(
                 f"{rows.total} of {epoch.messages} messages do not fit the schema "
                 f"'{self._ddl or 'value string'}': message "
-                f"{self.loaded + self.dead + rows.place + 1} is the first, {rows.why}; "
+                f"{account.done + account.dead + rows.place + 1} is the first, {rows.why}; "
                 f"nothing of epoch {self.epochs + 1} is loaded"
             )
         # Arrow brings a partition for every 10,000 rows, and each would be a file.
@@ -254,21 +240,15 @@ class DataFrameSink:
         misfits = await run_job(
             spark, lambda: misfits_of(spark, epoch, schema, limit=_MISFITS)
         )
-        before = self.loaded + self.dead
+        before = self.account.done + self.account.dead
         for place, why in misfits:
             error = self._failure(
                 f"message {before + place + 1} does not fit the schema "
                 f"'{self._ddl or 'value string'}': {why}"
             )
-            try:
-                await self._refusals.settle(
-                    error,
-                    [epoch.message(place)],
-                    place=before + place,
-                    received=self.received,
-                )
-            finally:
-                self.dead = self._refusals.dead
+            await self._policy.settle(
+                error, [epoch.message(place)], place=before + place
+            )
         self._epoch = epoch.without([place for place, _ in misfits])
 
     def _config(self) -> dict[str, object]:

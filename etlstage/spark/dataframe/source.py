@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame
 
 from etlstage.errors import EtlstageError, SourceFailed
 from etlstage.messages import Position, Run
+from etlstage.pipeline.interfaces import Source
 from etlstage.spark.dataframe.read import messages_of
 from etlstage.spark.dataframe.spool import (
     NONCE,
@@ -43,7 +44,7 @@ __all__ = ("DataFrameSource",)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class DataFrameSource:
+class DataFrameSource(Source):
     """
     Yields the rows of a DataFrame as messages, in the order of its partitions.
 
@@ -84,7 +85,7 @@ class DataFrameSource:
             log_path: Spark's log, for errors to name.
 
         """
-        self.name = name
+        super().__init__(name)
         self._frame = frame
         self._message = message
         self._key = key
@@ -129,13 +130,6 @@ class DataFrameSource:
             raise self._failed(explain(error, self._log_path)) from error
         finally:
             await self.aclose()
-
-    def drain(self) -> bool:
-        """Return False: reading a DataFrame can't go on from anywhere."""
-        return False
-
-    async def acknowledge(self, position: Position) -> None:
-        """Do nothing: a DataFrame is read as a whole or not at all."""
 
     async def aclose(self) -> None:
         """Remove the spool; safe to call twice and at any time."""

@@ -26,7 +26,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed
-from etlstage.messages import Run
+from etlstage.messages import Run, StageKind
+from etlstage.pipeline.dead_letter.policy import check_budget
+from etlstage.pipeline.ledger import Account
 from etlstage.spark.datasource.attempt import Feed, Written
 from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.options import Writing
@@ -157,16 +159,13 @@ def _ended_well(messages: Sequence[WriterCommitMessage | None]) -> list[Written]
 
 
 def _check_budget(writing: Writing, written: Sequence[Written]) -> None:
-    dead = sum(len(one.dead) for one in written)
-    received = sum(one.messages for one in written)
-    budget = writing.stage.on_error.budget
-    if not budget.allows(dead, received):
-        name = writing.stage.name
-        raise SinkFailed(
-            f"stage {name}: {dead} of {received} messages failed, expected no more than"
-            f" {budget} (on_error.budget)",
-            stage=name,
-        )
+    dead = [letter for one in written for letter in one.dead]
+    if dead:
+        account = Account(writing.stage.name, StageKind.LOAD)
+        account.received = sum(one.messages for one in written)
+        account.dead = len(dead)
+        budget = writing.stage.on_error.budget
+        check_budget(account, budget, last=dead[-1]["error"])
 
 
 def _told(one: Written) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from etlstage.errors import EtlstageError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink
-from etlstage.pipeline.report import Report
+from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.origin import Origin
 from etlstage.spark.engine.stage_job import Round, staging_for
@@ -89,57 +89,31 @@ class ExecutorPipeline(Runner):
         if self._transforming is not None:
             self._transforming.cancel()
 
-    async def run(self) -> Report:
-        """Run to the end and return the report; a failure is in there."""
-        self._started = anyio.current_time()
+    async def _run(self) -> Status:
         self._transforming = stopped = anyio.CancelScope()
-        whole = False
-        try:
-            try:
-                async with self._sink:
-                    await self._run(stopped)
-            except Exception as error:
-                self._error = error
-            await self._hand_over_letters()
-            whole = self._error is None and not stopped.cancelled_caught
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._close_letters()
-                await self.aclose()
-            self._ended = anyio.current_time()
-            self._take_stock()
-            if not whole:
-                self.ledger.settle()
-        if self._error is not None:
-            return self.report("failed")
-        if stopped.cancelled_caught:
-            return self.report("drained")
-        self.ledger.check(whole=True)
-        return self.report("done")
-
-    async def aclose(self) -> None:
-        """Do nothing: the session is not ours."""
-
-    async def _run(self, stopped: anyio.CancelScope) -> None:
-        messages = await anyio.to_thread.run_sync(self._messages)
-        spark = messages.sparkSession
-        passing = Round(
-            self._origin.name,
-            self._stages,
-            self.ledger,
-            self._letters,
-            shipment=self._shipment,
-            log_path=self._log_path,
-        )
-        with staging_for(spark, self._folder, self.name) as staging:
-            with stopped:
-                if self._drained:
-                    stopped.cancel()
-                starts = await passing.transform(messages, staging)
-                for account in self.ledger:
-                    self._tick(account)
-            if not stopped.cancelled_caught:
+        async with self._sink:
+            messages = await anyio.to_thread.run_sync(self._messages)
+            spark = messages.sparkSession
+            passing = Round(
+                self._origin.name,
+                self._stages,
+                self.ledger,
+                self._letters,
+                shipment=self._shipment,
+                log_path=self._log_path,
+            )
+            with staging_for(spark, self._folder, self.name) as staging:
+                with stopped:
+                    if self._drained:
+                        stopped.cancel()
+                    starts = await passing.transform(messages, staging)
+                    for account in self.ledger:
+                        self._tick(account)
+                if stopped.cancelled_caught:
+                    return "drained"
                 await self._sink.load(staging.messages(spark), starts)
+                self._tick(self._sink.account)
+        return "done"
 
     def _messages(self) -> DataFrame:
         try:

@@ -23,10 +23,9 @@ import anyio
 from pyspark.sql import DataFrame
 
 from etlstage.errors import EtlstageError
-from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.position import store
-from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.engine.stage_job import Round, staging_for
 from etlstage.spark.engine.staging import StagedLoad
@@ -182,13 +181,6 @@ class Batches:
         batch.cancel()
 
     async def _process(self, messages: DataFrame, number: int) -> None:
-        ledger = Ledger(
-            [
-                (self._source, StageKind.EXTRACT),
-                *((stage.name, stage.kind) for stage in self._stages),
-                (self._outlet.name, StageKind.LOAD),
-            ]
-        )
         epoch = f"{self.stream()}-{number}"
         letters = self._letters.of_run(epoch)
         if self._first:
@@ -196,6 +188,8 @@ class Batches:
             letters.recall()
             self._first = False
         sink = self._outlet.sink(messages.sparkSession, epoch, letters)
+        names = [stage.name for stage in self._stages]
+        ledger = Ledger.of_pipeline(self._source, names, sink.account)
         error: EtlstageError | None = None
         try:
             await self._pass(messages, ledger, letters, sink)
@@ -204,7 +198,6 @@ class Batches:
             error = caught
         finally:
             letters.close()
-        _take_stock(ledger[len(ledger) - 1], sink)
         if error is not None:
             ledger.settle()
         else:
@@ -247,8 +240,3 @@ class Batches:
 
     def _record(self, number: int) -> Path:
         return self._state / "batches" / f"{number}.json"
-
-
-def _take_stock(account: Account, sink: StagedLoad) -> None:
-    account.received, account.done = sink.received, sink.loaded
-    account.dead, account.failed = sink.dead, sink.failed

@@ -22,7 +22,7 @@ import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, StageError
-from etlstage.pipeline.dead_letter.policy import over_budget
+from etlstage.pipeline.dead_letter.policy import check_budget
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Ledger
@@ -48,7 +48,7 @@ class Round:
         source: Name of the extract stage.
         stages: The stages, of kind transform.
         ledger: Where to book what became of the messages.
-        letters: Where they are dead-lettered.
+        letters: Where they are kept.
         shipment: What was sent to the executors for the stages.
         log_path: Spark's log, for errors to name.
 
@@ -141,11 +141,15 @@ class Round:
     def _book(self, outcomes: list[Outcome]) -> list[dict[int, int]]:
         """Return, by stage and partition, the place of its first message among all."""
         starts = [dict[int, int]() for _ in self._ledger]
+        totals = [0 for _ in self._ledger]
         for outcome in outcomes:
-            for account, places, row in zip(
-                self._ledger, starts, outcome.accounts, strict=False
+            for number, (received, *_) in enumerate(outcome.accounts):
+                starts[number][outcome.partition] = totals[number]
+                totals[number] += received
+            # What a task gives to Spark is not loaded yet: whoever loads it counts it.
+            for account, row in zip(
+                list(self._ledger)[:-1], outcome.accounts, strict=False
             ):
-                places[outcome.partition] = account.received
                 account.add(row)
         return starts
 
@@ -167,11 +171,12 @@ class Round:
     def _judge(self, last: dict[str, DeadLetter]) -> None:
         """Raise if too much was dead-lettered; a task knows its own part only."""
         for stage, account in zip(self._stages, list(self._ledger)[1:], strict=False):
-            dead, received = account.dead, account.received
-            if not stage.on_error.budget.allows(dead, received):
-                why = last[stage.name].error
-                raise over_budget(
-                    stage.name, stage.on_error, dead, received, why, self._letters
+            if stage.name in last:
+                check_budget(
+                    account,
+                    stage.on_error.budget,
+                    last=last[stage.name].error,
+                    look=self._letters.look,
                 )
 
 

@@ -9,9 +9,9 @@ again because an executor is lost.
 from __future__ import annotations
 
 import shutil
+from abc import abstractmethod
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -146,22 +146,10 @@ def _pages(sizes: list[tuple[int, int, int]]) -> list[Pages]:
     return found
 
 
-class StagedLoad(Landing, Protocol):
+class StagedLoad(Landing):
     """Loads what waits in a staging folder."""
 
-    async def __aenter__(self) -> object:
-        """Find out now what would fail later; raises as :meth:`load`."""
-        ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Release what it holds."""
-        ...
-
+    @abstractmethod
     async def load(self, messages: DataFrame, starts: dict[int, int]) -> None:
         """
         Load the messages, all of them, and mark the output as whole.
@@ -174,4 +162,3 @@ class StagedLoad(Landing, Protocol):
             StageError: If they can't be loaded.
 
         """
-        ...

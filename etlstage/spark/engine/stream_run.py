@@ -21,9 +21,10 @@ from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.position import locked
+from etlstage.pipeline.interfaces import Landing
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
-from etlstage.spark.engine.micro_batch import STOPPED, Batches, Record
+from etlstage.spark.engine.micro_batch import STOPPED, Batches
 from etlstage.spark.engine.origin import Origin
 from etlstage.spark.engine.outlet import Outlet
 from etlstage.spark.errors import text_of
@@ -109,31 +110,15 @@ class StreamingPipeline(Runner):
         self._drained = True
         self._batches.stop()
 
-    async def run(self) -> Report:
-        """Run until the input ends or :meth:`drain` is called; return the report."""
-        self._started = anyio.current_time()
-        status: Status = "done"
+    async def _run(self) -> Status:
         try:
             if self._drained:
                 self._batches.forget_stop()
             else:
                 await self._run_alone()
-            if self._drained:
-                status = "drained"
-        except Exception as error:
-            self._error = error
-            status = "failed"
         finally:
-            with anyio.CancelScope(shield=True):
-                await self.aclose()
-            self._ended = anyio.current_time()
             self._book()
-        if self._error is None:
-            self.ledger.check(whole=True)
-        return self.report(status)
-
-    async def aclose(self) -> None:
-        """Do nothing: the session is not ours."""
+        return "drained" if self._drained else "done"
 
     def report(self, status: Status) -> Report:
         """Return the report of a run that ended as ``status`` says."""
@@ -160,11 +145,11 @@ class StreamingPipeline(Runner):
                 )
             self._batches.begin(anew=not self._checkpoint.exists())
             try:
-                await self._run()
+                await self._run_query()
             finally:
                 self._batches.forget_stop()
 
-    async def _run(self) -> None:
+    async def _run_query(self) -> None:
         try:
             query = await anyio.to_thread.run_sync(self._start)
         except EtlstageError:
@@ -233,33 +218,23 @@ class StreamingPipeline(Runner):
             for account, row in zip(self.ledger, record.accounts, strict=True):
                 account.add(row)
                 self._tick(account)
-            self._landed.take(record)
+            self._landed.epochs += record.loaded
             self._failed = record.error or self._failed
 
 
-class _Landed:
+class _Landed(Landing):
     """What is known of the sinks: what the batches have said."""
 
     def __init__(self, outlet: Outlet) -> None:
-        self.name = outlet.name
-        self.received = self.loaded = self.dead = self.failed = 0
-        self._epochs = 0
+        super().__init__(outlet.name)
+        self.epochs = 0
         self._outlet = outlet
-
-    def take(self, record: Record) -> None:
-        """Count a batch."""
-        received, done, dead, failed, *_ = record.accounts[-1]
-        self.received += received
-        self.loaded += done
-        self.dead += dead
-        self.failed += failed
-        self._epochs += record.loaded
 
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded."""
-        if not self._epochs:
+        if not self.epochs:
             return f"nothing new was written to {self._outlet}"
         return (
-            f"wrote {counted(self.loaded, 'message')} in"
-            f" {counted(self._epochs, 'epoch')} to {self._outlet}"
+            f"wrote {counted(self.account.done, 'message')} in"
+            f" {counted(self.epochs, 'epoch')} to {self._outlet}"
         )

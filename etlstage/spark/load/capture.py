@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from pyspark.sql import DataFrame
 
 from etlstage.messages import Position
 from etlstage.pipeline.interfaces import Sink
 from etlstage.spark.dataframe.source import DataFrameSource
+from etlstage.spark.engine.staging import StagedLoad
 
 __all__ = ("StagedCapture",)
 
 
-class StagedCapture:
-    """Gives a sink what waits in a staging folder; in all else it is that sink."""
-
-    name: str
-    received: int
-    loaded: int
-    dead: int
-    failed: int
+class StagedCapture(StagedLoad):
+    """Gives a sink what waits in a staging folder; the account is that sink's."""
 
     def __init__(self, sink: Sink) -> None:
+        super().__init__(sink.name)
+        self.account = sink.account
         self._sink = sink
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the sink's own
-        return getattr(self._sink, name)
 
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded."""

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from etlstage.errors import SinkFailed, StageError
 from etlstage.spark.dataframe.schema import fitted, is_raw, reason
 from etlstage.spark.dataframe.sink import DataFrameSink
+from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 
@@ -24,7 +25,7 @@ __all__ = ("StagedSink",)
 _AT_ONCE: Final = 10_000  # misfits collected; more of them come in turns
 
 
-class StagedSink(DataFrameSink):
+class StagedSink(DataFrameSink, StagedLoad):
     """Loads what waits in a staging folder, as one epoch."""
 
     async def load(self, messages: DataFrame, starts: dict[int, int]) -> None:
@@ -45,7 +46,7 @@ class StagedSink(DataFrameSink):
         judged = self._judged(messages)
         try:
             counts = await run_job(spark, lambda: _counts(judged))
-            self.received, misfits = int(counts[0]), int(counts[1])
+            self.account.received, misfits = int(counts[0]), int(counts[1])
             if misfits:
                 await self._take_out(judged, misfits, starts)
             rows = self._rows(judged.where(~sf.col("misfit")))
@@ -62,7 +63,7 @@ class StagedSink(DataFrameSink):
                 f"can't write to {self._destination}: {explain(error, self._log_path)}"
             )
             raise self._error from error
-        self.loaded = self.received - self.dead
+        self.account.done = self.account.received - self.account.dead
         self.epochs = 1
         self._whole = True
 
@@ -87,29 +88,24 @@ class StagedSink(DataFrameSink):
         self, judged: DataFrame, count: int, starts: dict[int, int]
     ) -> None:
         """Put aside what does not fit; raises when it is too much."""
-        aside = self._refusals.put_aside
+        keeps = self._policy.keeps
         wanted = self._ddl or "value string"
-        async for row in _misfits(judged, at_once=_AT_ONCE if aside else 1):
+        async for row in _misfits(judged, at_once=_AT_ONCE if keeps else 1):
             place = starts[row["partition"]] + row["place"]
             made = None if row["row"] is None else row["row"].asDict()
             message = bytes(row["raw"])
             why = reason(message, made, self._schema or StructType())
-            if not aside:
-                self.failed = count
+            if not keeps:
+                self.account.failed = count
                 raise self._failure(
-                    f"{count} of {self.received} messages do not fit the schema"
+                    f"{count} of {self.account.received} messages do not fit the schema"
                     f" '{wanted}': message {place + 1} is the first, {why};"
                     " nothing is loaded"
                 )
             error = self._failure(
                 f"message {place + 1} does not fit the schema '{wanted}': {why}"
             )
-            try:
-                await self._refusals.settle(
-                    error, [message], place=place, received=self.received
-                )
-            finally:
-                self.dead = self._refusals.dead
+            await self._policy.settle(error, [message], place=place)
 
 
 def _counts(judged: DataFrame) -> Row:

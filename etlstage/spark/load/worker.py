@@ -10,8 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -20,6 +19,7 @@ from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.policy import config_of, letter_time
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark.datasource.datasource import write_worker
+from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.ship.artifact import place
@@ -28,7 +28,7 @@ from etlstage.stage import Stage
 __all__ = ("StagedWorker",)
 
 
-class StagedWorker:
+class StagedWorker(StagedLoad):
     """
     Loads what waits in a staging folder with the workers of a stage.
 
@@ -48,25 +48,12 @@ class StagedWorker:
         place: Callable[[Stage], Stage] = place,
         log_path: Path | None = None,
     ) -> None:
-        self.name = stage.name
-        self.received = self.loaded = self.dead = self.failed = 0
+        super().__init__(stage.name)
         self._stage = stage
         self._letters = dead_letters
         self._place = place
         self._log_path = log_path
         self._whole = False
-
-    async def __aenter__(self) -> Self:
-        """Do nothing: the program is looked for where it is to run."""
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Do nothing."""
 
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
         """
@@ -84,7 +71,7 @@ class StagedWorker:
         spark = messages.sparkSession
         ordered = messages.sortWithinPartitions("partition", "place").select("raw")
         try:
-            self.received = await run_job(spark, messages.count)
+            self.account.received = await run_job(spark, messages.count)
             account = await run_job(
                 spark, lambda: write_worker(ordered, self._stage, place=self._place)
             )
@@ -92,13 +79,13 @@ class StagedWorker:
             text = explain(error, self._log_path)
             raise SinkFailed(text, stage=self.name) from error
         await self._put_aside(account["letters"])
-        self.loaded = account["done"]
+        self.account.done = account["done"]
         self._whole = True
 
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
         complete = "complete" if self._whole else "incomplete"
-        return f"{counted(self.loaded, 'message')} loaded; output {complete}"
+        return f"{counted(self.account.done, 'message')} loaded; output {complete}"
 
     async def _put_aside(self, letters: list[dict[str, Any]]) -> None:
         for plain in letters:
@@ -110,4 +97,4 @@ class StagedWorker:
                 config=config_of(self._stage),
                 time=letter_time(),
             )
-            self.dead += 1
+            self.account.dead += 1

@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +26,7 @@ from etlstage.messages import AnnotatedRun, Position, Run, counted, plain, size_
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.spark.ship.artifact import place
@@ -125,7 +125,7 @@ class Chain:
         async def note(letter: DeadLetter) -> None:
             nonlocal letters
             letters += 1
-            text = json.dumps(letter.to_dict())
+            text = letter.to_line().decode()
             await bridge.put(_Note(text, is_letter=True), len(text))
 
         configs = {stage.name: config_of(stage) for stage in self._stages}
@@ -178,11 +178,11 @@ def _run(batch: pa.RecordBatch) -> Run:
     return AnnotatedRun(messages, key=batch.column(1).to_pylist())
 
 
-class _Source:
+class _Source(Source):
     """What Spark gives, as a pipeline's source."""
 
     def __init__(self, name: str, bridge: Bridge[_Item]) -> None:
-        self.name = name
+        super().__init__(name)
         self._bridge = bridge
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
@@ -197,55 +197,26 @@ class _Source:
             if len(run):
                 yield run
 
-    def drain(self) -> bool:
-        return False
-
-    async def acknowledge(self, position: Position) -> None:
-        raise AssertionError("unreachable: there are no positions")
-
-    async def aclose(self) -> None:
-        pass
-
 
 def _nulls(run: Run) -> int:
     messages = plain(run)
     return int(messages.array.null_count) if isinstance(messages, Column) else 0
 
 
-class _Sink:
+class _Sink(Sink):
     """What Spark gets, as a pipeline's sink."""
 
-    name = "a task's rows"
-    dead = failed = 0
-
     def __init__(self, bridge: Bridge[_Item]) -> None:
-        self.received = self.loaded = 0
+        super().__init__("a task's rows")
         self._bridge = bridge
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
-
     async def write(self, run: Run) -> None:
-        self.received += len(run)
+        self.account.received += len(run)
         await self._bridge.put(run, weight(run))
-        self.loaded = self.received
-
-    async def flush(self) -> None:
-        pass
-
-    async def finish(self) -> None:
-        pass
+        self.account.done = self.account.received
 
     def landed(self) -> str:
-        return f"{counted(self.loaded, 'message')} given to Spark"
+        return f"{counted(self.account.done, 'message')} given to Spark"
 
 
 class _Rows:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,8 +21,14 @@ from etlstage.errors import (
     WorkerLost,
     WorkerStartFailed,
 )
-from etlstage.pipeline.dead_letter.policy import Refusals, config_of
+from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter.policy import (
+    DeadLetterPolicy,
+    check_budget,
+    config_of,
+)
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.ledger import Account
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, ResourceLimits, RestartPolicy
 from etlstage.stage import Stage as Configured
@@ -50,19 +57,33 @@ def letters(tmp_path: Path) -> Iterator[DeadLetters]:
     made.close()
 
 
-def refusals(
-    letters: DeadLetters | None, *, policy: ErrorPolicy | None = None
-) -> Refusals:
-    """Return the account of a stage."""
-    budget = ErrorBudget(count=2, share=None)
-    return Refusals("s", policy or ErrorPolicy(budget=budget), {"name": "s"}, letters)
+@pytest.fixture
+def account() -> Account:
+    """Give the account of a stage that has taken in 40 messages."""
+    return Account("s", StageKind.TRANSFORM, received=40)
+
+
+def made(
+    account: Account,
+    letters: DeadLetters | None,
+    *,
+    policy: ErrorPolicy | None = None,
+    judged_of: int = 0,
+) -> DeadLetterPolicy:
+    """Return what decides about the messages of a stage."""
+    policy = policy or ErrorPolicy(budget=ErrorBudget(count=2, share=None))
+    return DeadLetterPolicy(
+        account, policy, {"name": "s"}, letters, judged_of=judged_of
+    )
 
 
 @pytest.mark.parametrize("error", OF_A_MESSAGE, ids=repr)
-async def test_message_is_put_aside(letters: DeadLetters, error: Exception) -> None:
+async def test_message_is_dead_lettered(
+    account: Account, letters: DeadLetters, error: Exception
+) -> None:
     """Each one of a run, with its own place."""
-    account = refusals(letters)
-    await account.settle(error, [b"a", b"b"], place=5, received=9)
+    policy = made(account, letters)
+    await policy.settle(error, [b"a", b"b"], place=5)
     assert (account.dead, account.failed) == (2, 0)
     found = list(letters.letters())
     assert [(x.message, x.place, x.stage) for x in found] == [
@@ -72,13 +93,15 @@ async def test_message_is_put_aside(letters: DeadLetters, error: Exception) -> N
     assert {x.kind for x in found} == {type(error).__name__}
 
 
-async def test_message_that_is_put_aside_is_logged(letters: DeadLetters) -> None:
+async def test_message_that_is_dead_lettered_is_logged(
+    account: Account, letters: DeadLetters
+) -> None:
     """In a line: which message, where it is now, and why in short."""
-    account = refusals(letters)
+    policy = made(account, letters)
     text = "stage s: worker s-1 (pid 7) was killed by SIGSEGV; command: c; nothing"
     with capture_logs() as logs:
-        await account.settle(WorkerLost(text, stage="s"), [b"a"], place=5, received=9)
-        await account.settle(RemoteProtocolError(), [b"b"], place=6, received=9)
+        await policy.settle(WorkerLost(text, stage="s"), [b"a"], place=5)
+        await policy.settle(RemoteProtocolError(), [b"b"], place=6)
     (first, second) = letters.letters()
     assert logs[0] == {
         "event": "message dead-lettered",
@@ -91,7 +114,7 @@ async def test_message_that_is_put_aside_is_logged(letters: DeadLetters) -> None
     assert (logs[1]["id"], logs[1]["error"]) == (second.id, "RemoteProtocolError")
 
 
-async def test_log_that_is_gone(letters: DeadLetters) -> None:
+async def test_log_that_is_gone(account: Account, letters: DeadLetters) -> None:
     """The message is dead-lettered, and counted, all the same."""
 
     def fail(*_: object) -> NoReturn:
@@ -99,8 +122,8 @@ async def test_log_that_is_gone(letters: DeadLetters) -> None:
 
     structlog.configure(processors=[fail])
     try:
-        account = refusals(letters)
-        await account.settle(RemoteProtocolError("p"), [b"a"], place=0, received=9)
+        policy = made(account, letters)
+        await policy.settle(RemoteProtocolError("p"), [b"a"], place=0)
     finally:
         structlog.reset_defaults()
     assert (account.dead, letters.count) == (1, 1)
@@ -108,26 +131,30 @@ async def test_log_that_is_gone(letters: DeadLetters) -> None:
 
 @pytest.mark.parametrize("error", OF_A_STAGE, ids=repr)
 async def test_what_ails_the_stage_ends_the_run(
-    letters: DeadLetters, error: Exception
+    account: Account, letters: DeadLetters, error: Exception
 ) -> None:
     """Without workers every message would be a dead letter."""
-    account = refusals(letters)
+    policy = made(account, letters)
     with pytest.raises(type(error)) as caught:
-        await account.settle(error, [b"a"], place=0, received=1)
+        await policy.settle(error, [b"a"], place=0)
     assert caught.value is error
     assert (account.dead, account.failed, letters.count) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("error", OF_A_MESSAGE, ids=repr)
 async def test_first_failure_may_end_the_run(
-    letters: DeadLetters, error: Exception
+    account: Account, letters: DeadLetters, error: Exception
 ) -> None:
     """If that is wanted, or there is no place to put anything aside."""
     strict = ErrorPolicy(then="fail")
-    for account in (refusals(letters, policy=strict), refusals(None)):
-        assert not account.put_aside
+    first, second = replace(account), replace(account)
+    for account, policy in (
+        (first, made(first, letters, policy=strict)),
+        (second, made(second, None)),
+    ):
+        assert not policy.keeps
         with pytest.raises(type(error)) as caught:
-            await account.settle(error, [b"a"], place=0, received=1)
+            await policy.settle(error, [b"a"], place=0)
         assert caught.value is error
         assert account.dead == 0
         # What is lost is what has no other outcome in the end.
@@ -135,14 +162,16 @@ async def test_first_failure_may_end_the_run(
     assert letters.count == 0
 
 
-async def test_budget_that_is_spent_ends_the_run(letters: DeadLetters) -> None:
+async def test_budget_that_is_spent_ends_the_run(
+    account: Account, letters: DeadLetters
+) -> None:
     """It says all that an operator asks next; nothing is lost by it."""
-    account = refusals(letters)
+    policy = made(account, letters)
     error = WorkerLost("stage s: worker s-1 died", stage="s")
     for n in range(2):
-        await account.settle(error, [b"x"], place=n, received=40)
+        await policy.settle(error, [b"x"], place=n)
     with pytest.raises(StageError) as caught:
-        await account.settle(error, [b"x"], place=2, received=40)
+        await policy.settle(error, [b"x"], place=2)
     assert str(caught.value) == (
         "stage s: 3 of 40 messages could not be processed, on_error.budget allows"
         " 2 messages; the last one: stage s: worker s-1 died; they are kept, see"
@@ -152,24 +181,50 @@ async def test_budget_that_is_spent_ends_the_run(letters: DeadLetters) -> None:
     assert (account.dead, letters.count) == (3, 3)
 
 
-async def test_budget_of_a_share(letters: DeadLetters) -> None:
+async def test_budget_of_a_share(account: Account, letters: DeadLetters) -> None:
     """Of what came in so far."""
-    account = refusals(letters, policy=ErrorPolicy(budget=ErrorBudget(share=0.01)))
+    share = ErrorPolicy(budget=ErrorBudget(share=0.01))
+    policy = made(account, letters, policy=share)
     error = WorkerLost("l", stage="s")
-    await account.settle(error, [b"x"], place=0, received=1)
-    await account.settle(error, [b"x"], place=1, received=200)
+    account.received = 1
+    await policy.settle(error, [b"x"], place=0)
+    account.received = 200
+    await policy.settle(error, [b"x"], place=1)
+    account.received = 299
     with pytest.raises(StageError, match=r"3 of 299 .*budget allows 1%"):
-        await account.settle(error, [b"x"], place=2, received=299)
+        await policy.settle(error, [b"x"], place=2)
 
 
-async def test_letter_that_can_not_be_written(tmp_path: Path) -> None:
+async def test_budget_of_a_part_of_the_input(
+    account: Account, letters: DeadLetters
+) -> None:
+    """A task knows its own part only, which may be worse than the whole."""
+    share = ErrorPolicy(budget=ErrorBudget(share=0.01))
+    policy = made(account, letters, policy=share, judged_of=400)
+    await policy.settle(RemoteProtocolError("p"), [b"x"] * 4, place=0)
+    with pytest.raises(StageError, match="5 of 40 messages"):
+        await policy.settle(RemoteProtocolError("p"), [b"x"], place=4)
+
+
+def test_budget_without_a_place_for_letters(account: Account) -> None:
+    """There is nothing to look at, so nothing is said of it."""
+    account.dead = 1
+    check_budget(account, ErrorBudget(count=1, share=None), last="no")
+    account.dead = 2
+    with pytest.raises(StageError) as caught:
+        check_budget(account, ErrorBudget(count=1, share=None), last="no")
+    assert str(caught.value) == (
+        "stage s: 2 of 40 messages could not be processed, on_error.budget allows"
+        " 1 message; the last one: no"
+    )
+
+
+async def test_letter_that_can_not_be_written(account: Account, tmp_path: Path) -> None:
     """The message is then a failed one, and the run ends."""
     (tmp_path / "dead_letters").write_text("")
-    account = refusals(DeadLetters(tmp_path, pipeline="p"))
+    policy = made(account, DeadLetters(tmp_path, pipeline="p"))
     with pytest.raises(StageError, match="can't write dead letters"):
-        await account.settle(
-            RemoteProtocolError("p"), [b"a", b"b"], place=0, received=2
-        )
+        await policy.settle(RemoteProtocolError("p"), [b"a", b"b"], place=0)
     assert (account.dead, account.failed) == (0, 2)
 
 

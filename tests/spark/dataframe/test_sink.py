@@ -113,16 +113,16 @@ async def test_epoch_is_bounded_in_messages(spark: SparkSession, out: Path) -> N
     """A full epoch lands when more comes; the last one marks the output."""
     async with DataFrameSink(spark, Destination(str(out)), epoch_messages=3) as sink:
         await sink.write([b"1", b"2"])
-        assert (sink.received, sink.loaded, there(out)) == (2, 0, False)
+        assert (sink.account.received, sink.account.done, there(out)) == (2, 0, False)
         await sink.write([b"3", b"4", b"5", b"6", b"7"])
-        assert (sink.received, sink.loaded, sink.epochs) == (7, 5, 2)
+        assert (sink.account.received, sink.account.done, sink.epochs) == (7, 5, 2)
         assert not marker(out)
         assert sink.landed() == (
             f"wrote 5 messages in 2 epochs to {out}; output incomplete;"
             " 2 messages not loaded"
         )
         await sink.finish()
-        assert (sink.loaded, sink.epochs, marker(out)) == (7, 3, True)
+        assert (sink.account.done, sink.epochs, marker(out)) == (7, 3, True)
         assert sink.landed() == (
             f"wrote 7 messages in 3 epochs to {out}; output complete"
         )
@@ -135,7 +135,7 @@ async def test_epoch_is_bounded_in_bytes(spark: SparkSession, out: Path) -> None
     async with DataFrameSink(spark, Destination(str(out)), epoch_bytes=100) as sink:
         for _ in range(3):
             await sink.write([b"x" * 40])
-        assert (sink.loaded, sink.epochs) == (2, 1)
+        assert (sink.account.done, sink.epochs) == (2, 1)
 
 
 async def test_flush_makes_durable_without_marking(
@@ -147,7 +147,7 @@ async def test_flush_makes_durable_without_marking(
         assert not there(out)
         await sink.write([b"1"])
         await sink.flush()
-        assert (sink.loaded, marker(out)) == (1, False)
+        assert (sink.account.done, marker(out)) == (1, False)
         await sink.finish()
         await sink.finish()
         assert marker(out)
@@ -160,7 +160,7 @@ async def test_closing_without_finishing_leaves_no_mark(
     """A run that ends early is not whole."""
     async with DataFrameSink(spark, Destination(str(out)), epoch_messages=1) as sink:
         await sink.write([b"1", b"2"])
-    assert (sink.loaded, marker(out)) == (1, False)
+    assert (sink.account.done, marker(out)) == (1, False)
     await sink.aclose()
 
 
@@ -206,7 +206,7 @@ async def test_misfit_keeps_its_epoch_out(spark: SparkSession, out: Path) -> Non
         "message 15 is the first, field 'id' is a string that is no bigint; "
         "nothing of epoch 2 is loaded"
     )
-    assert (sink.received, sink.loaded, sink.failed) == (20, 10, 2)
+    assert sink.account.counts[:4] == [20, 10, 0, 2]
     assert spark.read.parquet(str(out)).count() == 10
     assert not marker(out)
 
@@ -232,7 +232,7 @@ async def test_failed_sink_stays_failed(spark: SparkSession, out: Path) -> None:
     for call in (sink.flush, sink.finish, sink.flush):
         with pytest.raises(SinkFailed, match="do not fit the schema 'value string'"):
             await call()
-    assert sink.failed == 1
+    assert sink.account.failed == 1
     assert sink.landed() == f"nothing was written to {out}; 1 message not loaded"
     assert not there(out)
 
@@ -254,7 +254,7 @@ async def test_existing_path_is_told_before_work_is_lost(
     assert await refusal(sink) == (
         f"load: {out.parent} exists already: remove it, or set mode to append or overwrite"
     )
-    assert sink.received == 0
+    assert sink.account.received == 0
 
 
 async def test_wrong_schema_is_told_at_once(spark: SparkSession) -> None:
@@ -371,7 +371,7 @@ async def test_event_loop_goes_on_while_spark_writes(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(load, sink, [b"1"])
         tasks.start_soon(live)
-    assert sink.loaded == 1
+    assert sink.account.done == 1
 
 
 async def test_cancelled_write_is_not_counted(
@@ -395,7 +395,7 @@ async def test_cancelled_write_is_not_counted(
         await anyio.to_thread.run_sync(begun.wait)
         tasks.cancel_scope.cancel()
     assert active_jobs() == []
-    assert sink.loaded == 0
+    assert sink.account.done == 0
     with pytest.raises(SinkFailed, match="the epoch under way was interrupted"):
         await sink.flush()
     assert spark.range(10, numPartitions=2).count() == 10
@@ -423,7 +423,7 @@ async def test_misfits_are_put_aside(
     )
     bad = [b"", *objects(4, 10), b'{"id":"secret"}', b"\xff", *objects(2, 14), b"[]"]
     await load(sink, objects(10), bad, [b"{", b"1"])
-    assert (sink.received, sink.loaded, sink.dead, sink.failed) == (22, 16, 6, 0)
+    assert sink.account.counts[:4] == [22, 16, 6, 0]
     rows = spark.read.parquet(str(out)).collect()
     assert sorted(row.id for row in rows) == list(range(16))
     assert marker(out)
@@ -459,7 +459,7 @@ async def test_text_that_is_none_is_put_aside(
         epoch_messages=2,
     )
     await load(sink, [b"\xff", b"\xfe"], [b"a", b"\xfd"])
-    assert (sink.loaded, sink.dead) == (1, 3)
+    assert (sink.account.done, sink.account.dead) == (1, 3)
     assert [row.value for row in spark.read.parquet(str(out)).collect()] == ["a"]
     assert marker(out)
     assert [x.place for x in letters.letters()] == [0, 1, 3]
@@ -476,6 +476,6 @@ async def test_too_many_misfits_end_the_run(
     )
     with pytest.raises(StageError, match=r"load: 2 of 4 messages .*allows 1 message"):
         await load(sink, [b"\xff", b"a", b"\xfe", b"\xfd"])
-    assert (sink.loaded, sink.dead, letters.count) == (0, 2, 2)
+    assert (sink.account.done, sink.account.dead, letters.count) == (0, 2, 2)
     assert not there(out)
     letters.close()

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.file import letter_files
-from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.spark.engine.stage_job import Round
 from etlstage.spark.engine.staging import Pages, Staging
 from etlstage.spark.task.chain import Chain, Outcome
@@ -44,8 +44,7 @@ async def test_letters_of_a_run_that_is_called_off_are_not_booked(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """A signal ends the reading of them; what is counted dead has a letter."""
-    kinds = StageKind.EXTRACT, StageKind.TRANSFORM, StageKind.LOAD
-    ledger = Ledger(zip("etl", kinds, strict=True))
+    ledger = Ledger.of_pipeline("e", ["t"], Account("l", StageKind.LOAD))
     letters = DeadLetters(tmp_path, pipeline="p")
     passing = Round("e", [Stage(name="t", command=("cat",))], ledger, letters)
     staging = CalledOff(str(tmp_path / "rows"))

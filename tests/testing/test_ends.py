@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from etlstage import Pipeline
+from etlstage.errors import SourceFailed
+from etlstage.messages import Position
+from etlstage.testing import MemorySink, MemorySource
+from tests.supervisor.workers import stage
+
+words = stage("words", name="words")
+
+
+async def test_stage_between_two_ends_in_memory() -> None:
+    """What goes in, what comes out, and what the report says of it."""
+    source = MemorySource([[b"a b"], Position(1), [b"c"], Position(2)])
+    sink = MemorySink()
+    report = await Pipeline(name="p", source=source, stages=[words], sink=sink).run()
+
+    assert report.status == "done"
+    assert sink.messages == [b"a", b"b", b"c"]
+    assert sink.finished == 1
+    assert source.acknowledged[-1] == 2
+    assert report.landed == "3 messages in memory"
+    assert [account.stage for account in report.ledger] == ["source", "words", "sink"]
+
+
+async def test_source_that_fails() -> None:
+    """What it gave before is there; the output is not whole."""
+    failure = SourceFailed("no more", stage="read")
+    source = MemorySource([[b"a"], Position(1), failure], name="read")
+    sink = MemorySink(name="write")
+    report = await Pipeline(name="p", source=source, sink=sink).run()
+
+    assert (report.status, report.error) == ("failed", failure)
+    assert sink.finished == 0
+    assert [account.stage for account in report.ledger] == ["read", "write"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_sink_that_is_durable_when_it_is_flushed(*, durable: bool) -> None:
+    """Positions wait for it."""
+    sink = MemorySink(durable=durable)
+    await sink.write([b"a", b"b"])
+    assert (sink.account.received, sink.account.done) == (2, 2 if durable else 0)
+    await sink.flush()
+    assert sink.account.done == 2
