@@ -17,7 +17,6 @@ from urllib.parse import unquote
 
 import typer
 
-from etlstage.cli.logs import harmless
 from etlstage.cli.screen import Screen
 from etlstage.config.build import state_folder
 from etlstage.config.document import Document, read
@@ -34,6 +33,7 @@ from etlstage.pipeline.dead_letter.file import (
 from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
 from etlstage.pipeline.delivery.position import POSITIONS
 from etlstage.protocol.registry import dialect_from_plain
+from etlstage.telemetry.terminal import harmless
 
 __all__ = ("list_letters", "show_letter")
 
@@ -272,5 +272,5 @@ def _cut(part: bytes) -> str:
 
 
 def _print(line: Any, width: int | None = None) -> None:  # noqa: ANN401
-    text = harmless(line)
+    text = harmless(line, lines=True)
     typer.echo(text if width is None else text[:width])

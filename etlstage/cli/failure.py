@@ -6,8 +6,8 @@ import traceback
 
 import typer
 
-from etlstage.cli.logs import harmless
 from etlstage.errors import ConfigError, EtlstageError
+from etlstage.telemetry.terminal import harmless
 
 __all__ = ("FAILED", "FORCED", "WRONG_USAGE", "complain", "show_error")
 
@@ -34,4 +34,4 @@ def show_error(error: Exception, *, debug: bool) -> int:
 
 def complain(text: str) -> None:
     """Print a line about what is wrong."""
-    typer.echo(f"etlstage: error: {harmless(text)}", err=True)
+    typer.echo(f"etlstage: error: {harmless(text, lines=True)}", err=True)

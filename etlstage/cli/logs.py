@@ -9,7 +9,6 @@ neither tears the other.
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from pathlib import Path
 from typing import Final
@@ -19,8 +18,9 @@ from rich.text import Text
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from etlstage.cli.screen import Screen
+from etlstage.telemetry.terminal import harmless
 
-__all__ = ("configure", "harmless")
+__all__ = ("configure",)
 
 STYLES: Final = {
     "debug": "dim",
@@ -29,10 +29,6 @@ STYLES: Final = {
     "error": "bold red",
     "critical": "bold red",
 }
-SEQUENCES: Final = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
-)
-CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 WORKER_LINE: Final = "worker wrote to stderr"
 RESTARTED: Final = "worker is restarted"
@@ -81,11 +77,6 @@ def configure(screen: Screen, *, debug: bool) -> None:
         logging.getLogger().addHandler(logging.lastResort)
 
 
-def harmless(text: str) -> str:
-    """Return ``text`` without what would steer a terminal."""
-    return CONTROLS.sub(lambda m: f"\\x{ord(m[0]):02x}", SEQUENCES.sub("", text))
-
-
 def _is_for_us(record: logging.LogRecord) -> bool:
     """Return whether nobody else handles a record, and Py4J has not logged it."""
     logger = logging.getLogger(record.name)
@@ -132,7 +123,7 @@ def _line(method: str, event: EventDict) -> Text:
         line.append(f" {key}=", "dim")
         line.append(harmless(str(value)))
     if trace:
-        line.append(f"\n{harmless(str(trace))}")
+        line.append(f"\n{harmless(str(trace), lines=True)}")
     return line
 
 

@@ -2,8 +2,8 @@
 What a stage tells about itself: metrics, and what its workers write to stderr.
 
 Metrics go to a :class:`Meter`, which the host makes and passes on: nothing is
-global. :class:`PrometheusMeter` needs no library; :class:`OpenTelemetryMeter` imports
-OpenTelemetry's API when it is made. ``stage.py`` lists the metrics.
+global. :class:`PrometheusMeter` and :class:`OpenTelemetryMeter` import their libraries
+when they are made. ``stage.py`` lists the metrics.
 """
 
 from __future__ import annotations

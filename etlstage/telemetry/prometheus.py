@@ -1,81 +1,87 @@
 """
-Metrics in memory, rendered as Prometheus's text, version 0.0.4.
+Metrics kept and rendered by prometheus-client, which is imported only when it is used.
 
-The format is that of https://prometheus.io/docs/instrumenting/exposition_formats/.
 Serving the text is the host's part; :data:`CONTENT_TYPE` goes with it.
 """
 
 from __future__ import annotations
 
-import math
-import re
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
-from typing import Final, Literal, TypeAlias, cast
+from copy import copy
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from etlstage.errors import ConfigError
+from etlstage.telemetry.meter import Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    import prometheus_client
+    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client.metrics import MetricWrapperBase
 
 __all__ = ("CONTENT_TYPE", "PrometheusMeter")
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Of what :meth:`PrometheusMeter.render` returns."""
 
-_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_IN_HELP: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
-_IN_LABEL: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-
-_Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-_Labels: TypeAlias = tuple[tuple[str, str], ...]
-_Sample: TypeAlias = tuple[str, _Labels, float]  # suffix of the name, labels, value
-_New: TypeAlias = "Callable[[], _Value | _Histogram]"
+_FamilyT = TypeVar("_FamilyT", bound="MetricWrapperBase")
 
 
 class PrometheusMeter:
     """
-    Keeps metrics and renders them; any thread may do either.
+    Keeps metrics in a registry of prometheus-client; any thread may use it.
 
-    Implements :class:`~etlstage.telemetry.Meter`.
+    Implements :class:`~etlstage.telemetry.Meter`. One registry takes one meter, which
+    serves any number of supervisors.
+
+    Args:
+        registry: Where the metrics are registered, such as the host's own; by default
+            one for this meter alone.
+
+    Raises:
+        ConfigError: If prometheus-client is not installed.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        try:
+            from prometheus_client import CollectorRegistry
+        except ImportError as error:
+            raise ConfigError(
+                "prometheus-client is not installed; run:"
+                " pip install 'etlstage[prometheus]'"
+            ) from error
+        self.registry = CollectorRegistry() if registry is None else registry
         self._lock = threading.Lock()
-        self._families: dict[str, _Family] = {}
+        self._counters: dict[str, prometheus_client.Counter] = {}
+        self._gauges: dict[str, prometheus_client.Gauge] = {}
+        self._histograms: dict[str, prometheus_client.Histogram] = {}
 
     def __repr__(self) -> str:
-        series = sum(len(family.series) for family in self._families.values())
-        return f"<PrometheusMeter series={series}>"
+        names = [*self._counters, *self._gauges, *self._histograms]
+        return f"<PrometheusMeter metrics={len(names)}>"
 
     def counter(
         self, name: str, description: str, labels: Mapping[str, str]
-    ) -> _Counter:
+    ) -> Counter:
         """
-        Return the counter with this name, which ends in ``_total``, and these labels.
+        Return the counter with this name and these labels.
 
         Raises:
-            ValueError: If the format can't express them, or the name is in use for
-                something else.
+            ValueError: If the name is in use for something else.
 
         """
-        if not name.endswith("_total"):
-            raise ValueError(f"the name of a counter ends in _total, got {name!r}")
-        with self._lock:
-            family = self._family("counter", name, description, labels)
-            return cast(
-                "_Counter", family.series_of(labels, lambda: _Counter(self._lock))
-            )
+        from prometheus_client import Counter as Family
 
-    def gauge(self, name: str, description: str, labels: Mapping[str, str]) -> _Value:
-        """
-        Return the gauge with this name and these labels.
+        found = self._series(self._counters, Family, name, description, labels)
+        return _Series(found.inc)
 
-        Raises:
-            ValueError: As for :meth:`counter`.
+    def gauge(self, name: str, description: str, labels: Mapping[str, str]) -> Gauge:
+        """Return the gauge with this name and these labels; raises as counter."""
+        from prometheus_client import Gauge as Family
 
-        """
-        with self._lock:
-            family = self._family("gauge", name, description, labels)
-            return cast("_Value", family.series_of(labels, lambda: _Value(self._lock)))
+        found = self._series(self._gauges, Family, name, description, labels)
+        return _Series(found.inc)
 
     def histogram(
         self,
@@ -83,160 +89,51 @@ class PrometheusMeter:
         description: str,
         labels: Mapping[str, str],
         bounds: Sequence[float],
-    ) -> _Histogram:
-        """
-        Return the histogram with this name and these labels.
+    ) -> Histogram:
+        """Return the histogram with this name and these labels; raises as counter."""
+        from prometheus_client import Histogram as Family
 
-        Raises:
-            ValueError: As for :meth:`counter`; or if the bounds are not ascending, or
-                not those that the name has already.
-
-        """
-        if "le" in labels:
-            raise ValueError("a histogram's label can't be 'le'")
-        edges = tuple(map(float, bounds))
-        # The last bucket, up to infinity, is always there.
-        if not all(a < b for a, b in zip(edges, (*edges[1:], math.inf), strict=True)):
-            raise ValueError(f"bounds of {name} are not ascending: {bounds}")
-        with self._lock:
-            family = self._family("histogram", name, description, labels, edges)
-            return cast(
-                "_Histogram",
-                family.series_of(labels, lambda: _Histogram(self._lock, edges)),
-            )
+        found = self._series(
+            self._histograms, Family, name, description, labels, buckets=bounds
+        )
+        return _Series(found.observe)
 
     def render(self) -> str:
-        """Return all metrics as text, sorted by name."""
-        with self._lock:
-            lines = [
-                line for _, f in sorted(self._families.items()) for line in f.render()
-            ]
-        return "".join(f"{line}\n" for line in lines)
+        """Return all metrics of the registry as text, without ``_created`` series."""
+        from prometheus_client import generate_latest
+        from prometheus_client.registry import Collector
 
-    def _family(
+        registry = self.registry
+
+        # The library has one switch for the whole process; ours are not to double.
+        class Plain(Collector):
+            def collect(self) -> Iterator[Metric]:
+                for family in map(copy, registry.collect()):
+                    created = f"{family.name}_created"
+                    family.samples = [s for s in family.samples if s.name != created]
+                    yield family
+
+        return generate_latest(Plain()).decode()
+
+    def _series(
         self,
-        kind: _Kind,
+        families: dict[str, _FamilyT],
+        kind: type[_FamilyT],
         name: str,
         description: str,
         labels: Mapping[str, str],
-        bounds: tuple[float, ...] = (),
-    ) -> _Family:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"a metric can't be called {name!r}")
-        for label in labels:
-            if not _LABEL.fullmatch(label):
-                raise ValueError(f"a label of {name} can't be called {label!r}")
-        wanted = _Family(kind, name, description, frozenset(labels), bounds)
-        family = self._families.setdefault(name, wanted)
-        if family.shape != wanted.shape:
-            raise ValueError(f"{name} is in use already, as {family}, not {wanted}")
-        return family
-
-
-class _Value:
-    """One number."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-        self._value = 0.0
-
-    def add(self, amount: float, /) -> None:
-        """Add what may be negative."""
+        **settings: Any,  # noqa: ANN401 - what the kind takes
+    ) -> _FamilyT:
         with self._lock:
-            self._value += amount
-
-    def samples(self) -> Iterator[_Sample]:
-        """Yield the only one."""
-        yield "", (), self._value
-
-
-class _Counter(_Value):
-    """A number that only grows."""
-
-    def add(self, amount: float, /) -> None:
-        """
-        Add what is zero or more.
-
-        Raises:
-            ValueError: If it is less.
-
-        """
-        if amount < 0:
-            raise ValueError(f"a counter only grows, got {amount}")
-        # Not by super(): this is called for every run of messages.
-        with self._lock:
-            self._value += amount
-
-
-class _Histogram:
-    """Observations, counted by their size."""
-
-    def __init__(self, lock: threading.Lock, bounds: tuple[float, ...]) -> None:
-        self._lock = lock
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, /) -> None:
-        """Count one observation."""
-        bucket = bisect_left(self._bounds, value)
-        with self._lock:
-            self._counts[bucket] += 1
-            self._sum += value
-
-    def samples(self) -> Iterator[_Sample]:
-        """Yield the buckets, each with those below it, the sum, and the count."""
-        bounds = (*self._bounds, math.inf)
-        for bound, count in zip(bounds, accumulate(self._counts), strict=True):
-            yield "_bucket", (("le", _number(bound)),), count
-        yield "_sum", (), self._sum
-        yield "_count", (), sum(self._counts)
-
-
-class _Family:
-    """All series of one name."""
-
-    def __init__(
-        self,
-        kind: _Kind,
-        name: str,
-        description: str,
-        labels: frozenset[str],
-        bounds: tuple[float, ...],
-    ) -> None:
-        self.shape = (kind, labels, bounds)
-        self.series: dict[_Labels, _Value | _Histogram] = {}
-        self._name = name
-        self._description = description
-
-    def __str__(self) -> str:
-        kind, labels, bounds = self.shape
-        names = ", ".join(sorted(labels)) or "no label"
-        return f"{kind} of {names}" + (f" with bounds {bounds}" if bounds else "")
-
-    def series_of(self, labels: Mapping[str, str], new: _New) -> _Value | _Histogram:
-        """Return the series with these labels, made by ``new`` if it is the first."""
-        key = tuple(sorted(labels.items()))
-        if key not in self.series:
-            self.series[key] = new()
-        return self.series[key]
-
-    def render(self) -> Iterator[str]:
-        """Yield the lines of the text."""
-        yield f"# HELP {self._name} {self._description.translate(_IN_HELP)}"
-        yield f"# TYPE {self._name} {self.shape[0]}"
-        for labels, series in self.series.items():
-            for suffix, more, value in series.samples():
-                pairs = ",".join(
-                    f'{label}="{text.translate(_IN_LABEL)}"'
-                    for label, text in (*labels, *more)
+            if name not in families:
+                families[name] = kind(
+                    name, description, tuple(labels), registry=self.registry, **settings
                 )
-                braces = f"{{{pairs}}}" if pairs else ""
-                yield f"{self._name}{suffix}{braces} {_number(value)}"
+        return families[name].labels(**labels) if labels else families[name]
 
 
-def _number(value: float) -> str:
-    """Return ``value`` as Go writes it, near enough."""
-    if math.isfinite(value):
-        return f"{value:.0f}" if value == int(value) < 2**53 else repr(float(value))
-    return "NaN" if math.isnan(value) else f"{'+' if value > 0 else '-'}Inf"
+class _Series:
+    """An instrument with its labels."""
+
+    def __init__(self, record: Callable[[float], None]) -> None:
+        self.add = self.observe = record

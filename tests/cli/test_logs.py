@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 import structlog
 
-from etlstage.cli.logs import configure, harmless
+from etlstage.cli.logs import configure
 from etlstage.cli.screen import Screen
 from tests.cli.test_screen import Terminal
 
@@ -106,23 +106,6 @@ def test_exception_on_a_terminal() -> None:
             structlog.get_logger().exception("odd")
     assert "error odd\nTraceback" in capture.get()
     assert capture.get().endswith("ZeroDivisionError: division by zero\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a\tb é", "a\tb é"),
-        ("\x1b[1;31mred\x1b[0m", "red"),
-        ("\x1b]0;title\x07x", "x"),
-        ("\x1b]8;;http://a\x1b\\x", "x"),
-        ("\x1bc", "\\x1bc"),
-        ("a\rb", "a\\x0db"),
-        ("\x9b31m", "\\x9b31m"),
-    ],
-)
-def test_harmless(text: str, expected: str) -> None:
-    """Colours go quietly; what is left of the rest can be read."""
-    assert harmless(text) == expected
 
 
 JVM_IS_GONE = """

@@ -3,7 +3,7 @@ An HTTP service whose requests are answered by worker processes.
 
 A plain ASGI application, to be copied into a framework of yours. Run it in this folder::
 
-    pip install etlstage uvicorn
+    pip install 'etlstage[prometheus]' uvicorn
     uvicorn app:app
 
     curl -d '{"text": "some words"}' localhost:8000    # 200 and the worker's reply

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple, TypeAlias
 
-from etlstage.supervisor.stderr.level import Level, LevelReader, harmless
+from etlstage.supervisor.stderr.level import Level, level_of
 from etlstage.supervisor.stderr.throttle import Throttle
+from etlstage.telemetry.terminal import harmless
 
 __all__ = ("Diagnostic", "DiagnosticReader", "LineWritten", "LinesDropped")
 
@@ -48,7 +49,6 @@ class DiagnosticReader:
 
     def __init__(self, throttle: Throttle) -> None:
         self._throttle = throttle
-        self._levels = LevelReader()
         self._rest = b""
         self._dropped = LinesDropped(0, 0)
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
@@ -125,9 +125,8 @@ class DiagnosticReader:
             return
         if self.owing:
             seen.extend(self.settle())
-            self._levels.skip()
         text = _text(line)
-        seen.append(LineWritten(self._levels.read(text), text))
+        seen.append(LineWritten(level_of(text), text))
 
 
 def _text(line: bytes) -> str:

@@ -75,13 +75,6 @@ def test_dropped_lines_are_told_at_the_end() -> None:
     assert r.finish(0.0) == [LinesDropped(2, 2)]
 
 
-def test_level_does_not_reach_over_a_gap() -> None:
-    """An indented line goes with the line above, if that is it."""
-    r = reader(rate=1, burst=1)
-    r.receive(b"ERROR: a\nb\n", 0.0)
-    assert r.receive(b"  c\n", 2.0)[-1] == LineWritten("info", "  c")
-
-
 def test_tail_has_dropped_lines_too() -> None:
     """The last lines are the ones that matter."""
     r = reader(burst=1)

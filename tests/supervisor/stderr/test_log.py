@@ -59,7 +59,7 @@ async def run(code: str, **settings: float) -> tuple[list[EventDict], StderrLog]
 
 async def test_line_is_logged_with_its_level() -> None:
     """And with who wrote it; without what steers a terminal."""
-    code = r"sys.stderr.write('one\nERROR: \x1b[31mtwo\0\n[warning] three\n\n{\"level\":10}')"
+    code = r"sys.stderr.write('one\nERROR: \x1b[31mtwo\0\nwarning: three\n\n{\"level\":10}')"
     with capture_logs() as logs, python(code) as child:
         await StderrLog(
             child.stderr, pid=child.pid, stage="clean", worker="clean-1"
@@ -67,7 +67,7 @@ async def test_line_is_logged_with_its_level() -> None:
     assert lines(logs) == [
         ("info", "one"),
         ("error", r"ERROR: two\x00"),
-        ("warning", "[warning] three"),
+        ("warning", "warning: three"),
         ("debug", '{"level":10}'),
     ]
     assert {(e["stage"], e["worker"], e["pid"]) for e in logs} == {

@@ -1,0 +1,34 @@
+"""What of a text that somebody else wrote a terminal may be shown."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ("harmless",)
+
+_SEQUENCES: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\))"
+)
+_CONTROLS: Final = re.compile(
+    # What turns the direction of writing or ends a line hides text as well.
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+
+
+def harmless(text: str, *, lines: bool = False) -> str:
+    """
+    Return ``text`` without what would steer a terminal or hide text.
+
+    Args:
+        text: Of whatever origin.
+        lines: Whether it may have several lines; otherwise their ends are escaped.
+
+    """
+    if lines:
+        return "\n".join(map(harmless, text.split("\n")))
+    return _CONTROLS.sub(_escaped, _SEQUENCES.sub("", text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()

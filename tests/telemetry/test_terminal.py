@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.telemetry.terminal import harmless
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\tb é", "a\tb é"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07x", "x"),
+        ("\x1b]8;;http://a\x1b\\x", "x"),
+        ("\x1bPq#0\x1b\\x", "x"),
+        ("\x1b]0;title", r"\x1b]0;title"),
+        ("\x1bc", r"\x1bc"),
+        ("a\rb\nc", r"a\rb\nc"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\0\x7f", r"\x00\x7f"),
+        ("a\u202eb\u2028c", r"a\u202eb\u2028c"),
+    ],
+)
+def test_harmless(text: str, expected: str) -> None:
+    """Colours go quietly; what is left of the rest can be read."""
+    assert harmless(text) == expected
+
+
+def test_several_lines() -> None:
+    """A traceback keeps its lines, and nothing else that steers."""
+    assert harmless("a\r\n\x1b[1mb\u202e\nc", lines=True) == "a\\r\nb\\u202e\nc"
+
+
+@given(st.text(st.sampled_from("\x1b[]P\\0;mA\x07\x9b\r\n a\u202e")))
+def test_nothing_steers_a_terminal(text: str) -> None:
+    """Not even what appears when something else is taken away."""
+    assert harmless(text).replace("\t", " ").isprintable()
+    for line in harmless(text, lines=True).split("\n"):
+        assert line.replace("\t", " ").isprintable()
