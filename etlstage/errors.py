@@ -71,10 +71,13 @@ class EtlstageError(Exception):
     Attributes:
         attempts: For the error of a message: every worker that failed at it, in
             order; the last one is what the text is about.
+        place: For the error of a message that ends a run: where the message stands
+            in the stage's input, counted from 0.
 
     """
 
     attempts: tuple[Attempt, ...] = ()
+    place: int | None = None
 
 
 class ConfigError(EtlstageError):

@@ -18,6 +18,7 @@ from typing import Any, Final
 import structlog
 
 from etlstage.errors import (
+    EtlstageError,
     MessageRefused,
     RemoteProtocolError,
     SinkFailed,
@@ -90,6 +91,9 @@ class DeadLetterPolicy:
         letters = self._letters
         if letters is None or not isinstance(error, OF_A_MESSAGE):
             self._fail(error, len(messages))
+            # What ends a stage is one error for all of its messages: the first counts.
+            if isinstance(error, EtlstageError) and error.place is None:
+                error.place = place
             raise error
         for number, message in enumerate(messages):
             try:

@@ -7,29 +7,41 @@ What it has done is not final by that; ``writer.py`` says when it is.
 
 from __future__ import annotations
 
-import base64
 import secrets
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Self, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from anyio.streams.memory import MemoryObjectReceiveStream
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from etlstage.errors import EtlstageError, StageFailed
+from etlstage.messages import Run
+from etlstage.pipeline.dead_letter.policy import config_of
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.json_rows import check_types, documents_of
 from etlstage.spark.datasource.options import Writing
-from etlstage.spark.task.portal import bridged
-from etlstage.spark.task.task import answer_all, messages_of, refused
-from etlstage.stage import Order, Stage
-from etlstage.supervisor.exchange.submission import Answer
+from etlstage.spark.task.chain import Given, message_of_partition, run_of
+from etlstage.spark.task.portal import Bridge, bridged
+from etlstage.stage import ErrorBudget, Order, Stage
+from etlstage.supervisor import SupervisorEvent, WorkerExited
 
 __all__ = ("Feed", "Written")
+
+_Item: TypeAlias = "DeadLetter | int"
+"""What comes of an attempt: dead letters, and at its end how many messages it had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +55,9 @@ class Written(WriterCommitMessage):
     """What tells the attempt from all others."""
     messages: int
     """How many its worker was given."""
-    dead: tuple[dict[str, Any], ...] = ()
-    """Those that were dead-lettered; only with a report."""
+    dead: tuple[tuple[int, DeadLetter], ...] = ()
+    """What it has dead-lettered; only with a report. The number beside each, and the
+    letter's place, are what the row says."""
 
 
 class Feed:
@@ -53,13 +66,15 @@ class Feed:
 
     Args:
         writing: What to write to.
-        schema: Of the rows.
+        schema: Of the rows. With a report: ``partition`` and ``place``, of which each
+            dead letter gets those of its row, and the message.
 
     """
 
     def __init__(self, writing: Writing, schema: StructType) -> None:
-        single = len(schema) == 1
-        self._plain = single and isinstance(schema[0].dataType, StringType | BinaryType)
+        fields = schema.fields[2:] if writing.report is not None else schema.fields
+        single = len(fields) == 1
+        self._plain = single and isinstance(fields[0].dataType, StringType | BinaryType)
         if not self._plain:
             check_types(schema, read=False)
         self._writing = writing
@@ -85,19 +100,11 @@ class Feed:
         }
         if batch is not None:
             about["ETLSTAGE_BATCH"] = str(batch)
-        messages, dead = 0, []
         with _staged(self._writing.path, write, attempt) as folder:
             if folder is not None:
                 about["ETLSTAGE_STAGING"] = str(folder)
             stage = self._writing.place(self._writing.stage)
-            stage = _stage(stage, about, folder)
-            runs = (messages_of(stage, self._column(batch)) for batch in batches)
-            serve = partial(answer_all, stage, ends_well=self._writing.staged)
-            with bridged(serve) as bridge:
-                for answer in bridge.cross(runs):
-                    messages += len(answer.messages)
-                    if answer.error is not None:
-                        dead += self._put_aside(answer, partition)
+            messages, dead = self._load(batches, _stage(stage, about, folder))
         return Written(
             write=write,
             partition=partition,
@@ -106,25 +113,112 @@ class Feed:
             dead=tuple(dead),
         )
 
-    def _column(self, rows: pa.RecordBatch) -> pa.Array:
-        """Return the messages that rows are: their only value, or JSON."""
-        return rows.column(0) if self._plain else documents_of(rows)
+    def _load(
+        self, batches: Iterator[pa.RecordBatch], stage: Stage
+    ) -> tuple[int, list[tuple[int, DeadLetter]]]:
+        """Return how many messages there were, and which of them are dead letters."""
+        writing, messages = self._writing, 0
+        dead: list[tuple[int, DeadLetter]] = []
+        places = _Places()
 
-    def _put_aside(self, answer: Answer, partition: int) -> list[dict[str, Any]]:
-        stage = self._writing.stage
-        assert answer.error is not None
-        if self._writing.report is None or stage.on_error.then == "fail":
-            raise refused(stage.name, str(answer.error), answer) from answer.error
-        return [
-            {
-                "partition": partition,
-                "place": answer.start + n,
-                "message": base64.b64encode(bytes(message)).decode(),
-                "kind": type(answer.error).__name__,
-                "error": str(answer.error),
-            }
-            for n, message in enumerate(answer.messages)
-        ]
+        def runs() -> Iterator[Run]:
+            for batch in batches:
+                if writing.report is not None:
+                    places.add(batch.column(0), batch.column(1))
+                yield run_of(batch.column(-1) if self._plain else documents_of(batch))
+
+        with bridged(partial(_serve, writing, stage)) as bridge:
+            for item in bridge.cross(runs()):
+                if isinstance(item, int):
+                    messages = item
+                else:
+                    number, place = places.of(item.place)
+                    dead.append((number, replace(item, place=place)))
+        return messages, dead
+
+
+class _Places:
+    """What rows say of themselves, kept as ranges: most follow one another."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._starts: list[int] = []
+        self._first: list[tuple[int, int]] = []
+
+    def add(self, partitions: pa.Array, places: pa.Array) -> None:
+        """Take note of the next rows."""
+        breaks = pc.or_(
+            pc.not_equal(pc.pairwise_diff(partitions), 0),
+            pc.not_equal(pc.pairwise_diff(places), 1),
+        )
+        for at in pc.indices_nonzero(breaks.fill_null(fill_value=True)).to_pylist():
+            self._starts.append(self._rows + at)
+            self._first.append((partitions[at].as_py(), places[at].as_py()))
+        self._rows += len(places)
+
+    def of(self, row: int) -> tuple[int, int]:
+        """Return the partition and the place that a row said."""
+        at = bisect_right(self._starts, row) - 1
+        partition, place = self._first[at]
+        return partition, place + row - self._starts[at]
+
+
+async def _serve(writing: Writing, stage: Stage, bridge: Bridge[_Item]) -> None:
+    async def keep(letter: DeadLetter) -> None:
+        await bridge.put(letter, len(letter.message))
+
+    letters = writing.letters
+    if letters is not None:
+        letters = letters.kept_by(keep, {stage.name: config_of(writing.stage)})
+    pipeline = Pipeline(
+        name=stage.name,
+        source=Given(f"stage {stage.name}", bridge.runs()),
+        sink=(_Staging if writing.staged else WorkerSink)(stage, dead_letters=letters),
+    )
+    report = await pipeline.run()
+    error = report.error
+    if isinstance(error, EtlstageError) and error.place is not None:
+        text = f"{error} ({message_of_partition(error.place)})"
+        # It is logged by Spark.
+        text = text if letters is None else letters.conceal(text)
+        raise StageFailed(text, stage=stage.name) from None
+    if error is not None:
+        raise error
+    await bridge.put(report.ledger[-1].received)
+
+
+class _Staging(WorkerSink):
+    """Load workers, each of which must exit with status 0 when its input has ended."""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._events = self._supervisor.events()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await super().__aexit__(kind, error, trace)
+        with self._events as events:
+            if error is None:
+                await _check_ends(self.name, events)
+
+
+async def _check_ends(
+    stage: str, events: MemoryObjectReceiveStream[SupervisorEvent]
+) -> None:
+    ends = [event async for event in events if isinstance(event, WorkerExited)]
+    # Of a worker that was started again, the last.
+    for end in {end.worker: end for end in ends}.values():
+        if end.status:
+            raise StageFailed(
+                f"stage {stage}: worker {end.worker} {end.fate} at the end of its"
+                " input, expected status 0: what it left may not be whole",
+                stage=stage,
+            )
 
 
 @contextmanager
@@ -146,5 +240,13 @@ def _stage(stage: Stage, about: dict[str, str], folder: Path | None) -> Stage:
     if folder is not None:
         command = tuple(word.replace("{staging}", str(folder)) for word in command)
     env = about | dict(stage.env)
-    # In the order of the input: so an answer's place is that of its rows.
-    return replace(stage, command=command, env=env, order=Order.TOTAL, key=None)
+    return replace(
+        stage,
+        command=command,
+        env=env,
+        # In the order of the input: so a message's place is that of its row.
+        order=Order.TOTAL,
+        key=None,
+        # An attempt has a part of the messages: the driver judges how many failed.
+        on_error=replace(stage.on_error, budget=ErrorBudget(count=None, share=None)),
+    )

@@ -11,12 +11,11 @@ Reading is in ``reader.py``, writing in ``writer.py``, and which options there a
 
 from __future__ import annotations
 
-import json
 import secrets
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
@@ -30,10 +29,11 @@ from pyspark.sql.types import StructType
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
 from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
-from etlstage.spark.datasource.writer import StreamWriter, Writer
+from etlstage.spark.datasource.writer import Loaded, StreamWriter, Writer
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import Stage
 
@@ -116,6 +116,7 @@ def bound(
     offsets: OffsetPolicy | None = None,
     partitions: int | None = None,
     report: Path | None = None,
+    letters: DeadLetters | None = None,
     place: Callable[[Stage], Stage] = place,
 ) -> type[DataSource]:
     """
@@ -125,8 +126,9 @@ def bound(
         stage: To read from if it extracts, to write to if it loads.
         offsets: Of a cyclic stage; without an end the worker is asked for it.
         partitions: Tasks of a read, as the option says.
-        report: File in which a write that is committed leaves its account, as JSON.
-            With it, messages that fail are dead-lettered as ``stage.on_error`` says.
+        report: File in which a write that is committed leaves its account. With it,
+            messages that fail are dead-lettered as ``stage.on_error`` says.
+        letters: Those of the run; only with a report.
         place: Makes of the stage the one that runs in a task.
 
     Raises:
@@ -139,7 +141,7 @@ def bound(
             stage=stage, offsets=offsets, partitions=partitions, place=place
         )
     else:
-        known = Writing(stage=stage, report=report, place=place)
+        known = Writing(stage=stage, report=report, letters=letters, place=place)
     name = f"etlstage_{secrets.token_hex(8)}"
 
     # Not known by a module, and so pickled with all that it is.
@@ -182,30 +184,30 @@ def read_worker(
 
 
 def write_worker(
-    frame: DataFrame, stage: Stage, *, place: Callable[[Stage], Stage] = place
-) -> dict[str, Any]:
+    frame: DataFrame,
+    stage: Stage,
+    *,
+    letters: DeadLetters,
+    place: Callable[[Stage], Stage] = place,
+) -> Loaded:
     """
-    Load the only column of ``frame`` with the workers of a stage; blocks.
+    Load messages with the workers of a stage, and return their account; blocks.
 
     Args:
-        frame: Its column is a string, or binary.
+        frame: The columns ``partition`` and ``place``, which dead letters keep, and
+            the message, a string, or binary.
         stage: Of kind load; its workers run on the executors.
+        letters: Those of the run. They are not stored yet.
         place: As for :func:`bound`.
-
-    Returns:
-        ``messages``, of which so many are ``done`` and so many ``dead``, and the
-        ``letters``: of each that is dead ``partition``, ``place``, ``message`` in
-        base64, ``kind`` and ``error``.
 
     """
     with tempfile.TemporaryDirectory(prefix="etlstage-load-") as folder:
-        report = Path(folder, "report.json")
-        sink = bound(stage, report=report, place=place)
+        report = Path(folder, "report")
+        sink = bound(stage, report=report, letters=letters, place=place)
         spark = frame.sparkSession
         spark.dataSource.register(sink)
         # A write looks for its format in the session that is active in this thread
         # (4.3: the one it belongs to is not asked), and this makes it so.
         spark.createDataFrame([], "value binary")
         frame.write.format(sink.name()).mode("append").save()
-        account: dict[str, Any] = json.loads(report.read_bytes())
-    return account
+        return Loaded.read(report)

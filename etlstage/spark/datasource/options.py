@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.protocol.base import Shape
 from etlstage.protocol.marker import MARKER_NAMES, Markers, Mode
@@ -85,6 +86,8 @@ class Writing:
     """Program that undoes a write."""
     report: Path | None = None
     """File for the account of a write."""
+    letters: DeadLetters | None = None
+    """Those of the run; only with a report."""
     place: Callable[[Stage], Stage] = place
     """Makes of the stage the one that runs in a task."""
 

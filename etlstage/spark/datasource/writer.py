@@ -10,10 +10,12 @@ the commit: it stages. How files are staged is in ``commit.py``.
 from __future__ import annotations
 
 import json
+import pickle
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import anyio
 import pyarrow as pa
@@ -26,16 +28,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed
-from etlstage.messages import Run, StageKind
-from etlstage.pipeline.dead_letter.policy import check_budget
-from etlstage.pipeline.ledger import Account
+from etlstage.messages import Run
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.spark.datasource.attempt import Feed, Written
 from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.options import Writing
 from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
-__all__ = ("StreamWriter", "Writer")
+__all__ = ("Loaded", "StreamWriter", "Writer")
 
 
 class Writer(DataSourceArrowWriter):
@@ -75,7 +76,6 @@ class Writer(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make final what the attempts have staged."""
         written = _ended_well(messages)
-        _check_budget(self._writing, written)
         if self._writing.path is not None:
             staging = AttemptFiles(self._writing.path, self._write)
             staging.publish([(one.partition, one.attempt) for one in written])
@@ -126,7 +126,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
     ) -> None:
         """Make final what the attempts of a batch have staged."""
         written = _ended_well(messages)
-        _check_budget(self._writing, written)
         if self._writing.path is not None and written:
             write = written[0].write
             AttemptFiles(self._writing.path, write).publish_once(
@@ -156,16 +155,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _ended_well(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:
     return [one for one in messages if isinstance(one, Written)]
-
-
-def _check_budget(writing: Writing, written: Sequence[Written]) -> None:
-    dead = [letter for one in written for letter in one.dead]
-    if dead:
-        account = Account(writing.stage.name, StageKind.LOAD)
-        account.received = sum(one.messages for one in written)
-        account.dead = len(dead)
-        budget = writing.stage.on_error.budget
-        check_budget(account, budget, last=dead[-1]["error"])
 
 
 def _told(one: Written) -> dict[str, Any]:
@@ -221,17 +210,26 @@ async def _submit(stage: Stage, messages: Run) -> list[Exception]:
     return [result.error for result in results if result.error is not None]
 
 
+class Loaded(NamedTuple):
+    """What became of the messages of a write."""
+
+    messages: int
+    dead: list[tuple[int, DeadLetter]]
+    """Those that are dead-lettered, see :class:`Written`."""
+
+    @classmethod
+    def read(cls, report: Path) -> Loaded:
+        """Return what a write that was committed has left in its report."""
+        with report.open("rb") as file:
+            loaded: Loaded = pickle.load(file)  # noqa: S301 - our own
+        return loaded
+
+
 def _report(writing: Writing, written: Sequence[Written]) -> None:
     if writing.report is None:
         return
     letters = [letter for one in written for letter in one.dead]
     messages = sum(one.messages for one in written)
-    account = {
-        "messages": messages,
-        "done": messages - len(letters),
-        "dead": len(letters),
-        "letters": letters,
-    }
     new = writing.report.with_name(writing.report.name + ".new")
-    new.write_text(json.dumps(account))
+    new.write_bytes(pickle.dumps(Loaded(messages, letters)))
     new.replace(writing.report)

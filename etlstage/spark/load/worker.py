@@ -7,16 +7,16 @@ effect be. A task that is retried has loaded some messages already: at least onc
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import anyio.to_thread
 from pyspark.sql import DataFrame
 
 from etlstage.errors import SinkFailed
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.policy import config_of, letter_time
+from etlstage.pipeline.dead_letter.policy import check_budget
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark.datasource.datasource import write_worker
 from etlstage.spark.engine.staging import StagedLoad
@@ -67,34 +67,40 @@ class StagedWorker(StagedLoad):
             SinkFailed: If the workers can't load them.
 
         """
-        del starts  # Spark cuts the write in its own way
         spark = messages.sparkSession
-        ordered = messages.sortWithinPartitions("partition", "place").select("raw")
+        columns = messages.select("partition", "place", "raw")
+        ordered = columns.sortWithinPartitions("partition", "place")
+        stage, letters = self._stage, self._letters
         try:
             self.account.received = await run_job(spark, messages.count)
-            account = await run_job(
-                spark, lambda: write_worker(ordered, self._stage, place=self._place)
+            loaded = await run_job(
+                spark,
+                lambda: write_worker(
+                    ordered, stage, letters=letters, place=self._place
+                ),
             )
         except Exception as error:
             text = explain(error, self._log_path)
             raise SinkFailed(text, stage=self.name) from error
-        await self._put_aside(account["letters"])
-        self.account.done = account["done"]
+        self.account.dead = len(loaded.dead)
+        self.account.done = loaded.messages - len(loaded.dead)
         self._whole = True
+        await anyio.to_thread.run_sync(self._adopt, loaded.dead, starts)
+        if loaded.dead:
+            check_budget(
+                self.account,
+                stage.on_error.budget,
+                last=loaded.dead[-1][1].error,
+                look=letters.look,
+            )
 
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
         complete = "complete" if self._whole else "incomplete"
         return f"{counted(self.account.done, 'message')} loaded; output {complete}"
 
-    async def _put_aside(self, letters: list[dict[str, Any]]) -> None:
-        for plain in letters:
-            await self._letters.put(
-                self.name,
-                plain["place"],
-                base64.b64decode(plain["message"]),
-                SinkFailed(plain["error"], stage=self.name),
-                config=config_of(self._stage),
-                time=letter_time(),
-            )
-            self.account.dead += 1
+    def _adopt(
+        self, dead: Sequence[tuple[int, DeadLetter]], starts: Mapping[int, int]
+    ) -> None:
+        for partition, letter in dead:
+            self._letters.adopt(letter, place=starts[partition] + letter.place)

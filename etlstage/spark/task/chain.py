@@ -22,7 +22,7 @@ from pyspark import TaskContext
 from etlstage import errors
 from etlstage.columns import Column
 from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
-from etlstage.messages import AnnotatedRun, Position, Run, counted, plain, size_of
+from etlstage.messages import AnnotatedRun, Run, counted, plain, size_of
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -34,7 +34,7 @@ from etlstage.spark.ship.plan import Shipment
 from etlstage.spark.task.portal import Bridge, bridged, weight
 from etlstage.stage import Stage
 
-__all__ = ("ROWS", "Chain", "Outcome")
+__all__ = ("ROWS", "Chain", "Given", "Outcome", "message_of_partition", "run_of")
 
 ROWS: Final = "partition int, place long, value binary, note string"
 """What a task gives: messages, each at its place among those of its partition; dead
@@ -115,7 +115,7 @@ class Chain:
         stages = [self._place(stage) for stage in self._stages]
         with bridged(partial(self._serve, stages)) as bridge:
             # It may end before its input: why, is the last note.
-            for item in bridge.cross(map(_run, batches)):
+            for item in bridge.cross(map(_messages, batches)):
                 yield from rows.add(item)
             yield from rows.rest()
 
@@ -131,7 +131,7 @@ class Chain:
         configs = {stage.name: config_of(stage) for stage in self._stages}
         pipeline = Pipeline(
             name=self._letters.pipeline,
-            source=_Source(self._source, bridge),
+            source=Given(self._source, bridge.runs()),
             stages=stages,
             sink=_Sink(bridge),
             dead_letters=self._letters.kept_by(note, configs),
@@ -170,23 +170,45 @@ def _error(kind: str, text: str, stage: str | None) -> Exception:
     return StageError(text, stage=stage or "")
 
 
-def _run(batch: pa.RecordBatch) -> Run:
-    # Large where spark.sql.execution.arrow.useLargeVarTypes is set.
-    messages = Column(batch.column(0).cast(pa.binary()))
+def _messages(batch: pa.RecordBatch) -> Run:
+    run = run_of(batch.column(0))
     if batch.num_columns == 1:
-        return messages
-    return AnnotatedRun(messages, key=batch.column(1).to_pylist())
+        return run
+    return AnnotatedRun(run, key=batch.column(1).to_pylist())
 
 
-class _Source(Source):
-    """What Spark gives, as a pipeline's source."""
+def run_of(column: pa.Array) -> Column:
+    """Return a column that Spark gives as messages, which may be null."""
+    # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
+    # is set. Bytes are not copied for it, but for what is large.
+    return Column(column.cast(pa.binary()))
 
-    def __init__(self, name: str, bridge: Bridge[_Item]) -> None:
+
+def message_of_partition(first: int, count: int = 1) -> str:
+    """Return which messages of the task's partition an error is about."""
+    task = TaskContext.get()
+    partition = f" of partition {task.partitionId()}" if task is not None else ""
+    upto = f" to {first + count}" if count > 1 else ""
+    return f"message {first + 1}{upto}{partition}"
+
+
+class Given(Source):
+    """
+    What Spark gives, as a pipeline's source.
+
+    Args:
+        name: As errors call it.
+        runs: Of messages, see :func:`run_of`.
+
+    """
+
+    def __init__(self, name: str, runs: AsyncGenerator[Run, None]) -> None:
         super().__init__(name)
-        self._bridge = bridge
+        self._runs = runs
 
-    async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        async for run in self._bridge.runs():
+    async def runs(self) -> AsyncGenerator[Run, None]:
+        """Yield the runs; raises SourceFailed where a message is null."""
+        async for run in self._runs:
             if nulls := _nulls(run):
                 raise SourceFailed(
                     f"{self.name}: message is null in {nulls} of {len(run)} rows of a"

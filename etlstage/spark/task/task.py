@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from functools import partial
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from anyio.streams.memory import MemoryObjectReceiveStream
-from pyspark import TaskContext
 
-from etlstage.columns import Column, Replies
-from etlstage.errors import SourceFailed, StageFailed
+from etlstage.columns import Replies
+from etlstage.errors import StageFailed
 from etlstage.messages import Run
 from etlstage.spark.ship.artifact import place
+from etlstage.spark.task.chain import Given, message_of_partition, run_of
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import Stage
-from etlstage.supervisor import AsyncSupervisor, SupervisorEvent, WorkerExited
+from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.submission import Answer
 
-__all__ = ("KEPT", "Task", "answer_all", "messages_of", "refused")
+__all__ = ("KEPT", "Task")
 
 KEPT: Final = "_etlstage_kept"
 """Column with what rows keep."""
@@ -68,84 +67,30 @@ class Task:
         def runs() -> Iterator[Run]:
             for batch in batches:
                 if batch.num_rows:
-                    messages = messages_of(self._stage, batch.column(0))
                     results.expect(batch)
-                    yield messages
+                    yield run_of(batch.column(0))
 
-        with bridged(partial(answer_all, place(self._stage))) as bridge:
+        with bridged(partial(_answer_all, place(self._stage))) as bridge:
             for answer in bridge.cross(runs()):
                 results.add(answer)
                 yield from results.ripe()
             yield from results.rest()
 
 
-def messages_of(stage: Stage, column: pa.Array) -> Run:
-    """
-    Return the messages in ``column``, as :func:`answer_all` takes them.
-
-    Raises:
-        SourceFailed: If one of them is null.
-
-    """
-    # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
-    # is set. Bytes are not copied for it, but for what is large.
-    column = column.cast(pa.binary())
-    if column.null_count:
-        raise SourceFailed(
-            f"stage {stage.name}: message is null in {column.null_count} of"
-            f" {len(column)} rows of a batch: filter these rows, or give them a"
-            " message with coalesce(...)",
-            stage=stage.name,
-        )
-    return Column(column)
-
-
-def refused(stage: str, text: str, answer: Answer) -> StageFailed:
+def _refused(stage: str, text: str, answer: Answer) -> StageFailed:
     """Return the error for an answer, with the place of its messages."""
-    task = TaskContext.get()
-    partition = f" of partition {task.partitionId()}" if task is not None else ""
-    first, count = answer.start + 1, len(answer.messages)
-    which = f"message {first}" + (f" to {first + count - 1}" if count > 1 else "")
-    return StageFailed(f"{text} ({which}{partition})", stage=stage)
+    which = message_of_partition(answer.start, len(answer.messages))
+    return StageFailed(f"{text} ({which})", stage=stage)
 
 
-async def answer_all(
-    stage: Stage, bridge: Bridge[Answer], *, ends_well: bool = False
-) -> None:
-    """
-    Answer what comes over the bridge until there is no more.
-
-    Args:
-        stage: With answers in the order of its input.
-        bridge: The bridge.
-        ends_well: Whether it is a failure if a worker does not exit with status 0
-            when its input has ended.
-
-    """
-    with ExitStack() as stack:
-        async with AsyncSupervisor(stage) as supervisor:
-            events = stack.enter_context(supervisor.events())
-            if not ends_well:
-                events.close()
-            async with aclosing(supervisor.answers(bridge.runs())) as answers:
-                async for answer in answers:
-                    await bridge.put(answer, answer.reply_size)
-        if ends_well:
-            await _check_ends(stage.name, events)
-
-
-async def _check_ends(
-    stage: str, events: MemoryObjectReceiveStream[SupervisorEvent]
-) -> None:
-    ends = [event async for event in events if isinstance(event, WorkerExited)]
-    # Of a worker that was started again, the last.
-    for end in {end.worker: end for end in ends}.values():
-        if end.status:
-            raise StageFailed(
-                f"stage {stage}: worker {end.worker} {end.fate} at the end of its"
-                " input, expected status 0: what it left may not be whole",
-                stage=stage,
-            )
+async def _answer_all(stage: Stage, bridge: Bridge[Answer]) -> None:
+    given = Given(f"stage {stage.name}", bridge.runs())
+    async with (
+        AsyncSupervisor(stage) as supervisor,
+        aclosing(supervisor.answers(given.runs())) as answers,
+    ):
+        async for answer in answers:
+            await bridge.put(answer, answer.reply_size)
 
 
 class _Results:
@@ -174,7 +119,7 @@ class _Results:
 
         """
         if answer.error is not None:
-            raise refused(self._stage, str(answer.error), answer) from answer.error
+            raise _refused(self._stage, str(answer.error), answer) from answer.error
         replies = Replies.of(answer.groups)
         values = replies.values
         if self._texts:
@@ -182,7 +127,7 @@ class _Results:
                 values = values.cast(pa.string())
             except pa.ArrowInvalid as error:
                 text = f"stage {self._stage}: a reply is not UTF-8"
-                raise refused(self._stage, text, answer) from error
+                raise _refused(self._stage, text, answer) from error
         place = self._places[0]
         if place.kept is None:
             self._pieces.append((values,))

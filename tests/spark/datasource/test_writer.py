@@ -4,18 +4,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from etlstage import ErrorPolicy, Stage, StageKind
+from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.spark import register
 from etlstage.spark.datasource.commit import AttemptFiles
-from etlstage.spark.datasource.datasource import bound
+from etlstage.spark.datasource.datasource import write_worker
 from etlstage.spark.errors import explain
-from etlstage.stage import ErrorBudget
+from etlstage.stage import RestartPolicy
 
 pytestmark = pytest.mark.spark
 
@@ -241,31 +243,37 @@ def test_attempt_that_is_killed_leaves_no_row_behind(
     assert not (tmp_path / "o" / "_etlstage").exists()
 
 
-def test_stage_with_a_report_puts_aside_what_fails(
+def test_stage_with_a_report_keeps_whole_letters(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Within its budget; the account of a write that is committed adds up."""
+    """With the partition and the place that the row says, and every attempt."""
     stage = Stage(
         name="load",
         kind=StageKind.LOAD,
         command=tuple(json.loads(command(TABLE, tmp_path))),
-        on_error=ErrorPolicy(retries=0, budget=ErrorBudget(count=1, share=None)),
+        restart=RestartPolicy(delay=0.01),
+        on_error=ErrorPolicy(retries=1),
     )
-    source = bound(stage, report=tmp_path / "report.json")
-    spark.dataSource.register(source)
-    frame = texts(spark, "a", "b", "refuse", "c")
-    frame.write.format(source.name()).mode("append").save()
-    report = json.loads((tmp_path / "report.json").read_text())
-    (letter,) = report.pop("letters")
-    assert report == {"messages": 4, "done": 3, "dead": 1}
-    assert (letter["partition"], letter["place"], letter["kind"]) == (
-        1,
-        0,
-        "WorkerLost",
-    )
-    frame = frame.union(frame)
-    text = failure(frame.write.format(source.name()).mode("append").save)
-    assert "2 of 8 messages could not be processed, on_error.budget allows 1 m" in text
+    rows = [(7, 0, "a"), (7, 1, "b"), (7, 4, "c"), (7, 5, "refuse"), (9, 2, "refuse")]
+    frame = spark.createDataFrame(rows, "partition int, place long, raw string")
+    letters = DeadLetters(tmp_path, pipeline="p", hidden={"refuse": "$SECRET"})
+    account = write_worker(frame.coalesce(1), stage, letters=letters)
+    assert account.messages == 5
+    assert [number for number, _ in account.dead] == [7, 9]
+    first, second = (letter for _, letter in account.dead)
+    assert (first.place, second.place) == (5, 2)
+    assert (first.stage, first.pipeline, first.run) == ("load", "p", letters.run)
+    assert (first.message, first.kind) == (b"refuse", "WorkerLost")
+    assert len(first.attempts) == 2
+    assert "exited with status 7" in first.attempts[0].error
+    assert first.config["name"] == "load"
+    assert "ETLSTAGE_ATTEMPT" not in first.config["env"]
+    assert "$SECRET" in first.config["command"][2]
+    failing = replace(stage, on_error=ErrorPolicy(retries=0, then="fail"))
+    with pytest.raises(Exception, match=r"\(message 4 of partition 0\)") as raised:
+        write_worker(frame.coalesce(1), failing, letters=letters)
+    assert "$SECRET" in str(raised.value)
+    assert "refuse" not in str(raised.value)
 
 
 # --- the batches of a stream ------------------------------------------------------

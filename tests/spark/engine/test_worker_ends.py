@@ -79,13 +79,13 @@ def loaded(folder: Path) -> Counter[int]:
     return Counter(int(line.rstrip("!")) for line in lines)
 
 
-def dead(folder: Path) -> list[tuple[str, bytes]]:
-    """Return what was dead-lettered, and by which stage."""
+def dead(folder: Path) -> list[DeadLetter]:
+    """Return what was dead-lettered."""
     found = []
     for path in letter_files(folder / ".etlstage" / "w"):
         for letter in read_letters(path):
             assert isinstance(letter, DeadLetter)
-            found.append((letter.stage, letter.message))
+            found.append(letter)
     return found
 
 
@@ -93,10 +93,14 @@ async def test_engine_spark_runs_all_three_kinds(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Ranges of offsets in, one message dead-lettered, the others loaded."""
-    report = await run(write("spark", ", end: 48"), spark)
+    path = write("spark", ", end: 48")
+    (tmp_path / "load.py").write_text(LOAD.replace("13!", "33!"))
+    report = await run(path, spark)
     assert report.error is None
-    assert loaded(tmp_path) == Counter(n for n in range(5, 48) if n != 13)
-    assert dead(tmp_path) == [("load", b"13!")]
+    assert loaded(tmp_path) == Counter(n for n in range(5, 48) if n != 33)
+    (letter,) = dead(tmp_path)
+    assert (letter.stage, letter.message, letter.place) == ("load", b"33!", 28)
+    assert (letter.kind, len(letter.attempts)) == ("WorkerLost", 3)
     load = report.ledger[2]
     assert (load.received, load.done, load.dead) == (43, 42, 1)
     assert report.landed == "42 messages loaded; output complete"
@@ -111,7 +115,7 @@ async def test_stream_asks_its_worker_how_far_it_can_go(
     report = await run(path, spark)
     assert report.error is None
     assert loaded(tmp_path) == Counter(n for n in range(5, 20) if n != 13)
-    assert dead(tmp_path) == [("load", b"13!")]
+    assert [letter.message for letter in dead(tmp_path)] == [b"13!"]
     (tmp_path / "latest").write_text("31")
     report = await run(path, spark)
     assert report.error is None
@@ -130,6 +134,12 @@ async def test_worker_that_can_not_load_fails_the_run(
     assert "stage load: worker load-1" in str(report.error)
     assert "exited with status 3" in str(report.error)
     report.ledger.check(whole=False)
+    assert not dead(tmp_path)
+    path.write_text(path.read_text().replace("then: fail", "budget: 0"))
+    report = await run(path, spark)
+    assert "1 of 43 messages could not be processed" in str(report.error)
+    assert [letter.message for letter in dead(tmp_path)] == [b"13!"]
+    assert report.ledger[2].done == 42
     path.write_text(path.read_text().replace("count.py", "nowhere.py"))
     report = await run(path, spark)
     assert "stage extract: worker extract" in str(report.error)
