@@ -33,10 +33,11 @@ What does not start at all is the launch's matter, which is a function like any 
 from __future__ import annotations
 
 import traceback
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from itertools import count
 from signal import SIGKILL, Signals
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import anyio
 
@@ -105,13 +106,9 @@ class ScriptedWorker:
         """
         await _write(self._wire, data)
 
-    async def messages(self) -> AsyncIterator[bytes]:
+    def messages(self) -> AsyncIterator[bytes]:
         """Yield the messages of stdin, one by one; for workers that drive no batch."""
-        eom, rest = self._markers.eom, b""
-        while data := await self.read():
-            *whole, rest = (rest + data).split(eom)
-            for message in whole:
-                yield message
+        return _Messages(self, self._markers.eom)
 
     async def reply(self, *outputs: bytes) -> None:
         """Answer a message, or a batch, with these."""
@@ -136,6 +133,28 @@ class ScriptedWorker:
     def close_stdout(self) -> None:
         """Write no more."""
         self._wire.close_write()
+
+
+class _Messages:
+    """No generator: a script that leaves its loop would have to close that."""
+
+    def __init__(self, worker: ScriptedWorker, eom: bytes) -> None:
+        self._worker = worker
+        self._eom = eom
+        self._whole: deque[bytes] = deque()
+        self._rest = b""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._whole:
+            data = await self._worker.read()
+            if not data:
+                raise StopAsyncIteration
+            *whole, self._rest = (self._rest + data).split(self._eom)
+            self._whole.extend(whole)
+        return self._whole.popleft()
 
 
 Script = Callable[[ScriptedWorker], Coroutine[Any, Any, int | None]]
