@@ -51,7 +51,7 @@ def measure() -> list[Row]:
     return [*_latencies(), *_throughput(), _crashing(), _restart()]
 
 
-# --- one exchange at a time --------------------------------------------------------------
+# --- one exchange at a time -----------------------------------------------------------
 
 
 def _latencies() -> list[Row]:
@@ -133,7 +133,7 @@ def _bare(run: list[bytes]) -> list[float]:
     return asyncio.run(work())
 
 
-# --- many at once ------------------------------------------------------------------------
+# --- many at once ---------------------------------------------------------------------
 
 
 def _throughput() -> list[Row]:
@@ -183,7 +183,7 @@ def _rate(stage: Stage) -> float:
     return anyio.run(work)
 
 
-# --- a restart ---------------------------------------------------------------------------
+# --- a restart ------------------------------------------------------------------------
 
 
 def _restart() -> Row:

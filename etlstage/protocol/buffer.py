@@ -57,7 +57,7 @@ class ReceiveBuffer:
         return taken
 
     def feed_and_take(self, data: bytes, count: int) -> bytes:
-        """Do as :meth:`feed`, then :meth:`take` all up to the ``count``-th byte of it."""
+        """Do as :meth:`feed`, then :meth:`take` all up to byte ``count`` of it."""
         if not self._data and count == len(data):
             taken = data
         else:

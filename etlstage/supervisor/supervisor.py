@@ -158,8 +158,9 @@ class AsyncSupervisor:
         """
         Pass messages through the workers and yield the results.
 
-        They come in the order of the input, or as ``stage.order`` says. The input is read ahead within ``max_messages`` and ``max_bytes``. What it
-        raises is raised here, behind the results of what came before.
+        They come in the order of the input, or as ``stage.order`` says. The input is
+        read ahead within ``max_messages`` and ``max_bytes``. What it raises is raised
+        here, behind the results of what came before.
         """
         async with aclosing(self.answers(in_runs(messages))) as answers:
             async for answer in answers:

@@ -31,7 +31,7 @@ class Readable(Protocol):
         ...
 
     def stop_waiting(self) -> None:
-        """Wake who waits: the process is gone, and whoever else holds the end may stay."""
+        """Wake who waits: the process is gone; whoever else holds the end may stay."""
         ...
 
 

@@ -34,6 +34,8 @@ def descendants(pid: int) -> list[int]:
     """Return the children of ``pid`` and theirs, the eldest first."""
     found = [pid]
     for parent in found:
+        # A list for each thread that has forked: proc_tid_children(5). It may miss one
+        # while others exit, so this is a help and not a proof; the mark is.
         for task in _listing(f"/proc/{parent}/task"):
             try:
                 children = Path(f"/proc/{parent}/task/{task}/children").read_text()

@@ -119,6 +119,8 @@ class Guard:
         try:
             if os.getsid(pid) in self.groups:
                 # A zombie is in its session until it is reaped.
+                # The state is behind the name, which may hold blanks and parentheses
+                # itself: proc_pid_stat(5).
                 with open(f"/proc/{pid}/stat", "rb") as stat:
                     return stat.read().rpartition(b")")[2].split()[0] not in b"ZX"
             with open(f"/proc/{pid}/environ", "rb") as environment:
@@ -129,6 +131,8 @@ class Guard:
 
 def main(variable: bytes) -> None:  # pragma: no cover
     """Be the watchdog."""
+    # A service manager sends these to all processes of a service, also to us; our end
+    # is that of the host.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     guard = Guard(variable)

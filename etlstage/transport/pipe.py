@@ -188,7 +188,7 @@ class PipeChild:
         self._popen.wait()
 
     def kill_heirs(self) -> None:
-        """Kill what it has left behind in other sessions, if it still bears our mark."""
+        """Kill what it has left in other sessions, if it still bears our mark."""
         for pid in heirs(self._mark):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, SIGKILL)

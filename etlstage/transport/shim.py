@@ -2,10 +2,10 @@
 A program that becomes another one, after what only a process can do to itself.
 
 Started by ``launcher.py`` as a program of its own, so it imports nothing of this
-package, and no more of the standard library than it must; coverage does not see it. Its arguments are the
-descriptor on which to report, the pid of who starts it, settings, ``--``, and the
-command. What goes wrong is reported as ``ERRNO WHAT``; the descriptor is closed
-unwritten by a successful exec.
+package, and no more of the standard library than it must; coverage does not see it.
+Its arguments are the descriptor on which to report, the pid of who starts it, settings,
+``--``, and the command. What goes wrong is reported as ``ERRNO WHAT``; the descriptor
+is closed unwritten by a successful exec.
 
 Settings, performed in this order whatever theirs is: ``limit=NUMBER,SOFT,HARD``,
 ``nice=INCREMENT``, ``groups=GID,...``, ``group=GID``, ``user=UID``, ``deathsig``,

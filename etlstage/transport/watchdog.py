@@ -70,6 +70,8 @@ class Watchdog:
     def expect(self) -> None:
         """Be about to start a worker: :meth:`register` it, or :meth:`give_up`."""
         self._check_owner()
+        # From its fork on there is a worker, and nobody knows its pid yet: if we die in
+        # between, the watchdog finds it by the mark in its environment.
         with self._lock:
             self._starting += 1
             self._send(b"?\n")
@@ -151,6 +153,7 @@ def _spawn(line: socket.socket, mark: str) -> int:
         stdin=line.fileno(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # What ends our process group, such as Ctrl-C, must not end it before us.
         start_new_session=True,
         cwd="/",
         env={name: os.environ[name] for name in kept if name in os.environ},
@@ -181,7 +184,7 @@ def python() -> tuple[str, ...]:
 
 @cache
 def program(name: str) -> tuple[str, ...]:
-    """Return the words by which Python runs that module of this package as a program."""
+    """Return the words by which Python runs a module of this package as a program."""
     path = os.path.join(os.path.dirname(__file__), f"{name}.py")
     if os.path.isfile(path):
         return (path,)

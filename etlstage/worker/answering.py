@@ -136,7 +136,7 @@ class Answering:
         self._size = size
 
     def _collect(self, reply: Iterable[bytes]) -> tuple[tuple[bytes, ...], int]:
-        """Check and return the messages of a reply, or its last part, and their size."""
+        """Return the checked messages of a reply, or its last part, and their size."""
         if type(reply) not in ITERABLE:
             self._function.check(reply)
         group: list[bytes] = []

@@ -128,6 +128,7 @@ class Connection:
 
     def close_batch(self) -> None:
         """Have the end of input close a batch that the supervisor left open."""
+        # The page has no word for it; PanDAWMS/dkb processes such a batch, too.
         self._protocol.receive_data(self._protocol.markers.eob)
         self._protocol.events_received()
 

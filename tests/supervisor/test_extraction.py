@@ -287,7 +287,7 @@ async def test_round_may_be_broken_off(tmp_path: Path) -> None:
 
 
 async def test_round_that_is_left_open_does_not_block_the_next() -> None:
-    """Without ``aclosing`` the generator is closed by the event loop, in its own task."""
+    """Without ``aclosing`` the event loop closes the generator, in its own task."""
     async with AsyncSupervisor(cyclic("ranges")) as supervisor:
         messages = supervisor.extract(start=0, end=1_000_000)
         assert await anext(messages) == b"0"

@@ -193,7 +193,7 @@ async def test_error_of_the_input_comes_behind_the_results_before_it() -> None:
 
 
 async def test_error_of_a_plain_iterable_is_raised_too() -> None:
-    """Messages taken in the same slice as the error are lost with it, none is doubled."""
+    """Messages taken in the error's slice are lost with it, none is doubled."""
 
     def messages() -> Iterator[bytes]:
         yield from numbers(1500)

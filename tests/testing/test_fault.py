@@ -136,7 +136,7 @@ def test_other_text_is_refused(text: str) -> None:
         FaultPlan.from_json(text)
 
 
-# --- strategies ------------------------------------------------------------------------
+# --- strategies -----------------------------------------------------------------------
 
 
 @settings(max_examples=200, deadline=None)

@@ -60,7 +60,7 @@ def lock_step(mode: Mode) -> int | None:
     return 1 if mode is Mode.SINGLE else None
 
 
-# --- a worker that fails once: all is delivered ------------------------------------------
+# --- a worker that fails once: all is delivered ---------------------------------------
 
 DEATHS = {
     "kill": (first(FaultKind.KILL), -signal.SIGKILL),
@@ -167,7 +167,7 @@ async def test_worker_that_hangs_is_replaced(
     assert outcome.seconds < 5
 
 
-# --- a message that is always at fault: it is found, alone -------------------------------
+# --- a message that is always at fault: it is found, alone ----------------------------
 
 POISONS = {
     "kill": (FaultKind.KILL, WorkerLost, PATIENT),
@@ -266,7 +266,7 @@ async def test_worker_that_fails_at_its_second_message(
     assert delivered(outcome.results) == numbers(13)
 
 
-# --- faults that cost nothing -----------------------------------------------------------
+# --- faults that cost nothing ---------------------------------------------------------
 
 NUISANCES = {
     "cut-markers": (Fault(FaultKind.CUT),),
@@ -333,7 +333,7 @@ async def test_flood_of_tiny_messages(mode: Mode, workers: int) -> None:
     assert outcome.restarts == 0
 
 
-# --- at the start -----------------------------------------------------------------------
+# --- at the start ---------------------------------------------------------------------
 
 
 @every_mode
@@ -436,7 +436,7 @@ async def test_worker_that_is_ready_late_is_waited_for(
     assert outcome.restarts == 0
 
 
-# --- when there is nothing to do ---------------------------------------------------------
+# --- when there is nothing to do ------------------------------------------------------
 
 IDLE = {
     "exits-with-0": (Fault(FaultKind.EXIT, at=Moment.IDLE, start=1, status=0), False),
@@ -495,7 +495,7 @@ async def test_idle_worker_that_hangs_is_replaced(mode: Mode, workers: int) -> N
     assert len(outcome.of(WorkerFailed)) == workers
 
 
-# --- memory ------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------
 
 
 @every_mode
@@ -531,7 +531,7 @@ async def test_leaking_worker_is_recycled() -> None:
     assert [e.lost for e in outcome.of(WorkerExited) if e.lost] == []
 
 
-# --- what nobody can notice --------------------------------------------------------------
+# --- what nobody can notice -----------------------------------------------------------
 
 
 @every_mode
@@ -552,7 +552,7 @@ async def test_stray_print_in_a_reply(mode: Mode, workers: int) -> None:
         assert outcome.restarts == 0
 
 
-# --- several at once ---------------------------------------------------------------------
+# --- several at once ------------------------------------------------------------------
 
 
 @every_mode

@@ -110,7 +110,7 @@ def becomes(pid: int, state: str) -> bool:
     return False
 
 
-# --- it is a worker like others --------------------------------------------------------
+# --- it is a worker like others -------------------------------------------------------
 
 
 def test_without_faults_it_answers_each_message_with_itself() -> None:
@@ -185,7 +185,7 @@ def test_it_needs_nothing_of_what_is_installed() -> None:
     assert hostile_worker(FaultPlan())[:3] == (sys.executable, "-I", "-S")
 
 
-# --- when ------------------------------------------------------------------------------
+# --- when -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_signs_of_life_are_given_where_the_supervisor_looks() -> None:
         assert (len(given) > signs) is (signs == 3)
 
 
-# --- what ------------------------------------------------------------------------------
+# --- what -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ async def test_random_faults(scenario: tuple[Stage, FaultPlan, list[bytes]]) -> 
             assert failed == []
 
 
-# --- a million -------------------------------------------------------------------------
+# --- a million ------------------------------------------------------------------------
 
 COUNT = 1_000_000
 CULPRITS = 25

@@ -136,7 +136,7 @@ async def test_arguments_are_passed_on_as_they_are(wrapper: str) -> None:
 
 
 async def test_signals_are_as_popen_leaves_them(wrapper: str) -> None:
-    """Python ignores some, which a program would inherit: ``yes | head`` never ended."""
+    """Python ignores some, and a program would inherit that: ``yes | head``."""
     words = ("grep", "^Sig[BIC]", "/proc/self/status")
 
     assert await output_of(*words) == bare(*words).decode()
@@ -158,7 +158,7 @@ async def test_pid_is_that_of_the_program(wrapper: str) -> None:
     child.close()
 
 
-# --- what can't be started -------------------------------------------------------------
+# --- what can't be started ------------------------------------------------------------
 
 
 def _no_file(folder: Path) -> Path:
@@ -298,7 +298,7 @@ async def test_scripts_run(tmp_path: Path, wrapper: str) -> None:
 
 
 def test_what_will_surely_start_is_quick(tmp_path: Path) -> None:
-    """A binary, and a script that a binary interprets; whatever can be in doubt isn't."""
+    """A binary, and a script that a binary interprets; what is in doubt isn't."""
     script = str(_write(tmp_path, b"#!/bin/sh -e\n"))
 
     assert is_quick("true")
@@ -392,7 +392,7 @@ async def test_program_without_python_runs_plainly(
             start("echo", "x", terms=terms)
 
 
-# --- terms ------------------------------------------------------------------------------
+# --- terms ----------------------------------------------------------------------------
 
 
 LIMITS = {
@@ -404,7 +404,7 @@ LIMITS = {
 
 
 async def test_limits_are_seen_by_the_program(wrapper: str) -> None:
-    """Both the soft and the hard ones; of SIGXCPU it is told a second before its end."""
+    """Both the soft and the hard ones; SIGXCPU comes a second before its end."""
     terms = Terms(limits=LIMITS)
     assert is_quick("sh", terms=terms) == (wrapper == "setpriv")
     script = "for l in v t n c; do ulimit -S$l; ulimit -H$l; done"

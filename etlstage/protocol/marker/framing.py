@@ -49,6 +49,8 @@ def encode_run(messages: Run, markers: Markers, *, limit: int) -> bytes:
             bytes; the text says which marker and where.
 
     """
+    # One search in all of it, and not one for each message. That finds no more: as no
+    # marker overlaps another, none can begin in one message and end in the next.
     wire = markers.eom.join((*messages, b""))
     if not _clean(wire, messages, markers) or (
         len(wire) > limit and max(map(len, messages)) > limit

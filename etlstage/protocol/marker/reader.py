@@ -100,7 +100,7 @@ class Reader:
         return tail
 
     def _end_of_replies(self, data: bytes) -> int:
-        """Return where in ``data`` the last EOP ends, or 0 if that is not all to see."""
+        """Return where in ``data`` the last EOP ends, or 0 if there is more to see."""
         eop, bnc = self._markers.eop, self._markers.bnc
         held = len(self._buffer)
         if (
@@ -164,6 +164,8 @@ class Reader:
         eom, eop = self._markers.eom, self._markers.eop
         while (end := self._buffer.find(eop)) >= 0:
             if eop == eom:
+                # Then a round is one message, by definition: nothing else could tell
+                # the end of a message from that of a round.
                 if end:
                     self._got(Token.OUTPUT)
                 reply = self._buffer.take(end)
@@ -186,6 +188,8 @@ class Reader:
         while len(self._buffer):
             end = self._buffer.find(eop)
             stray = self._buffer.find(bnc)
+            # Only where a message may begin is it BNC; inside of one it is a fault, for
+            # no message contains a marker ("General terms", 4).
             if stray == 0:
                 self._take_request()
             elif bnc.startswith(self._buffer.peek(len(bnc))):
@@ -211,6 +215,8 @@ class Reader:
             self._got(Token.EOB)
             self._buffer.drop(len(eob))
             if self.eob_then_eom:
+                # For workers that look for EOB where a line ends. They take the rest
+                # for an empty message, and one that asks answers it with a BNC.
                 self.echoes = 1
                 self.echoes_owed += self._session.mode is Mode.BATCH_WORKER
             self.events.append(BatchEnded())

@@ -27,12 +27,15 @@ counter, ``owed``: how many EOP the worker still has to write. The k-th EOP answ
 the k-th exchange, so S may write ahead and pairs by order; the table sees the last
 owed EOP as a token of its own, LAST_EOP, because only that one leads back to IDLE.
 
-Where the page and its implementations differ, the table follows these:
+Where the page and its implementations (PanDAWMS/dkb) differ, the table follows these:
 
-* one EOP for each EOB, also for an empty batch;
-* BNC comes after a message, never after EOP: a BNC in IDLE answers nothing;
+* one EOP for each EOB, also for an empty batch, of which the page does not speak;
+* BNC comes after a message, never after EOP, as "General terms", 7, has it: there a
+  BNC would ask for the first message of a batch, which S sends unasked ("batch
+  processing", 1). A BNC in IDLE answers nothing;
 * no BNC after the message that fills a batch; a worker that writes one all the same
-  (the literal page) is in WANTED and may pass on to its replies from there;
+  ("batch processing", 2, to the letter) is in WANTED and may pass on to its replies
+  from there;
 * worker-driven batches are lock-step: the answer to BNC is one message or EOB;
 * replies may begin before EOB (awk stages do that), but not end.
 """
@@ -129,6 +132,8 @@ TRANSITIONS: Final[Mapping[Mode, Mapping[tuple[State, Token], State]]] = {
         (State.IDLE, Token.EOB): State.BUSY,
         (State.FILLING, Token.BNC): State.WANTED,
         (State.FILLING, Token.OUTPUT): State.BUSY,
+        # "Until number of read messages is greater then (or equal to) BATCH_SIZE OR
+        # EOB": a full batch is answered without an EOB.
         (State.FILLING, Token.LAST_EOP): State.IDLE,
         (State.WANTED, Token.MESSAGE): State.FILLING,
         (State.WANTED, Token.EOB): State.BUSY,
@@ -199,7 +204,7 @@ _HINTS: Final[Mapping[tuple[Mode, Token] | tuple[State, Token], str]] = {
 
 
 class Refused(Exception):
-    """Raised for a token that the state does not allow; the caller knows who to blame."""
+    """Raised for a token that the state does not allow; the caller knows whose."""
 
 
 class Session:

@@ -131,7 +131,7 @@ def _folder() -> Path:
     return Path(folder)
 
 
-# --- etlstage in a zip -----------------------------------------------------------------
+# --- etlstage in a zip ----------------------------------------------------------------
 
 
 @cache  # PySpark puts it on our own path, and finding modules there is another matter
@@ -163,7 +163,7 @@ def _modules() -> Iterator[tuple[str, Path]]:
             yield str(path.relative_to(origin.parent.parent)), path
 
 
-# --- in a task -------------------------------------------------------------------------
+# --- in a task ------------------------------------------------------------------------
 
 
 def place(stage: Stage, *, remedy: str | None = None) -> Stage:

@@ -360,7 +360,7 @@ class Work:
             submission.fail(error)
 
     def _may(self, worker: int, lane: int) -> bool:
-        """Return whether a lane is the worker's: its own, or inherited from the gone."""
+        """Return whether a lane is the worker's: its own, or one that it inherited."""
         others = (lane + n for n in range(self._workers))
         heirs = (n % self._workers for n in others)
         return next((n for n in heirs if n not in self.gone), None) == worker

@@ -2,8 +2,8 @@
 How serious a line of text is, when it says so.
 
 A level counts in four places: as a key of JSON, as ``level=`` of logfmt, before a colon
-at the head of the line (``ERROR: ...``), and as syslog's prefix (``<3>``). A word inside
-a sentence is not a level.
+at the head of the line (``ERROR: ...``), and as syslog's prefix (``<3>``). A word in a
+sentence is not a level.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class StderrLog:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines, whether they were logged or not, without control characters."""
+        """The last lines, logged or not, without control characters."""
         return self._reader.tail
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker's stream means; batches, the other side and limits have their own files."""
+"""What a worker's stream means, but for batches, the other side and limits."""
 
 from __future__ import annotations
 

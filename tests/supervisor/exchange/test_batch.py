@@ -15,7 +15,7 @@ def filled(*messages: bytes, at: float = 100.0) -> Submission:
     return submission
 
 
-# --- when a batch is ripe --------------------------------------------------------------
+# --- when a batch is ripe -------------------------------------------------------------
 
 
 def test_batch_waits_for_the_time_of_its_first_message() -> None:
@@ -44,7 +44,7 @@ def test_last_batch_is_ripe() -> None:
     assert ripe_at(submission, BatchPolicy(seconds=3600)) == 0.0
 
 
-# --- bounds that make no sense -----------------------------------------------------------
+# --- bounds that make no sense --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["size", "bytes", "seconds"])
