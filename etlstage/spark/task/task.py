@@ -7,17 +7,16 @@ what Spark gives and hands back what is ready.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 
 from etlstage.columns import Replies
 from etlstage.errors import StageFailed
-from etlstage.messages import Run
+from etlstage.messages import AnnotatedRun, Run
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.task.chain import Given, message_of_partition, run_of
 from etlstage.spark.task.portal import Bridge, bridged
@@ -32,16 +31,6 @@ KEPT: Final = "_etlstage_kept"
 
 _ROWS: Final = 10_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
-
-
-class _Place(NamedTuple):
-    """Consecutive rows of the partition."""
-
-    start: int
-    """Place of the first."""
-    rows: int
-    kept: pa.StructArray | None
-    """What each of them keeps."""
 
 
 class Task:
@@ -63,18 +52,17 @@ class Task:
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
         results = _Results(self._stage.name, texts=self._texts)
-
-        def runs() -> Iterator[Run]:
-            for batch in batches:
-                if batch.num_rows:
-                    results.expect(batch)
-                    yield run_of(batch.column(0))
-
         with bridged(partial(_answer_all, place(self._stage))) as bridge:
-            for answer in bridge.cross(runs()):
+            for answer in bridge.cross(_messages(b) for b in batches if b.num_rows):
                 results.add(answer)
                 yield from results.ripe()
             yield from results.rest()
+
+
+def _messages(batch: pa.RecordBatch) -> Run:
+    """Return the messages of some rows, and beside them what the rows keep."""
+    run = run_of(batch.column(0))
+    return run if batch.num_columns == 1 else AnnotatedRun(run, kept=batch.column(1))
 
 
 def _refused(stage: str, text: str, answer: Answer) -> StageFailed:
@@ -99,16 +87,8 @@ class _Results:
     def __init__(self, stage: str, *, texts: bool) -> None:
         self._stage = stage
         self._texts = texts
-        self._places: deque[_Place] = deque()
-        self._next = 0  # place of the next row
         self._pieces: list[tuple[pa.Array, ...]] = []
         self._rows = self._size = 0
-
-    def expect(self, batch: pa.RecordBatch) -> None:
-        """Take note of a batch that is given to the workers."""
-        kept = batch.column(1) if batch.num_columns > 1 else None
-        self._places.append(_Place(self._next, batch.num_rows, kept))
-        self._next += batch.num_rows
 
     def add(self, answer: Answer) -> None:
         """
@@ -128,18 +108,14 @@ class _Results:
             except pa.ArrowInvalid as error:
                 text = f"stage {self._stage}: a reply is not UTF-8"
                 raise _refused(self._stage, text, answer) from error
-        place = self._places[0]
-        if place.kept is None:
-            self._pieces.append((values,))
-        else:
-            kept = place.kept.slice(answer.start - place.start, len(replies))
+        if isinstance(answer.messages, AnnotatedRun):
+            kept: pa.StructArray = answer.messages.columns["kept"]
             owners = replies.owners
             self._pieces.append((values, kept if owners is None else kept.take(owners)))
+        else:
+            self._pieces.append((values,))
         self._rows += len(values)
         self._size += answer.reply_size
-        end = answer.start + len(answer.messages)
-        while self._places and self._places[0].start + self._places[0].rows <= end:
-            self._places.popleft()
 
     def ripe(self) -> Iterator[pa.RecordBatch]:
         """Yield a batch if there is enough for one."""
