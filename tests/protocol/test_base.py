@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from etlstage.protocol.base import SEND_EOF, Limits, Session, Side
+from collections.abc import Mapping, Sequence
+
+from etlstage.messages import StageKind
+from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Session, Shape, Side
 from etlstage.protocol.marker import MarkerProtocol, Mode
 
 
@@ -20,6 +23,52 @@ def test_marker_has_a_session_on_both_sides() -> None:
         session: Session = MarkerProtocol(side, Mode.SINGLE)
         assert session.events_received() == []
         assert session.data_to_send() == []
+
+
+class Silent(Dialect):
+    """A dialect that says no more than it must."""
+
+    name = "silent"
+
+    @property
+    def shape(self) -> Shape:
+        """One message, one exchange."""
+        return Shape.STREAM
+
+    def open(self, side: Side, limits: Limits) -> Session:
+        """Return what the marker protocol has."""
+        return MarkerProtocol(side, Mode.SINGLE, limits=limits)
+
+    def silence(self, received: int) -> str:
+        """Give no reason."""
+        return "did not answer"
+
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        """Return the messages alone."""
+        return b"".join(messages)
+
+    def plain(self) -> dict[str, object]:
+        """Return no settings: there are none."""
+        return {}
+
+    @classmethod
+    def from_plain(cls, settings: Mapping[str, object]) -> Silent:
+        """Return the dialect."""
+        return cls()
+
+    def one_by_one(self) -> Silent:
+        """Return the same: it is so."""
+        return self
+
+
+def test_dialect_may_leave_the_rest_unsaid() -> None:
+    """A worker is told nothing, any stage fits, and nobody says goodbye."""
+    dialect = Silent()
+    assert not dialect.asks_when_full
+    assert dialect.environment() == {}
+    assert dialect.placeholders() == {}
+    assert dialect.problem(StageKind.EXTRACT) is None
+    assert dialect.farewell() is None
 
 
 def test_marker_needs_no_timer() -> None:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 import pickle
 
+import pyarrow as pa
 import pytest
 
+from etlstage.columns import Column
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.events import MessagesPassed
@@ -46,6 +48,14 @@ def test_session_has_the_settings() -> None:
     assert session.data_to_send() == [b"abc<m>"]
     assert session.mode is Mode.BATCH_SUPERVISOR
     assert ODD.asks_when_full
+
+
+def test_session_frames_messages_as_they_are_held() -> None:
+    """A column in bulk, and with the same bytes as a list."""
+    session = ODD.open(Side.SUPERVISOR, Limits())
+    session.send(MessagesPassed(Column(pa.array([b"a", b"b"], pa.binary()))))
+    session.send(MessagesPassed([b"c"]))
+    assert b"".join(session.data_to_send()) == b"a<m>b<m>c<m>"
 
 
 def test_worker_is_told_the_markers() -> None:

@@ -62,7 +62,7 @@ from etlstage.supervisor.lifecycle.instructions import (
     Tell,
 )
 from etlstage.supervisor.lifecycle.pool import PoolState
-from etlstage.supervisor.lifecycle.transition import TRANSITIONS, State
+from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.session import feeder, session
 from tests.supervisor.exchange.test_dispatch import Peer, stage
 
@@ -438,10 +438,26 @@ def test_event_that_can_not_happen_is_a_bug() -> None:
         d.end()
 
 
-def test_table_knows_every_state() -> None:
-    """Each can be entered by something and left or stayed in by something."""
-    assert {state for state, _ in TRANSITIONS} == set(State)
-    assert set().union(*TRANSITIONS.values()) == set(State)
+def test_repr_shows_every_worker() -> None:
+    """With its state and its process."""
+    d = driver(workers=2)
+    d.start("t-1")
+
+    assert d.state.workers == ("t-1", "t-2")
+    assert d.state.alive == 2
+    assert repr(d.state) == (
+        "<PoolState [<Worker 't-1' RUNNING pid=7 starts=1>,"
+        " <Worker 't-2' STARTING starts=1>]>"
+    )
+
+
+def test_story_of_a_worker_is_its_own() -> None:
+    """What happened to another is not in it."""
+    d = driver(workers=2)
+    d.start("t-1")
+
+    assert d.state.story("t-1", 2.0) == ("started (pid 7, start 1) 2.00 s ago",)
+    assert d.state.story("t-2", 2.0) == ()
 
 
 # --- any interleaving ----------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""One worker over its starts, and what is remembered of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.errors import WorkerLost
+from etlstage.stage import Stage
+from etlstage.supervisor.lifecycle.events import (
+    AliveSeen,
+    Event,
+    StopRequested,
+    WorkerExited,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStarted,
+    WorkerWorn,
+)
+from etlstage.supervisor.lifecycle.instructions import Feed, Instruction, Spawn, Stop
+from etlstage.supervisor.lifecycle.transition import State
+from etlstage.supervisor.lifecycle.worker import History, WorkerLife
+
+STARTED = WorkerStarted("t-1", 7)
+FAILED = WorkerFailed("t-1", 7, WorkerLost("lost", stage="t"), "died")
+
+
+class Life:
+    """A worker that was started, and what it wants to be done."""
+
+    def __init__(self, **settings: object) -> None:
+        stage = Stage(name="t", command=("true",), **settings)  # type: ignore[arg-type]
+        self.out: list[Instruction] = []
+        self.worker = WorkerLife("t-1", stage, lambda: 0.0, self.out)
+        self.worker.spawn()
+
+    def handle(self, *events: Event) -> list[Instruction]:
+        """Return what follows from the last of these events."""
+        for event in events:
+            self.out.clear()
+            self.worker.handle(event, 0.0)
+            self.worker.validate()
+        return self.out
+
+
+def test_repr_tells_the_fate() -> None:
+    """State, process and starts."""
+    life = Life()
+    assert repr(life.worker) == "<Worker 't-1' STARTING starts=1>"
+
+    life.handle(STARTED)
+    assert repr(life.worker) == "<Worker 't-1' RUNNING pid=7 starts=1>"
+    assert life.worker.alive
+    assert not life.worker.finished
+
+
+def test_readiness_comes_too_late_for_a_worker_that_is_stopped() -> None:
+    """It is given nothing."""
+    life = Life(ready=True)
+
+    assert (
+        life.handle(STARTED, StopRequested(patient=True), WorkerReady("t-1", 7)) == []
+    )
+    assert life.worker.state is State.STOPPING
+
+
+def test_worker_that_is_stopped_is_not_worn() -> None:
+    """What it can do no more is of no interest."""
+    life = Life()
+
+    life.handle(STARTED, StopRequested(patient=True), WorkerWorn("t-1", "old"))
+    assert life.worker.worn is None
+
+
+def test_sign_of_life_while_it_is_stopped_means_nothing() -> None:
+    """It may give some until it is gone."""
+    life = Life()
+
+    assert life.handle(STARTED, StopRequested(patient=True), AliveSeen("t-1")) == []
+
+
+@pytest.mark.parametrize(("events", "patient"), [((), True), ((FAILED,), False)])
+def test_worker_at_fault_is_not_waited_for(
+    events: tuple[Event, ...], patient: bool
+) -> None:
+    """Whoever else is stopped may end by itself, once its stdin is closed."""
+    life = Life()
+
+    out = life.handle(STARTED, *events, StopRequested(patient=True))
+    assert out[-1] == Stop("t-1", patient)
+
+
+def test_worker_that_is_started_again_is_fed_again() -> None:
+    """It made progress: there is no delay."""
+    life = Life()
+
+    out = life.handle(STARTED, WorkerExited("t-1", 7, 1, lost=0, answered=3))
+    assert [i for i in out if isinstance(i, Spawn)] == [Spawn("t-1", 2, float("inf"))]
+    assert Feed("t-1") in life.handle(WorkerStarted("t-1", 8, 2))
+
+
+def test_history_is_told_from_now() -> None:
+    """Oldest first."""
+    history = History()
+    history.note(1.0, "started")
+    history.note(2.5, "ready")
+
+    assert history.tell(3.0) == ("started 2.00 s ago", "ready 0.50 s ago")
+
+
+def test_history_forgets_what_is_long_ago() -> None:
+    """Sixteen events: five starts that fail."""
+    history = History()
+    for number in range(20):
+        history.note(0.0, f"event {number}")
+
+    story = history.tell(0.0)
+    assert len(story) == 16
+    assert story[-1] == "event 19 0.00 s ago"

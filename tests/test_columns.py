@@ -1,0 +1,90 @@
+"""Messages and replies that are held in Arrow are sequences like lists."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from etlstage.columns import Column, Replies, content, extent, from_zero
+
+MESSAGES = [b"one", b"", b"three"]
+
+
+def column(*messages: bytes) -> Column:
+    """Return messages as a column."""
+    return Column(pa.array(messages, pa.binary()))
+
+
+@pytest.fixture
+def three() -> Column:
+    """Return three messages, behind one that is cut off."""
+    return column(b"cut", *MESSAGES)[1:]
+
+
+def test_column_is_a_sequence_of_messages(three: Column) -> None:
+    """Length, elements, slices, order."""
+    assert len(three) == 3
+    assert list(three) == MESSAGES
+    assert three[2] == b"three"
+    assert list(three[1:]) == [b"", b"three"]
+    assert list(three + column(b"four")) == [*MESSAGES, b"four"]
+
+
+def test_column_knows_its_size(three: Column) -> None:
+    """Without being taken apart; what was cut off does not count."""
+    assert three.size == 8
+    assert three.longest == 5
+    assert column().size == column().longest == 0
+    assert repr(three) == "<Column messages=3 bytes=8>"
+
+
+def test_content_is_what_is_in_the_column(three: Column) -> None:
+    """One message behind the other."""
+    assert content(three.array) == b"onethree"
+    assert content(column().array) == content(column(b"").array) == b""
+    assert extent(three.array) == 8
+
+
+GROUPS: list[tuple[bytes, ...]] = [(b"a",), (), (b"b", b"c")]
+
+
+def test_replies_are_a_sequence_of_groups() -> None:
+    """None, one or many messages each."""
+    replies = Replies.of(GROUPS)
+
+    assert list(replies) == GROUPS
+    assert replies[-1] == (b"b", b"c")
+    assert list(replies[1:]) == GROUPS[1:]
+    assert list(replies[1:].messages) == [b"b", b"c"]
+    assert repr(replies) == "<Replies replies=3 messages=3>"
+    assert Replies.of(replies) is replies
+    with pytest.raises(IndexError):
+        replies[3]
+
+
+def test_replies_of_one_message_each_need_no_offsets(three: Column) -> None:
+    """They are their messages."""
+    replies = Replies(three.array)
+
+    assert list(replies) == [(message,) for message in MESSAGES]
+    assert list(replies[1:].messages) == MESSAGES[1:]
+    assert replies.owners is None
+
+
+def test_replies_know_whose_a_message_is() -> None:
+    """By the number of the reply."""
+    owners = Replies.of(GROUPS).owners
+
+    assert owners is not None
+    assert owners.to_pylist() == [0, 2, 2]
+
+
+def test_replies_are_taken_in_order() -> None:
+    """Nobody needs every other one."""
+    with pytest.raises(AssertionError, match="replies are taken in order"):
+        Replies.of(GROUPS)[::2]
+
+
+def test_first_piece_begins_at_zero() -> None:
+    """And each other one where the one before it ends."""
+    assert from_zero(pa.array([2, 2, 5])).to_pylist() == [0, 2, 2, 5]
