@@ -33,7 +33,7 @@ class Silent(Dialect):
     @property
     def shape(self) -> Shape:
         """One message, one exchange."""
-        return Shape.STREAM
+        return Shape.MESSAGE
 
     def open(self, side: Side, limits: Limits) -> Session:
         """Return what the marker protocol has."""
