@@ -172,8 +172,8 @@ def _dlq_show(
         bool,
         typer.Option(
             "--raw",
-            help="Only the message, byte for byte, as its worker reads it: with EOM"
-            " behind it, and EOB if the supervisor closes batches.",
+            help="Only the message, byte for byte, as its worker reads it: followed"
+            " by EOM, and by EOB if the supervisor closes batches.",
         ),
     ] = False,
     as_json: Annotated[

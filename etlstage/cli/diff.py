@@ -152,7 +152,7 @@ def _trial(build: Build, state: Path, load_stage: str) -> _Trial:
 def _not_compared(name: str, report: Report, *, debug: bool) -> int:
     if report.error is not None:
         show_error(report.error, debug=debug)
-    complain(f"nothing is compared: the run on {name} {ENDINGS[report.status]}")
+    complain(f"not compared: the run on {name} {ENDINGS[report.status]}")
     return EXIT_CODES[report.status]
 
 

@@ -44,7 +44,7 @@ WORDS: Final = ("in", "done", "dead", "failed", "lost", "out")
 
 
 class Messages(Protocol):
-    """Messages that can be read again and again."""
+    """Messages that can be read repeatedly."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield them, from the first on."""

@@ -114,7 +114,7 @@ class Sink(Landing):
         """Return when all that was written is durable; raises as :meth:`write`."""
 
     async def finish(self) -> None:
-        """Flush, then mark the output as whole; raises as :meth:`write`."""
+        """Flush, then mark the output as complete; raises as :meth:`write`."""
         await self.flush()
 
 

@@ -2,7 +2,7 @@
 A run: from the source through the stages into the sink.
 
 Each stage is a task, each pair of neighbours shares an edge. The first error wins:
-it ends the run, the workers are stopped, and the report says what is in place.
+it ends the run, the workers are stopped, and the report says what was loaded.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class WorkerSource(Source):
     Args:
         stage: The stage, in plain or cyclic mode.
         offsets: Of a cyclic stage; by default the worker keeps them.
-        every: Seconds between the end of a round and the next, for ever. None:
+        every: Seconds between the end of a round and the next, forever. None:
             a plain stage runs once, a cyclic one until there is nothing new.
         state: Directory in which the supervisor keeps its offset. None: each run
             starts from ``offsets.start``.

@@ -179,7 +179,7 @@ class ChildProcess:
         )
 
     def attempt(self, fate: str) -> Attempt:
-        """Return the record of what the worker held being lost with it."""
+        """Return the record of this worker's failure at what it held."""
         self._stderr.drain()
         stderr = tuple(self._stderr.tail)
         return Attempt(self.name, self.child.pid, fate, self._story(), stderr)

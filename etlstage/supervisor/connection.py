@@ -291,7 +291,7 @@ class Connection:
         self._drained.set()
         if not self._worker.told:
             self._closed = self._closed or "stdout"
-        # Normally the process exits now; if it doesn't, it is of no use.
+        # Normally the process exits now; if it doesn't, it is stopped.
         self._worker.stop()
 
     def _receive(self, data: bytes) -> None:

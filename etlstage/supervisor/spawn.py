@@ -121,7 +121,7 @@ def _environment(
         about |= {"USER": identity.name, "LOGNAME": identity.name}
         about |= {"HOME": identity.home}
     # Python workers that never flush, as those of the original system, would keep
-    # their first reply until stdin is closed, and wait for ever.
+    # their first reply until stdin is closed, and wait forever.
     return (
         inherited
         | {"PYTHONUNBUFFERED": "1"}
@@ -194,10 +194,10 @@ def _refusal(stage: Stage, term: str, error: TermsRefused) -> str:
         name = next(name for name in _LIMITS if _LIMITS[name] == number)
         _, hard = resource.getrlimit(number)
         return (
-            f"limits.{name} {getattr(stage.limits, name)} is refused ({why}): more than"
-            f" {hard} only root may grant; lower it, or raise ours"
+            f"limits.{name} {getattr(stage.limits, name)} is refused ({why}): only"
+            f" root may exceed {hard}; lower it, or raise the limit of this process"
         )
     if kind == "nice":
-        return f"limits.nice {stage.limits.nice} is refused ({why}); only root may"
+        return f"limits.nice {stage.limits.nice} is refused ({why}); it needs root"
     who = f"user {stage.user}" if stage.user is not None else f"group {stage.group}"
-    return f"we may not run it as {who} ({why}); be root, or leave out user and group"
+    return f"can't run it as {who} ({why}); run as root, or remove user and group"

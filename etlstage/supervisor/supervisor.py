@@ -277,7 +277,7 @@ class AsyncSupervisor:
         try:
             await self._stop(patient=patient)
         finally:
-            # A stream that was left open would read its input for ever.
+            # A stream that was left open would read its input forever.
             self._tasks.cancel_scope.cancel()
             try:
                 await self._tasks.__aexit__(None, None, None)

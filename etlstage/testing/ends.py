@@ -62,7 +62,7 @@ class MemorySink(Sink):
 
     Attributes:
         messages: What was written, in order.
-        finished: How often the output was marked as whole: once, unless the run failed.
+        finished: How often the output was marked as complete: once, unless the run failed.
 
     """
 
@@ -84,7 +84,7 @@ class MemorySink(Sink):
         self.account.done = len(self.messages)
 
     async def finish(self) -> None:
-        """Flush and mark as whole."""
+        """Flush and mark as complete."""
         await self.flush()
         self.finished += 1
 

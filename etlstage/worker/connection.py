@@ -92,7 +92,7 @@ class Connection:
         """
         Give what the supervisor sends, up to its end of input, waiting for it.
 
-        Before it waits, all that is pending goes out; while it does, signs of life.
+        Before it waits, all that is pending goes out; while it does, heartbeats.
         """
         while True:
             self.flush()

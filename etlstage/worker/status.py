@@ -1,5 +1,5 @@
 """
-A worker's signs of life, for a supervisor that asks for them.
+A worker's heartbeats, for a supervisor that asks for them.
 
 It says by two variables that it does: ``ETLSTAGE_STATUS`` names a file in which any
 byte means "ready, alive", ``ETLSTAGE_HEARTBEAT`` after how many seconds without one a

@@ -177,7 +177,7 @@ def test_run_that_fails_is_not_compared(tmp_path: Path, capsys: said) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert "etlstage: error: stage times: worker times-1" in err
-    assert err.endswith("error: nothing is compared: the run on spark failed\n")
+    assert err.endswith("error: not compared: the run on spark failed\n")
 
 
 def test_pipeline_that_can_not_be_built(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_signal_ends_it_without_a_comparison(
     out, err = process.communicate(timeout=10)
     assert (process.returncode, out) == (4, "")
     assert err.endswith(
-        "error: nothing is compared: the run on local was drained after a signal\n"
+        "error: not compared: the run on local was drained after a signal\n"
     )
     assert left_behind(tmp_path) == []
 

@@ -407,7 +407,7 @@ async def test_message_with_a_marker_fails_the_run() -> None:
 
 
 async def test_source_that_fails_fails_the_run() -> None:
-    """What it gave before may be in place; the output is not marked as whole."""
+    """What it gave before may be in place; the output is not marked as complete."""
     sink = GatedSink()
     source = ScriptedSource([numbers(0, 3), unreadable()])
     report = await run(pipeline(source, echo, sink=sink))

@@ -46,7 +46,7 @@ async def test_plain_source_runs_once() -> None:
 
 
 async def test_plain_source_can_be_repeated() -> None:
-    """With ``every`` it is run again, for ever."""
+    """With ``every`` it is run again, forever."""
     source = WorkerSource(plain("extract", "a", "b"), every=0.01)
 
     assert await play(source, until=6) == [b"a", b"b"] * 3

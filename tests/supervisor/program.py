@@ -436,7 +436,7 @@ def long_answer(size: str) -> None:
 
 
 def floods_stderr() -> None:
-    """Write to stderr for ever."""
+    """Write to stderr forever."""
     while True:
         os.write(2, b"still alive\n" * 5000)
 
@@ -502,7 +502,7 @@ def extract_tail(status: str, tail: str, *outputs: str) -> None:
 
 
 def extract_for_ever() -> None:
-    """Write messages for ever."""
+    """Write messages forever."""
     number = 0
     while True:
         write(b"".join(b"%d" % n + EOM for n in range(number, number + 1000)))
@@ -510,7 +510,7 @@ def extract_for_ever() -> None:
 
 
 def extract_counted() -> None:
-    """Write messages of 100 kB for ever; say on stderr how many are out."""
+    """Write messages of 100 kB forever; say on stderr how many are out."""
     number = 0
     while True:
         write(b"x" * 100_000 + EOM)

@@ -83,7 +83,7 @@ async def test_full_pipes_are_no_deadlock() -> None:
 
 
 class Tap:
-    """Gives messages for ever and counts them."""
+    """Gives messages forever and counts them."""
 
     def __init__(self, message: bytes = b"x" * 100) -> None:
         self.pulled = 0

@@ -329,8 +329,9 @@ async def test_limit_that_is_refused() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     assert (
-        f"limits.open_files {1 << 60} is refused (Operation not permitted): more than"
-        f" {hard} only root may grant; lower it, or raise ours; command: true"
+        f"limits.open_files {1 << 60} is refused (Operation not permitted): only"
+        f" root may exceed {hard}; lower it, or raise the limit of this process;"
+        " command: true"
     ) in await refusal(run)
 
 
@@ -340,15 +341,15 @@ async def test_limit_that_is_refused() -> None:
         (
             {"limits": ResourceLimits(nice=-5)},
             "nice=-5",
-            "limits.nice -5 is refused (Operation not permitted); only root may;",
+            "limits.nice -5 is refused (Operation not permitted); it needs root;",
         ),
         (
             {"user": "0"},
             "user=0",
-            "we may not run it as user 0 (Operation not permitted); be root, or leave",
+            "can't run it as user 0 (Operation not permitted); run as root, or remove",
         ),
-        ({"user": "0"}, "groups=0", "we may not run it as user 0 (Operation"),
-        ({"group": "0"}, "group=0", "we may not run it as group 0 (Operation"),
+        ({"user": "0"}, "groups=0", "can't run it as user 0 (Operation"),
+        ({"group": "0"}, "group=0", "can't run it as group 0 (Operation"),
     ],
 )
 async def test_terms_that_are_refused(

@@ -142,7 +142,7 @@ def test_worker_that_is_gone_holds_nothing() -> None:
 
 
 def test_series_are_bounded() -> None:
-    """Workers beyond a number count together: no name is for ever."""
+    """Workers beyond a number count together: no name is forever."""
     meter = PrometheusMeter()
     metrics = StageMetrics(meter, "clean")
     for n in range(1000):

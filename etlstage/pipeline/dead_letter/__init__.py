@@ -1,1 +1,1 @@
-"""Messages that are kept aside for good, with all there is to know of them."""
+"""Dead letters: messages that are kept, with all there is to know of them."""

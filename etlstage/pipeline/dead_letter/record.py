@@ -40,7 +40,7 @@ class DeadLetter:
     kind: str
     """Class of the error."""
     attempts: tuple[Attempt, ...]
-    """The workers that were lost with the message, oldest first."""
+    """The attempts at the message, oldest first."""
     config: Mapping[str, Any]
     """The stage, as plain JSON; of its environment the names."""
 

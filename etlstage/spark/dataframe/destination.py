@@ -1,7 +1,7 @@
 """
-Where a sink writes, and what marks it as whole.
+Where a sink writes, and what marks it as complete.
 
-A file format marks whole output with a file ``_SUCCESS``.  Only the last epoch of a
+A file format marks complete output with a file ``_SUCCESS``.  Only the last epoch of a
 run writes it.  A marker of an older run is removed before the first epoch, as far as
 the path is on a file system of this machine.  Elsewhere it stands until Spark
 removes it, which it does with ``overwrite``: after an ``append`` that failed such a
@@ -82,7 +82,7 @@ class Destination:
         Args:
             frame: The rows.
             first: Whether it is the first of its run, for which the mode holds.
-            last: Whether the output is whole with it.
+            last: Whether the output is complete with it.
 
         """
         if first:

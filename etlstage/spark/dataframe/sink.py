@@ -5,7 +5,7 @@ Messages are kept until an epoch is full, then written as one DataFrame: memory
 stays bounded and what has landed is durable.  An epoch is checked as a whole before
 Spark touches the destination: messages that do not fit are dead-lettered,
 or, where there is no place for these, none of the epoch is loaded.
-``destination.py`` knows how output is marked as whole.
+``destination.py`` knows how output is marked as complete.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class DataFrameSink(Sink):
             await self._land(last=False)
 
     async def finish(self) -> None:
-        """Load the rest and mark the output as whole; raises as :meth:`write`."""
+        """Load the rest and mark the output as complete; raises as :meth:`write`."""
         await self._prepare()
         if self._whole:
             return

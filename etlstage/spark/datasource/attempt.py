@@ -216,7 +216,7 @@ async def _check_ends(
         if end.status:
             raise StageFailed(
                 f"stage {stage}: worker {end.worker} {end.fate} at the end of its"
-                " input, expected status 0: what it left may not be whole",
+                " input, expected status 0: its output may be incomplete",
                 stage=stage,
             )
 

@@ -78,7 +78,7 @@ class WorkerDataSource(DataSource):
         return Reader(self._reading(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return what reads again and again."""
+        """Return what reads a stream, batch after batch."""
         try:
             return StreamReader(self._reading(), schema)
         except ConfigError as error:

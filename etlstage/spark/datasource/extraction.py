@@ -185,8 +185,8 @@ class Offsets:
             found = f"{len(reply)} messages" if len(reply) != 1 else "no number"
             raise self._failed(
                 f"asked {request}, the worker of stage {self._stage.name} gave {found},"
-                " expected one message, a whole number: give start and end, or teach"
-                " it to answer"
+                " expected one message, a whole number: give start and end, or"
+                " implement the offsets request in the worker"
             ) from None
 
     def _failed(self, text: str) -> SourceFailed:

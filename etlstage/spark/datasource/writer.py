@@ -201,7 +201,9 @@ def _tell(
     )
     failures = anyio.run(_submit, stage, [json.dumps(one).encode() for one in told])
     if failures:
-        raise SinkFailed(f"{failures[0]} (told of the attempts)", stage=stage.name)
+        raise SinkFailed(
+            f"{failures[0]} (given the list of attempts)", stage=stage.name
+        )
 
 
 async def _submit(stage: Stage, messages: Run) -> list[Exception]:

@@ -152,7 +152,7 @@ class StagedLoad(Landing):
     @abstractmethod
     async def load(self, messages: DataFrame, starts: dict[int, int]) -> None:
         """
-        Load the messages, all of them, and mark the output as whole.
+        Load the messages, all of them, and mark the output as complete.
 
         Args:
             messages: As :meth:`Staging.messages` gives them.

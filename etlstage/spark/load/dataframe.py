@@ -30,7 +30,7 @@ class StagedSink(DataFrameSink, StagedLoad):
 
     async def load(self, messages: DataFrame, starts: dict[int, int]) -> None:
         """
-        Load the messages and mark the output as whole.
+        Load the messages and mark the output as complete.
 
         Args:
             messages: As :meth:`Staging.messages` gives them.

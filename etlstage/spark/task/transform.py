@@ -96,8 +96,8 @@ def _check(stage: Stage, keep: Sequence[str]) -> None:
         raise ConfigError(f"keep is the text {keep!r}, expected a list: [{keep!r}]")
     if keep and stage.dialect.shape.batches:
         raise ConfigError(
-            f"stage {stage.name} answers in batches: which of their rows an output"
-            " belongs to can't be told, so there is nothing to keep"
+            f"stage {stage.name} answers in batches: outputs can't be matched to rows,"
+            " so keep is not supported"
         )
 
 

@@ -1,7 +1,7 @@
 """
 What a worker writes to stderr: always read, logged, and its end kept.
 
-A worker whose stderr nobody reads stops for ever after 64 KiB of warnings. What is
+A worker whose stderr nobody reads stops forever after 64 KiB of warnings. What is
 logged of it, and how, is decided in ``line.py``.
 """
 

@@ -70,7 +70,7 @@ class Worker:
             wait()
 
     def _await_input(self) -> None:
-        """Give signs of life, and do what is to be done, while nothing comes."""
+        """Send heartbeats, and do what is to be done, while nothing comes."""
         idle = self._input.clean and not self._batch and "idle" in self._plan
         if self._input.closed or not (idle or self._status.every):
             return

@@ -133,7 +133,7 @@ def test_one_output_for_each_input() -> None:
 
 
 def test_supervisor_driven_batch() -> None:
-    """The supervisor closes it with EOB, once: the page's loop writes it for ever."""
+    """The supervisor closes it with EOB, once: the page's loop writes it forever."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     assert pair.send(S, messages("a", "b")) == b"a\nb\n"
     assert pair.status == (State.FILLING, 0)
@@ -144,7 +144,7 @@ def test_supervisor_driven_batch() -> None:
 
 
 def test_last_batch_is_closed_though_no_message_follows() -> None:
-    """By the page it would not be, and the worker would wait for ever."""
+    """By the page it would not be, and the worker would wait forever."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     assert pair.send(S, messages("a"), BatchEnded(), StreamEnded()) == b"a\n\x17"
     assert pair.send(W, reply("1"), StreamEnded()) == b"1\n\0"

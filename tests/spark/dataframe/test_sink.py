@@ -45,7 +45,7 @@ def names(directory: Path, pattern: str) -> list[str]:
 
 
 def marker(path: Path) -> bool:
-    """Return whether the output is marked as whole."""
+    """Return whether the output is marked as complete."""
     return (path / "_SUCCESS").exists()
 
 

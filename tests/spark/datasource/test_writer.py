@@ -150,7 +150,7 @@ def test_write_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_worker_must_end_well_too(spark: SparkSession, tmp_path: Path) -> None:
-    """Its files may not be whole if it does not, though it has answered."""
+    """Its files may be incomplete if it does not, though it has answered."""
     writer = write(texts(spark, "a", "b"), command=command(STAGED, tmp_path / "k", 5))
     text = failure(lambda: writer.save(str(tmp_path / "o")))
     assert "load-1 exited with status 5 at the end of its input" in text
@@ -203,7 +203,7 @@ def test_commit_that_fails_undoes_the_write(
     }
     text = failure(write(texts(spark, "a", "b"), **options).save)
     assert "exited with status 1" in text
-    assert "(told of the attempts)" in text
+    assert "(given the list of attempts)" in text
     assert len((tmp_path / "undone").read_text().splitlines()) == 2
 
 

@@ -134,7 +134,7 @@ def test_stage_that_does_not_fit_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="of kind load, expected transform"):
         transform(frame, load)
     batches = stage("", dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR))
-    with pytest.raises(ConfigError, match="t answers in batches: which of their rows"):
+    with pytest.raises(ConfigError, match="t answers in batches: outputs"):
         transform(frame, batches, keep=["id"])
     with pytest.raises(ConfigError, match=r"keep is the text 'id', .* list: \['id'\]"):
         transform(frame, stage(""), message="m", keep="id")

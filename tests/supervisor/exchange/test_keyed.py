@@ -147,7 +147,7 @@ def record(key: int, number: int) -> bytes:
 
 @pytest.mark.process
 async def test_stream_in_any_order_does_not_wait_for_the_slow() -> None:
-    """One worker holds one message for ever; all others come out."""
+    """One worker holds one message forever; all others come out."""
     run = stage(
         "slow_at", "stuck", 30, workers=2, window=1, order=Order.NONE, timeout=QUICK
     )

@@ -44,7 +44,7 @@ def test_long_lines_cost_more() -> None:
 
 
 def test_line_longer_than_everything_passes_when_there_is_room() -> None:
-    """It is not left out for ever."""
+    """It is not left out forever."""
     throttle = Throttle(rate=1, burst=2)
     assert throttle.allows(8192, now=0.0)
     assert not throttle.allows(80, now=0.0)

@@ -32,7 +32,7 @@ def messages() -> Iterator[bytes]:
     tail = b""
     while True:
         # About to wait. What we still hold back is what the supervisor waits for:
-        # without this flush both sides would wait for ever.
+        # without this flush both sides would wait forever.
         sys.stdout.buffer.flush()
         # Take what is there: sys.stdin.read(n) would wait until n bytes came.
         chunk = os.read(0, 65536)
