@@ -105,7 +105,7 @@ class Pipeline(Runner):
         return pipeline_from_yaml(path, spark=spark)
 
     def drain(self) -> None:
-        """Stop extracting; :meth:`run` returns when all that is under way has landed."""
+        """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
         self._drained = True
         if self._extracting is not None and not self._source.drain():
             self._extracting.cancel()

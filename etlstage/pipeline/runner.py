@@ -66,7 +66,7 @@ class Runner(ABC):
 
     @abstractmethod
     def drain(self) -> None:
-        """Stop extracting; :meth:`run` returns when all that is under way has landed."""
+        """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
 
     async def run(self) -> Report:
         """

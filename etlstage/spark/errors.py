@@ -107,7 +107,7 @@ def explain(error: BaseException, log_path: Path | None = None) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error, for which the JVM is asked if it was raised there."""
+    """Return the text of an error; the JVM is asked if it was raised there."""
     try:
         if not isinstance(error, GONE):
             return str(error)

@@ -6,7 +6,9 @@ from etlstage.supervisor.lifecycle.events import StartFailed as StartFailed
 from etlstage.supervisor.lifecycle.events import SupervisorEvent as SupervisorEvent
 from etlstage.supervisor.lifecycle.events import WorkerExited as WorkerExited
 from etlstage.supervisor.lifecycle.events import WorkerFailed as WorkerFailed
-from etlstage.supervisor.lifecycle.events import WorkerGivenUp as WorkerGivenUp
+from etlstage.supervisor.lifecycle.events import (
+    WorkerFailedPermanently as WorkerFailedPermanently,
+)
 from etlstage.supervisor.lifecycle.events import WorkerReady as WorkerReady
 from etlstage.supervisor.lifecycle.events import WorkerRestarting as WorkerRestarting
 from etlstage.supervisor.lifecycle.events import WorkerStarted as WorkerStarted
@@ -19,7 +21,7 @@ __all__ = (
     "SupervisorEvent",
     "WorkerExited",
     "WorkerFailed",
-    "WorkerGivenUp",
+    "WorkerFailedPermanently",
     "WorkerReady",
     "WorkerRestarting",
     "WorkerStarted",

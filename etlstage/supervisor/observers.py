@@ -15,7 +15,7 @@ from etlstage.supervisor.lifecycle.events import (
     SupervisorEvent,
     WorkerExited,
     WorkerFailed,
-    WorkerGivenUp,
+    WorkerFailedPermanently,
     WorkerRestarting,
     WorkerStarted,
 )
@@ -109,7 +109,7 @@ class Observers:
         match event:
             case WorkerFailed(error=error):
                 log.warning("worker failed", error=str(error))
-            case StartFailed(error=error) | WorkerGivenUp(error=error):
+            case StartFailed(error=error) | WorkerFailedPermanently(error=error):
                 log.error("worker failed permanently", error=str(error))
             case WorkerExited() if _died(event) and not given_up:
                 log.warning(

@@ -32,7 +32,7 @@ from etlstage.supervisor.lifecycle.events import (
     SupervisorEvent,
     TimerRang,
     WorkerExited,
-    WorkerGivenUp,
+    WorkerFailedPermanently,
     WorkerStarted,
     WorkerWorn,
 )
@@ -257,7 +257,7 @@ class WorkerPool:
                 self._last_errors[event.worker] = str(error)
             if self._state[event.worker] in {State.EXITED, State.FATAL}:
                 self._bury(event.worker)
-        elif isinstance(event, WorkerGivenUp):
+        elif isinstance(event, WorkerFailedPermanently):
             self._bury(event.worker)
         self._tell(event)
 

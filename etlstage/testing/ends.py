@@ -62,7 +62,7 @@ class MemorySink(Sink):
 
     Attributes:
         messages: What was written, in order.
-        finished: How often the output was marked as complete: once, unless the run failed.
+        finished: How often the output was marked complete: once, unless the run failed.
 
     """
 

@@ -242,8 +242,8 @@ def _is_absolute(interpreter: str) -> bool:
 
 def _is_binary(head: bytes) -> bool:
     """Return whether this begins a 64-bit ELF program for this very machine."""
-    # execve(2) refuses any other with ENOEXEC, and setpriv, by execvp(3), would then run
-    # the file by a shell; with ENOENT where the loader that it names is missing.
+    # execve(2) refuses any other with ENOEXEC, and setpriv, by execvp(3), would then
+    # run the file by a shell; with ENOENT where the loader that it names is missing.
     ours = _own_head()
     if len(head) < 64 or head[:6] != ours[:6] or head[18:20] != ours[18:20]:
         return False

@@ -28,7 +28,7 @@ from etlstage.supervisor import (
     SupervisorEvent,
     WorkerExited,
     WorkerFailed,
-    WorkerGivenUp,
+    WorkerFailedPermanently,
     WorkerReady,
     WorkerRestarting,
     WorkerStarted,
@@ -104,7 +104,7 @@ async def test_program_that_never_works_is_given_up() -> None:
     assert "no worker is left: worker t-1 (pid " in str(last)
     assert "after 2 restarts without progress in " in str(last)
     assert "last stderr lines: no such table" in str(last)
-    (given_up,) = (e for e in events if isinstance(e, WorkerGivenUp))
+    (given_up,) = (e for e in events if isinstance(e, WorkerFailedPermanently))
     assert "last events: started (pid " in str(given_up.error)
 
 

@@ -38,7 +38,7 @@ from etlstage.supervisor.lifecycle.events import (
     SupervisorEvent,
     WorkerExited,
     WorkerFailed,
-    WorkerGivenUp,
+    WorkerFailedPermanently,
     WorkerRestarting,
     WorkerStarted,
     WorkerWorn,
@@ -281,7 +281,7 @@ class Starts:
                 self._exit(event, now)
             case WorkerRestarting(delay=delay):
                 self._restart(delay, now)
-            case WorkerGivenUp():
+            case WorkerFailedPermanently():
                 assert self.ended_at == now
 
     def exhausted(self, now: float) -> bool:

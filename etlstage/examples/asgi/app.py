@@ -1,7 +1,7 @@
 """
 An HTTP service whose requests are answered by worker processes.
 
-A plain ASGI application, to be copied into a framework of yours. Run it in this folder::
+A plain ASGI application, to be copied into your framework. Run it in this folder::
 
     pip install 'etlstage[prometheus]' uvicorn
     uvicorn app:app

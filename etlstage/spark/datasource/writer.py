@@ -171,7 +171,7 @@ def _told(one: Written) -> dict[str, Any]:
 def _told_all(
     messages: Sequence[WriterCommitMessage | None], about: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the same about each partition; of one that failed nothing else is known."""
+    """Return the same for each partition; of one that failed no more is known."""
     return [
         _told(one) | about
         if isinstance(one, Written)

@@ -1,9 +1,9 @@
 """
 A run whose stages are inside Spark's executors.
 
-One job stages what the stages make of the DataFrame, see ``stage_job.py``. Only if the run
-has not failed by then, a second job loads it: nothing is loaded of a run that fails,
-and a task that was retried or ran twice counts once.
+One job stages what the stages make of the DataFrame, see ``stage_job.py``. Only if the
+run has not failed by then, a second job loads it: nothing is loaded of a run that
+fails, and a task that was retried or ran twice counts once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ __all__ = (
     "TimerRang",
     "WorkerExited",
     "WorkerFailed",
-    "WorkerGivenUp",
+    "WorkerFailedPermanently",
     "WorkerReady",
     "WorkerRestarting",
     "WorkerStarted",
@@ -118,7 +118,7 @@ class WorkerRestarting(NamedTuple):
     """How long from now, in seconds."""
 
 
-class WorkerGivenUp(NamedTuple):
+class WorkerFailedPermanently(NamedTuple):
     """A worker failed permanently: too many restarts without progress."""
 
     worker: str
@@ -153,6 +153,6 @@ SupervisorEvent: TypeAlias = (
     | WorkerWorn
     | WorkerExited
     | WorkerRestarting
-    | WorkerGivenUp
+    | WorkerFailedPermanently
 )
 """What a supervisor tells its host."""

@@ -23,7 +23,7 @@ from etlstage.supervisor.lifecycle.events import (
     TimerRang,
     WorkerExited,
     WorkerFailed,
-    WorkerGivenUp,
+    WorkerFailedPermanently,
     WorkerReady,
     WorkerRestarting,
     WorkerStarted,
@@ -314,7 +314,7 @@ class WorkerLife:
             f" last events: {'; '.join(self.story.tell(now))}",
             stage=self._stage.name,
         )
-        self._out.append(Tell(WorkerGivenUp(self.name, error)))
+        self._out.append(Tell(WorkerFailedPermanently(self.name, error)))
 
     def _restart(self, now: float, delay: float) -> None:
         self._out.append(Tell(WorkerRestarting(self.name, delay)))

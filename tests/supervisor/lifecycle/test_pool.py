@@ -44,7 +44,7 @@ from etlstage.supervisor.lifecycle.events import (
     TimerRang,
     WorkerExited,
     WorkerFailed,
-    WorkerGivenUp,
+    WorkerFailedPermanently,
     WorkerReady,
     WorkerRestarting,
     WorkerStarted,
@@ -74,7 +74,7 @@ class Driver:
 
     def __init__(self, run: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
         self.state = PoolState(run, random)
-        self.told: list[Event | WorkerRestarting | WorkerGivenUp] = []
+        self.told: list[Event | WorkerRestarting | WorkerFailedPermanently] = []
         self.now = 0.0
         self.out = self._keep(self.state.begin())
 
@@ -206,7 +206,7 @@ def test_starts_without_progress_wait_longer_and_longer() -> None:
         " after 3 restarts without progress in 3.0 s"
     )
     last = d.told[-1]
-    assert isinstance(last, WorkerGivenUp)
+    assert isinstance(last, WorkerFailedPermanently)
     assert "last events: started (pid 7, start 1) 3.00 s ago; " in str(last.error)
 
 
@@ -577,7 +577,7 @@ class Supervision(RuleBasedStateMachine):
             case GiveUp():
                 self.dead = StageFailed("none left", stage="t")
                 self.work.fail(self.dead)
-            case Tell(WorkerGivenUp(worker) | WorkerExited(worker)):
+            case Tell(WorkerFailedPermanently(worker) | WorkerExited(worker)):
                 if self.state[worker] in {State.EXITED, State.FATAL}:
                     self.work.gone.add(self.state.workers.index(worker))
 
