@@ -7,7 +7,8 @@ workers of T and L stages, ``extraction.py`` for those of E stages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from signal import SIGKILL, SIGTERM
 from typing import Any, Final
 
@@ -114,34 +115,60 @@ class ChildProcess:
 
         """
         with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as group:
-                for task in (self._read_stderr, self._stop_when_told, *tasks):
-                    group.start_soon(task)
-                status = await self.child.wait()
-                self.status = status
-                self._note_unread()
+            try:
+                status = await self._run(tasks, drained)
+                self._stderr.drain()
+                self.wire.stop_waiting()
+                if self.child.status is not None:
+                    self.child.status.stop_waiting()
+            except BaseException:
+                # An error of ours, for none of theirs is raised: it must neither
+                # leave the process behind nor anybody who waits for its end.
+                await self._abandon()
+                raise
+            finally:
                 self.exited.set()
-                # What it wrote last is in the pipes. If they don't end now, then
-                # somebody in a session of its own has them: a part of this worker.
-                for patience in _DRAIN:
-                    with anyio.move_on_after(patience):
-                        await self._silent.wait()
-                        if drained is not None:
-                            await drained.wait()
-                        break
-                    self.child.kill_heirs()
-                group.cancel_scope.cancel()
-        self._stderr.drain()
-        self.wire.stop_waiting()
-        if self.child.status is not None:
-            self.child.status.stop_waiting()
-        self.finished.set()
+                self.finished.set()
         return status
+
+    async def _run(
+        self,
+        tasks: Iterable[Callable[[], Coroutine[Any, Any, object]]],
+        drained: anyio.Event | None,
+    ) -> int:
+        async with anyio.create_task_group() as group:
+            for task in (self._read_stderr, self._stop_when_told, *tasks):
+                group.start_soon(task)
+            self.status = status = await self.child.wait()
+            self._note_unread()
+            self.exited.set()
+            # What it wrote last is in the pipes. If they don't end now, then
+            # somebody in a session of its own has them: a part of this worker.
+            for patience in _DRAIN:
+                with anyio.move_on_after(patience):
+                    await self._silent.wait()
+                    if drained is not None:
+                        await drained.wait()
+                    break
+                self.child.kill_heirs()
+            group.cancel_scope.cancel()
+        return status
+
+    async def _abandon(self) -> None:
+        """Kill the process, whatever else goes wrong."""
+        with suppress(Exception):
+            self.child.signal(SIGKILL)
+        with suppress(Exception), anyio.move_on_after(self._stage.timeout.stop):
+            await self.child.wait()
+        status = self.child.returncode
+        self.status = -SIGKILL if status is None else status
 
     def close(self) -> None:
         """Close what is open to it, once :meth:`run` is over."""
-        self.wire.close()
-        self.child.close()
+        try:
+            self.wire.close()
+        finally:
+            self.child.close()
 
     def lost(self, fate: str, held: int = 0, tries: int = 1) -> WorkerLost:
         """

@@ -94,6 +94,7 @@ class WorkerPool:
         }
         self._instructions: deque[Instruction] = deque()
         self._performing = False
+        self._broken: Exception | None = None
         self._orphaned = False  # what only one worker might take, others may
         self._gone = anyio.Event()
         self._last_errors: dict[str, str] = {}
@@ -129,7 +130,7 @@ class WorkerPool:
         self._instructions.extend(self._state.begin())
         try:
             self._perform_all()
-        except WorkerStartFailed:
+        except BaseException:
             self._instructions.clear()
             raise
 
@@ -142,7 +143,7 @@ class WorkerPool:
 
         """
         self.handle(StopRequested(patient))
-        while not self._state.finished or self._connections:
+        while self._connections or not (self._state.finished or self._broken):
             await self._gone.wait()
 
     def handle(self, event: Event) -> None:
@@ -224,6 +225,11 @@ class WorkerPool:
     async def _serve(self, connection: Connection) -> None:
         try:
             await connection.run()
+        except Exception as error:
+            # Ours: nothing that a worker does is raised. Who waits must not hang.
+            self._broken = error
+            self.work.fail(error)
+            raise
         finally:
             if self._connections.get(connection.name) is connection:
                 del self._connections[connection.name]

@@ -217,6 +217,7 @@ class _ScriptedChild:
         self._wire = wire
         self._alive = anyio.CancelScope()
         self._killed_by = 0
+        self._begun = False
 
     def __repr__(self) -> str:
         return repr(self._worker)
@@ -232,35 +233,43 @@ class _ScriptedChild:
         if number is SIGKILL or number not in self._worker.ignored:
             self._killed_by = self._killed_by or number
             self._alive.cancel()
+            if not self._begun:
+                self._end(0)
 
     def kill_heirs(self) -> None:
         """Do nothing: a script starts nothing that it does not wait for."""
 
     async def wait(self) -> int:
         # The script runs here, in who waits for it, and so is never left behind.
-        status = 1
-        try:
-            with self._alive:
-                status = await self._script(self._worker) or 0
-        except SystemExit as exit_:
-            status = (
-                exit_.code if isinstance(exit_.code, int) else int(bool(exit_.code))
-            )
-        except Exception:
-            self.stderr.write(traceback.format_exc().encode()[-_CHUNK // 2 :])
-        finally:
-            # The exit of a process closes its ends.
-            self._wire.close()
-            self.stderr.end()
-            if self.status is not None:
-                self.status.end()
-        self._worker.returncode = -self._killed_by or status
-        return self._worker.returncode
+        if self.returncode is None:
+            self._begun = True
+            status = -SIGKILL  # who waits may be cancelled: then nobody runs it
+            try:
+                with self._alive:
+                    status = await self._script(self._worker) or 0
+            except SystemExit as exit_:
+                code = exit_.code
+                status = code if isinstance(code, int) else int(bool(code))
+            except Exception:
+                self.stderr.write(traceback.format_exc().encode()[-_CHUNK // 2 :])
+                status = 1
+            finally:
+                self._end(status)
+        assert self.returncode is not None
+        return self.returncode
 
     def close(self) -> None:
         self.stderr.close()
         if self.status is not None:
             self.status.close()
+
+    def _end(self, status: int) -> None:
+        self._worker.returncode = -self._killed_by or status
+        # The exit of a process closes its ends.
+        self._wire.close()
+        self.stderr.end()
+        if self.status is not None:
+            self.status.end()
 
 
 async def _write(pipe: MemoryWire | MemoryPipe, data: bytes) -> None:

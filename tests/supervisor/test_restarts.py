@@ -361,6 +361,7 @@ async def live(scenario: Scenario) -> Record:
     return record
 
 
+@pytest.mark.timeout(100)  # seconds on a machine that does ten things at once
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_every_message_has_one_outcome_whatever_workers_do(backend: Backend) -> None:
     """Restarts are as the policy says, and nothing is left running."""

@@ -11,6 +11,7 @@ from etlstage import errors as faults
 from etlstage.messages import Result
 from etlstage.stage import Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerStarted
+from etlstage.transport.pipe import PipeWire
 from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
 
 
@@ -224,3 +225,15 @@ async def test_many_supervisors_leave_nothing_behind() -> None:
             tasks.start_soon(use, number)
     for number in range(25):
         await use(number)
+
+
+@pytest.mark.parametrize("method", ["read", "unread", "stop_waiting"])
+async def test_error_of_our_own_leaves_no_process(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed and reaped; see ``test_breakdown.py`` for all the places."""
+    monkeypatch.setattr(PipeWire, method, None)
+    with anyio.fail_after(10), pytest.raises(ExceptionGroup) as caught:
+        async with AsyncSupervisor(stage("echo")) as supervisor:
+            await supervisor.submit([b"x"])
+    assert caught.group_contains(TypeError)
