@@ -8,7 +8,14 @@ it ends the run, the workers are stopped, and the report says what was loaded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +54,8 @@ class Pipeline(Runner):
         dead_letters: Where messages are kept that a stage can't process; None: the
             first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
+        release: Called behind all else, with the error of the run if there is one:
+            lets go of what its parts have in common, as a Spark session.
         judged_of: Messages of which the share of an error budget is taken, at least:
             a part of an input may be worse than the whole.
 
@@ -66,6 +75,7 @@ class Pipeline(Runner):
         flush_every: float = 60.0,
         dead_letters: DeadLetters | None = None,
         dead_letter_sink: DeadLetterSink | None = None,
+        release: Callable[[Exception | None], Awaitable[None]] | None = None,
         judged_of: int = 0,
     ) -> None:
         super().__init__(
@@ -75,6 +85,7 @@ class Pipeline(Runner):
             sink=sink,
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
+            release=release,
         )
         self._source = source
         self._sink = sink
