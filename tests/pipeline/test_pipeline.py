@@ -716,7 +716,7 @@ async def test_run_without_dead_letters_says_nothing_of_them(
 
 
 async def test_budget_ends_the_run(letters: DeadLetters) -> None:
-    """What was dead-lettered stays; the rest is lost; the output is not whole."""
+    """What was dead-lettered stays; the rest is lost; the output is incomplete."""
     source = ScriptedSource([[b"a"], *[[b"end"]] * 3, numbers(0, 9)])
     sink = GatedSink()
     dying = tolerant(ErrorBudget(count=1, share=None), retries=0)

@@ -26,7 +26,7 @@ async def test_stage_between_two_ends_in_memory() -> None:
 
 
 async def test_source_that_fails() -> None:
-    """What it gave before is there; the output is not whole."""
+    """What it gave before is there; the output is incomplete."""
     failure = SourceFailed("no more", stage="read")
     source = MemorySource([[b"a"], Position(1), failure], name="read")
     sink = MemorySink(name="write")

@@ -42,7 +42,7 @@ class DataFrameSink(Sink):
     Attributes:
         name: As reports and errors call it.
         account: What became of the messages.
-        epochs: Epochs that are in place.
+        epochs: Epochs that were written.
 
     """
 

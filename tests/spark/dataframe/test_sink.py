@@ -157,7 +157,7 @@ async def test_flush_makes_durable_without_marking(
 async def test_closing_without_finishing_leaves_no_mark(
     spark: SparkSession, out: Path
 ) -> None:
-    """A run that ends early is not whole."""
+    """A run that ends early is incomplete."""
     async with DataFrameSink(spark, Destination(str(out)), epoch_messages=1) as sink:
         await sink.write([b"1", b"2"])
     assert (sink.account.done, marker(out)) == (1, False)

@@ -121,7 +121,7 @@ async def test_what_is_there_is_loaded_once(
     feed(tmp_path, "c", 100, 101)
     report = await run(path, spark)
     assert report.error is None
-    assert "1 epoch with 2 messages" in report.landed
+    assert "wrote 2 messages in 1 epoch" in report.landed
     assert loaded(spark, tmp_path)[100] == 1
     report = await run(path, spark)
     assert report.error is None
