@@ -56,7 +56,8 @@ class FaultKind(StrEnum):
     """Writes ``data``, by default a line of text and EOM: a stray print. While a
     message is to be answered, nobody can tell that from a part of the reply."""
     WRONG_MARKER = "wrong_marker"
-    """Ends its reply with ``data``, by default BNC, in place of EOP."""
+    """Ends its reply with ``data``, by default BNC, in place of EOP; with nothing, if
+    it is empty."""
 
     # --- it answers rightly, but ...
     HUGE = "huge"
@@ -66,7 +67,7 @@ class FaultKind(StrEnum):
     CUT = "cut"
     """Writes each marker of its reply a byte at a time, with a pause before each."""
     STDERR = "stderr"
-    """Writes ``size`` bytes to stderr."""
+    """Writes ``size`` bytes to stderr: lines, by default of dots, of ``data``."""
     LEAK = "leak"
     """Takes ``size`` bytes of memory, and keeps them."""
 
@@ -160,10 +161,10 @@ class Fault:
     seconds: float = 0.1
     """For PAUSE: how long, in seconds."""
     size: int | None = None
-    """For STDERR, HUGE and LEAK: bytes; for FLOOD: messages. None becomes 10 MB, 1 GB,
-    10 MB and ten thousand."""
+    """For STDERR, HUGE and LEAK: bytes; for FLOOD: messages. None becomes 10 MB, or
+    one line of ``data``; 1 GB, 10 MB and ten thousand."""
     data: bytes | None = None
-    """For GARBAGE and WRONG_MARKER: what is written."""
+    """For GARBAGE, WRONG_MARKER and STDERR: what is written; to stderr, the line."""
     own_session: bool = False
     """For GRANDCHILD: it leaves the session and process group of its parent."""
 
@@ -171,7 +172,10 @@ class Fault:
         at = self.at or _OWN_MOMENT.get(self.kind, Moment.MESSAGE)
         object.__setattr__(self, "at", at)
         if self.size is None:
-            object.__setattr__(self, "size", _OWN_SIZE.get(self.kind))
+            size = _OWN_SIZE.get(self.kind)
+            if self.kind is FaultKind.STDERR and self.data is not None:
+                size = len(self.data) + 1
+            object.__setattr__(self, "size", size)
         for name in ("message", "start"):
             value = getattr(self, name)
             if value is not None and value < 1:

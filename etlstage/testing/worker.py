@@ -14,6 +14,7 @@ __all__ = ("hostile_worker",)
 
 _PROGRAM: Final = Path(__file__).with_name("hostile")
 _DRIVERS: Final = {
+    Mode.CYCLIC: "single",
     Mode.SINGLE: "single",
     Mode.BATCH_WORKER: "worker",
     Mode.BATCH_SUPERVISOR: "supervisor",
@@ -30,8 +31,9 @@ def hostile_worker(
     """
     Return the command of a worker that misbehaves as ``plan`` says.
 
-    It serves T and L stages, with whatever markers the stage has. Otherwise it is a
-    worker like others, in Python, and starts in a few hundredths of a second.
+    It serves T and L stages, with whatever markers the stage has, and answers the
+    requests of an E stage like messages. Otherwise it is a worker like others, in
+    Python, and starts in a few hundredths of a second.
 
     Args:
         plan: What goes wrong; None takes it from the variable ``ETLSTAGE_FAULTS``,
@@ -42,11 +44,11 @@ def hostile_worker(
             many messages the process has read.
 
     Raises:
-        ConfigError: If ``mode`` is one of an extract stage.
+        ConfigError: If ``mode`` is plain: nothing is asked there.
 
     """
     if mode not in _DRIVERS:
-        raise ConfigError(f"a hostile worker can't extract, got mode {mode.value}")
+        raise ConfigError(f"a hostile worker must be asked, got mode {mode.value}")
     if batch < 1:
         raise ConfigError(f"batch must be 1 or more, got {batch}")
     program = (sys.executable, "-I", "-S", str(_PROGRAM))

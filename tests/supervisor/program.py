@@ -245,14 +245,6 @@ def dies_at_batch(number: str) -> None:
         reply(b" ".join(messages))
 
 
-def dies_in_batch(word: str) -> None:
-    """Exit at each batch that has that message in it."""
-    for messages in batches():
-        if word.encode() in messages:
-            sys.exit(4)
-        reply(b" ".join(messages))
-
-
 def asks_less_again(size: str) -> None:
     """Die at a full batch; from the second start on fill batches with one message."""
     wanted = int(size) if os.environ["ETLSTAGE_START"] == "1" else 1
@@ -311,74 +303,12 @@ def asking(size: str, style: str = "") -> None:
 # --- workers that misbehave ------------------------------------------------------
 
 
-def exits(status: str) -> None:
-    """Exit at once."""
-    sys.exit(int(status))
-
-
-def exits_at(number: str, status: str) -> None:
-    """Exit at that message, without an answer to it."""
-    for count, message in enumerate(messages(), 1):
-        if count == int(number):
-            complain(f"can't go on at message {count}")
-            sys.exit(int(status))
-        reply(message)
-
-
-def exits_at_word(word: str) -> None:
-    """Exit at that message, without an answer to it."""
-    for message in messages():
-        if message == word.encode():
-            sys.exit(3)
-        reply(message)
-
-
-def killed_at(number: str) -> None:
-    """Be killed at that message."""
-    for count, message in enumerate(messages(), 1):
-        if count == int(number):
-            os.kill(os.getpid(), signal.SIGKILL)
-        reply(message)
-
-
-def closes_stdout() -> None:
-    """Close stdout at the first message, and live on."""
-    for _ in messages():
-        os.close(1)
-        wait_for_ever()
-
-
 def closes_stdin() -> None:
     """Close stdin, then say so on stdout, as an answer to the first message."""
     next(messages())
     os.close(0)
     reply(b"closed")
     wait_for_ever()
-
-
-def never_answers() -> None:
-    """Read messages and answer none."""
-    for _ in messages():
-        pass
-
-
-def sleeps() -> None:
-    """Read nothing, write nothing."""
-    wait_for_ever()
-
-
-def slow_at(word: str, seconds: str) -> None:
-    """Take its time over one word."""
-    for message in messages():
-        if message == word.encode():
-            time.sleep(float(seconds))
-        reply(message)
-
-
-def half_answers(number: str = "1") -> None:
-    """Answer messages without an EOP, from that message on."""
-    for count, message in enumerate(messages(), 1):
-        write(message + EOM + (EOP if count < int(number) else b""))
 
 
 def answers_too_late() -> None:
@@ -395,74 +325,7 @@ def answers_too_late() -> None:
         held.append(message)  # noqa: PERF402 - one at a time, as they come
 
 
-def asks_and_sleeps() -> None:
-    """Ask for a second message, and do nothing with it."""
-    next(messages())
-    write(BNC)
-    wait_for_ever()
-
-
-def skips_bad() -> None:
-    """Write no EOP for a bad message; go on with the next."""
-    for message in messages():
-        if message == b"bad":
-            complain("(WARN) bad message")
-        else:
-            reply(message)
-
-
-def answers_twice() -> None:
-    """Write an EOP that nobody asked for."""
-    for message in messages():
-        write(message + EOM + EOP + EOP)
-
-
-def prints_first() -> None:
-    """Write a greeting to stdout before anything was asked."""
-    write(b"Hello, I am ready" + EOM)
-    echo()
-
-
-def asks_for_more() -> None:
-    """Write BNC."""
-    for _ in messages():
-        write(BNC)
-
-
-def long_answer(size: str) -> None:
-    """Answer each message with one that is ``size`` bytes long."""
-    for _ in messages():
-        reply(b"x" * int(size))
-
-
-def floods_stderr() -> None:
-    """Write to stderr forever."""
-    while True:
-        os.write(2, b"still alive\n" * 5000)
-
-
 # --- workers that don't want to go -------------------------------------------------
-
-
-def deaf_to_eof() -> None:
-    """Echo; live on when the input has ended."""
-    echo()
-    wait_for_ever()
-
-
-def deaf_to_sigterm() -> None:
-    """Echo; live on when the input has ended, and when told to terminate."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    echo()
-    wait_for_ever()
-
-
-def spins() -> None:
-    """Echo; at the end of the input, burn the processor."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    echo()
-    while True:
-        pass
 
 
 def has_child(ends: str, own_session: str = "") -> None:

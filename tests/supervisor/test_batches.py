@@ -365,7 +365,8 @@ async def test_worker_that_stops_in_its_batch_is_noticed() -> None:
 async def test_worker_that_stops_after_it_asked_is_noticed() -> None:
     """It got what it asked for: from then on the time runs again."""
     run = stage(
-        "asks_and_sleeps",
+        "sleeps_at",
+        2,
         dialect=MarkerDialect(mode=Mode.BATCH_WORKER),
         timeout=Timeouts(message=0.2, stop=0.2),
     )

@@ -167,8 +167,12 @@ async def test_messages_at_the_beginning_may_all_be_at_fault() -> None:
 async def test_message_at_the_head_of_a_large_batch_is_found() -> None:
     """It takes more halves than restarts without progress are allowed."""
     run = replace(
-        stage("dies_in_batch", "poison", restart=RestartPolicy(delay=0.01)),
-        dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
+        stage(
+            "exits_at_word",
+            "poison",
+            dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
+            restart=RestartPolicy(delay=0.01),
+        ),
         on_error=ErrorPolicy(),
     )
     _, outcomes = await lives(run, [b"poison", *numbers(299)])

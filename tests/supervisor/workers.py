@@ -1,7 +1,8 @@
 """
 Stages of the worker program, and ways to look at what became of their processes.
 
-A behaviour is a function of ``program.py``, and is called by its name.
+A behaviour is called by its name: a plan for the hostile worker, or a function of
+``program.py``, which is for what no such plan says.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypedDict, TypeVar, Unpack
 
@@ -26,6 +27,7 @@ from etlstage.stage import (
     Stage,
     Timeouts,
 )
+from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
 
 __all__ = (
     "ONCE",
@@ -49,13 +51,65 @@ __all__ = (
 
 T = TypeVar("T")
 
+EXIT, STALL, STDERR = FaultKind.EXIT, FaultKind.STALL, FaultKind.STDERR
 PROGRAM: Final = Path(__file__).with_name("program.py")
 QUICK: Final = Timeouts(stop=0.2)
 """For workers that don't go by themselves."""
 
 
-def command(behaviour: str, *arguments: object) -> tuple[str, ...]:
+HOSTILE: Final[Mapping[str, Callable[..., tuple[Fault, ...]]]] = {
+    "exits": lambda status: (Fault(EXIT, at=Moment.START, status=status),),
+    "exits_at": lambda number, status: (
+        Fault(STDERR, message=number, data=b"can't go on at message %d" % number),
+        Fault(EXIT, message=number, status=status),
+    ),
+    "exits_at_word": lambda word: (Fault(EXIT, equals=word.encode(), status=3),),
+    "killed_at": lambda number: (Fault(FaultKind.KILL, message=number),),
+    "closes_stdout": lambda: (Fault(FaultKind.CLOSE_STDOUT, message=1),),
+    "never_answers": lambda: (Fault(FaultKind.SKIP),),
+    "sleeps": lambda: (Fault(STALL, at=Moment.START),),
+    "sleeps_at": lambda number: (Fault(STALL, message=number),),
+    "slow_at": lambda word, seconds: (
+        Fault(FaultKind.PAUSE, equals=word.encode(), seconds=seconds),
+    ),
+    "writes_no_eop_at": lambda number: (
+        Fault(FaultKind.WRONG_MARKER, message=number, data=b""),
+    ),
+    "skips_bad": lambda: (
+        Fault(STDERR, equals=b"bad", data=b"(WARN) bad message"),
+        Fault(FaultKind.SKIP, equals=b"bad"),
+    ),
+    "answers_twice": lambda: (Fault(FaultKind.TWICE),),
+    "prints_first": lambda: (
+        Fault(FaultKind.GARBAGE, at=Moment.START, data=b"Hello, I am ready\n"),
+    ),
+    "asks_for_more": lambda: (Fault(FaultKind.GARBAGE, data=b"\5"),),
+    "long_answer": lambda size: (Fault(FaultKind.HUGE, size=size),),
+    "floods_stderr": lambda: (
+        Fault(STDERR, at=Moment.START, data=b"still alive", size=10**12),
+    ),
+    "deaf_to_eof": lambda: (Fault(STALL, at=Moment.END),),
+    "deaf_to_sigterm": lambda: (
+        Fault(FaultKind.IGNORE_SIGTERM),
+        Fault(STALL, at=Moment.END),
+    ),
+    "spins": lambda: (
+        Fault(FaultKind.IGNORE_SIGTERM),
+        Fault(FaultKind.SPIN, at=Moment.END),
+    ),
+}
+"""What the hostile worker can do, by name: the faults of its plan."""
+
+
+def command(
+    behaviour: str, *arguments: object, mode: Mode = Mode.SINGLE
+) -> tuple[str, ...]:
     """Return the command line of a worker that behaves so."""
+    if behaviour in HOSTILE:
+        plan = FaultPlan(HOSTILE[behaviour](*arguments))
+        # It is asked for nothing in plain mode, and has come to its end before that.
+        asked = Mode.SINGLE if mode is Mode.PLAIN else mode
+        return hostile_worker(plan, mode=asked)
     # -S: no site, starts in half the time.
     words = (sys.executable, "-S", PROGRAM, behaviour, *arguments)
     return tuple(map(str, words))
@@ -92,7 +146,9 @@ ONCE: Final[Settings] = {
 def stage(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
     """Return a transform stage, called ``t``, whose workers behave so."""
     settings = {"name": "t", **ONCE, **settings}
-    return Stage(command=command(behaviour, *arguments), **settings)
+    dialect = settings.get("dialect")
+    mode = dialect.mode if isinstance(dialect, MarkerDialect) else Mode.SINGLE
+    return Stage(command=command(behaviour, *arguments, mode=mode), **settings)
 
 
 def load(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:

@@ -168,9 +168,14 @@ def test_plan_may_come_in_the_environment() -> None:
     assert done.returncode == 7
 
 
-def test_it_does_not_extract() -> None:
+def test_request_is_answered_like_a_message() -> None:
+    """An E stage asks for each round; the messages of one are what we make of that."""
+    assert converse(THREE, mode=Mode.CYCLIC) == (ANSWERED, 0)
+
+
+def test_it_must_be_asked() -> None:
     """It has no messages of its own."""
-    with pytest.raises(ConfigError, match="can't extract, got mode plain"):
+    with pytest.raises(ConfigError, match="must be asked, got mode plain"):
         hostile_worker(FaultPlan(), mode=Mode.PLAIN)
 
 
@@ -366,6 +371,27 @@ def test_long_reply_is_exactly_so_long(size: int, count: int) -> None:
     assert reply == b"x" * count + b"\n\0"
     flood, _ = converse(b"one\n", Fault(FaultKind.FLOOD, size=size))
     assert flood == b"x\n" * count + b"one\n\0"
+
+
+def test_stderr_may_be_a_line() -> None:
+    """Once; or as often as fits into a size."""
+    once = Fault(FaultKind.STDERR, message=2, data=b"bad")
+    thrice = Fault(FaultKind.STDERR, message=3, data=b"worse", size=18)
+    done = subprocess.run(
+        hostile_worker(FaultPlan.of(once, thrice)),
+        input=THREE,
+        env={},
+        capture_output=True,
+        check=False,
+    )
+    assert done.stderr == b"bad\nworse\nworse\nworse\n"
+
+
+def test_reply_may_end_with_nothing() -> None:
+    """An EOP is forgotten; what follows joins the reply."""
+    fault = Fault(FaultKind.WRONG_MARKER, message=2, data=b"")
+    wire = b"oneEOMEOPtwoEOMthreeEOMEOP"
+    assert converse(b"oneEOMtwoEOMthreeEOM", fault, markers=WORDS) == (wire, 0)
 
 
 def test_stderr_has_the_size_that_was_asked_for() -> None:

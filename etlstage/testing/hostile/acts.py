@@ -83,7 +83,8 @@ class Acts:
         self._output.write(self._markers.eop)
 
     def _stderr(self, fault: Fault) -> None:
-        line = b"." * 99 + b"\n"
+        data = as_bytes(fault.get("data"))
+        line = (b"." * 99 if data is None else data) + b"\n"
         rest = fault["size"]
         while rest > 0:
             rest -= os.write(2, (line * 100)[:rest])

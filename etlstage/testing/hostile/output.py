@@ -96,7 +96,8 @@ class Output:
         if "flood" in shapes:
             self._write_much(b"x" + eom, shapes["flood"]["size"])
         if "wrong_marker" in shapes:
-            eop = as_bytes(shapes["wrong_marker"].get("data")) or self._markers.bnc
+            wrong = as_bytes(shapes["wrong_marker"].get("data"))
+            eop = self._markers.bnc if wrong is None else wrong
         if "partial" in shapes:
             self.write(eom.join((*outputs, b"")))
             kill("SIGKILL")

@@ -161,7 +161,7 @@ async def test_long_lines_of_stderr_are_logged_in_pieces() -> None:
 
 async def test_failure_of_a_worker_is_logged() -> None:
     """A failure is a warning with the whole story; an ordinary exit is no news."""
-    run = stage("half_answers", timeout=Timeouts(message=0.2, stop=0.2))
+    run = stage("writes_no_eop_at", 1, timeout=Timeouts(message=0.2, stop=0.2))
     with capture_logs() as logs, anyio.fail_after(10):
         async with AsyncSupervisor(run) as supervisor:
             (result,) = await supervisor.submit([b"one"])
@@ -185,7 +185,7 @@ async def test_log_that_is_gone_stops_nobody() -> None:
     def broken(logger: object, method: str, event: EventDict) -> EventDict:
         raise BrokenPipeError
 
-    run = stage("half_answers", timeout=Timeouts(message=0.2, stop=0.2))
+    run = stage("writes_no_eop_at", 1, timeout=Timeouts(message=0.2, stop=0.2))
     settings = structlog.get_config()
     structlog.configure(processors=[broken])
     try:
