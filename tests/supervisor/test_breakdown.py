@@ -14,6 +14,8 @@ from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 from etlstage.transport import Child, LaunchRequest, Wire
 
+pytestmark = pytest.mark.core
+
 PLACES = (
     "wire.read",
     "wire.readable",

@@ -47,6 +47,8 @@ from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.clock import Backend
 from etlstage.transport import Child, LaunchRequest, Wire
 
+pytestmark = pytest.mark.core
+
 SCENARIOS: Final = 1000
 NEVER: Final = 78
 """The status by which a worker says that a restart is of no use."""
@@ -361,7 +363,6 @@ async def live(scenario: Scenario) -> Record:
     return record
 
 
-@pytest.mark.timeout(100)  # seconds on a machine that does ten things at once
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_every_message_has_one_outcome_whatever_workers_do(backend: Backend) -> None:
     """Restarts are as the policy says, and nothing is left running."""

@@ -11,6 +11,8 @@ import pytest
 from etlstage.testing import VirtualLoop, run_virtually, virtual_time
 from etlstage.testing.clock import Backend
 
+pytestmark = pytest.mark.core
+
 BACKENDS: tuple[Backend, ...] = ("asyncio", "trio")
 
 

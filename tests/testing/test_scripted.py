@@ -19,6 +19,8 @@ from etlstage.testing.scripted import Script
 from etlstage.transport import Child, LaunchRequest, Wire
 from tests.supervisor.workers import errors, outputs
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:

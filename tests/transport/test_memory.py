@@ -11,6 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from etlstage.transport import Wire
 from etlstage.transport.memory import MemoryPipe, memory_wire
 
+pytestmark = pytest.mark.core
+
 PARTS = st.lists(st.binary(max_size=20), max_size=30)
 STEPS = st.lists(st.integers(1, 30), min_size=1, max_size=10)
 
