@@ -1,43 +1,46 @@
 """
 A run: from the source through the stages into the sink.
 
-Each stage is a task, each pair of neighbours shares an edge. The first error wins:
-it ends the run, the workers are stopped, and the report says what was loaded.
+The stages are composed: each is an iterator over runs of messages that reads from the
+one before it, and the sink reads from the last. What a stage holds, its supervisor
+bounds and reads ahead; between two stages nothing waits. So a slow sink makes the last
+stage wait, that one the stage before it, and the first the source: that is all of
+back-pressure. Positions travel in order among the runs.
+
+The first error wins: it ends the run, the workers are stopped, and the report says what
+was loaded.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Sequence,
-)
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
+from anyio.abc import TaskGroup, TaskStatus
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from etlstage.messages import Position, Run, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.edge import Edge, Item
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
-from etlstage.pipeline.watermark import Watermark
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
+from etlstage.telemetry import Meter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ("Pipeline",)
+
+Item: TypeAlias = Run | Position
+Items: TypeAlias = AsyncGenerator[Item, None] | MemoryObjectReceiveStream[Item]
 
 
 class Pipeline(Runner):
@@ -54,8 +57,8 @@ class Pipeline(Runner):
         dead_letters: Where messages are kept that a stage can't process; None: the
             first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
-        release: Called behind all else, with the error of the run if there is one:
-            lets go of what its parts have in common, as a Spark session.
+        meter: Where to count what happens in the stages between source and sink, see
+            :mod:`etlstage.telemetry`.
         judged_of: Messages of which the share of an error budget is taken, at least:
             a part of an input may be worse than the whole.
 
@@ -75,7 +78,7 @@ class Pipeline(Runner):
         flush_every: float = 60.0,
         dead_letters: DeadLetters | None = None,
         dead_letter_sink: DeadLetterSink | None = None,
-        release: Callable[[Exception | None], Awaitable[None]] | None = None,
+        meter: Meter | None = None,
         judged_of: int = 0,
     ) -> None:
         super().__init__(
@@ -85,12 +88,17 @@ class Pipeline(Runner):
             sink=sink,
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
-            release=release,
         )
         self._source = source
         self._sink = sink
         self._flush_every = flush_every
+        self._meter = meter
         self._judged_of = judged_of
+        self._scope: anyio.CancelScope
+        self._flushing: anyio.CancelScope
+        self._writing: anyio.Lock
+        # Each with how many messages the sink had taken before it.
+        self._positions: deque[tuple[int, Position]] = deque()
         self._extracting: anyio.CancelScope | None = None
         self._drained = False
         self._exhausted = False
@@ -125,60 +133,83 @@ class Pipeline(Runner):
         self._extracting = anyio.CancelScope()
         if self._drained:
             self.drain()
-        with anyio.CancelScope() as scope:
-            await self._run_stages(scope)
+        self._writing = anyio.Lock(fast_acquire=True)
+        self._flushing = anyio.CancelScope()
+        out, items = anyio.create_memory_object_stream[Item](0)
+        with anyio.CancelScope() as self._scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._extract, out)
+                with suppress(Exception), self._guarded(), items:
+                    await self._load(await self._transform(items, tasks), tasks)
         return "done" if self._exhausted else "drained"
 
-    # --- the tasks ----------------------------------------------------------
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Have an error end the run at once, and not when it reaches the sink."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(error)
+            self._scope.cancel()
+            raise
 
-    async def _run_stages(self, scope: anyio.CancelScope) -> None:
-        edges = [Edge() for _ in self.ledger][:-1]
-        async with anyio.create_task_group() as tasks:
+    # --- extract ------------------------------------------------------------
 
-            async def guard(
-                task: Callable[..., Coroutine[Any, Any, None]], *args: object
-            ) -> None:
-                try:
-                    await task(*args)
-                except Exception as error:
-                    self._fail(error)
-                    scope.cancel()
-
-            tasks.start_soon(guard, self._extract, edges[0])
-            for number, stage in enumerate(self._stages):
-                tasks.start_soon(
-                    guard,
-                    self._transform,
-                    stage,
-                    self.ledger[number + 1],
-                    edges[number],
-                    edges[number + 1],
-                )
-            tasks.start_soon(guard, self._load, edges[-1])
-
-    async def _extract(self, edge: Edge) -> None:
-        account = self.ledger[0]
-        assert self._extracting is not None
-        with self._extracting:
+    async def _extract(self, out: MemoryObjectSendStream[Item]) -> None:
+        with suppress(Exception), self._guarded(), out:
             try:
-                async with aclosing(self._source.runs()) as items:
-                    async for item in items:
-                        await edge.put(item)
-                        if not isinstance(item, Position):
-                            account.produced += len(item)
-                        self._tick(account)
-                self._exhausted = not self._drained
+                await self._read(out)
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._source.aclose()
-        edge.close()
 
-    async def _transform(
-        self, stage: Stage, account: Account, edge: Edge, out: Edge
+    async def _read(self, out: MemoryObjectSendStream[Item]) -> None:
+        account = self.ledger[0]
+        assert self._extracting is not None
+        with self._extracting, suppress(anyio.BrokenResourceError):
+            async with aclosing(self._source.runs()) as items:
+                async for item in items:
+                    if not isinstance(item, Position):
+                        account.produced += len(item)
+                    # What was read is passed on, also if reading is called off.
+                    with anyio.CancelScope(shield=True):
+                        await out.send(item)
+                    self._tick(account)
+                    if self._extracting.cancel_called:
+                        break
+            self._exhausted = not self._drained
+
+    # --- transform ----------------------------------------------------------
+
+    async def _transform(self, items: Items, tasks: TaskGroup) -> Items:
+        """Return what leaves the last stage; each reads what leaves the one before."""
+        for stage, account in zip(self._stages, list(self.ledger)[1:], strict=False):
+            ended = anyio.Event()
+            supervisor = await tasks.start(self._supervise, stage, ended)
+            items = self._transformed(supervisor, account, items, ended)
+        return items
+
+    async def _supervise(
+        self,
+        stage: Stage,
+        ended: anyio.Event,
+        *,
+        task_status: TaskStatus[AsyncSupervisor],
     ) -> None:
-        # Positions pass a stage behind the outcome of all messages before them.
-        positions: deque[tuple[int, Position]] = deque()
-        passed = Watermark()
+        # In a task of its own: when the run fails all workers are stopped at once.
+        async with AsyncSupervisor(stage, meter=self._meter) as supervisor:
+            task_status.started(supervisor)
+            await ended.wait()
+
+    async def _transformed(
+        self,
+        supervisor: AsyncSupervisor,
+        account: Account,
+        items: Items,
+        ended: anyio.Event,
+    ) -> AsyncGenerator[Item, None]:
+        """Yield what a stage makes of the items; set ``ended`` behind the last."""
+        stage = supervisor.stage
         policy = DeadLetterPolicy(
             account,
             stage.on_error,
@@ -186,82 +217,70 @@ class Pipeline(Runner):
             self._dead_letters,
             judged_of=self._judged_of,
         )
+        answers = supervisor.answers(_received(items, account))
+        with self._guarded():
+            async with aclosing(answers):
+                async for answer in answers:
+                    self._tick(account)
+                    if isinstance(answer, Position):
+                        yield answer
+                    elif answer.error is not None:
+                        await policy.settle(
+                            answer.error, answer.messages, place=answer.start
+                        )
+                    else:
+                        outputs = joined(answer.groups)
+                        account.done += len(answer.messages)
+                        account.produced += len(outputs)
+                        if len(outputs):
+                            yield outputs
+        ended.set()
 
-        async def runs() -> AsyncIterator[Run]:
-            async for item in edge:
-                if not isinstance(item, Position):
-                    account.received += len(item)
-                    yield item
-                elif passed.low == account.received and not positions:
-                    await out.put(item)
-                else:
-                    positions.append((account.received, item))
+    # --- load ---------------------------------------------------------------
 
-        async with (
-            AsyncSupervisor(stage) as supervisor,
-            aclosing(supervisor.answers(runs())) as answers,
-        ):
-            async for answer in answers:
-                if answer.error is None:
-                    outputs = joined(answer.groups)
-                    if len(outputs):
-                        await out.put(outputs)
-                    account.produced += len(outputs)
-                    account.done += len(answer.messages)
-                else:
-                    await policy.settle(
-                        answer.error, answer.messages, place=answer.start
-                    )
-                self._tick(account)
-                passed.rise(answer.start, len(answer.messages))
-                while positions and positions[0][0] <= passed.low:
-                    # It stays the first until it is through: none may overtake it.
-                    await out.put(positions[0][1])
-                    positions.popleft()
-        out.close()
-
-    async def _load(self, edge: Edge) -> None:
+    async def _load(self, items: Items, tasks: TaskGroup) -> None:
         sink, account = self._sink, self._sink.account
-        positions: deque[tuple[int, Position]] = deque()
-        async with sink, aclosing(self._items_to_load(edge)) as items:
+        async with sink, aclosing(items):
+            tasks.start_soon(self._flush_now_and_then)
             async for item in items:
-                if isinstance(item, Position):
-                    positions.append((account.received, item))
-                else:
-                    await sink.write(item)
-                self._tick(account)
-                await self._acknowledge(positions)
+                async with self._writing:
+                    if isinstance(item, Position):
+                        self._positions.append((account.received, item))
+                    else:
+                        await sink.write(item)
+                    await self._acknowledge()
+            async with self._writing:
+                self._flushing.cancel()
             if self._dead_letters is not None:
                 await self._dead_letters.sync()
             await (sink.finish() if self._exhausted else sink.flush())
-            self._tick(account)
-            await self._acknowledge(positions)
+            await self._acknowledge()
 
-    async def _items_to_load(self, edge: Edge) -> AsyncGenerator[Item, None]:
-        flush_at = anyio.current_time() + self._flush_every
-        while True:
-            late = anyio.CancelScope(deadline=flush_at)
-            item = None
-            with late:
-                item = await edge.get()
-            if late.cancelled_caught:
-                await self._sink.flush()
-                yield []
-            elif item is None:
-                return
-            else:
-                yield item
-            if anyio.current_time() >= flush_at:
-                flush_at = anyio.current_time() + self._flush_every
+    async def _flush_now_and_then(self) -> None:
+        with suppress(Exception), self._guarded(), self._flushing:
+            while True:
+                await anyio.sleep(self._flush_every)
+                async with self._writing:
+                    await self._sink.flush()
+                    await self._acknowledge()
 
-    # --- the accounts -------------------------------------------------------
-
-    async def _acknowledge(self, positions: deque[tuple[int, Position]]) -> None:
+    async def _acknowledge(self) -> None:
+        """Let the source store the last position before which all is durable."""
         account, covered = self._sink.account, None
-        while positions and positions[0][0] <= account.done + account.dead:
-            covered = positions.popleft()[1]
+        self._tick(account)
+        while self._positions and self._positions[0][0] <= account.done + account.dead:
+            covered = self._positions.popleft()[1]
         if covered is None:
             return
         if self._dead_letters is not None:
             await self._dead_letters.sync()
         await self._source.acknowledge(covered)
+
+
+async def _received(items: Items, account: Account) -> AsyncGenerator[Item, None]:
+    """Yield the items, and count the messages in."""
+    async with aclosing(items):
+        async for item in items:
+            if not isinstance(item, Position):
+                account.received += len(item)
+            yield item

@@ -21,9 +21,9 @@ from typing import TypeVar
 import anyio
 import anyio.lowlevel
 
-from etlstage.messages import Run
+from etlstage.messages import Position, Run
 from etlstage.supervisor.exchange.keyed import Lanes
-from etlstage.supervisor.exchange.submission import Submission
+from etlstage.supervisor.exchange.submission import Marks, Submission
 
 __all__ = ("Intake", "Signal", "in_runs")
 
@@ -60,9 +60,10 @@ class Intake:
 
     Args:
         submission: What to feed.
-        runs: The caller's input.
+        items: The caller's input: runs, and positions among them.
         has_room: Whether the submission may take a run.
         fed: Called when there is something for the workers.
+        marked: Called when there is a new position.
         closed: The error of a stream whose supervisor is closed first.
 
     """
@@ -70,10 +71,11 @@ class Intake:
     def __init__(
         self,
         submission: Submission | Lanes,
-        runs: Iterable[Run] | AsyncIterable[Run],
+        items: Iterable[Run | Position] | AsyncIterable[Run | Position],
         *,
         has_room: Callable[[Submission | Lanes], bool],
         fed: Callable[[], None],
+        marked: Callable[[], None],
         closed: Exception,
     ) -> None:
         self.room = Signal()
@@ -82,10 +84,14 @@ class Intake:
         self.ended = anyio.Event()
         self.error: Exception | None = closed
         """What ended the input, or None when it ended by itself."""
+        self.marks = Marks()
+        """The positions that were not passed on."""
+        self._total = 0
         self._submission = submission
-        self._runs = runs
+        self._items = items
         self._has_room = has_room
         self._fed = fed
+        self._marked = marked
 
     async def run(self) -> None:
         """Feed until the input ends, or the stream or the supervisor is closed."""
@@ -99,13 +105,13 @@ class Intake:
     async def _read(self) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()
         try:
-            if isinstance(self._runs, AsyncIterable):
-                async with _iterating(self._runs) as runs:
-                    async for run in runs:
-                        await self._feed(run)
+            if isinstance(self._items, AsyncIterable):
+                async with _iterating(self._items) as items:
+                    async for item in items:
+                        await self._take(item)
             else:
-                for run in self._runs:
-                    await self._feed(run)
+                for item in self._items:
+                    await self._take(item)
         except Exception as error:
             self.error = error
         else:
@@ -113,10 +119,15 @@ class Intake:
         self._submission.close()
         self._fed()
 
-    async def _feed(self, run: Run) -> None:
+    async def _take(self, item: Run | Position) -> None:
+        if isinstance(item, Position):
+            self.marks.add(self._total, item)
+            self._marked()
+            return
         while not self._has_room(self._submission):
             await self.room.wait()
-        self._submission.feed(run, anyio.current_time())
+        self._submission.feed(item, anyio.current_time())
+        self._total += len(item)
         self._fed()
 
 

@@ -17,18 +17,18 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import LocalProtocolError, WorkerLost
-from etlstage.messages import AnnotatedRun, Result, Run, StageKind
+from etlstage.messages import AnnotatedRun, Position, Result, Run, StageKind
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.keyed import Lanes
-from etlstage.supervisor.exchange.submission import Answer, Submission, Work
+from etlstage.supervisor.exchange.submission import Answer, Submission, Watermark, Work
 from etlstage.supervisor.extraction import Extraction
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.observers import Observers
@@ -167,17 +167,34 @@ class AsyncSupervisor:
                 for result in _results(answer):
                     yield result
 
+    @overload
+    def answers(
+        self, items: Iterable[Run] | AsyncIterable[Run]
+    ) -> AsyncGenerator[Answer, None]: ...
+
+    @overload
+    def answers(
+        self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
+    ) -> AsyncGenerator[Answer | Position, None]: ...
+
     async def answers(
-        self, runs: Iterable[Run] | AsyncIterable[Run]
-    ) -> AsyncGenerator[Answer, None]:
-        """Do as :meth:`stream`, a run at a time: for who moves millions of messages."""
+        self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
+    ) -> AsyncGenerator[Answer | Position, None]:
+        """
+        Do as :meth:`stream`, a run at a time: for who moves millions of messages.
+
+        A position among the runs is yielded behind the answers to all messages before
+        it; positions keep their order, whatever that of the answers is.
+        """
+        passed = Watermark()
         async with self._submission() as (submission, changed):
             tasks = self._running()
             intake = Intake(
                 submission,
-                runs,
+                items,
                 has_room=self._has_room,
                 fed=self._kick,
+                marked=changed.set,
                 closed=self._closed(),
             )
             tasks.start_soon(intake.run)
@@ -187,10 +204,15 @@ class AsyncSupervisor:
                     answers = self._collect(submission)
                     if stalled:
                         self._kick()
+                    for position in intake.marks.due(passed.low):
+                        yield position
                     for answer in answers:
                         intake.room.set()
                         yield answer
-                    if submission.finished:
+                        passed.rise(answer.start, len(answer.messages))
+                        for position in intake.marks.due(passed.low):
+                            yield position
+                    if submission.finished and not intake.marks:
                         break
                     await changed.wait()
                 if intake.error is not None:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
     Awaitable,
     Callable,
     Iterator,
@@ -11,7 +9,7 @@ from collections.abc import (
 )
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import pyarrow as pa
@@ -38,14 +36,20 @@ from etlstage.pipeline import (
     WorkerSink,
     WorkerSource,
 )
-from etlstage.pipeline import pipeline as pipeline_module
 from etlstage.pipeline.dead_letter.file import letter_files
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
-from etlstage.supervisor.exchange.submission import Answer
+from etlstage.stage import (
+    ErrorBudget,
+    ErrorPolicy,
+    Order,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
+from etlstage.telemetry import PrometheusMeter
 from tests.pipeline.ends import (
     GatedSink,
     ScriptedSource,
@@ -454,6 +458,39 @@ async def test_program_that_is_missing_fails_the_run(where: str) -> None:
     assert "no program 'no-such-program' on PATH" in str(report.error)
 
 
+@pytest.mark.parametrize("where", ["source", "middle"])
+async def test_error_ends_the_run_at_once(where: str) -> None:
+    """It does not wait until what came before it has passed a slow sink."""
+    strict = replace(echo, on_error=ErrorPolicy(then="fail"))
+    fails = [unreadable()] if where == "source" else [[b"b\0ad"]]
+    source = ScriptedSource([numbers(0, 5), *fails])
+    sink = GatedSink(gate=Wait())
+    with anyio.fail_after(5):
+        report = await pipeline(source, strict, words, sink=sink).run()
+
+    expected = SourceFailed if where == "source" else MessageRefused
+    assert isinstance(report.error, expected)
+    assert not sink.finished
+    assert (sink.open, source.closed) == (False, 1)
+
+
+async def test_workers_of_all_stages_are_stopped_at_once() -> None:
+    """They are deaf: each has its second, and all have the same."""
+    deaf = stage("deaf_to_sigterm", timeout=Timeouts(stop=1.0))
+    stages = [replace(deaf, name=f"deaf-{n}") for n in range(4)]
+    gate = Wait()
+    source = ScriptedSource([numbers(0, 5), gate, unreadable()])
+    made = pipeline(source, *stages, sink=GatedSink())
+
+    async def release() -> None:
+        gate.released.set()
+
+    report = await run_until(made, gate.reached, release)
+
+    assert isinstance(report.error, SourceFailed)
+    assert report.seconds < 3
+
+
 async def test_cause_in_a_group_is_told() -> None:
     """A group of one says no more than what is in it."""
     group = ExceptionGroup("errors", [ExceptionGroup("errors", [unreadable()])])
@@ -480,19 +517,20 @@ async def test_first_error_wins() -> None:
 async def test_undelivered_messages_are_counted() -> None:
     """Those that were between two stages when the run ended."""
     gate = Wait()
-    source = ScriptedSource([[b"x"], [b"y"], [b"z"], gate])
-    sink = GatedSink(gate=Wait())
+    source = ScriptedSource([[b"x"], [b"y"], [b"z"]])
+    sink = GatedSink(gate=gate)
     made = pipeline(source, sink=sink)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(made.run)
             await gate.reached.wait()
+            await anyio.wait_all_tasks_blocked()
             scope.cancel()
     report = made.report("forced")
 
-    assert counts(report) == [(0, 0, 0, 0, 3), (1, 0, 0, 1, 0)]
-    assert report.undelivered == 2
-    assert report.to_dict()["undelivered"] == 2
+    assert counts(report) == [(0, 0, 0, 0, 2), (1, 0, 0, 1, 0)]
+    assert report.undelivered == 1
+    assert report.to_dict()["undelivered"] == 1
 
 
 # --- a ledger that does not balance --------------------------------------------------
@@ -559,6 +597,25 @@ async def test_drained_run_lands_what_was_extracted() -> None:
     assert report.status == "drained"
     assert sink.messages == numbers(0, 5)
     assert (sink.account.done, sink.finished) == (5, 0)
+    assert source.closed == 1
+
+
+async def test_drained_run_loads_what_waits_to_be_taken() -> None:
+    """What was read is not dropped, though the sink was not ready for it."""
+    gate = Wait()
+    source = ScriptedSource([[b"1"], [b"2"], [b"3"]])
+    sink = GatedSink(gate=gate)
+    made = pipeline(source, sink=sink)
+
+    async def drain() -> None:
+        await anyio.wait_all_tasks_blocked()
+        made.drain()
+        gate.released.set()
+
+    report = await run_until(made, gate.reached, drain)
+
+    assert (report.status, sink.finished) == ("drained", 0)
+    assert sink.messages == [b"1", b"2"]
     assert source.closed == 1
 
 
@@ -790,92 +847,63 @@ async def test_position_waits_until_dead_letters_are_durable(tmp_path: Path) -> 
     assert 2 in found
 
 
-class Scripted:
-    """Stands in for a supervisor: gives answers in the order that a test wants."""
-
-    order: Sequence[tuple[int, int, Exception | None]] = ()
-    released: anyio.Event
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-
-    async def __aenter__(self) -> Self:
-        """Start nothing."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Stop nothing."""
-
-    async def answers(self, runs: AsyncIterable[Run]) -> AsyncGenerator[Answer, None]:
-        """Read everything, then answer as the script says."""
-        messages = [m async for some in runs for m in some]
-        for start, count, error in self.order:
-            taken = messages[start : start + count]
-            groups: list[tuple[bytes, ...]] = [
-                (m,) if error is None else () for m in taken
-            ]
-            yield Answer(start, taken, groups, 0, error=error)
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        [(4, 2, None), (0, 2, None), (2, 2, None)],
-        [(5, 1, None), (4, 1, None), (2, 2, None), (0, 2, None)],
-        [
-            (2, 2, None),
-            (4, 2, None),
-            (0, 1, MessageRefused("x", index=0)),
-            (1, 1, None),
-        ],
-    ],
-)
+@pytest.mark.parametrize("order", [Order.NONE, Order.TOTAL])
 async def test_position_does_not_pass_a_message_without_an_outcome(
-    monkeypatch: pytest.MonkeyPatch,
-    letters: DeadLetters,
-    order: list[tuple[int, int, Exception | None]],
+    letters: DeadLetters, order: Order
 ) -> None:
     """With answers in any order it is not enough that their number fits."""
-    monkeypatch.setattr(pipeline_module, "AsyncSupervisor", Scripted)
-    monkeypatch.setattr(Scripted, "order", order)
     sink = GatedSink()
-    loaded: dict[object, Run] = {}
+    loaded: dict[object, set[bytes]] = {}
 
     class Source(ScriptedSource):
         async def acknowledge(self, position: Position) -> None:
-            loaded[position.value] = list(sink.messages)
+            dead = {letter.message for letter in letters.letters()}
+            loaded[position.value] = {*sink.messages, *dead}
 
-    source = Source(
-        [[b"0", b"1"], Position(2), [b"2", b"3"], Position(4), [b"4", b"5"]]
+    script: list[Run | Position] = []
+    for n in range(40):
+        script += [[b"%d" % n if n % 9 else b"%d\0" % n], Position(n)]
+    uneven = stage("uneven", 3, workers=3, order=order)
+    uneven = replace(
+        uneven, on_error=ErrorPolicy(budget=ErrorBudget(count=9, share=None))
     )
-    report = await run(pipeline(source, echo, sink=sink, dead_letters=letters))
+    report = await run(
+        pipeline(Source(script), uneven, sink=sink, dead_letters=letters)
+    )
 
-    assert report.status == "done"
-    dead = {m.message for m in letters.letters()}
-    for place in loaded:
+    assert (report.status, report.ledger[1].dead) == ("done", 5)
+    messages = [item[0] for item in script if not isinstance(item, Position)]
+    for place, found in loaded.items():
         assert isinstance(place, int)
-        assert set(numbers(0, place)) <= set(loaded[place]) | dead
-    assert loaded.keys() & {2, 4}
+        assert set(messages[: place + 1]) <= found
+    assert 39 in loaded
 
 
-async def test_keys_reach_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edge passes runs on as they are."""
-    seen: list[Run] = []
+async def test_keys_reach_the_first_stage() -> None:
+    """Runs are passed on as they are."""
+    keyed = stage("uneven", 3, workers=3, order=Order.KEY)
+    source = ScriptedSource([AnnotatedRun(numbers(0, 20), key=[1, 2] * 10)])
+    sink = GatedSink()
+    report = await run(pipeline(source, keyed, sink=sink))
 
-    class Looking(Scripted):
-        async def answers(
-            self, runs: AsyncIterable[Run]
-        ) -> AsyncGenerator[Answer, None]:
-            async for some in runs:
-                seen.append(some)
-                yield Answer(0, some, [()] * len(some), 0)
+    assert report.error is None
+    odd = [int(m) for m in sink.messages if int(m) < 20 and int(m) % 2]
+    assert odd == list(range(1, 20, 2))
 
-    monkeypatch.setattr(pipeline_module, "AsyncSupervisor", Looking)
-    source = ScriptedSource([AnnotatedRun([b"a", b"b"], key=[7, 8])])
-    await run(pipeline(source, echo, sink=GatedSink()))
-    (keyed,) = seen
-    assert isinstance(keyed, AnnotatedRun)
-    assert (list(keyed), keyed.columns) == ([b"a", b"b"], {"key": [7, 8]})
+
+async def test_meter_counts_what_the_stages_do() -> None:
+    """The supervisors are given it; both ends count for themselves."""
+    meter = PrometheusMeter()
+    made = Pipeline(
+        name="p",
+        source=ScriptedSource([numbers(0, 7)]),
+        stages=[echo],
+        sink=GatedSink(),
+        meter=meter,
+    )
+    assert (await run(made)).status == "done"
+    wanted = 'etlstage_messages_total{stage="echo",worker="echo-1"} 7'
+    assert wanted in meter.render().replace("7.0", "7")
 
 
 class Shelf(DeadLetterSink):

@@ -10,8 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from etlstage.messages import StageKind
+from etlstage.messages import Position, Run, StageKind
+from etlstage.stage import Order
 from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor.exchange.submission import Answer
 from tests.supervisor.workers import memory, numbers, outputs, stage
 
 # --- windows -------------------------------------------------------------------------
@@ -214,3 +216,55 @@ async def test_one_slow_caller_does_not_stop_another() -> None:
             results = await supervisor.submit(numbers(5000))
 
     assert len(outputs(results)) == 5000
+
+
+# --- positions -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", Order)
+async def test_position_stays_behind_the_messages_before_it(order: Order) -> None:
+    """However the answers are ordered; positions keep their order, none is lost."""
+    key = "" if order is Order.KEY else None
+    slow = stage("uneven", 3, workers=3, order=order, key=key)
+    items: list[Run | Position] = [Position(0)]
+    for n in range(0, 60, 2):
+        items += [[b"%d" % n, b"%d" % (n + 1)], Position(n + 2), Position(n + 2.5)]
+    answered: set[int] = set()
+    positions: list[float] = []
+    async with (
+        AsyncSupervisor(slow) as supervisor,
+        aclosing(supervisor.answers(items)) as answers,
+    ):
+        with anyio.fail_after(10):
+            async for item in answers:
+                if isinstance(item, Position):
+                    assert isinstance(item.value, int | float)
+                    assert set(range(int(item.value))) <= answered
+                    positions.append(item.value)
+                else:
+                    answered |= {int(m) for m in item.messages}
+
+    assert answered == set(range(60))
+    assert positions == [item.value for item in items if isinstance(item, Position)]
+
+
+async def test_position_is_passed_while_nothing_else_comes() -> None:
+    """It wakes the consumer; the input may stay open for ever."""
+    gate = anyio.Event()
+
+    async def items() -> AsyncIterator[Run | Position]:
+        yield [b"a"]
+        yield Position(1)
+        await gate.wait()
+        yield Position(2)
+
+    async with (
+        AsyncSupervisor(stage("echo")) as supervisor,
+        aclosing(supervisor.answers(items())) as answers,
+    ):
+        with anyio.fail_after(10):
+            assert isinstance(await anext(answers), Answer)
+            assert await anext(answers) == Position(1)
+            gate.set()
+            assert await anext(answers) == Position(2)
+            assert await anext(answers, None) is None

@@ -16,9 +16,19 @@ from itertools import repeat
 from typing import NamedTuple
 
 from etlstage.errors import Attempt
-from etlstage.messages import Groups, Run, concatenated, size_of
+from etlstage.messages import Groups, Position, Run, concatenated, size_of
 
-__all__ = ("Answer", "Submission", "Suspect", "Taken", "Work", "split", "unanswered")
+__all__ = (
+    "Answer",
+    "Marks",
+    "Submission",
+    "Suspect",
+    "Taken",
+    "Watermark",
+    "Work",
+    "split",
+    "unanswered",
+)
 
 
 class Answer(NamedTuple):
@@ -61,6 +71,41 @@ class Suspect(NamedTuple):
     """The workers that were lost with them, oldest first."""
     tries: int = 0
     """How many of these had them as a single message, and not in a batch."""
+
+
+class Marks:
+    """Positions among messages; each is due when all messages before it have ended."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, Position]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def add(self, place: int, position: Position) -> None:
+        """Put ``position`` behind the messages before ``place``."""
+        self._marks.append((place, position))
+
+    def due(self, low: int) -> list[Position]:
+        """Return, once, the positions behind nothing but the first ``low`` messages."""
+        due = []
+        while self._marks and self._marks[0][0] <= low:
+            due.append(self._marks.popleft()[1])
+        return due
+
+
+class Watermark:
+    """Counts the messages before the first that has not ended."""
+
+    def __init__(self) -> None:
+        self.low = 0
+        self._ended: dict[int, int] = {}  # beyond that: where ended ones begin and end
+
+    def rise(self, start: int, count: int) -> None:
+        """Take note of ``count`` messages that have ended, from ``start`` on."""
+        self._ended[start] = start + count
+        while (end := self._ended.pop(self.low, None)) is not None:
+            self.low = end
 
 
 class _Fed:

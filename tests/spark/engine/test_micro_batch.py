@@ -9,7 +9,8 @@ import pytest
 from etlstage.pipeline import DeadLetters
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine import micro_batch as batch_module
-from etlstage.spark.engine.micro_batch import Batches, FrameOutlet, Record
+from etlstage.spark.engine.micro_batch import Batches, Record
+from etlstage.spark.engine.outlet import FrameOutlet
 
 
 def batches(run: str, state: Path) -> Batches:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etlstage.messages import Position
 from etlstage.supervisor.exchange.submission import (
     Answer,
+    Marks,
     Submission,
     Taken,
+    Watermark,
     Work,
     unanswered,
 )
@@ -264,3 +268,48 @@ def test_dropped_twice_is_a_bug() -> None:
 
     with pytest.raises(ValueError, match="not in deque"):
         work.drop(s)
+
+
+# --- positions -----------------------------------------------------------------------
+
+
+def test_positions_are_due_when_nothing_before_them_is_left() -> None:
+    """Once, and in order; some may stand at one place."""
+    marks = Marks()
+    for place, value in [(0, "a"), (3, "b"), (3, "c"), (5, "d")]:
+        marks.add(place, Position(value))
+
+    assert marks.due(0) == [Position("a")]
+    assert marks.due(2) == []
+    assert marks.due(4) == [Position("b"), Position("c")]
+    assert len(marks) == 1
+    assert marks.due(9) == [Position("d")]
+    assert not marks
+
+
+def test_gap_holds_a_watermark_down() -> None:
+    """However much has its outcome behind it."""
+    mark = Watermark()
+    mark.rise(2, 5)
+    mark.rise(8, 1)
+    assert mark.low == 0
+    mark.rise(0, 2)
+    assert mark.low == 7
+    mark.rise(7, 1)
+    assert mark.low == 9
+
+
+@given(st.lists(st.integers(1, 4), max_size=8), st.randoms())
+def test_watermark_in_any_order_comes_to_the_end(
+    sizes: list[int], random: Random
+) -> None:
+    """And is never above a message without an outcome."""
+    places = [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
+    random.shuffle(places)
+    mark = Watermark()
+    done: set[int] = set()
+    for start, size in places:
+        mark.rise(start, size)
+        done.update(range(start, start + size))
+        assert done.issuperset(range(mark.low))
+        assert mark.low not in done
