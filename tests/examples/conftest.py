@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from etlstage.protocol.marker import Markers
-from tests.examples.conversation import Conversation
+from tests.conversation import Conversation
 from tests.examples.languages import PACKAGE, Language
 
 

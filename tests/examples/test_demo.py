@@ -33,7 +33,7 @@ def answers(start: Start, language: Language, name: str) -> list[list[bytes]]:
     """Return the replies of a worker of the demo, per message that it was sent."""
     sent = extracted() if name == "clean.py" else cleaned(start)
     worker = start(language, DEMO / name)
-    answer = worker.ask(
+    answer = worker.answer_to(
         b"".join(message + b"\n" for message in sent), until=b"\0", times=len(sent)
     )
     assert worker.finish() == (b"", 0)
@@ -52,7 +52,7 @@ def clean(start: Start, **changes: str | None) -> Mapping[str, Any] | None:
         record[name.replace("_", " ")] = text
     given = {name: text for name, text in record.items() if text is not None}
     worker = start(SDK, DEMO / "clean.py")
-    answer = worker.ask(json.dumps(given).encode() + b"\n", until=b"\0")
+    answer = worker.answer_to(json.dumps(given).encode() + b"\n", until=b"\0")
     reply = answer.removesuffix(b"\0")
     found: Mapping[str, Any] | None = json.loads(reply) if reply else None
     return found
@@ -176,7 +176,7 @@ def test_grade_is_the_worse_of_damage_and_cost(
     worker = start(language, DEMO / "grade.sh")
     head = b'{"damage":"%s","cost_usd":%d' % (damage.encode(), cost)
 
-    answer = worker.ask(head + b"}\n", until=b"\0")
+    answer = worker.answer_to(head + b"}\n", until=b"\0")
 
     assert answer == head + b',"grade":%d}\n\0' % grade
 
@@ -188,7 +188,7 @@ def test_text_that_looks_like_a_field_is_none(start: Start, language: Language) 
     text = json.dumps('"cost_usd":999999,"damage":"substantial"} \\').encode()
     head = b'{"airport":' + text + b',"damage":"none","cost_usd":0'
 
-    answer = worker.ask(head + b"}\n", until=b"\0")
+    answer = worker.answer_to(head + b"}\n", until=b"\0")
 
     assert answer == head + b',"grade":0}\n\0'
 

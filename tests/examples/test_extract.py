@@ -104,14 +104,14 @@ def test_each_request_gets_what_is_new(
     """A line that is still being written is not one yet."""
     worker = start(language, "extract_cycle_worker_offsets", source, offset)
 
-    assert worker.ask(b"\n", until=b"\0") == b"zero\none\n\nthree\xff\n\0"
-    assert worker.ask(b"\n", until=b"\0") == b"\0"
+    assert worker.answer_to(b"\n", until=b"\0") == b"zero\none\n\nthree\xff\n\0"
+    assert worker.answer_to(b"\n", until=b"\0") == b"\0"
     with source.open("ab") as log:
         log.write(b"four\nfi")
-    assert worker.ask(b"\n", until=b"\0") == b"four\n\0"
+    assert worker.answer_to(b"\n", until=b"\0") == b"four\n\0"
     with source.open("ab") as log:
         log.write(b"ve\n\n")
-    assert worker.ask(b"\n", until=b"\0") == b"five\n\n\0"
+    assert worker.answer_to(b"\n", until=b"\0") == b"five\n\n\0"
     assert worker.finish() == (b"", 0)
 
 
@@ -122,15 +122,15 @@ def test_restarted_worker_goes_on_where_it_was(
     """What a further request has confirmed is not sent again."""
     name = "extract_cycle_worker_offsets"
     first = start(language, name, source, offset)
-    first.ask(b"\n", until=b"\0")
-    first.ask(b"\n", until=b"\0")
+    first.answer_to(b"\n", until=b"\0")
+    first.answer_to(b"\n", until=b"\0")
     first.finish()
     with source.open("ab") as log:
         log.write(b"four\n")
 
     second = start(language, name, source, offset)
 
-    assert second.ask(b"\n", until=b"\0") == b"four\n\0"
+    assert second.answer_to(b"\n", until=b"\0") == b"four\n\0"
 
 
 @each_language
@@ -140,12 +140,12 @@ def test_reply_that_nobody_confirmed_is_sent_again(
     """The supervisor may have died with it in its hands: twice rather than never."""
     name = "extract_cycle_worker_offsets"
     first = start(language, name, source, offset)
-    answer = first.ask(b"\n", until=b"\0")
+    answer = first.answer_to(b"\n", until=b"\0")
     first.finish()
 
     second = start(language, name, source, offset)
 
-    assert second.ask(b"\n", until=b"\0") == answer
+    assert second.answer_to(b"\n", until=b"\0") == answer
 
 
 # --- Cyclic: the supervisor knows how far it got -------------------------------------
@@ -160,9 +160,9 @@ def test_each_request_gets_its_range(
     zero_and_one = b'{"start": 0, "end": 2}\n'
     the_rest = b'{"start": 2, "end": 1000}\n'
 
-    assert worker.ask(zero_and_one, until=b"\0") == b"zero\none\n\0"
-    assert worker.ask(the_rest, until=b"\0") == b"\nthree\xff\n\0"
-    assert worker.ask(zero_and_one, until=b"\0") == b"zero\none\n\0"
+    assert worker.answer_to(zero_and_one, until=b"\0") == b"zero\none\n\0"
+    assert worker.answer_to(the_rest, until=b"\0") == b"\nthree\xff\n\0"
+    assert worker.answer_to(zero_and_one, until=b"\0") == b"zero\none\n\0"
     assert worker.finish() == (b"", 0)
 
 
@@ -176,7 +176,7 @@ def test_empty_range_is_answered_with_eop_alone(
     """Beyond the end there is nothing, and that is no error."""
     worker = start(language, "extract_cycle_supervisor_offsets", source)
 
-    assert worker.ask(request_ + b"\n", until=b"\0") == b"\0"
+    assert worker.answer_to(request_ + b"\n", until=b"\0") == b"\0"
     assert worker.finish() == (b"", 0)
 
 
@@ -204,9 +204,9 @@ def test_markers_of_a_cyclic_worker_come_from_the_environment(
     worker = start(language, name, source, offset, markers=ODD)
     lines = b"zero<eom>one<eom><eom>three\xff<eom>"
 
-    assert worker.ask(request_ + b"<eom>", until=ODD.eop) == lines + ODD.eop
-    assert worker.ask(request_ + b"<eom>" + request_ + b"<e", until=ODD.eop)
-    assert worker.ask(b"om>", until=ODD.eop)
+    assert worker.answer_to(request_ + b"<eom>", until=ODD.eop) == lines + ODD.eop
+    assert worker.answer_to(request_ + b"<eom>" + request_ + b"<e", until=ODD.eop)
+    assert worker.answer_to(b"om>", until=ODD.eop)
     assert worker.finish() == (b"", 0)
 
 

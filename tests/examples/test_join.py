@@ -30,7 +30,7 @@ def classified(start: Start, *species: str) -> list[dict[str, str] | None]:
     """Return what the worker says of each, None for nothing."""
     worker = start(SDK, JOIN / "animal.py")
     sent = "".join(f"{name}\n" for name in species).encode()
-    answer = worker.ask(sent, until=b"\0", times=len(species))
+    answer = worker.answer_to(sent, until=b"\0", times=len(species))
     assert worker.finish() == (b"", 0)
     return [json.loads(reply) if reply else None for reply in answer.split(b"\0")[:-1]]
 

@@ -44,7 +44,7 @@ def test_message_is_loaded_before_its_eop_comes(
     loaded = b""
 
     for message in (b"one", b"", b"  two  \\n ", b"\xc3", b"%s $x"):
-        assert worker.ask(message + b"\n", until=b"\0") == b"\0"
+        assert worker.answer_to(message + b"\n", until=b"\0") == b"\0"
         loaded += message + b"\n"
         assert target.read_bytes() == loaded
 
@@ -59,7 +59,7 @@ def test_messages_written_ahead_are_loaded_in_order(
     worker = start(language, "load", target)
     messages = b"".join(b"message %d\n" % number for number in range(200))
 
-    assert worker.ask(messages + b"tail", until=b"\0", times=200) == b"\0" * 200
+    assert worker.answer_to(messages + b"tail", until=b"\0", times=200) == b"\0" * 200
     assert worker.finish() == (b"", 0)
     assert target.read_bytes() == messages
 
@@ -72,7 +72,7 @@ def test_message_of_a_megabyte_that_is_no_text_is_loaded(
     worker = start(language, "load", target)
     message = bytes(sorted(set(range(256)) - set(b"\n\0\x05\x17"))) * 4_000
 
-    assert worker.ask(message + b"\n", until=b"\0") == b"\0"
+    assert worker.answer_to(message + b"\n", until=b"\0") == b"\0"
     assert target.read_bytes() == message + b"\n"
 
 
@@ -82,7 +82,7 @@ def test_load_worker_appends(start: Start, language: Language, target: Path) -> 
     target.write_bytes(b"zero\n")
     worker = start(language, "load", target)
 
-    assert worker.ask(b"one\n", until=b"\0") == b"\0"
+    assert worker.answer_to(b"one\n", until=b"\0") == b"\0"
     assert target.read_bytes() == b"zero\none\n"
 
 
@@ -108,8 +108,8 @@ def test_markers_of_a_load_worker_come_from_the_environment(
     """EOM ends the message and is no part of it; a read may end within it."""
     worker = start(language, "load", target, markers=ODD)
 
-    assert worker.ask(b"one<eom>two<e", until=ODD.eop) == ODD.eop
-    assert worker.ask(b"om>", until=ODD.eop) == ODD.eop
+    assert worker.answer_to(b"one<eom>two<e", until=ODD.eop) == ODD.eop
+    assert worker.answer_to(b"om>", until=ODD.eop) == ODD.eop
     assert worker.finish() == (b"", 0)
     assert target.read_bytes() == b"one\ntwo\n"
 
@@ -124,10 +124,10 @@ def test_batch_is_loaded_before_its_eop_comes(
     """One EOP per batch, also for an empty one, and the rows can be seen by then."""
     worker = start(language, "load_batch", target)
 
-    assert worker.ask(b"one\n\n\xc3\n\x17", until=b"\0") == b"\0"
+    assert worker.answer_to(b"one\n\n\xc3\n\x17", until=b"\0") == b"\0"
     assert rows(target) == [b"one", b"", b"\xc3"]
-    assert worker.ask(b"\x17", until=b"\0") == b"\0"
-    assert worker.ask(b"four\n\x17", until=b"\0") == b"\0"
+    assert worker.answer_to(b"\x17", until=b"\0") == b"\0"
+    assert worker.answer_to(b"four\n\x17", until=b"\0") == b"\0"
     assert rows(target) == [b"one", b"", b"\xc3", b"four"]
     assert worker.finish() == (b"", 0)
 
@@ -140,7 +140,7 @@ def test_batches_written_ahead_are_loaded_in_order(
     worker = start(language, "load_batch", target)
     batches = b"".join(b"a%d\nb%d\n\x17" % (n, n) for n in range(100))
 
-    answer = worker.ask(batches + b"last\ntail", until=b"\0", times=100)
+    answer = worker.answer_to(batches + b"last\ntail", until=b"\0", times=100)
 
     assert answer == b"\0" * 100
     assert worker.finish() == (b"\0", 0)
@@ -155,13 +155,13 @@ def test_load_worker_asks_until_its_batch_is_full(
     """Nothing is loaded before the batch is full or the supervisor closes it."""
     worker = start(language, "load_batch", target, 2)
 
-    assert worker.ask(b"one\n", until=b"\x05") == b"\x05"
+    assert worker.answer_to(b"one\n", until=b"\x05") == b"\x05"
     assert rows(target) == []
-    assert worker.ask(b"two\n", until=b"\0") == b"\0"
+    assert worker.answer_to(b"two\n", until=b"\0") == b"\0"
     assert rows(target) == [b"one", b"two"]
-    assert worker.ask(b"three\n", until=b"\x05") == b"\x05"
-    assert worker.ask(b"\x17", until=b"\0") == b"\0"
-    assert worker.ask(b"\x17", until=b"\0") == b"\0"
+    assert worker.answer_to(b"three\n", until=b"\x05") == b"\x05"
+    assert worker.answer_to(b"\x17", until=b"\0") == b"\0"
+    assert worker.answer_to(b"\x17", until=b"\0") == b"\0"
     assert rows(target) == [b"one", b"two", b"three"]
     assert worker.finish() == (b"", 0)
 
@@ -173,7 +173,7 @@ def test_markers_of_a_batch_loader_come_from_the_environment(
     """EOM and EOB end what they end and are no part of it."""
     worker = start(language, "load_batch", target, markers=ODD)
 
-    assert worker.ask(b"one<eom>" + ODD.eob, until=ODD.eop) == ODD.eop
+    assert worker.answer_to(b"one<eom>" + ODD.eob, until=ODD.eop) == ODD.eop
     assert rows(target) == [b"one"]
     assert worker.finish() == (b"", 0)
 
@@ -185,7 +185,7 @@ def test_markers_of_a_batch_loader_that_drives_come_from_the_environment(
     """BNC is the fourth of them."""
     worker = start(language, "load_batch", target, 2, markers=ODD)
 
-    assert worker.ask(b"one<eom>", until=ODD.bnc) == ODD.bnc
-    assert worker.ask(ODD.eob, until=ODD.eop) == ODD.eop
+    assert worker.answer_to(b"one<eom>", until=ODD.bnc) == ODD.bnc
+    assert worker.answer_to(ODD.eob, until=ODD.eop) == ODD.eop
     assert rows(target) == [b"one"]
     assert worker.finish() == (b"", 0)

@@ -31,7 +31,7 @@ def test_each_message_is_answered_before_the_next_is_sent(
 
     for number in range(5):
         word = b"word%d" % number
-        assert worker.ask(word + b"\n", until=b"\0") == word + b"\n\0"
+        assert worker.answer_to(word + b"\n", until=b"\0") == word + b"\n\0"
 
     assert worker.finish() == (b"", 0)
 
@@ -58,7 +58,7 @@ def test_a_message_has_as_many_replies_as_words(
     """Replies end with EOM each, and EOP follows the last, or stands alone."""
     worker = start(language, "transform")
 
-    assert worker.ask(message + b"\n", until=b"\0") == answer
+    assert worker.answer_to(message + b"\n", until=b"\0") == answer
     assert worker.finish() == (b"", 0)
 
 
@@ -70,7 +70,7 @@ def test_messages_written_ahead_are_answered_in_order(
     worker = start(language, "transform")
     words = [b"word-%d" % number for number in range(20_000)]
 
-    answer = worker.ask(
+    answer = worker.answer_to(
         b"".join(word + b"\n" for word in words), until=b"\0", times=len(words)
     )
 
@@ -84,9 +84,9 @@ def test_message_may_come_in_pieces(start: Start, language: Language) -> None:
     worker = start(language, "transform")
 
     # The answer to the first shows that the piece after it was read, too.
-    assert worker.ask(b"one\ntw", until=b"\0") == b"one\n\0"
-    assert worker.ask(b"o\nthree", until=b"\0") == b"two\n\0"
-    assert worker.ask(b"\n", until=b"\0") == b"three\n\0"
+    assert worker.answer_to(b"one\ntw", until=b"\0") == b"one\n\0"
+    assert worker.answer_to(b"o\nthree", until=b"\0") == b"two\n\0"
+    assert worker.answer_to(b"\n", until=b"\0") == b"three\n\0"
 
     assert worker.finish() == (b"", 0)
 
@@ -126,8 +126,8 @@ def test_message_of_a_megabyte(start: Start, language: Language) -> None:
     worker = start(language, "transform")
     word = b"x" * 1_000_000
 
-    assert worker.ask(word + b"\n", until=b"\0") == word + b"\n\0"
-    assert worker.ask(b"next\n", until=b"\0") == b"next\n\0"
+    assert worker.answer_to(word + b"\n", until=b"\0") == word + b"\n\0"
+    assert worker.answer_to(b"next\n", until=b"\0") == b"next\n\0"
 
 
 @each_language
@@ -138,9 +138,11 @@ def test_bytes_that_are_no_text_pass_unchanged(
     worker = start(language, "transform")
     word = bytes(sorted(set(range(256)) - set(b" \t\n\v\f\r\0\x05\x17")))
 
-    assert worker.ask(word + b"\n", until=b"\0") == word + b"\n\0"
+    assert worker.answer_to(word + b"\n", until=b"\0") == word + b"\n\0"
     # Half a UTF-8 character at the end of a message is not glued to the next.
-    assert worker.ask(b"\xc3\n\xa9\n", until=b"\0", times=2) == b"\xc3\n\0\xa9\n\0"
+    assert (
+        worker.answer_to(b"\xc3\n\xa9\n", until=b"\0", times=2) == b"\xc3\n\0\xa9\n\0"
+    )
     assert worker.stderr == ""
 
 
@@ -149,7 +151,7 @@ def test_default_markers_need_no_environment(start: Start, language: Language) -
     """A worker can be tried at a terminal, where no supervisor sets variables."""
     worker = start(language, "transform", markers=None)
 
-    assert worker.ask(b"one two\n", until=b"\0") == b"one\ntwo\n\0"
+    assert worker.answer_to(b"one two\n", until=b"\0") == b"one\ntwo\n\0"
     assert worker.finish() == (b"", 0)
 
 
@@ -162,8 +164,11 @@ def test_markers_come_from_the_environment(
     eom, eop = markers.eom, markers.eop
     worker = start(language, "transform", markers=markers)
 
-    assert worker.ask(b"one two" + eom, until=eop) == b"one" + eom + b"two" + eom + eop
-    assert worker.ask(eom, until=eop) == eop
+    assert (
+        worker.answer_to(b"one two" + eom, until=eop)
+        == b"one" + eom + b"two" + eom + eop
+    )
+    assert worker.answer_to(eom, until=eop) == eop
     assert worker.finish() == (b"", 0)
 
 
@@ -178,8 +183,8 @@ def test_marker_may_be_cut_anywhere(
 
     for cut in range(len(eom)):
         # The answer to the first shows that the piece of a marker was read, too.
-        first = worker.ask(b"one" + eom + b"two" + eom[:cut], until=eop)
-        second = worker.ask(eom[cut:], until=eop)
+        first = worker.answer_to(b"one" + eom + b"two" + eom[:cut], until=eop)
+        second = worker.answer_to(eom[cut:], until=eop)
         assert first == b"one" + eom + eop
         assert second == b"two" + eom + eop
 

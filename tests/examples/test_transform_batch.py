@@ -29,9 +29,9 @@ def test_each_batch_is_answered_before_the_next_is_sent(
     """EOB is noticed at once, though no EOM and no further message follows it."""
     worker = start(language, "transform_batch")
 
-    assert worker.ask(b"a\nb\na\n\x17", until=b"\0") == b"a\nb\n\0"
-    assert worker.ask(b"a\n\x17", until=b"\0") == b"a\n\0"
-    assert worker.ask(b"c\n\x17", until=b"\0") == b"c\n\0"
+    assert worker.answer_to(b"a\nb\na\n\x17", until=b"\0") == b"a\nb\n\0"
+    assert worker.answer_to(b"a\n\x17", until=b"\0") == b"a\n\0"
+    assert worker.answer_to(b"c\n\x17", until=b"\0") == b"c\n\0"
     assert worker.finish() == (b"", 0)
 
 
@@ -42,10 +42,10 @@ def test_empty_batch_is_answered_with_eop_alone(
     """One EOP per EOB, also for the first batch and for two in a row."""
     worker = start(language, "transform_batch")
 
-    assert worker.ask(b"\x17", until=b"\0") == b"\0"
-    assert worker.ask(b"\x17\x17", until=b"\0", times=2) == b"\0\0"
-    assert worker.ask(b"a\n\x17", until=b"\0") == b"a\n\0"
-    assert worker.ask(b"\x17", until=b"\0") == b"\0"
+    assert worker.answer_to(b"\x17", until=b"\0") == b"\0"
+    assert worker.answer_to(b"\x17\x17", until=b"\0", times=2) == b"\0\0"
+    assert worker.answer_to(b"a\n\x17", until=b"\0") == b"a\n\0"
+    assert worker.answer_to(b"\x17", until=b"\0") == b"\0"
     assert worker.finish() == (b"", 0)
 
 
@@ -56,9 +56,9 @@ def test_empty_message_is_a_message_of_its_batch(
     """A batch of empty messages is not an empty batch."""
     worker = start(language, "transform_batch")
 
-    assert worker.ask(b"\n\x17", until=b"\0") == b"\n\0"
-    assert worker.ask(b"\n\n\x17", until=b"\0") == b"\n\0"
-    assert worker.ask(b"a\n\nb\n\x17", until=b"\0") == b"a\n\nb\n\0"
+    assert worker.answer_to(b"\n\x17", until=b"\0") == b"\n\0"
+    assert worker.answer_to(b"\n\n\x17", until=b"\0") == b"\n\0"
+    assert worker.answer_to(b"a\n\nb\n\x17", until=b"\0") == b"a\n\nb\n\0"
     assert worker.finish() == (b"", 0)
 
 
@@ -70,7 +70,7 @@ def test_batches_written_ahead_are_answered_in_order(
     worker = start(language, "transform_batch")
     batches = [b"first-%d\nsecond-%d\n" % (n, n) for n in range(5_000)]
 
-    answer = worker.ask(
+    answer = worker.answer_to(
         b"".join(batch + b"\x17" for batch in batches), until=b"\0", times=len(batches)
     )
 
@@ -84,10 +84,10 @@ def test_batch_may_come_in_pieces(start: Start, language: Language) -> None:
     worker = start(language, "transform_batch")
 
     # The answer to the first shows that the piece after it was read, too.
-    assert worker.ask(b"a\n\x17b\nc", until=b"\0") == b"a\n\0"
-    assert worker.ask(b"c\n\x17d", until=b"\0") == b"b\ncc\n\0"
-    assert worker.ask(b"\n\x17e\n", until=b"\0") == b"d\n\0"
-    assert worker.ask(b"\x17", until=b"\0") == b"e\n\0"
+    assert worker.answer_to(b"a\n\x17b\nc", until=b"\0") == b"a\n\0"
+    assert worker.answer_to(b"c\n\x17d", until=b"\0") == b"b\ncc\n\0"
+    assert worker.answer_to(b"\n\x17e\n", until=b"\0") == b"d\n\0"
+    assert worker.answer_to(b"\x17", until=b"\0") == b"e\n\0"
 
     assert worker.finish() == (b"", 0)
 
@@ -119,7 +119,7 @@ def test_batch_of_a_megabyte_that_is_no_text(start: Start, language: Language) -
     worker = start(language, "transform_batch")
     word = bytes(sorted(set(range(256)) - set(b"\n\0\x05\x17"))) * 4_000
 
-    answer = worker.ask(b"a\n" + word + b"\n\xc3\n\xa9\n\x17", until=b"\0")
+    answer = worker.answer_to(b"a\n" + word + b"\n\xc3\n\xa9\n\x17", until=b"\0")
 
     assert answer == b"a\n" + word + b"\n\xc3\n\xa9\n\0"
     assert worker.stderr == ""
@@ -134,13 +134,13 @@ def test_markers_come_from_the_environment(
     eom, eop, eob = markers.eom, markers.eop, markers.eob
     worker = start(language, "transform_batch", markers=markers)
 
-    assert worker.ask(eob, until=eop) == eop
+    assert worker.answer_to(eob, until=eop) == eop
     for end in (eom + eob, eob):
         for cut in range(len(end)):
             batch = b"one" + eom + b"one" + eom + (b"two" if end != eob else b"")
             # The answer to the first shows that the piece of a marker was read, too.
-            first = worker.ask(b"zero" + eom + eob + batch + end[:cut], until=eop)
-            second = worker.ask(end[cut:], until=eop)
+            first = worker.answer_to(b"zero" + eom + eob + batch + end[:cut], until=eop)
+            second = worker.answer_to(end[cut:], until=eop)
             assert first == b"zero" + eom + eop
             assert second == b"one" + eom + (b"two" + eom) * (end != eob) + eop
 
@@ -167,9 +167,9 @@ def test_worker_asks_until_its_batch_is_full(start: Start, language: Language) -
     worker = start(language, "transform_batch", 3)
 
     for _ in range(2):
-        assert worker.ask(b"a\n", until=b"\x05") == b"\x05"
-        assert worker.ask(b"b\n", until=b"\x05") == b"\x05"
-        assert worker.ask(b"a\n", until=b"\0") == b"a\nb\n\0"
+        assert worker.answer_to(b"a\n", until=b"\x05") == b"\x05"
+        assert worker.answer_to(b"b\n", until=b"\x05") == b"\x05"
+        assert worker.answer_to(b"a\n", until=b"\0") == b"a\nb\n\0"
 
     assert worker.finish() == (b"", 0)
 
@@ -179,13 +179,13 @@ def test_eob_closes_a_batch_that_is_not_full(start: Start, language: Language) -
     """The supervisor has no more messages; what was read is worked on, even nothing."""
     worker = start(language, "transform_batch", 3)
 
-    assert worker.ask(b"a\n", until=b"\x05") == b"\x05"
-    assert worker.ask(b"\x17", until=b"\0") == b"a\n\0"
-    assert worker.ask(b"\x17", until=b"\0") == b"\0"
+    assert worker.answer_to(b"a\n", until=b"\x05") == b"\x05"
+    assert worker.answer_to(b"\x17", until=b"\0") == b"a\n\0"
+    assert worker.answer_to(b"\x17", until=b"\0") == b"\0"
     # The next batch is counted from its beginning.
-    assert worker.ask(b"a\n", until=b"\x05") == b"\x05"
-    assert worker.ask(b"b\n", until=b"\x05") == b"\x05"
-    assert worker.ask(b"c\n", until=b"\0") == b"a\nb\nc\n\0"
+    assert worker.answer_to(b"a\n", until=b"\x05") == b"\x05"
+    assert worker.answer_to(b"b\n", until=b"\x05") == b"\x05"
+    assert worker.answer_to(b"c\n", until=b"\0") == b"a\nb\nc\n\0"
     assert worker.finish() == (b"", 0)
 
 
@@ -195,7 +195,7 @@ def test_batch_of_one_is_never_asked_for(start: Start, language: Language) -> No
     worker = start(language, "transform_batch", 1)
 
     for message in (b"a", b"", b"a"):
-        assert worker.ask(message + b"\n", until=b"\0") == message + b"\n\0"
+        assert worker.answer_to(message + b"\n", until=b"\0") == message + b"\n\0"
 
     assert worker.finish() == (b"", 0)
 
@@ -210,8 +210,8 @@ def test_end_of_input_closes_the_last_batch_of_a_worker_that_drives(
     """As EOB would, but a batch that was not begun has no EOP."""
     worker = start(language, "transform_batch", 2)
 
-    worker.ask(b"a\n", until=b"\x05")
-    worker.ask(b"a\n", until=b"\0")
+    worker.answer_to(b"a\n", until=b"\x05")
+    worker.answer_to(b"a\n", until=b"\0")
     worker.write(tail)
 
     assert worker.finish() == (answer, 0)
@@ -245,12 +245,12 @@ def test_markers_of_a_worker_that_drives_come_from_the_environment(
     for cut in range(len(eom)):
         # The pieces may well be read together: nothing is answered between them.
         worker.write(b"a" + eom[:cut])
-        assert worker.ask(eom[cut:], until=bnc) == bnc
+        assert worker.answer_to(eom[cut:], until=bnc) == bnc
         worker.write(b"b" + eom[:cut])
-        assert worker.ask(eom[cut:], until=eop) == b"a" + eom + b"b" + eom + eop
+        assert worker.answer_to(eom[cut:], until=eop) == b"a" + eom + b"b" + eom + eop
     for cut in range(len(eob)):
-        assert worker.ask(b"a" + eom, until=bnc) == bnc
+        assert worker.answer_to(b"a" + eom, until=bnc) == bnc
         worker.write(eob[:cut])
-        assert worker.ask(eob[cut:], until=eop) == b"a" + eom + eop
+        assert worker.answer_to(eob[cut:], until=eop) == b"a" + eom + eop
 
     assert worker.finish() == (b"", 0)

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from textwrap import dedent
 from typing import Protocol
@@ -12,7 +11,7 @@ from typing import Protocol
 import pytest
 
 import etlstage
-from tests.worker.conversation import Conversation
+from tests.conversation import Conversation
 
 ROOT = Path(etlstage.__file__).parent.parent
 ENVIRONMENT = {
@@ -44,10 +43,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         script.write_text("from etlstage import worker\n" + dedent(source))
         command = [sys.executable, str(script), *map(str, arguments)]
         environment = {**ENVIRONMENT, **(env or {})}
-        stderr = tmp_path / f"stderr-{next(numbers)}"
-        return workers.enter_context(Conversation(command, environment, stderr))
+        return workers.enter_context(Conversation(command, environment))
 
-    numbers = count(1)
     with ExitStack() as workers:
         yield start
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conversation import PATIENCE
 from tests.worker.conftest import ENVIRONMENT, Fence, Start
-from tests.worker.conversation import PATIENCE
 
 ECHO = "worker.transform(lambda message: [message])"
 

@@ -11,9 +11,9 @@ import os
 import select
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,22 +29,19 @@ class Conversation:
     A running worker.
 
     Its environment is ``env`` and nothing else: no ``PYTHONUNBUFFERED`` of ours
-    hides that a worker forgets to flush. Its stderr goes to a file of that name.
+    hides that a worker forgets to flush.
     """
 
-    def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], stderr: Path
-    ) -> None:
-        self._stderr = stderr
-        with stderr.open("ab") as complaints:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=complaints,
-                env=env,
-                bufsize=0,
-            )
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=env,
+            bufsize=0,
+        )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._stdin = self.process.stdin
@@ -65,11 +62,14 @@ class Conversation:
         self.process.wait()
         self._stdin.close()
         self._stdout.close()
+        self._stderr.close()
 
     @property
     def stderr(self) -> str:
         """What the worker has written to stderr so far."""
-        return self._stderr.read_text(errors="replace")
+        file = self._stderr.fileno()
+        # Where the worker writes is where we would seek to: it has the same file.
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def write(self, data: bytes) -> None:
         """Write all of ``data``; what the worker writes meanwhile is kept."""
@@ -93,6 +93,20 @@ class Conversation:
         """Write ``data`` and expect ``answer``."""
         self.write(data)
         self.expect(answer)
+
+    def answer_to(self, data: bytes, *, until: bytes, times: int = 1) -> bytes:
+        """
+        Write ``data`` and return all that comes up to the ``until`` that ends it.
+
+        Fails if more comes with it: a worker that says anything before it is asked
+        is out of step.
+        """
+        self.write(data)
+        while self._unread.count(until) < times:
+            self._wait(f"write {until!r} ({times} times)")
+        answer, self._unread = bytes(self._unread), bytearray()
+        assert answer.endswith(until)
+        return answer
 
     def discard(self, count: int) -> None:
         """Read ``count`` bytes and forget them."""
