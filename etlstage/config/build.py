@@ -20,7 +20,6 @@ from etlstage.config.model import (
 )
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import (
-    error_policy,
     extract_stage,
     load_stage,
     transform_stage,
@@ -36,7 +35,7 @@ from etlstage.stage import Stage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from etlstage.config.session import SharedSession
+    from etlstage.spark import Session
     from etlstage.spark.engine.staging import StagedLoad
 
 __all__ = ("Trial", "pipeline_from_yaml", "state_folder")
@@ -123,7 +122,7 @@ class _Builder:
         self._folder = document.folder
         self._spark = spark
         self._trial = trial
-        self._shared: SharedSession | None = None
+        self._shared: Session | None = None
         self._names = dict(stage_names(document.data))
         self._letters = self._dead_letters()
 
@@ -136,74 +135,89 @@ class _Builder:
             return self._on_executors(stages)
         if self._keys.engine == "streaming":
             return self._on_a_stream(stages)
+        source, sink = self._source(self._keys.extract), self._sink(self._keys.load)
+        letters = self._letter_sink(self._keys.dead_letters)
         return Pipeline(
             name=self._keys.name,
-            source=self._source(self._keys.extract),
+            source=source,
             stages=stages,
-            sink=self._sink(self._keys.load),
+            sink=sink,
             dead_letters=self._letters,
-            dead_letter_sink=self._letter_sink(self._keys.dead_letters),
+            dead_letter_sink=letters,
+            release=self._shared.release if self._shared is not None else None,
         )
 
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
-        from etlstage.config import engines
+        from etlstage.config import build_spark
+        from etlstage.spark.engine.batch_run import ExecutorPipeline
 
-        name, session = self._names["load",], self._session()
-        shipment = engines.shipment(self._keys.spark, self._folder)
+        keys, names, folder = self._keys, self._names, self._folder
+        shipment = build_spark.shipment(keys.spark, folder)
         sink: StagedLoad
         if self._trial is not None:
             from etlstage.spark.load.capture import StagedCapture
 
             sink = StagedCapture(self._trial.sink)
         else:
-            sink = engines.staged_load(
-                self._keys.load,
-                name,
-                self._folder,
-                session,
+            sink = build_spark.staged_load(
+                keys.load,
+                names["load",],
+                folder,
+                self._session(),
                 dead_letters=self._letters,
                 shipment=shipment,
             )
-        return engines.executor_pipeline(
-            self._keys.extract,
-            self._names["extract",],
-            self._folder,
-            session,
-            name=self._keys.name,
+        return ExecutorPipeline(
+            name=keys.name,
+            origin=build_spark.origin(
+                keys.extract,
+                names["extract",],
+                folder,
+                shipment=shipment,
+                streaming=False,
+            ),
+            session=self._session(),
             stages=stages,
             sink=sink,
             dead_letters=self._letters,
-            dead_letter_sink=self._letter_sink(self._keys.dead_letters),
-            staging=self._keys.spark.staging,
+            dead_letter_sink=self._letter_sink(keys.dead_letters),
+            staging=keys.spark.staging,
             shipment=shipment,
         )
 
     def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:
-        from etlstage.config import engines
+        from etlstage.config import build_spark
+        from etlstage.spark.engine.stream_run import StreamingPipeline
 
-        shipment = engines.shipment(self._keys.spark, self._folder)
-        name = self._names["load",]
-        load = engines.outlet(self._keys.load, name, self._folder, shipment=shipment)
-        return engines.streaming_pipeline(
-            self._keys.extract,
-            self._names["extract",],
-            self._folder,
-            self._session(),
-            name=self._keys.name,
+        keys, names, folder = self._keys, self._names, self._folder
+        shipment = build_spark.shipment(keys.spark, folder)
+        return StreamingPipeline(
+            name=keys.name,
+            origin=build_spark.origin(
+                keys.extract,
+                names["extract",],
+                folder,
+                shipment=shipment,
+                streaming=True,
+            ),
+            session=self._session(),
             stages=stages,
-            outlet=load,
+            outlet=build_spark.outlet(
+                keys.load, names["load",], folder, shipment=shipment
+            ),
             dead_letters=self._letters,
             state=state_folder(self._document),
-            staging=self._keys.spark.staging,
+            every=keys.extract.every,
+            staging=keys.spark.staging,
             shipment=shipment,
         )
 
     def _source(self, keys: ExtractKeys) -> Source:
         name = self._names["extract",]
         if keys.spark is not None:
-            from etlstage.config import frames
+            from etlstage.config import build_spark
 
-            return frames.source(keys.spark, name, self._folder, self._session())
+            return build_spark.source(keys.spark, name, self._folder, self._session())
         offsets = keys.offsets.policy() if keys.offsets is not None else None
         state = self._folder / self._keys.state if self._keys.state else None
         stage = extract_stage(keys, name, self._folder)
@@ -214,15 +228,10 @@ class _Builder:
             return self._trial.sink
         name = self._names["load",]
         if keys.spark is not None:
-            from etlstage.config import frames
+            from etlstage.config import build_spark
 
-            return frames.sink(
-                keys.spark,
-                name,
-                self._folder,
-                self._session(),
-                on_error=error_policy(keys.on_error),
-                dead_letters=self._letters,
+            return build_spark.sink(
+                keys, name, self._folder, self._session(), dead_letters=self._letters
             )
         stage = load_stage(keys, name, self._folder)
         return WorkerSink(stage, dead_letters=self._letters)
@@ -230,9 +239,9 @@ class _Builder:
     def _letter_sink(self, keys: DeadLetterKeys | None) -> DeadLetterSink | None:
         if keys is None:
             return None
-        from etlstage.config import frames
+        from etlstage.config import build_spark
 
-        return frames.letter_frame(keys.spark, self._folder, self._session())
+        return build_spark.letter_frame(keys.spark, self._folder, self._session())
 
     def _dead_letters(self) -> DeadLetters:
         document, trial = self._document, self._trial
@@ -248,9 +257,9 @@ class _Builder:
             hidden=document.hidden,
         )
 
-    def _session(self) -> SharedSession:
-        from etlstage.config.session import SharedSession
+    def _session(self) -> Session:
+        from etlstage.config import build_spark
 
         if self._shared is None:
-            self._shared = SharedSession(self._keys.spark, self._spark)
+            self._shared = build_spark.session(self._keys.spark, self._spark)
         return self._shared

@@ -14,7 +14,7 @@ was loaded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -59,6 +59,8 @@ class Pipeline(Runner):
         dead_letter_sink: What is given the dead letters at the end of the run.
         meter: Where to count what happens in the stages between source and sink, see
             :mod:`etlstage.telemetry`.
+        release: Called behind all else, with the error of the run if there is one:
+            lets go of what its parts have in common, as a Spark session.
         judged_of: Messages of which the share of an error budget is taken, at least:
             a part of an input may be worse than the whole.
 
@@ -79,6 +81,7 @@ class Pipeline(Runner):
         dead_letters: DeadLetters | None = None,
         dead_letter_sink: DeadLetterSink | None = None,
         meter: Meter | None = None,
+        release: Callable[[Exception | None], Awaitable[None]] | None = None,
         judged_of: int = 0,
     ) -> None:
         super().__init__(
@@ -88,6 +91,7 @@ class Pipeline(Runner):
             sink=sink,
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
+            release=release,
         )
         self._source = source
         self._sink = sink

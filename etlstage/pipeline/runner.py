@@ -8,7 +8,7 @@ the same report; how they move messages is theirs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
@@ -35,6 +35,8 @@ class Runner(ABC):
         dead_letters: Where messages are kept that a stage can't process; None: the
             first one ends the run. The sink has its own.
         dead_letter_sink: What is given the dead letters at the end of the run.
+        release: Called behind all else, with the error of the run if there is one:
+            lets go of what its parts have in common, as a Spark session.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -51,6 +53,7 @@ class Runner(ABC):
         sink: Landing,
         dead_letters: DeadLetters | None,
         dead_letter_sink: DeadLetterSink | None,
+        release: Callable[[Exception | None], Awaitable[None]] | None = None,
     ) -> None:
         self.name = name
         names = [stage.name for stage in stages]
@@ -62,6 +65,7 @@ class Runner(ABC):
         self._started = self._ended = 0.0
         self._landing = sink
         self._letter_sink = dead_letter_sink
+        self._release = release
         self._check()
 
     @abstractmethod
@@ -86,7 +90,8 @@ class Runner(ABC):
         finally:
             with anyio.CancelScope(shield=True):
                 await self._close_letters()
-                await self.aclose()
+                if self._release is not None:
+                    await self._release(self._error)
             self._ended = anyio.current_time()
             # What a whole run can't account for is a fault, and no loss.
             if status is None or self._error is not None:
@@ -99,9 +104,6 @@ class Runner(ABC):
     @abstractmethod
     async def _run(self) -> Status:
         """Move the messages; return whether that was all, or raise the first error."""
-
-    async def aclose(self) -> None:
-        """Release what is held for the run; safe to call twice and at any time."""
 
     def report(self, status: Status) -> Report:
         """Return the report of a run that ended as ``status`` says."""

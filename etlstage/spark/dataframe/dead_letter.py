@@ -8,10 +8,9 @@ would rather query it. Rows are appended, some thousand letters at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Final
 
 import anyio.to_thread
@@ -24,6 +23,7 @@ from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
+from etlstage.spark.session.session import Session
 
 __all__ = ("COLUMNS", "DeadLetterFrame")
 
@@ -69,37 +69,30 @@ class DeadLetterFrame(DeadLetterSink):
     Appends dead letters to whatever Spark can write.
 
     Args:
-        spark: The session, or a function that gives it.
+        spark: The session; it is not stopped.
         destination: Where the rows go, and how; they are appended in any mode.
-        log_path: Spark's log, for errors to name.
 
     """
 
     def __init__(
         self,
-        spark: SparkSession | Callable[[], SparkSession],
+        spark: SparkSession | Session,
         destination: Destination,
-        *,
-        log_path: Path | None = None,
     ) -> None:
-        self._given = spark
+        self._session = Session.of(spark)
         self._destination = replace(destination, mode="append")
-        self._log_path = log_path
 
     async def write(self, letters: Iterator[DeadLetter]) -> None:
         """Append the letters; raises SinkFailed if Spark can't write them."""
         try:
-            spark = await anyio.to_thread.run_sync(self._open)
+            spark = await anyio.to_thread.run_sync(self._session.start)
             await run_job(spark, lambda: self._append(spark, letters))
         except Exception as error:
             raise SinkFailed(
                 f"can't write the dead letters to {self._destination}: "
-                f"{explain(error, self._log_path)}",
+                f"{explain(error, self._session.log_path)}",
                 stage="dead_letters",
             ) from error
-
-    def _open(self) -> SparkSession:
-        return self._given() if callable(self._given) else self._given
 
     def _append(self, spark: SparkSession, letters: Iterator[DeadLetter]) -> None:
         first = True

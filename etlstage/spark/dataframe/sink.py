@@ -10,8 +10,6 @@ or, where there is no place for these, none of the epoch is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Self
 
 import anyio.to_thread
@@ -28,6 +26,7 @@ from etlstage.spark.dataframe.epoch import Epoch
 from etlstage.spark.dataframe.fit import Misfits, misfits_of, rows_of
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
+from etlstage.spark.session.session import Session
 from etlstage.stage import ErrorPolicy
 
 __all__ = ("DataFrameSink",)
@@ -49,14 +48,13 @@ class DataFrameSink(Sink):
 
     def __init__(
         self,
-        spark: SparkSession | Callable[[], SparkSession],
+        spark: SparkSession | Session,
         destination: Destination,
         *,
         schema: str | None = None,
         name: str = "load",
         epoch_messages: int = 1_000_000,
         epoch_bytes: int = 128 << 20,
-        log_path: Path | None = None,
         on_error: ErrorPolicy | None = None,
         dead_letters: DeadLetters | None = None,
     ) -> None:
@@ -64,7 +62,7 @@ class DataFrameSink(Sink):
         Take the settings; Spark is not asked for anything yet.
 
         Args:
-            spark: The session, or a function that gives it.
+            spark: The session; it is not stopped.
             destination: Where the output goes, and how.
             schema: Columns as DDL: messages are JSON objects. By default a message
                 is the string ``value``; a schema of one binary column takes
@@ -72,21 +70,19 @@ class DataFrameSink(Sink):
             name: As reports and errors call it.
             epoch_messages: Messages in an epoch, at most.
             epoch_bytes: Bytes in an epoch, at most, unless a single run has more.
-            log_path: Spark's log, for errors to name.
             on_error: What becomes of messages that do not fit the schema.
             dead_letters: Where these go; None: the first one ends the run.
 
         """
         super().__init__(name)
         self.epochs = 0
-        self._given = spark
+        self._session = Session.of(spark)
         self._destination = destination
         self._ddl = schema
         self._policy = DeadLetterPolicy(
             self.account, on_error or ErrorPolicy(), self._config(), dead_letters
         )
         self._bounds = (epoch_messages, epoch_bytes)
-        self._log_path = log_path
         self._epoch = Epoch()
         self._spark: SparkSession | None = None
         self._schema: StructType | None = None
@@ -168,13 +164,11 @@ class DataFrameSink(Sink):
             self._error = error
             raise
         except Exception as error:
-            self._error = self._failure(explain(error, self._log_path))
+            self._error = self._failure(explain(error, self._session.log_path))
             raise self._error from error
 
     def _open(self) -> SparkSession:
-        # Not isinstance: a session over Connect is no SparkSession of pyspark.sql.
-        given = self._given
-        spark = given() if callable(given) else given
+        spark = self._session.start()
         if self._ddl is not None:
             schema = StructType.fromDDL(self._ddl)
             if not isinstance(schema, StructType):
@@ -205,7 +199,7 @@ class DataFrameSink(Sink):
         except Exception as error:
             self._error = self._failure(
                 f"can't write epoch {self.epochs + 1} to {self._destination}: "
-                f"{explain(error, self._log_path)}"
+                f"{explain(error, self._session.log_path)}"
             )
             raise self._error from error
         except BaseException:

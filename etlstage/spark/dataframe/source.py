@@ -38,6 +38,7 @@ from etlstage.spark.dataframe.spool import (
 )
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
+from etlstage.spark.session.session import Session
 
 __all__ = ("DataFrameSource",)
 
@@ -63,7 +64,7 @@ class DataFrameSource(Source):
         run_messages: int = 16_384,
         run_bytes: int = 1 << 20,
         spool_dir: Path | None = None,
-        log_path: Path | None = None,
+        session: Session | None = None,
     ) -> None:
         """
         Take the settings; Spark is not asked for anything yet.
@@ -82,7 +83,7 @@ class DataFrameSource(Source):
             run_bytes: Bytes in a run, at most, unless it is a single message.
             spool_dir: Where the spool goes, by default the system's temporary
                 directory. It takes as much room as the messages.
-            log_path: Spark's log, for errors to name.
+            session: The frame's, if there is a log for errors to name.
 
         """
         super().__init__(name)
@@ -91,7 +92,7 @@ class DataFrameSource(Source):
         self._key = key
         self._bounds = (run_messages, run_bytes)
         self._spool_dir = spool_dir
-        self._log_path = log_path
+        self._session = session or Session()
         self._spool: Path | None = None
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
@@ -127,7 +128,7 @@ class DataFrameSource(Source):
                     f"no space left for the spool of all messages in {where}: set"
                     " TMPDIR, or spool, to a folder with room for them"
                 ) from error
-            raise self._failed(explain(error, self._log_path)) from error
+            raise self._failed(explain(error, self._session.log_path)) from error
         finally:
             await self.aclose()
 

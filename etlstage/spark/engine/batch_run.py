@@ -9,20 +9,17 @@ fails, and a task that was retried or ran twice counts once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from pyspark.sql import DataFrame
 
-from etlstage.errors import EtlstageError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
-from etlstage.spark.engine.origin import Origin
-from etlstage.spark.engine.stage_job import Round, staging_for
+from etlstage.spark.engine.stage_job import Origin, Round, staging_for
 from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
 from etlstage.stage import Stage
 
@@ -36,6 +33,7 @@ class ExecutorPipeline(Runner):
     Args:
         name: As the report calls it.
         origin: What to read.
+        session: Where; released behind the run.
         stages: What the messages pass through.
         sink: Where they end.
         dead_letters: Where messages are dead-lettered that a stage can't process.
@@ -43,7 +41,6 @@ class ExecutorPipeline(Runner):
         staging: Folder, or URL of one, that all executors see. By default one in the
             system's temporary directory, if the executors are on this machine.
         shipment: What was sent to the executors for the stages.
-        log_path: Spark's log, for errors to name.
 
     """
 
@@ -52,13 +49,13 @@ class ExecutorPipeline(Runner):
         *,
         name: str,
         origin: Origin,
+        session: Session,
         stages: Sequence[Stage] = (),
         sink: StagedLoad,
         dead_letters: DeadLetters,
         dead_letter_sink: DeadLetterSink | None = None,
         staging: str | None = None,
         shipment: Shipment | None = None,
-        log_path: Path | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -67,6 +64,7 @@ class ExecutorPipeline(Runner):
             sink=sink,
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
+            release=session.release,
         )
         self.ledger.awaited = "the tasks on Spark's executors"
         self._origin = origin
@@ -74,7 +72,7 @@ class ExecutorPipeline(Runner):
         self._folder = staging
         self._shipment = shipment
         self._letters = dead_letters
-        self._log_path = log_path
+        self._session = session
         self._transforming: anyio.CancelScope | None = None
         self._drained = False
 
@@ -92,7 +90,9 @@ class ExecutorPipeline(Runner):
     async def _run(self) -> Status:
         self._transforming = stopped = anyio.CancelScope()
         async with self._sink:
-            messages = await anyio.to_thread.run_sync(self._messages)
+            messages = await anyio.to_thread.run_sync(
+                self._origin.messages, self._session
+            )
             spark = messages.sparkSession
             passing = Round(
                 self._origin.name,
@@ -100,7 +100,7 @@ class ExecutorPipeline(Runner):
                 self.ledger,
                 self._letters,
                 shipment=self._shipment,
-                log_path=self._log_path,
+                log_path=self._session.log_path,
             )
             with staging_for(spark, self._folder, self.name) as staging:
                 with stopped:
@@ -114,11 +114,3 @@ class ExecutorPipeline(Runner):
                 await self._sink.load(staging.messages(spark), starts)
                 self._tick(self._sink.account)
         return "done"
-
-    def _messages(self) -> DataFrame:
-        try:
-            return self._origin.messages()
-        except EtlstageError:
-            raise
-        except Exception as error:
-            raise self._origin.failure(error, self._log_path) from error

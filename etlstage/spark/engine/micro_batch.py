@@ -15,24 +15,28 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import anyio
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import EtlstageError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.position import store
 from etlstage.pipeline.ledger import Ledger
-from etlstage.spark.engine.outlet import Outlet
+from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine.stage_job import Round, staging_for
 from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.load.dataframe import StagedSink
+from etlstage.spark.load.worker import StagedWorker
+from etlstage.spark.ship.artifact import place
 from etlstage.spark.ship.plan import Shipment
-from etlstage.stage import Stage
+from etlstage.stage import ErrorPolicy, Stage
 
-__all__ = ("STOPPED", "Batches", "Record")
+__all__ = ("STOPPED", "Batches", "FrameOutlet", "Outlet", "Record", "WorkerOutlet")
 
 STOPPED: Final = "etlstage begins no further batch"
 """What a batch raises that comes after the stream was told to stop."""
@@ -41,6 +45,99 @@ _STOP: Final = "stop"
 _KEPT: Final = 1000  # records; Spark can go back by 100 batches
 _STOP_NOW: Final = "stop-now"
 _LOOK: Final = 0.2  # seconds between two looks whether to stop now
+
+
+class Outlet(Protocol):
+    """
+    Where the batches of a stream end: makes the sink of each.
+
+    It is plain data: over Spark Connect it travels to the process that runs the batches.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the load stage."""
+        ...
+
+    def objection(self) -> str | None:
+        """Return what stands against a stream that begins, as far as it is known."""
+        ...
+
+    def sink(self, spark: SparkSession, epoch: str, letters: DeadLetters) -> StagedLoad:
+        """
+        Return the sink of a batch.
+
+        Args:
+            spark: The session.
+            epoch: What the batch is called, every time it is run.
+            letters: Where messages are dead-lettered.
+
+        """
+        ...
+
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameOutlet:
+    """A DataFrame: a path has a folder for each epoch, which is replaced as a whole."""
+
+    destination: Destination
+    """With mode ``error`` a stream that begins must find nothing there."""
+    name: str = "load"
+    schema: str | None = None
+    """As for :class:`DataFrameSink`."""
+    on_error: ErrorPolicy = field(default_factory=ErrorPolicy)
+
+    def __str__(self) -> str:
+        return str(self.destination)
+
+    def objection(self) -> str | None:
+        """Return what stands against a stream that begins, as far as it is known."""
+        return self.destination.objection(self.destination.partition_by)
+
+    def sink(self, spark: SparkSession, epoch: str, letters: DeadLetters) -> StagedSink:
+        """Return the sink of a batch."""
+        place = replace(self.destination, mode="append")
+        if place.path is not None:
+            path = f"{place.path}/epoch={epoch}"
+            place = replace(place, path=path, mode="overwrite")
+        return StagedSink(
+            spark,
+            place,
+            name=self.name,
+            schema=self.schema,
+            on_error=self.on_error,
+            dead_letters=letters,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOutlet:
+    """Load workers; a batch that is run again is loaded again."""
+
+    stage: Stage
+    place: Callable[[Stage], Stage] = place
+    """Makes of it the one that runs in a task."""
+
+    @property
+    def name(self) -> str:
+        """Name of the load stage."""
+        return self.stage.name
+
+    def __str__(self) -> str:
+        return f"stage {self.stage.name}"
+
+    def objection(self) -> str | None:
+        """Return None: a worker says what it wants when it runs."""
+        return None
+
+    def sink(
+        self, spark: SparkSession, epoch: str, letters: DeadLetters
+    ) -> StagedWorker:
+        """Return the sink of a batch."""
+        del spark, epoch
+        return StagedWorker(self.stage, dead_letters=letters, place=self.place)
 
 
 class Record(NamedTuple):

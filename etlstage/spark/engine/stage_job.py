@@ -13,6 +13,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Final, TypeVar
@@ -21,23 +22,66 @@ import anyio
 import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.errors import ConfigError, StageError
+from etlstage.errors import ConfigError, EtlstageError, SourceFailed, StageError
 from etlstage.pipeline.dead_letter.policy import check_budget
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Ledger
+from etlstage.spark.dataframe.read import messages_of
 from etlstage.spark.engine.staging import Staging
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
+from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
 from etlstage.spark.task.chain import Chain, Outcome
 from etlstage.stage import Stage
 
-__all__ = ("Round", "staging_for")
+__all__ = ("Origin", "Round", "staging_for")
 
 T = TypeVar("T")
 
 _IN_MEMORY: Final = 4 * 1024 * 1024  # bytes of letters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """
+    The extract stage of a run on executors.
+
+    Attributes:
+        read: Makes the DataFrame, in a thread.
+        message: Spark SQL expression that makes a message of a row, see
+            :class:`DataFrameSource`.
+        key: Spark SQL expression by which messages keep their order.
+        name: Of the stage.
+
+    """
+
+    read: Callable[[SparkSession], DataFrame]
+    message: str | None = None
+    key: str | None = None
+    name: str = "extract"
+
+    def messages(self, session: Session) -> DataFrame:
+        """
+        Return the messages, and their keys if there are any; blocks.
+
+        Raises:
+            SourceFailed: If Spark can't read, or an expression is wrong.
+
+        """
+        spark = session.start()
+        try:
+            return messages_of(self.read(spark), self.message, self.key)
+        except EtlstageError:
+            raise
+        except Exception as error:
+            raise self.failure(error, session) from error
+
+    def failure(self, error: Exception, session: Session) -> SourceFailed:
+        """Return what ``error`` means, raised by Spark on the way to the messages."""
+        text = explain(error, session.log_path)
+        return SourceFailed(f"{self.name}: {text}", stage=self.name)
 
 
 class Round:

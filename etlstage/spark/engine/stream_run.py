@@ -24,10 +24,10 @@ from etlstage.pipeline.delivery.position import locked
 from etlstage.pipeline.interfaces import Landing
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
-from etlstage.spark.engine.micro_batch import STOPPED, Batches
-from etlstage.spark.engine.origin import Origin
-from etlstage.spark.engine.outlet import Outlet
+from etlstage.spark.engine.micro_batch import STOPPED, Batches, Outlet
+from etlstage.spark.engine.stage_job import Origin
 from etlstage.spark.errors import text_of
+from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
 from etlstage.stage import Stage
 
@@ -48,6 +48,7 @@ class StreamingPipeline(Runner):
     Args:
         name: As the report calls it.
         origin: What to read, a streaming DataFrame.
+        session: Where; released behind the run.
         stages: What the messages pass through.
         outlet: Where they end.
         dead_letters: Where messages are dead-lettered that a stage can't process.
@@ -57,7 +58,6 @@ class StreamingPipeline(Runner):
         staging: Folder, or URL of one, that all executors see; see
             :class:`ExecutorPipeline`.
         shipment: What was sent to the executors for the stages.
-        log_path: Spark's log, for errors to name.
 
     """
 
@@ -66,6 +66,7 @@ class StreamingPipeline(Runner):
         *,
         name: str,
         origin: Origin,
+        session: Session,
         stages: Sequence[Stage] = (),
         outlet: Outlet,
         dead_letters: DeadLetters,
@@ -73,7 +74,6 @@ class StreamingPipeline(Runner):
         every: float | None = None,
         staging: str | None = None,
         shipment: Shipment | None = None,
-        log_path: Path | None = None,
     ) -> None:
         self._landed = _Landed(outlet)
         super().__init__(
@@ -83,6 +83,7 @@ class StreamingPipeline(Runner):
             sink=self._landed,
             dead_letters=dead_letters,
             dead_letter_sink=None,
+            release=session.release,
         )
         self.ledger.awaited = "the first batch"
         self._origin = origin
@@ -91,7 +92,7 @@ class StreamingPipeline(Runner):
         self._checkpoint = self._state / "checkpoint"
         self._outlet = outlet
         self._every = every
-        self._log_path: Path | None = log_path
+        self._session = session
         self._drained = False
         self._failed: str | None = None
         self._batches = Batches(
@@ -155,7 +156,7 @@ class StreamingPipeline(Runner):
         except EtlstageError:
             raise
         except Exception as error:
-            raise self._origin.failure(error, self._log_path) from error
+            raise self._origin.failure(error, self._session) from error
         try:
             await self._watch(query)
         except anyio.get_cancelled_exc_class():
@@ -167,7 +168,7 @@ class StreamingPipeline(Runner):
                 await anyio.to_thread.run_sync(query.stop)
 
     def _start(self) -> StreamingQuery:
-        messages = self._origin.messages()
+        messages = self._origin.messages(self._session)
         if not messages.isStreaming:
             raise SourceFailed(
                 f"{self._origin.name}: the DataFrame is no stream: use spark.readStream",
@@ -176,7 +177,7 @@ class StreamingPipeline(Runner):
         objection = None if self._checkpoint.exists() else self._outlet.objection()
         if objection is not None:
             raise SinkFailed(objection, stage=self._landed.name)
-        self._batches.log_path = self._log_path
+        self._batches.log_path = self._session.log_path
         writer = messages.writeStream.foreachBatch(self._batches)
         writer = writer.option("checkpointLocation", str(self._checkpoint))
         if self._every is None:
@@ -210,7 +211,7 @@ class StreamingPipeline(Runner):
     def _failure(self, error: Exception) -> StageError:
         if self._failed is not None:
             return StageError(self._failed, stage=self._origin.name)
-        return self._origin.failure(error, self._log_path)
+        return self._origin.failure(error, self._session)
 
     def _book(self) -> None:
         """Take over the accounts of batches that have ended."""

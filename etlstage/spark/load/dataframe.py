@@ -60,7 +60,7 @@ class StagedSink(DataFrameSink, StagedLoad):
             raise
         except Exception as error:
             self._error = self._failure(
-                f"can't write to {self._destination}: {explain(error, self._log_path)}"
+                f"can't write to {self._destination}: {explain(error, self._session.log_path)}"
             )
             raise self._error from error
         self.account.done = self.account.received - self.account.dead

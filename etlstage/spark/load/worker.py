@@ -8,7 +8,6 @@ effect be. A task that is retried has loaded some messages already: at least onc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import anyio.to_thread
 from pyspark.sql import DataFrame
@@ -22,6 +21,7 @@ from etlstage.spark.datasource.datasource import write_worker
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
+from etlstage.spark.session.session import Session
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import Stage
 
@@ -36,7 +36,7 @@ class StagedWorker(StagedLoad):
         stage: Of kind load; every task has workers of its own.
         dead_letters: Where messages are dead-lettered that they can't load.
         place: Makes of the stage the one that runs in a task.
-        log_path: Spark's log, for errors to name.
+        session: That of the messages, if there is a log for errors to name.
 
     """
 
@@ -46,13 +46,13 @@ class StagedWorker(StagedLoad):
         *,
         dead_letters: DeadLetters,
         place: Callable[[Stage], Stage] = place,
-        log_path: Path | None = None,
+        session: Session | None = None,
     ) -> None:
         super().__init__(stage.name)
         self._stage = stage
         self._letters = dead_letters
         self._place = place
-        self._log_path = log_path
+        self._session = session or Session()
         self._whole = False
 
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
@@ -80,7 +80,7 @@ class StagedWorker(StagedLoad):
                 ),
             )
         except Exception as error:
-            text = explain(error, self._log_path)
+            text = explain(error, self._session.log_path)
             raise SinkFailed(text, stage=self.name) from error
         self.account.dead = len(loaded.dead)
         self.account.done = loaded.messages - len(loaded.dead)

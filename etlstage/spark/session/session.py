@@ -14,6 +14,7 @@ import os
 import shlex
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -82,8 +83,14 @@ class Session:
         self._remote = remote
         self._config = {key: _text(value) for key, value in (config or {}).items()}
         self._owned = False
+        self._lock = threading.Lock()
         self._warehouse: str | None = None
         self.log_path = log_path
+
+    @classmethod
+    def of(cls, spark: SparkSession | Session) -> Session:
+        """Return what stands for a session, whichever way it is given."""
+        return spark if isinstance(spark, Session) else cls(spark)
 
     @property
     def spark(self) -> SparkSession:
@@ -96,20 +103,23 @@ class Session:
         """
         Start the session, or find the one that is there; blocks for seconds.
 
+        Threads may call it at the same time: one of them starts it.
+
         Raises:
             SparkUnavailable: If there is no usable Java, or Spark does not start.
 
         """
-        if self._spark is None:
-            self._spark = _running(self._remote)
-        if self._spark is None:
-            try:
-                self._spark = self._build()
-            except BaseException:
-                self._drop_warehouse()
-                raise
-            self._owned = True
-        return self._spark
+        with self._lock:
+            if self._spark is None:
+                self._spark = _running(self._remote)
+            if self._spark is None:
+                try:
+                    self._spark = self._build()
+                except BaseException:
+                    self._drop_warehouse()
+                    raise
+                self._owned = True
+            return self._spark
 
     def stop(self, *, failed: bool = False) -> None:
         """
@@ -129,6 +139,18 @@ class Session:
         with suppress(*GONE):
             spark.stop()
         self._drop_warehouse()
+
+    async def release(self, error: Exception | None) -> None:
+        """
+        Stop the session if it is ours: nobody uses it any more.
+
+        Args:
+            error: Why its users have failed; Spark's log is kept if it names that.
+
+        """
+        failed = self.log_path is not None and str(self.log_path) in str(error)
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(lambda: self.stop(failed=failed))
 
     async def __aenter__(self) -> Self:
         await anyio.to_thread.run_sync(self.start)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -82,15 +81,3 @@ async def test_destination_that_can_not_be_written(
     frame = DeadLetterFrame(spark, Destination(str(tmp_path / "file" / "x")))
     with pytest.raises(SinkFailed, match=r"can't write the dead letters to .*file/x: "):
         await frame.write(iter([letter(1)]))
-
-
-async def test_session_is_made_when_it_is_needed(spark: SparkSession) -> None:
-    """Not before there are letters."""
-    asked: list[Callable[[], SparkSession]] = []
-
-    def give() -> SparkSession:
-        asked.append(give)
-        return spark
-
-    DeadLetterFrame(give, Destination("x"))
-    assert asked == []

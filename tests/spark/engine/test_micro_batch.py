@@ -9,8 +9,7 @@ import pytest
 from etlstage.pipeline import DeadLetters
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine import micro_batch as batch_module
-from etlstage.spark.engine.micro_batch import Batches, Record
-from etlstage.spark.engine.outlet import FrameOutlet
+from etlstage.spark.engine.micro_batch import Batches, FrameOutlet, Record
 
 
 def batches(run: str, state: Path) -> Batches:

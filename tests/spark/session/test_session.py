@@ -3,14 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from etlstage.errors import SparkUnavailable
+from etlstage.errors import SinkFailed, SparkUnavailable
 from etlstage.spark import Session
+from etlstage.spark.session import session as module
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -237,3 +240,35 @@ def test_session_is_had_within_the_context_only() -> None:
     """Before the context is entered there is no session."""
     with pytest.raises(RuntimeError, match="the session is not started"):
         _ = Session().spark
+
+
+async def test_log_that_an_error_names_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other: it is of no use to who was not sent there."""
+    kept: list[Path | None] = []
+    monkeypatch.setattr(module, "keep", kept.append)
+    session = Session(log_path=Path("spark.log"))
+    await session.release(None)
+    await session.release(SinkFailed("no room", stage="load"))
+    assert kept == []
+    await session.release(SinkFailed("no idea; Spark's log is spark.log", stage="load"))
+    assert kept == [Path("spark.log")]
+
+
+def test_session_that_two_threads_want_is_started_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The source and the sink of a pipeline ask at the same time."""
+    started: list[object] = []
+
+    def build(session: Session) -> object:
+        time.sleep(0.1)
+        started.append(session)
+        return session
+
+    monkeypatch.setattr(module, "_running", lambda remote: None)
+    monkeypatch.setattr(Session, "_build", build)
+    session = Session()
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda _: session.start(), range(2)))
+    assert len(started) == 1
+    assert found[0] is found[1]
