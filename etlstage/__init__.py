@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from etlstage.stage import ErrorBudget as ErrorBudget
     from etlstage.stage import ErrorPolicy as ErrorPolicy
     from etlstage.stage import Order as Order
+    from etlstage.stage import PoolPolicy as PoolPolicy
     from etlstage.stage import RecyclePolicy as RecyclePolicy
     from etlstage.stage import ResourceLimits as ResourceLimits
     from etlstage.stage import RestartPolicy as RestartPolicy
@@ -42,6 +43,7 @@ __all__ = (
     "Mode",
     "Order",
     "Pipeline",
+    "PoolPolicy",
     "RecyclePolicy",
     "Report",
     "ResourceLimits",
@@ -68,6 +70,7 @@ _HOMES = {
     "Markers": "etlstage.protocol.marker",
     "Mode": "etlstage.protocol.marker",
     "Pipeline": "etlstage.pipeline",
+    "PoolPolicy": "etlstage.stage",
     "Report": "etlstage.pipeline",
     "Result": "etlstage.messages",
     "Stage": "etlstage.stage",

@@ -11,6 +11,7 @@ Everything that etlstage raises.
     * :class:`StageError`: one stage can't go on
         * :class:`WorkerStartFailed`
         * :class:`WorkerLost`
+        * :class:`RefusedByWorker`: it said no to one message
         * :class:`StageFailed`: no worker is left
         * :class:`SourceFailed`
         * :class:`SinkFailed`
@@ -35,6 +36,7 @@ __all__ = (
     "MessageRefused",
     "PayloadTooBig",
     "ProtocolError",
+    "RefusedByWorker",
     "RemoteProtocolError",
     "SinkFailed",
     "SourceFailed",
@@ -146,6 +148,22 @@ class WorkerStartFailed(StageError):
 
 class WorkerLost(StageError):
     """Raised when a worker died, or was killed, while it held messages."""
+
+
+class RefusedByWorker(StageError):
+    """
+    Raised when a worker said no to a message, and lived on.
+
+    Attributes:
+        code: As the worker gave it.
+        reason: The worker's own words.
+
+    """
+
+    def __init__(self, text: str, *, stage: str, code: int, reason: str) -> None:
+        super().__init__(text, stage=stage)
+        self.code = code
+        self.reason = reason
 
 
 class StageFailed(StageError):

@@ -47,11 +47,32 @@ class Session(Protocol):
     :class:`~etlstage.protocol.events.ProtocolFailed`, after which the session is dead.
     """
 
-    def receive_data(self, data: bytes) -> None:
+    @property
+    def in_order(self) -> bool:
+        """
+        Whether exchanges end in the order in which they began.
+
+        They have no names then: :class:`~etlstage.protocol.events.MessagesPassed` and
+        :class:`~etlstage.protocol.events.RepliesCompleted` are what passes, a run at a
+        time. Else they are opened and ended by their numbers.
+        """
+        ...
+
+    @property
+    def owed(self) -> int:
+        """How many exchanges are open."""
+        ...
+
+    @property
+    def room(self) -> float:
+        """How many more may be opened now; where the worker asks, messages."""
+        ...
+
+    def receive_data(self, data: bytes, now: float, /) -> None:
         """Take bytes that the peer sent; they may be cut anywhere."""
         ...
 
-    def receive_eof(self) -> None:
+    def receive_eof(self, now: float, /) -> None:
         """Take note that the peer will send no more."""
         ...
 
@@ -70,7 +91,12 @@ class Session(Protocol):
         ...
 
     def data_to_send(self) -> list[bytes]:
-        """Return, once, the bytes to write; ``SEND_EOF`` among them is a half-close."""
+        """
+        Return, once, the bytes to write; ``SEND_EOF`` among them is a half-close.
+
+        It is asked after everything that was received, sent, or came with time, as
+        soon as what it returned before is written: control may come before data.
+        """
         ...
 
     def get_timer(self) -> float | None:
@@ -163,6 +189,23 @@ class Dialect(ABC):
         """Say why the settings don't fit a stage of that kind, or return None."""
         return None
 
+    @property
+    def announces(self) -> bool:
+        """Whether a worker says by itself, in the dialect, that it is ready."""
+        return False
+
     def farewell(self) -> Event | None:
         """Return what is said before stdin is closed, if anything."""
         return None
+
+    def failed(self, status: int, *, told: bool, held: int) -> bool:
+        """
+        Return whether an exit is a failure of the worker.
+
+        Args:
+            status: Its exit status, negative for a signal.
+            told: Whether it was told to end, without any fault of its own.
+            held: Messages that it held.
+
+        """
+        return not told and (status != 0 or held > 0)

@@ -17,11 +17,22 @@ from etlstage.messages import Groups, Run
 
 __all__ = (
     "BatchEnded",
+    "CommitAnswered",
+    "CommitAsked",
     "Event",
+    "ExchangeCancelled",
+    "ExchangeOpened",
+    "ExchangeRefused",
+    "ExchangesEnded",
+    "Farewell",
+    "LifeSeen",
     "MessagesPassed",
     "MoreRequested",
+    "Noise",
+    "OutputOf",
     "OutputPassed",
     "ProtocolFailed",
+    "Ready",
     "RepliesCompleted",
     "StreamEnded",
 )
@@ -58,6 +69,83 @@ class RepliesCompleted(NamedTuple):
     groups: Groups
 
 
+class ExchangeOpened(NamedTuple):
+    """The supervisor opens an exchange, in a dialect that names them."""
+
+    id: int
+    messages: Run
+    kind: str
+    """What the worker is to do with them: the kind of the stage."""
+
+
+class OutputOf(NamedTuple):
+    """The worker hands over messages of an exchange that goes on."""
+
+    id: int
+    messages: Run
+
+
+class ExchangesEnded(NamedTuple):
+    """The worker has ended exchanges, in any order."""
+
+    ends: list[tuple[int, tuple[bytes, ...]]]
+    """The number of each, and the rest of its reply."""
+
+
+class ExchangeRefused(NamedTuple):
+    """The worker says no to one exchange, and lives on."""
+
+    id: int
+    code: int
+    reason: str
+
+
+class ExchangeCancelled(NamedTuple):
+    """The supervisor does not want an exchange any more."""
+
+    id: int
+    code: int
+    reason: str
+
+
+class CommitAsked(NamedTuple):
+    """The worker asks, in the middle of its work, to have a position stored."""
+
+    position: object
+    """Plain JSON; None for all that it was given."""
+
+
+class CommitAnswered(NamedTuple):
+    """The supervisor has stored a position, or could not."""
+
+    position: object
+    error: str | None = None
+
+
+class Ready(NamedTuple):
+    """The worker may be given work."""
+
+    identity: str = ""
+    """As the worker calls itself."""
+
+
+class LifeSeen(NamedTuple):
+    """The worker is alive, busy or not."""
+
+
+class Farewell(NamedTuple):
+    """One side is about to end."""
+
+    code: int = 0
+    reason: str = ""
+
+
+class Noise(NamedTuple):
+    """Bytes that mean nothing and do no harm."""
+
+    data: bytes
+
+
 class StreamEnded(NamedTuple):
     """One side will send no more."""
 
@@ -77,6 +165,17 @@ Event: TypeAlias = (
     | MoreRequested
     | OutputPassed
     | RepliesCompleted
+    | ExchangeOpened
+    | OutputOf
+    | ExchangesEnded
+    | ExchangeRefused
+    | ExchangeCancelled
+    | CommitAsked
+    | CommitAnswered
+    | Ready
+    | LifeSeen
+    | Farewell
+    | Noise
     | StreamEnded
     | ProtocolFailed
 )

@@ -6,6 +6,7 @@ from etlstage.stage.policy import BatchPolicy as BatchPolicy
 from etlstage.stage.policy import ErrorBudget as ErrorBudget
 from etlstage.stage.policy import ErrorPolicy as ErrorPolicy
 from etlstage.stage.policy import Order as Order
+from etlstage.stage.policy import PoolPolicy as PoolPolicy
 from etlstage.stage.policy import RecyclePolicy as RecyclePolicy
 from etlstage.stage.policy import ResourceLimits as ResourceLimits
 from etlstage.stage.policy import RestartPolicy as RestartPolicy
@@ -17,6 +18,7 @@ __all__ = (
     "ErrorBudget",
     "ErrorPolicy",
     "Order",
+    "PoolPolicy",
     "RecyclePolicy",
     "ResourceLimits",
     "RestartPolicy",

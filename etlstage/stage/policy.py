@@ -20,6 +20,7 @@ __all__ = (
     "ErrorBudget",
     "ErrorPolicy",
     "Order",
+    "PoolPolicy",
     "RecyclePolicy",
     "ResourceLimits",
     "RestartPolicy",
@@ -38,6 +39,39 @@ class Order(Enum):
     """Messages with one key as they came in: one worker gets all of them."""
     NONE = "none"
     """As the workers answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolPolicy:
+    """
+    How many workers a stage has: between two bounds, as there is work.
+
+    One more is started when so many messages wait for each of them; one that has had
+    nothing to do for long enough goes, when it is more than there must be.
+    """
+
+    min: int = 1
+    """Processes, at least."""
+    max: int = 1
+    """Processes, at most."""
+    grow_at: float = 2.0
+    """Messages that wait for each worker until there is one more."""
+    idle: float = 60.0
+    """How long a worker may have nothing to do, in seconds."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min <= self.max:
+            raise ConfigError(
+                "workers.min must be 0 or more, and no more than workers.max"
+                f" ({self.max}), got {self.min}"
+            )
+        for name in ("max", "grow_at", "idle"):
+            _check_positive("workers", name, getattr(self, name))
+
+    @property
+    def varies(self) -> bool:
+        """Whether workers come and go."""
+        return self.min < self.max
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ whoever embeds :class:`~etlstage.AsyncSupervisor`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from etlstage.stage.policy import (
     BatchPolicy,
     ErrorPolicy,
     Order,
+    PoolPolicy,
     RecyclePolicy,
     ResourceLimits,
     RestartPolicy,
@@ -53,8 +55,8 @@ class Stage:
     dialect: Dialect = field(default_factory=default_dialect)
     """What the worker speaks, with its settings."""
     batch: BatchPolicy = field(default_factory=BatchPolicy)
-    workers: int = 1
-    """Processes that share the work."""
+    workers: int | PoolPolicy = 1
+    """Processes that share the work; their number, or how it follows the work."""
     order: Order = Order.TOTAL
     """In which order their replies are passed on."""
     key: str | None = None
@@ -97,7 +99,7 @@ class Stage:
                 f"stage {self.name}: command is the text {self.command!r}, expected"
                 " its words, as in ('python', 'clean.py'): there is no shell"
             )
-        if self.workers < 1:
+        if isinstance(self.workers, int) and self.workers < 1:
             raise ConfigError(
                 f"stage {self.name}: workers must be 1 or more, got {self.workers}"
             )
@@ -115,6 +117,15 @@ class Stage:
             )
         if self.key is not None:
             self._check_key(self.key)
+
+    @property
+    def pool(self) -> PoolPolicy:
+        """How many workers there are; an extractor runs when it is asked."""
+        if self.kind is StageKind.EXTRACT:
+            return PoolPolicy(min=0, max=1, grow_at=1, idle=math.inf)
+        if isinstance(self.workers, PoolPolicy):
+            return self.workers
+        return PoolPolicy(min=self.workers, max=self.workers)
 
     def _check_key(self, key: str) -> None:
         if self.order is not Order.KEY:

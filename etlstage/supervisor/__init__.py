@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from etlstage.supervisor.exchange.exchange import Outcome as Outcome
 from etlstage.supervisor.lifecycle.events import StartFailed as StartFailed
 from etlstage.supervisor.lifecycle.events import SupervisorEvent as SupervisorEvent
 from etlstage.supervisor.lifecycle.events import WorkerExited as WorkerExited
@@ -17,6 +18,7 @@ from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 
 __all__ = (
     "AsyncSupervisor",
+    "Outcome",
     "StartFailed",
     "SupervisorEvent",
     "WorkerExited",

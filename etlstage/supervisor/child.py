@@ -1,8 +1,7 @@
 """
 A started worker: its process, its stderr, and its end.
 
-What it is fed and what it answers is not known here; see ``connection.py`` for the
-workers of T and L stages, ``extraction.py`` for those of E stages.
+What it is fed and what it answers is not known here; see ``connection.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,13 @@ from typing import Any, Final
 
 import anyio
 
-from etlstage.errors import Attempt, EtlstageError, RemoteProtocolError, WorkerLost
+from etlstage.errors import (
+    Attempt,
+    EtlstageError,
+    RefusedByWorker,
+    RemoteProtocolError,
+    WorkerLost,
+)
 from etlstage.messages import counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
@@ -38,6 +43,7 @@ class ChildProcess:
         launch: What starts it.
         start: How often it was started, this time included.
         stdin: Whether the worker is given any.
+        farewell: Tells the worker to end, in its dialect, if there is a way to.
         story: Returns the last things that happened to it.
         counted: Called with numbers of lines on its stderr.
 
@@ -54,6 +60,7 @@ class ChildProcess:
         *,
         start: int = 1,
         stdin: bool = True,
+        farewell: Callable[[], bool] = bool,
         story: Callable[[], tuple[str, ...]] = tuple,
         counted: Callable[[int], None] | None = None,
     ) -> None:
@@ -70,6 +77,7 @@ class ChildProcess:
         self.status: int | None = None
         """Exit status, negative for a signal, once it is gone."""
         self._stage = stage
+        self._farewell = farewell
         self._story = story
         self._stderr = StderrLog(
             self.child.stderr,
@@ -205,6 +213,16 @@ class ChildProcess:
             self._describe(f"broke the protocol: {error}", tries)
         )
 
+    def refused(self, code: int, reason: str) -> RefusedByWorker:
+        """Return the error of a message to which the worker said no."""
+        return RefusedByWorker(
+            f"stage {self._stage.name}: worker {self.name} (pid {self.child.pid})"
+            f" refused the message: {reason or f'code {code}'}",
+            stage=self._stage.name,
+            code=code,
+            reason=reason,
+        )
+
     def attempt(self, fate: str) -> Attempt:
         """Return the record of this worker's failure at what it held."""
         self._stderr.drain()
@@ -217,6 +235,10 @@ class ChildProcess:
 
     async def _stop_when_told(self) -> None:
         await self.quit.wait()
+        if self._patient and self._farewell():
+            with anyio.move_on_after(self._stage.timeout.stop):
+                await self.exited.wait()
+                return
         for signal in (None, SIGTERM, SIGKILL) if self._patient else (SIGTERM, SIGKILL):
             if signal is not None:
                 self._signalled = True

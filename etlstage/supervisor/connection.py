@@ -1,5 +1,8 @@
 """
-One worker of a T or L stage, its protocol, and the bytes between.
+One worker, its session, and the bytes between.
+
+The connection alone owns the session of the dialect: it asks the dispatcher what to
+send, matches every event that comes back, and tells what has ended.
 
 In the common case everything happens in the task that reads: a reply comes in, its
 messages are delivered, the next ones are taken and written at once. Another task
@@ -11,19 +14,53 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, assert_never
 
 import anyio
 import anyio.lowlevel
 
-from etlstage.errors import Attempt, EtlstageError, FailureCause
-from etlstage.protocol.base import Shape
-from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
+from etlstage.errors import (
+    Attempt,
+    EtlstageError,
+    FailureCause,
+    LocalProtocolError,
+    MessageRefused,
+)
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.events import (
+    BatchEnded,
+    CommitAnswered,
+    CommitAsked,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    Farewell,
+    LifeSeen,
+    MessagesPassed,
+    MoreRequested,
+    Noise,
+    OutputOf,
+    OutputPassed,
+    ProtocolFailed,
+    Ready,
+    RepliesCompleted,
+    StreamEnded,
+)
+from etlstage.protocol.events import Event as Passed
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.child import ChildProcess
 from etlstage.supervisor.deadline import Deadline
-from etlstage.supervisor.exchange.dispatch import Loss
-from etlstage.supervisor.exchange.submission import Work
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
+from etlstage.supervisor.exchange.dispatch import (
+    Answered,
+    Dispatcher,
+    Loss,
+    StreamDispatcher,
+)
+from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
@@ -32,7 +69,6 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerReady,
     WorkerWorn,
 )
-from etlstage.supervisor.session import feeder, session
 from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, Readable
@@ -45,12 +81,19 @@ _CHUNK: Final = 65536  # bytes a read; once that many came:
 _BIG_CHUNK: Final = 512 * 1024
 _TURN: Final = 16  # reads in a row before other tasks get a turn
 
+_DISPATCHERS: Final[dict[Shape, type[Dispatcher]]] = {
+    Shape.STREAM: StreamDispatcher,
+    Shape.MESSAGE: Dispatcher,
+    Shape.BATCH: BatchDispatcher,
+    Shape.ASKED_BATCH: AskedDispatcher,
+}
+
 
 class Owner(Protocol):
     """What a connection needs of the supervisor that it belongs to."""
 
     stage: Stage
-    work: Work
+    backlog: Backlog
     metrics: StageMetrics | None
     launch: Launch
 
@@ -60,6 +103,10 @@ class Owner(Protocol):
 
     def story(self, worker: str) -> tuple[str, ...]:
         """Return the last things that happened to a worker."""
+        ...
+
+    def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
+        """Have a position stored, then call ``answer``, with the error if it failed."""
         ...
 
     @property
@@ -96,21 +143,33 @@ class Connection:
         self._owner = owner
         self._stage = stage = owner.stage
         self._metrics = metrics = owner.metrics
+        self._shape = stage.dialect.shape
         self._worker = ChildProcess(
             stage,
             name,
             owner.launch,
             start=start,
+            stdin=self._shape is not Shape.STREAM,
+            farewell=self._say_farewell,
             story=partial(owner.story, name),
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
         self._wire, self._child = self._worker.wire, self._worker.child
-        self._protocol = session(stage)
-        self._feeder = feeder(stage, self._protocol, owner.work, number)
+        limits = Limits(stage.max_message_bytes, stage.max_reply_bytes)
+        self._session = stage.dialect.open(Side.SUPERVISOR, limits)
+        self._named: NamedDispatcher | None = None
+        self._dispatch: Dispatcher
+        if self._session.in_order:
+            self._dispatch = _DISPATCHERS[self._shape](stage, owner.backlog, number)
+        else:
+            self._named = NamedDispatcher(stage, owner.backlog, number)
+            self._dispatch = self._named
         self._max_messages = max_messages
         self._writer = Writer(self._wire, self._break)
         self._answer_due = Deadline(self._miss_answer)
         self._batch_due = Deadline(self._pump_all)
+        self._session_due = Deadline(self._ring_session)
+        self._written_before = 0  # bytes, when it was last given something while idle
         self._unanswered_bytes = 0  # read since the last complete reply
         self._turn_came = 0.0  # when the oldest exchange that is owed became it
         self._open = False  # it is given messages
@@ -120,9 +179,10 @@ class Connection:
         self._reason = ""  # why it is of no more use, as a part of a sentence
         self._blame: EtlstageError | None = None  # how it broke the protocol
         self._late = 0  # bytes read after it had failed
+        self._tail: bytes | None = None  # what it wrote last, once it can write no more
         self._drained = anyio.Event()
-        self._batches = stage.dialect.shape.batches
-        self._asked = stage.dialect.shape is Shape.ASKED_BATCH
+        self._extracts = stage.kind is StageKind.EXTRACT
+        self._paused: anyio.Event | None = None  # reading waits for the consumer
         self.name = name
         self.start = start
         self.pid = self._child.pid
@@ -139,7 +199,7 @@ class Connection:
     @property
     def owed(self) -> int:
         """Exchanges that the worker has not answered."""
-        return self._protocol.owed
+        return self._session.owed
 
     @property
     def usable(self) -> bool:
@@ -153,32 +213,43 @@ class Connection:
 
     def pump(self, now: float) -> bool:
         """Give the worker what it may have now; return whether there was anything."""
-        writer = self._writer
-        if not self.usable or not (writer.empty or writer.flush()):
+        if self._extracts:
+            self._follow_consumer(now)
+        if not self.usable or not self._flush():
             return False
-        idle = not self._protocol.owed
-        if not self._feeder.feed(now):
-            if self._batches:
-                self._batch_due.set(self._feeder.due)
+        session, dispatch = self._session, self._dispatch
+        idle = not session.owed
+        written = self._writer.written
+        events = dispatch.next(now, session.owed, session.room)
+        if events is None:
+            self._batch_due.set(dispatch.due)
             return False
-        writer.add(self._protocol.data_to_send())
-        writer.flush()
-        if idle or self._asked:
-            if idle:
-                self._turn_came = now
+        for event in events:
+            try:
+                session.send(event)
+            except MessageRefused as error:
+                dispatch.refused(error)
+                break
+        self._flush()
+        if idle:
+            self._turn_came = now
+            self._written_before = written
+        if idle or self._shape is Shape.ASKED_BATCH or self._named is not None:
             self._expect_answer(now)
         return True
 
     def retire(self) -> None:
         """Give no more messages; stop the worker when it has answered those it has."""
-        self._retiring = self._feeder.retiring = True
+        self._retiring = self._dispatch.retiring = True
         self._pump_all(anyio.current_time())
         self._stop_if_retired()
 
     def stop(self, *, patient: bool = True) -> None:
         """Let :meth:`run` stop the worker."""
         self._told_to_stop = True
-        self._worker.stop(patient=patient)
+        # In the middle of a round there is nothing that it could finish.
+        busy = self._extracts and self._dispatch.busy
+        self._worker.stop(patient=patient and not busy)
 
     def fail(
         self,
@@ -208,31 +279,36 @@ class Connection:
             partial(self._writer.run, self._pump_all),
             self._answer_due.run,
             self._batch_due.run,
+            self._session_due.run,
         ]
         if self._child.status is not None:
             tasks.append(partial(self._read_status, self._child.status))
+        if self._extracts:
+            tasks.append(self._read_on_at_exit)
+        # A dialect may have something to say first.
+        self._settle(anyio.current_time())
         try:
             status = await self._worker.run(*tasks, drained=self._drained)
             self._end(status)
         finally:
             self._worker.close()
 
+    # --- the end ------------------------------------------------------------
+
     def _end(self, status: int) -> None:
         fate = self._worker.fate(self._closed if self.error is None else "")
+        if not self._told_to_stop and self._shape is Shape.STREAM and not status:
+            self._complete_stream()
         if self.error is None:
             self._reason = "was stopped" if self._told_to_stop else fate
         told = self._told_to_stop and self.error is None
-        # What it never read can't have killed it.
-        untouched = self.error is None and self._worker.unread >= self._writer.written
-        if self._owner.stopping:
-            held = self._feeder.abandon(self._describe(self._feeder.held))
-            loss = Loss(held=held, retried=0)
-        else:
-            loss = self._feeder.lose(
-                self._worker.attempt(self._reason),
-                self._last_error,
-                untouched=untouched,
-            )
+        # What it has not begun to read can't have killed it.
+        untouched = (
+            self.error is None
+            and self._shape is not Shape.STREAM
+            and self._worker.unread >= self._writer.written - self._written_before
+        )
+        loss = self._lose(untouched=untouched)
         if self.error is None and not told:
             self.error = self._describe(loss.held)
         # What it held is with others before anybody hears of its end.
@@ -253,6 +329,25 @@ class Connection:
             )
         )
 
+    def _complete_stream(self) -> None:
+        """End the round of a worker that has written all and exited well."""
+        now = anyio.current_time()
+        self._receive_eof(now)
+        if self.error is not None or self._closed == "stdin":
+            return
+        if self._tail:
+            # The last line of a file often has no line end. From a worker that failed
+            # it could be half a message; from one that ended well it is a message.
+            self._dispatch.passed([self._tail])
+        self.answered += self._dispatch.finish(now)
+
+    def _lose(self, *, untouched: bool) -> Loss:
+        if self._owner.stopping:
+            held = self._dispatch.abandon(self._describe(self._dispatch.held))
+            return Loss(held=held, retried=0)
+        attempt = self._worker.attempt(self._reason)
+        return self._dispatch.lose(attempt, self._last_error, untouched=untouched)
+
     def _describe(self, held: int, tries: int = 1) -> EtlstageError:
         """Return the error of what the worker held, or the one that it failed with."""
         if self._blame is not None:
@@ -262,9 +357,22 @@ class Connection:
 
     def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
         """Return the error of a message that this worker was the last to try."""
-        error = self._describe(1, len(attempts))
+        held = 0 if self._shape is Shape.STREAM else 1
+        error = self._describe(held, len(attempts))
         error.attempts = attempts
         return error
+
+    def _say_farewell(self) -> bool:
+        """Tell the worker to end, in its dialect; return whether there is a way to."""
+        farewell = self._stage.dialect.farewell()
+        if farewell is None:
+            return False
+        try:
+            self._session.send(farewell)
+        except LocalProtocolError:
+            return False  # the session is beyond that
+        self._flush()
+        return True
 
     # --- bytes --------------------------------------------------------------
 
@@ -284,10 +392,13 @@ class Connection:
                 self._receive(data)
             else:
                 self._late += len(data)
+            if self._extracts:
+                await self._wait_for_consumer()
             turn += 1
             if turn == _TURN:
                 turn = 0
                 await anyio.lowlevel.checkpoint()
+        self._receive_eof(anyio.current_time())
         self._drained.set()
         if not self._worker.told:
             self._closed = self._closed or "stdout"
@@ -297,43 +408,42 @@ class Connection:
     def _receive(self, data: bytes) -> None:
         now = anyio.current_time()
         self._unanswered_bytes += len(data)
-        self._protocol.receive_data(data)
-        for event in self._protocol.events_received():
-            if isinstance(event, RepliesCompleted):
-                self._take_replies(event, now)
-            elif isinstance(event, ProtocolFailed):
-                reason = f"broke the protocol: {event.error}"
-                self.fail(reason, "protocol", event.error)
-            elif isinstance(event, MoreRequested):
-                self._expect_answer(now)
+        self._session.receive_data(data, now)
+        self._settle(now)
+
+    def _receive_eof(self, now: float) -> None:
+        if self._tail is None and self.error is None:
+            self._tail = b""
+            self._session.receive_eof(now)
+            self._settle(now)
+
+    def _ring_session(self, now: float) -> None:
+        self._session.handle_timer(now)
+        self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        """Act upon what the session has understood, and write what it has to say."""
+        for event in self._session.events_received():
+            self._handle(event, now)
         # More than once: of what was taken, all may have been refused.
         self._pump_all(now)
+        self._flush()
+        self._session_due.set(self._session.get_timer())
         if self._metrics is not None:
-            self._metrics.in_flight(self.name, self._feeder.held)
-            self._metrics.waiting(self._owner.work.messages)
+            self._metrics.in_flight(self.name, self._dispatch.held)
+            self._metrics.waiting(self._owner.backlog.messages)
         if self._retiring:
             self._stop_if_retired()
 
-    def _take_replies(self, event: RepliesCompleted, now: float) -> None:
-        size = self._unanswered_bytes
-        messages, message_bytes = self._feeder.answered(event.groups, size, now)
-        self._unanswered_bytes = 0
-        self.answered += messages
-        if self._metrics is not None:
-            self._metrics.answered(
-                self.name,
-                len(event.groups),
-                messages,
-                message_bytes,
-                size,
-                now - self._turn_came,
-            )
-        self._turn_came = now
-        self._expect_answer(now)
-        if self.answered >= self._max_messages:
-            self._max_messages = math.inf
-            reason = f"answered {self.answered} messages"
-            self._owner.handle(WorkerWorn(self.name, reason))
+    def _flush(self) -> bool:
+        """Write what waits, then what the session has; return whether that was all."""
+        writer, session = self._writer, self._session
+        while writer.empty or writer.flush():
+            chunks = session.data_to_send()
+            if not chunks:
+                return True
+            writer.add(chunks)
+        return False
 
     async def _read_status(self, status: Readable) -> None:
         announced = not self._stage.ready
@@ -358,24 +468,141 @@ class Connection:
         while self.pump(now):
             pass
 
+    # --- events -------------------------------------------------------------
+
+    def _handle(self, event: Passed, now: float) -> None:
+        match event:
+            case RepliesCompleted(groups):
+                size = self._unanswered_bytes
+                answered = self._dispatch.answered(groups, size, now)
+                self._take_note(len(groups), answered, now)
+            case OutputPassed(messages):
+                self._dispatch.passed(messages)
+                self._expect_answer(now)
+            case MoreRequested():
+                self._expect_answer(now)
+            case ExchangesEnded(ends) if self._named is not None:
+                answered = self._named.ended(ends, self._unanswered_bytes)
+                self._take_note(len(ends), answered, now)
+            case OutputOf(id_, messages) if self._named is not None:
+                self._named.passed_by(id_, messages)
+            case ExchangeRefused(id_, code, reason):
+                error = self._worker.refused(code, reason)
+                answered = self._dispatch.refused_by(id_, error)
+                self._take_note(1, answered, now)
+            case CommitAsked(position):
+                self._owner.commit(position, partial(self._answer_commit, position))
+            case Ready():
+                self._owner.handle(WorkerReady(self.name, self.pid))
+            case LifeSeen():
+                self._owner.handle(AliveSeen(self.name))
+            case Farewell():
+                # It goes by itself; whether that is a fault its exit will tell.
+                self._dispatch.retiring = True
+            case StreamEnded(tail):
+                self._tail = tail
+            case ProtocolFailed(error=blame):
+                self.fail(f"broke the protocol: {blame}", "protocol", blame)
+            case Noise():
+                pass
+            case (
+                ExchangesEnded()
+                | OutputOf()
+                | MessagesPassed()
+                | BatchEnded()
+                | ExchangeOpened()
+                | ExchangeCancelled()
+                | CommitAnswered()
+            ):
+                raise AssertionError(f"unreachable: a worker's {type(event).__name__}")
+            case _:
+                assert_never(event)
+
+    def _take_note(self, exchanges: int, answered: Answered, now: float) -> None:
+        size, self._unanswered_bytes = self._unanswered_bytes, 0
+        self.answered += answered.messages
+        if self._metrics is not None:
+            self._metrics.answered(
+                self.name,
+                exchanges,
+                answered.messages,
+                answered.size,
+                size,
+                now - self._turn_came,
+            )
+        self._turn_came = now
+        self._expect_answer(now)
+        if self.answered >= self._max_messages:
+            self._max_messages = math.inf
+            reason = f"answered {self.answered} messages"
+            self._owner.handle(WorkerWorn(self.name, reason))
+
+    def _answer_commit(self, position: object, error: str | None) -> None:
+        if self.usable:
+            self._session.send(CommitAnswered(position, error))
+            self._settle(anyio.current_time())
+
+    # --- extraction ---------------------------------------------------------
+
+    async def _wait_for_consumer(self) -> None:
+        """Read no more while outputs lie unread; all that is left once it exited."""
+        while self._dispatch.stalled and not self._worker.exited.is_set():
+            self._answer_due.set(None)
+            self._paused = anyio.Event()
+            await self._paused.wait()
+            self._paused = None
+            self._expect_answer(anyio.current_time())
+
+    async def _read_on_at_exit(self) -> None:
+        await self._worker.exited.wait()
+        if self._paused is not None:
+            self._paused.set()
+
+    def _follow_consumer(self, now: float) -> None:
+        if self._named is not None:
+            for id_ in self._named.forgotten_ids():
+                self._cancel(id_, "nobody waits for it any more")
+        elif self._dispatch.forgotten and not self._worker.told:
+            # What it writes next would be taken for the answer to the next request.
+            self.stop(patient=False)
+        if self._paused is not None and not self._dispatch.stalled:
+            self._paused.set()
+
     # --- time ---------------------------------------------------------------
 
     def _expect_answer(self, now: float) -> None:
-        due = not self._feeder.awaited
+        session = self._session
+        due = not self._dispatch.awaited(session.owed, session.room)
         if due:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
         limit = self._stage.timeout.message
         if limit is not None:
-            self._answer_due.set(now + limit if due else None)
+            since = self._named.oldest if self._named is not None else now
+            at = since + limit if due and since is not None else None
+            self._answer_due.set(at)
 
     def _miss_answer(self, now: float) -> None:
-        what = "batch" if self._batches else "message"
-        wrote = self._stage.dialect.silence(self._unanswered_bytes)
         limit = self._stage.timeout.message
-        self.fail(f"did not answer a {what} within {limit} s: {wrote}", "silent")
+        assert limit is not None, "there is no deadline without a limit"
+        what = "batch" if self._shape.batches else "message"
+        if self._extracts:
+            what = "request"
+        wrote = self._stage.dialect.silence(self._unanswered_bytes)
+        if self._named is None:
+            self.fail(f"did not answer a {what} within {limit} s: {wrote}", "silent")
+            return
+        for id_ in self._named.expired(now - limit):
+            reason = f"did not answer a {what} within {limit} s"
+            self._cancel(id_, reason)
+            self._named.lose_one(id_, self._worker.attempt(reason), self._last_error)
+        self._expect_answer(now)
+
+    def _cancel(self, id_: int, reason: str) -> None:
+        self._session.send(ExchangeCancelled(id_, 0, reason))
+        self._flush()
 
     def _stop_if_retired(self) -> None:
-        if not self._protocol.owed and not self._worker.told:
+        if not self._session.owed and not self._worker.told:
             self.stop()

@@ -10,6 +10,7 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
     StartFailed,
     SupervisorEvent,
@@ -33,12 +34,12 @@ class Observers:
     Tells what happens to the workers of one stage; never fails.
 
     Args:
-        stage: Name of the stage.
+        stage: The stage.
         metrics: What is counted, if anything is.
 
     """
 
-    def __init__(self, stage: str, metrics: StageMetrics | None) -> None:
+    def __init__(self, stage: Stage, metrics: StageMetrics | None) -> None:
         self._stage = stage
         self._metrics = metrics
         self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
@@ -91,7 +92,7 @@ class Observers:
         with suppress(Exception):
             _log.warning(
                 "messages without a key were kept in order by one worker",
-                stage=self._stage,
+                stage=self._stage.name,
                 key=key,
                 messages=count,
             )
@@ -105,13 +106,13 @@ class Observers:
             listener.close()
 
     def _record(self, event: SupervisorEvent, *, given_up: bool) -> None:
-        log = _log.bind(stage=self._stage)
+        log = _log.bind(stage=self._stage.name)
         match event:
             case WorkerFailed(error=error):
                 log.warning("worker failed", error=str(error))
             case StartFailed(error=error) | WorkerFailedPermanently(error=error):
                 log.error("worker failed permanently", error=str(error))
-            case WorkerExited() if _died(event) and not given_up:
+            case WorkerExited() if self._died(event) and not given_up:
                 log.warning(
                     "worker exited",
                     worker=event.worker,
@@ -138,9 +139,10 @@ class Observers:
             case WorkerExited(worker):
                 metrics.worker_exited(worker, event.status)
                 metrics.retried(event.retried)
-                if _died(event) and not given_up:
+                if self._died(event) and not given_up:
                     metrics.worker_failed(worker, "died")
 
-
-def _died(event: WorkerExited) -> bool:
-    return not event.told and (event.lost > 0 or event.status != 0)
+    def _died(self, event: WorkerExited) -> bool:
+        return self._stage.dialect.failed(
+            event.status, told=event.told, held=event.lost
+        )

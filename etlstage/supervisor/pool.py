@@ -1,5 +1,5 @@
 """
-The workers of a T or L stage: performs what ``lifecycle/pool.py`` decides.
+The workers of a stage: performs what ``lifecycle/pool.py`` decides.
 
 Every event goes through :meth:`WorkerPool.handle`; what comes back is done at once, in
 order. Only what takes time runs as a task: each process until it is gone, and one
@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,9 +24,11 @@ from etlstage.errors import StageFailed, WorkerStartFailed
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.deadline import Deadline
-from etlstage.supervisor.exchange.submission import Work
+from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.lifecycle.events import (
+    DemandSeen,
     Event,
+    ScaleRequested,
     StartFailed,
     StopRequested,
     SupervisorEvent,
@@ -63,39 +65,39 @@ class WorkerPool:
 
     Args:
         stage: What to run.
-        work: Where the workers take messages from.
+        backlog: Where the workers take messages from.
         tasks: Where what takes time runs.
         tell: Called with what the host may want to know.
         metrics: What is counted, if anything is.
         launch: What starts the workers.
+        commit: Stores a position that a worker asks to have stored; None: nobody can.
 
     """
 
     def __init__(
         self,
         stage: Stage,
-        work: Work,
+        backlog: Backlog,
         tasks: TaskGroup,
         tell: Callable[[SupervisorEvent], None],
         metrics: StageMetrics | None,
         launch: Launch = launch_over_pipes,
+        commit: Callable[[object], Awaitable[None]] | None = None,
     ) -> None:
         self.stage = stage
-        self.work = work
+        self.backlog = backlog
         self.metrics = metrics
         self.launch = launch
+        self._commit = commit
         self._tasks = tasks
         self._tell = tell
         self._state = PoolState(stage, random.random)
-        self._numbers = {name: n for n, name in enumerate(self._state.workers)}
         self._connections: dict[str, Connection] = {}
-        self._timers = {
-            name: Deadline(partial(self._ring, name)) for name in self._state.workers
-        }
+        self._timers: dict[str, Deadline] = {}
         self._instructions: deque[Instruction] = deque()
         self._performing = False
-        self._broken: Exception | None = None
         self._orphaned = False  # what only one worker might take, others may
+        self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
         self._last_errors: dict[str, str] = {}
 
@@ -123,8 +125,6 @@ class WorkerPool:
                 then runs.
 
         """
-        for timer in self._timers.values():
-            self._tasks.start_soon(timer.run)
         if self.stage.recycle.max_rss is not None:
             self._tasks.start_soon(self._watch_memory, self.stage.recycle.max_rss)
         self._instructions.extend(self._state.begin())
@@ -155,15 +155,30 @@ class WorkerPool:
         """Return the last things that happened to a worker."""
         return self._state.story(worker, anyio.current_time())
 
+    def scale(self, workers: int) -> None:
+        """Have so many workers from now on; who is too many finishes what it has."""
+        self.handle(ScaleRequested(workers))
+
     def kick(self) -> None:
         """Let the workers take what is there, the least busy first."""
         now = anyio.current_time()
+        connections = list(self._connections.values())
         moved = True
         while moved:
-            idlest = sorted(self._connections.values(), key=lambda c: c.owed)
+            if len(connections) > 1:
+                connections.sort(key=lambda c: c.owed)
             moved = False
-            for connection in idlest:
+            for connection in connections:
                 moved = connection.pump(now) or moved
+        if self._state.may_grow and (waiting := self.backlog.messages):
+            self.handle(DemandSeen(waiting))
+
+    def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
+        """Have a position stored, then call ``answer``, with the error if it failed."""
+        if self._commit is None:
+            answer(f"stage {self.stage.name} has nobody who stores positions")
+        else:
+            self._tasks.start_soon(self._store, self._commit, position, answer)
 
     # --- performing -----------------------------------------------------------
 
@@ -193,11 +208,13 @@ class WorkerPool:
             case Stop(worker, patient):
                 self._stop(worker, patient=patient)
             case SetTimer(worker, at):
-                self._timers[worker].set(at)
+                self._timer(worker).set(at)
             case Tell(event):
                 self._note(event)
             case GiveUp(worker, reason):
                 self._give_up(worker, reason)
+            case _:
+                assert_never(instruction)
 
     def _spawn(self, wanted: Spawn) -> None:
         name = wanted.worker
@@ -208,7 +225,7 @@ class WorkerPool:
             connection = Connection(
                 self,
                 name,
-                number=self._numbers[name],
+                number=_number(name),
                 start=wanted.start,
                 max_messages=wanted.max_messages,
             )
@@ -219,6 +236,7 @@ class WorkerPool:
             self.handle(StartFailed(name, error))
             return
         self._connections[name] = connection
+        self.backlog.join(_number(name))
         self._tasks.start_soon(self._serve, connection)
         self.handle(WorkerStarted(name, connection.pid, wanted.start))
 
@@ -228,7 +246,7 @@ class WorkerPool:
         except Exception as error:
             # Ours: nothing that a worker does is raised. Who waits must not hang.
             self._broken = error
-            self.work.fail(error)
+            self.backlog.fail(error)
             raise
         finally:
             if self._connections.get(connection.name) is connection:
@@ -254,24 +272,45 @@ class WorkerPool:
         text = f"stage {self.stage.name}: no worker is left: {reason}"
         if last is not None:
             text += f"; the last error: {last}"
-        self.work.fail(StageFailed(text, stage=self.stage.name))
+        self.backlog.fail(StageFailed(text, stage=self.stage.name))
 
     def _note(self, event: SupervisorEvent) -> None:
         if isinstance(event, WorkerExited):
             error = self._connections[event.worker].error
             if error is not None:
                 self._last_errors[event.worker] = str(error)
-            if self._state[event.worker] in {State.EXITED, State.FATAL}:
+            if not self._state.wanted(event.worker):
+                self.backlog.leave(_number(event.worker), failed=False)
+            elif self._state[event.worker] in {State.EXITED, State.FATAL}:
                 self._bury(event.worker)
         elif isinstance(event, WorkerFailedPermanently):
             self._bury(event.worker)
         self._tell(event)
 
     def _bury(self, worker: str) -> None:
-        self.work.gone.add(self._numbers[worker])
+        self.backlog.leave(_number(worker))
         self._orphaned = True
 
+    async def _store(
+        self,
+        commit: Callable[[object], Awaitable[None]],
+        position: object,
+        answer: Callable[[str | None], None],
+    ) -> None:
+        try:
+            await commit(position)
+        except Exception as error:
+            answer(str(error))
+        else:
+            answer(None)
+
     # --- time -----------------------------------------------------------------
+
+    def _timer(self, worker: str) -> Deadline:
+        if worker not in self._timers:
+            self._timers[worker] = Deadline(partial(self._ring, worker))
+            self._tasks.start_soon(self._timers[worker].run)
+        return self._timers[worker]
 
     def _ring(self, worker: str, _now: float) -> None:
         connection = self._connections.get(worker)
@@ -288,6 +327,11 @@ class WorkerPool:
                     size = _resident_bytes(connection.pid)
                     if size > limit:
                         self.handle(WorkerWorn(name, f"uses {size} bytes of memory"))
+
+
+def _number(worker: str) -> int:
+    """Return the number of a worker, from 0."""
+    return int(worker.rpartition("-")[2]) - 1
 
 
 def _resident_bytes(pid: int) -> int:

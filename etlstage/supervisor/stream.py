@@ -23,7 +23,7 @@ import anyio.lowlevel
 
 from etlstage.messages import Position, Run
 from etlstage.supervisor.exchange.keyed import Lanes
-from etlstage.supervisor.exchange.submission import Marks, Submission
+from etlstage.supervisor.exchange.submission import Submission
 
 __all__ = ("Intake", "Signal", "in_runs")
 
@@ -60,10 +60,9 @@ class Intake:
 
     Args:
         submission: What to feed.
-        items: The caller's input: runs, and positions among them.
+        items: The caller's input: runs of messages, and positions among them.
         has_room: Whether the submission may take a run.
         fed: Called when there is something for the workers.
-        marked: Called when there is a new position.
         closed: The error of a stream whose supervisor is closed first.
 
     """
@@ -75,7 +74,6 @@ class Intake:
         *,
         has_room: Callable[[Submission | Lanes], bool],
         fed: Callable[[], None],
-        marked: Callable[[], None],
         closed: Exception,
     ) -> None:
         self.room = Signal()
@@ -84,14 +82,10 @@ class Intake:
         self.ended = anyio.Event()
         self.error: Exception | None = closed
         """What ended the input, or None when it ended by itself."""
-        self.marks = Marks()
-        """The positions that were not passed on."""
-        self._total = 0
         self._submission = submission
         self._items = items
         self._has_room = has_room
         self._fed = fed
-        self._marked = marked
 
     async def run(self) -> None:
         """Feed until the input ends, or the stream or the supervisor is closed."""
@@ -108,10 +102,10 @@ class Intake:
             if isinstance(self._items, AsyncIterable):
                 async with _iterating(self._items) as items:
                     async for item in items:
-                        await self._take(item)
+                        await self._feed(item)
             else:
                 for item in self._items:
-                    await self._take(item)
+                    await self._feed(item)
         except Exception as error:
             self.error = error
         else:
@@ -119,15 +113,13 @@ class Intake:
         self._submission.close()
         self._fed()
 
-    async def _take(self, item: Run | Position) -> None:
+    async def _feed(self, item: Run | Position) -> None:
         if isinstance(item, Position):
-            self.marks.add(self._total, item)
-            self._marked()
+            self._submission.mark(item)
             return
         while not self._has_room(self._submission):
             await self.room.wait()
         self._submission.feed(item, anyio.current_time())
-        self._total += len(item)
         self._fed()
 
 

@@ -7,17 +7,20 @@ and what it started is gone when its block ends, however it ends.
 
 from __future__ import annotations
 
+import json
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
+    Callable,
     Iterable,
 )
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import Self, overload
+from typing import Final, Self, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,9 +30,10 @@ from etlstage.errors import LocalProtocolError, WorkerLost
 from etlstage.messages import AnnotatedRun, Position, Result, Run, StageKind
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
-from etlstage.supervisor.exchange.submission import Answer, Submission, Watermark, Work
-from etlstage.supervisor.extraction import Extraction
+from etlstage.supervisor.exchange.submission import Collected, Round, Submission
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
@@ -39,6 +43,7 @@ from etlstage.transport import Launch, launch_over_pipes
 
 __all__ = ("AsyncSupervisor",)
 
+_OUTPUTS_UNREAD: Final = 256 * 1024  # bytes, until no more are read
 _to_result = partial(tuple.__new__, Result)
 
 
@@ -60,6 +65,8 @@ class AsyncSupervisor:
         max_bytes: The same in bytes, replies included.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
         launch: What starts the workers; processes on pipes, if nothing else is given.
+        commit: Stores a position that a worker asks to have stored, in a dialect that
+            knows of it; None: such a worker is told that nobody does.
 
     Raises:
         WorkerStartFailed: On entering, if the program can't be run.
@@ -74,17 +81,18 @@ class AsyncSupervisor:
         max_bytes: int = 64 * 1024 * 1024,
         meter: Meter | None = None,
         launch: Launch = launch_over_pipes,
+        commit: Callable[[object], Awaitable[None]] | None = None,
     ) -> None:
         self.stage = stage
         self._launch = launch
+        self._commit = commit
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._work = Work(stage.workers)
+        self._backlog = Backlog()
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._pool: WorkerPool | None = None
-        self._observers = Observers(stage.name, self._metrics)
+        self._observers = Observers(stage, self._metrics)
         self._tasks: TaskGroup | None = None
-        self._extraction: Extraction | None = None
         self._ended = False
 
     def __repr__(self) -> str:
@@ -125,9 +133,27 @@ class AsyncSupervisor:
         with anyio.CancelScope(shield=True):
             if self._pool is not None:
                 await self._pool.stop(patient=patient)
-                self._work.fail(self._closed())
-            if self._extraction is not None:
-                await self._extraction.aclose()
+                self._backlog.fail(self._closed())
+
+    def scale(self, workers: int) -> None:
+        """
+        Have so many workers from now on.
+
+        Who is too many finishes what it has. The bounds of ``stage.workers``, if there
+        are any, do not count any more.
+
+        Raises:
+            ValueError: If there are to be none, or the stage extracts.
+
+        """
+        self._running()
+        if workers < 1 or self.stage.kind is StageKind.EXTRACT:
+            raise ValueError(
+                f"stage {self.stage.name} of kind {self.stage.kind.value} can't have"
+                f" {workers} workers"
+            )
+        assert self._pool is not None
+        self._pool.scale(workers)
 
     async def submit(self, messages: Iterable[bytes]) -> list[Result]:
         """
@@ -143,8 +169,9 @@ class AsyncSupervisor:
             self._kick()
             while True:
                 stalled = submission.stalled
-                for answer in self._collect(submission):
-                    results[answer.start] = _results(answer)
+                for outcome in self._collect(submission):
+                    assert isinstance(outcome, Outcome), "no positions were submitted"
+                    results[outcome.start] = _results(outcome)
                 if submission.finished:
                     break
                 if stalled:
@@ -162,31 +189,28 @@ class AsyncSupervisor:
         read ahead within ``max_messages`` and ``max_bytes``. What it raises is raised
         here, behind the results of what came before.
         """
-        async with aclosing(self.answers(in_runs(messages))) as answers:
-            async for answer in answers:
-                for result in _results(answer):
+        async with aclosing(self.answers(in_runs(messages))) as outcomes:
+            async for outcome in outcomes:
+                for result in _results(outcome):
                     yield result
 
     @overload
     def answers(
         self, items: Iterable[Run] | AsyncIterable[Run]
-    ) -> AsyncGenerator[Answer, None]: ...
-
+    ) -> AsyncGenerator[Outcome, None]: ...
     @overload
     def answers(
         self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
-    ) -> AsyncGenerator[Answer | Position, None]: ...
-
+    ) -> AsyncGenerator[Collected, None]: ...
     async def answers(
         self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
-    ) -> AsyncGenerator[Answer | Position, None]:
+    ) -> AsyncGenerator[Collected, None]:
         """
         Do as :meth:`stream`, a run at a time: for who moves millions of messages.
 
-        A position among the runs is yielded behind the answers to all messages before
-        it; positions keep their order, whatever that of the answers is.
+        A position among the runs is yielded when all messages before it have ended,
+        whatever the order of the others; no position overtakes another.
         """
-        passed = Watermark()
         async with self._submission() as (submission, changed):
             tasks = self._running()
             intake = Intake(
@@ -194,25 +218,19 @@ class AsyncSupervisor:
                 items,
                 has_room=self._has_room,
                 fed=self._kick,
-                marked=changed.set,
                 closed=self._closed(),
             )
             tasks.start_soon(intake.run)
             try:
                 while True:
                     stalled = submission.stalled
-                    answers = self._collect(submission)
+                    collected = self._collect(submission)
                     if stalled:
                         self._kick()
-                    for position in intake.marks.due(passed.low):
-                        yield position
-                    for answer in answers:
+                    for item in collected:
                         intake.room.set()
-                        yield answer
-                        passed.rise(answer.start, len(answer.messages))
-                        for position in intake.marks.due(passed.low):
-                            yield position
-                    if submission.finished and not intake.marks:
+                        yield item
+                    if submission.finished:
                         break
                     await changed.wait()
                 if intake.error is not None:
@@ -258,15 +276,30 @@ class AsyncSupervisor:
 
         """
         self._running()
-        if self._extraction is None:
+        if self.stage.kind is not StageKind.EXTRACT:
             raise LocalProtocolError(
                 f"stage {self.stage.name} is of kind {self.stage.kind.value}:"
                 " it can't extract"
             )
-        rounds = self._extraction.round(start, end, template)
-        async with aclosing(rounds) as runs:
-            async for run in runs:
-                yield run
+        changed = Signal()
+        asked = Round(
+            changed.set, _request(start, end, template), max_unread=_OUTPUTS_UNREAD
+        )
+        self._backlog.open(asked)
+        try:
+            while True:
+                finished = asked.finished
+                for run in asked.outputs():
+                    yield run
+                if finished:
+                    break
+                self._kick()
+                await changed.wait()
+            if asked.error is not None:
+                raise asked.error
+        finally:
+            self._backlog.drop(asked)
+            self._kick()
 
     def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:
         """
@@ -280,17 +313,14 @@ class AsyncSupervisor:
     # --- inside -------------------------------------------------------------
 
     def _start(self) -> None:
-        tasks = self._running()
-        if self.stage.kind is StageKind.EXTRACT:
-            self._extraction = Extraction(self.stage, tasks, self._tell, self._launch)
-            return
         self._pool = WorkerPool(
             self.stage,
-            self._work,
-            tasks,
+            self._backlog,
+            self._running(),
             self._tell,
             self._metrics,
             self._launch,
+            self._commit,
         )
         self._pool.start()
 
@@ -329,7 +359,8 @@ class AsyncSupervisor:
         submission: Submission | Lanes
         order, most = self.stage.order, self._max_bytes
         if order is Order.KEY:
-            submission = Lanes(self.stage, changed.set, max_unread=most)
+            count = max(1, self.stage.pool.max)
+            submission = Lanes(self.stage, count, changed.set, max_unread=most)
             lanes = submission.lanes
         else:
             submission = Submission(
@@ -337,12 +368,12 @@ class AsyncSupervisor:
             )
             lanes = [submission]
         for lane in lanes:
-            self._work.open(lane)
+            self._backlog.open(lane)
         try:
             yield submission, changed
         finally:
             for lane in lanes:
-                self._work.drop(lane)
+                self._backlog.drop(lane)
             if isinstance(submission, Lanes) and submission.unkeyed:
                 self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
 
@@ -350,12 +381,13 @@ class AsyncSupervisor:
         assert self._pool is not None
         self._pool.kick()
 
-    def _collect(self, submission: Submission | Lanes) -> list[Answer]:
-        answers = submission.collect()
+    def _collect(self, submission: Submission | Lanes) -> list[Collected]:
+        collected = submission.collect()
         if self._metrics is not None:
-            failed = [a for a in answers if a.error is not None]
-            self._metrics.failed(sum(len(a.messages) for a in failed))
-        return answers
+            for item in collected:
+                if isinstance(item, Outcome) and item.error is not None:
+                    self._metrics.failed(len(item.messages))
+        return collected
 
     def _has_room(self, submission: Submission | Lanes) -> bool:
         return (
@@ -368,6 +400,15 @@ class AsyncSupervisor:
         self._observers.tell(event, alive=alive)
 
 
-def _results(answer: Answer) -> list[Result]:
-    rows = zip(answer.messages, answer.replies, repeat(answer.error), strict=False)
+def _results(outcome: Outcome) -> list[Result]:
+    rows = zip(outcome.messages, outcome.replies, repeat(outcome.error), strict=False)
     return list(map(_to_result, rows))
+
+
+def _request(start: object, end: object, template: str | None) -> bytes:
+    if template is not None:
+        text = template.replace("{start}", str(start)).replace("{end}", str(end))
+        return text.encode()
+    if start is None and end is None:
+        return b""
+    return json.dumps({"start": start, "end": end}).encode()

@@ -49,6 +49,10 @@ class Writer:
         unsent = self._unsent
         try:
             while unsent:
+                if not unsent[0]:  # SEND_EOF
+                    self._wire.close_write()
+                    unsent.popleft()
+                    continue
                 written = self._wire.write(unsent[0])
                 self.written += written
                 if written < len(unsent[0]):

@@ -13,7 +13,7 @@ import pytest
 from etlstage.messages import Position, Run, StageKind
 from etlstage.stage import Order
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.supervisor.exchange.submission import Answer
+from etlstage.supervisor.exchange.exchange import Outcome
 from tests.supervisor.workers import memory, numbers, outputs, stage
 
 # --- windows -------------------------------------------------------------------------
@@ -263,7 +263,7 @@ async def test_position_is_passed_while_nothing_else_comes() -> None:
         aclosing(supervisor.answers(items())) as answers,
     ):
         with anyio.fail_after(10):
-            assert isinstance(await anext(answers), Answer)
+            assert isinstance(await anext(answers), Outcome)
             assert await anext(answers) == Position(1)
             gate.set()
             assert await anext(answers) == Position(2)

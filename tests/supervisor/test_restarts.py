@@ -220,7 +220,7 @@ class Record:
         """Fail where it is not as it should be."""
         self._check_results()
         assert all(worker.returncode is not None for worker in self.started)
-        for name in [f"t-{n + 1}" for n in range(self.scenario.stage.workers)]:
+        for name in [f"t-{n + 1}" for n in range(self.scenario.stage.pool.max)]:
             self._check_worker([e for e in self.events if e[1].worker == name])
 
     def _check_results(self) -> None:

@@ -7,6 +7,7 @@ One marker session, seen from either side: moves bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from etlstage.errors import (
@@ -94,7 +95,19 @@ class MarkerProtocol:
 
     # --- the seam -----------------------------------------------------------
 
-    def receive_data(self, data: bytes) -> None:
+    @property
+    def in_order(self) -> bool:
+        """The k-th EOP answers the k-th exchange."""
+        return True
+
+    @property
+    def room(self) -> float:
+        """One message when a worker that fills its batches waits for it, else any."""
+        if self.mode is not Mode.BATCH_WORKER:
+            return math.inf
+        return float(self.state in (State.IDLE, State.WANTED))
+
+    def receive_data(self, data: bytes, _now: float = 0.0, /) -> None:
         """Take bytes that the peer sent; they may be cut anywhere."""
         if self.state is State.ERROR:
             return
@@ -103,7 +116,7 @@ class MarkerProtocol:
         except RemoteProtocolError as error:
             self._fail(error)
 
-    def receive_eof(self) -> None:
+    def receive_eof(self, _now: float = 0.0, /) -> None:
         """Take note that the peer will send no more."""
         if self.state is State.ERROR:
             return

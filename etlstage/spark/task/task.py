@@ -22,7 +22,7 @@ from etlstage.spark.task.chain import Given, message_of_partition, run_of
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.supervisor.exchange.submission import Answer
+from etlstage.supervisor.exchange.exchange import Outcome
 
 __all__ = ("KEPT", "Task")
 
@@ -65,13 +65,13 @@ def _messages(batch: pa.RecordBatch) -> Run:
     return run if batch.num_columns == 1 else AnnotatedRun(run, kept=batch.column(1))
 
 
-def _refused(stage: str, text: str, answer: Answer) -> StageFailed:
+def _refused(stage: str, text: str, answer: Outcome) -> StageFailed:
     """Return the error for an answer, with the place of its messages."""
     which = message_of_partition(answer.start, len(answer.messages))
     return StageFailed(f"{text} ({which})", stage=stage)
 
 
-async def _answer_all(stage: Stage, bridge: Bridge[Answer]) -> None:
+async def _answer_all(stage: Stage, bridge: Bridge[Outcome]) -> None:
     given = Given(f"stage {stage.name}", bridge.runs())
     async with (
         AsyncSupervisor(stage) as supervisor,
@@ -90,7 +90,7 @@ class _Results:
         self._pieces: list[tuple[pa.Array, ...]] = []
         self._rows = self._size = 0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: Outcome) -> None:
         """
         Take an answer.
 

@@ -1,157 +1,181 @@
 """
 What one worker is given in batches, and when a batch is closed.
 
-By us, with EOB, when it is ripe; or by a worker that asks for each message, when it
-asks for no more or there is none.
+By us, with the end of the batch, when it is ripe; or by a worker that asks for each
+message, when it asks for no more or there is none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from etlstage.errors import MessageRefused
-from etlstage.messages import Groups, concatenated
-from etlstage.protocol.events import BatchEnded, MessagesPassed
-from etlstage.protocol.marker import State
+from etlstage.messages import Groups
+from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
 from etlstage.stage.policy import BatchPolicy
-from etlstage.supervisor.exchange.dispatch import SLICE, Feeder, Held
-from etlstage.supervisor.exchange.submission import Answer, Submission, Taken, split
+from etlstage.supervisor.exchange.dispatch import SLICE, Dispatcher
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("AskedFeeder", "ClosingFeeder", "ripe_at")
+__all__ = ("AskedDispatcher", "BatchDispatcher", "ripe_at", "take_ripe")
 
 
-class _BatchFeeder(Feeder):
+class _Batches(Dispatcher):
     """Pairs each reply with a whole batch."""
 
     _batches = True
 
-    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Answer:
-        submission, start, messages, size = self._held.popleft().taken
-        self._held_bytes -= size
-        self._alone = None
-        answer = Answer(start, messages, groups[at : at + 1], size, reply_size)
-        submission.deliver(answer)
-        return answer
+    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Outcome:
+        held = self._held.popleft()
+        self._held_bytes -= held.size
+        self._alone = False
+        outcome = Outcome(
+            held.start, held.messages, groups[at : at + 1], held.size, reply_size
+        )
+        held.submission.deliver(outcome)
+        return outcome
 
 
-class ClosingFeeder(_BatchFeeder):
-    """Gives whole batches and closes each with EOB: supervisor-driven."""
+class BatchDispatcher(_Batches):
+    """Gives whole batches and closes each: supervisor-driven."""
 
-    def _give(self, room: int, now: float) -> bool:
-        policy = self._stage.batch
-        for submission in self._work.waiting(self._number):
-            ripe = ripe_at(submission, policy)
-            if ripe <= now:
-                self._fresh = False
-                self._send(submission.take_batch(policy.size, policy.bytes))
-                return True
-            self.due = ripe if self.due is None else min(ripe, self.due)
-        return False
+    def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
+        """Return a batch that is ripe and its end, or None."""
+        self.due = None
+        return super().next(now, owed, room)
 
-    def _send(self, taken: Taken) -> None:
-        """Send a batch, but only up to a message that contains a marker: it fails."""
-        try:
-            self._protocol.send(MessagesPassed(taken.messages))
-        except MessageRefused as refused:
-            before, taken = split(taken, refused.index)
-            culprit, behind = split(taken, 1)
-            # They are a batch of their own, for which there may be no room now.
-            behind.submission.give_back(behind)
-            super()._send(before)
-            self._refuse(culprit, refused)
-        else:
-            self._sent(taken)
+    def refused(self, error: MessageRefused) -> None:
+        """End the batch in front of the message that can't be sent."""
+        exchange = self._take_back()
+        before, rest = exchange.split(error.index)
+        culprit, behind = rest.split(1)
+        # They are a batch of their own, for which there may be no room now.
+        behind.submission.give_back(behind)
+        if before.left:
+            self._again.append(before)
+        self._alone = self._alone and bool(before.left)
+        self._refuse(culprit, error)
 
-    def _sent(self, taken: Taken) -> None:
-        super()._sent(taken)
-        self._protocol.send(BatchEnded())
+    def _begin(self, exchange: Exchange) -> Sequence[Event]:
+        return (*super()._begin(exchange), BatchEnded())
+
+    def _give(self, _room: int, now: float) -> Sequence[Event] | None:
+        batch, self.due = take_ripe(
+            self._backlog.in_turn(self._number), self._stage.batch, now
+        )
+        if batch is None:
+            return None
+        self._fresh = False
+        return self._begin(batch)
 
 
-class AskedFeeder(_BatchFeeder):
+class AskedDispatcher(_Batches):
     """Gives one message each time the worker asks: worker-driven."""
 
     _closes_at = 0.0
-    _rest: Taken | None = None  # of the batch that is tried alone
+    _rest: Exchange | None = None  # of the batch that is tried alone
+    _adding = False  # what was sent last goes on with a batch
+    _cut = False  # the batch ends, although the worker may have more
 
-    @property
-    def awaited(self) -> bool:
-        """Whether the worker waits for us: it asked for more, and may get it."""
-        if self._protocol.state is not State.WANTED:
-            return super().awaited
-        full = len(self._held[0].taken.messages) >= self._stage.batch.size
+    def awaited(self, owed: int, room: float) -> bool:
+        """Return whether the worker waits for us: it asked for more, and may get it."""
+        if not owed or room <= 0:
+            return not owed
+        full = len(self._held[0].messages) >= self._stage.batch.size
         return not (full and self._stage.dialect.asks_when_full)
 
-    def feed(self, now: float) -> bool:
-        """Queue a message or EOB, if the worker waits for one."""
+    def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
+        """Return a message or the end of the batch, if the worker waits for one."""
         self.due = None
-        if self._protocol.state is State.IDLE:
-            if self.retiring:
-                return False
-            self._closes_at = now + self._stage.batch.seconds
-            return (bool(self._work.suspects) and self._try_suspect()) or self._give(
-                1, now
-            )
-        if self._protocol.state is State.WANTED:
+        if room <= 0:
+            return None
+        if owed:
             return self._continue(now)
-        return False
+        if self.retiring:
+            return None
+        self._closes_at = now + self._stage.batch.seconds
+        if self._backlog.suspects and (suspect := self._take_suspect()) is not None:
+            self._alone = True
+            return self._begin(suspect)
+        for submission in self._backlog.in_turn(self._number):
+            self._fresh = False
+            return self._begin(submission.take(1, SLICE))
+        return None
 
-    def _give(self, room: int, now: float) -> bool:
-        return super()._give(1, now)
-
-    def _send(self, taken: Taken) -> None:
-        """Send the first message; of others, each when the worker asks for it."""
-        first, self._rest = split(taken, 1)
-        super()._send(first)
-
-    def _continue(self, now: float) -> bool:
-        policy = self._stage.batch
-        held = self._held[0]
-        batch = held.taken
-        if len(batch.messages) >= policy.size:
-            if self._stage.dialect.asks_when_full:
-                return False  # that BNC asks for nothing: the replies come next
-        elif self._alone is not None:
-            if self._rest is not None and self._rest.messages:
-                more, self._rest = split(self._rest, 1)
-                return self._add(held, more)
-        elif batch.submission.waiting and not self.retiring:
-            if batch.submission.can_follow(batch, policy.bytes):
-                return self._add(held, batch.submission.take(1, SLICE))
-        elif not (batch.submission.closed or self.retiring or now >= self._closes_at):
-            self.due = self._closes_at
-            return False
-        self._protocol.send(BatchEnded())
-        return True
-
-    def _add(self, held: Held, more: Taken) -> bool:
-        try:
-            self._protocol.send(MessagesPassed(more.messages))
-        except MessageRefused as refused:
-            self._refuse(more, refused)
-            self._protocol.send(BatchEnded())
+    def refused(self, error: MessageRefused) -> None:
+        """End the batch in front of the message that can't be sent."""
+        batch = self._take_back()
+        if self._adding:
+            before, culprit = batch.split(len(batch.messages) - 1)
+            super()._begin(before)
+            self._cut = True
         else:
-            batch = held.taken
-            held.taken = batch._replace(
-                messages=concatenated(batch.messages, more.messages),
-                size=batch.size + more.size,
-            )
-            held.size += more.size
-            self._held_bytes += more.size
-        return True
+            culprit = batch
+            self._alone = False
+            if self._rest is not None:
+                self._rest.submission.give_back(self._rest)
+                self._rest = None
+        self._refuse(culprit, error)
 
-    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Answer:
+    def _begin(self, exchange: Exchange) -> Sequence[Event]:
+        """Send the first message; of others, each when the worker asks for it."""
+        self._adding = self._cut = False
+        first, self._rest = exchange.split(1)
+        return super()._begin(first)
+
+    def _continue(self, now: float) -> Sequence[Event] | None:
+        policy = self._stage.batch
+        batch = self._held[0]
+        waiting = batch.submission
+        if self._cut:
+            pass
+        elif len(batch.messages) >= policy.size:
+            if self._stage.dialect.asks_when_full:
+                return None  # that asks for nothing: the replies come next
+        elif self._alone:
+            if self._rest is not None and self._rest.left:
+                more, self._rest = self._rest.split(1)
+                return self._add(batch, more)
+        elif waiting.waiting and not self.retiring:
+            if waiting.can_follow(batch, policy.bytes):
+                return self._add(batch, waiting.take(1, SLICE))
+        elif not (waiting.closed or self.retiring or now >= self._closes_at):
+            self.due = self._closes_at
+            return None
+        return (BatchEnded(),)
+
+    def _add(self, batch: Exchange, more: Exchange) -> Sequence[Event]:
+        self._adding = True
+        batch.submission.extend(batch, more)
+        self._held_bytes += more.size
+        return (MessagesPassed(more.messages),)
+
+    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Outcome:
         rest, self._rest = self._rest, None
         if rest is not None:
             rest.submission.give_back(rest)  # answered before it had all of its batch
         return super()._deliver(groups, at, reply_size)
 
-    def _let_go(self) -> list[Taken]:
+    def _let_go(self) -> list[Exchange]:
         held = super()._let_go()
         rest, self._rest = self._rest, None
-        if rest is None or not rest.messages or not held:
-            return held
-        # What it was to get next is a part of the batch that is tried alone.
-        batch = held[-1]
-        whole = concatenated(batch.messages, rest.messages)
-        return [batch._replace(messages=whole, size=batch.size + rest.size)]
+        if rest is not None and rest.left and held:
+            # What it was to get next is a part of the batch that is tried alone.
+            held[-1].submission.extend(held[-1], rest)
+        return held
+
+
+def take_ripe(
+    submissions: Sequence[Submission], policy: BatchPolicy, now: float
+) -> tuple[Exchange | None, float | None]:
+    """Return a batch that is ripe, or else when the next one will be, if ever."""
+    due: float | None = None
+    for submission in submissions:
+        ripe = ripe_at(submission, policy)
+        if ripe <= now:
+            return submission.take_batch(policy.size, policy.bytes), None
+        due = ripe if due is None else min(ripe, due)
+    return None, due
 
 
 def ripe_at(submission: Submission, policy: BatchPolicy) -> float:

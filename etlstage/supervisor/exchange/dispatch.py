@@ -1,33 +1,29 @@
 """
-What one worker is given, and how its answers are paired.
+What one worker is given, and what becomes of it.
 
-The k-th EOP answers the k-th exchange: here a message, in ``batch.py`` a batch.
-There is no I/O; the connection writes what the protocol has queued.
+The connection asks :meth:`Dispatcher.next` what to send and tells what has ended; what
+is sent is in the words of the dialect's events. There is no I/O, and no session.
+
+The k-th reply answers the k-th exchange: here a message, in ``batch.py`` a batch. A
+dialect that ends its exchanges in any order names them; then ``named.py`` decides.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from etlstage.errors import Attempt, MessageRefused
-from etlstage.messages import Groups, StageKind
-from etlstage.protocol.events import MessagesPassed
-from etlstage.protocol.marker import MarkerProtocol
+from etlstage.messages import Groups, Run, StageKind
+from etlstage.protocol.events import Event, MessagesPassed
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.exchange.retry import Judgement, judge
-from etlstage.supervisor.exchange.submission import (
-    Answer,
-    Suspect,
-    Taken,
-    Work,
-    split,
-    unanswered,
-)
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.retry import Judgement, judge, tried
 from etlstage.supervisor.exchange.window import Window
 
-__all__ = ("SLICE", "Feeder", "Held", "Loss")
+__all__ = ("SLICE", "Answered", "Dispatcher", "Loss", "StreamDispatcher")
 
 # What is done once for a slice costs as much as a thousand short messages do; but a
 # buffer of more than half a megabyte the allocator gives back to the kernel at once,
@@ -45,112 +41,164 @@ class Loss(NamedTuple):
     retried: int
     """How many of them others are to try."""
     failed: int = 0
-    """How many of them have failed for the last time."""
+    """How many of them have failed for good."""
     tries: int = 0
     """How often the one that is suspected now has failed; 0 for a batch, or none."""
 
 
-class Held:
-    """Messages that the worker has, of which the first ``answered`` are answered."""
+class Answered(NamedTuple):
+    """What some replies were about."""
 
-    __slots__ = ("answered", "size", "taken")
-
-    def __init__(self, taken: Taken) -> None:
-        self.taken = taken
-        self.answered = 0
-        self.size = taken.size
-
-    def rest(self) -> Taken:
-        """Return what is not answered."""
-        submission, start, messages, _ = self.taken
-        done = self.answered
-        return Taken(submission, start + done, messages[done:], self.size)
+    messages: int
+    size: int
+    """Bytes of the messages."""
 
 
-class Feeder:
+class Dispatcher:
     """
     Gives single messages, as many ahead as the window allows.
 
     Args:
         stage: Of the worker.
-        protocol: The session with it.
-        work: Where to take messages from.
+        backlog: Where to take messages from.
         number: The worker's.
 
     Attributes:
-        due: When :meth:`feed` may have something although nothing new was submitted,
+        due: When :meth:`next` may have something although nothing new was submitted,
             in seconds, or None.
         retiring: Set it to begin nothing new.
 
     """
 
     _batches = False
+    _concurrent = False
 
-    def __init__(
-        self, stage: Stage, protocol: MarkerProtocol, work: Work, number: int = 0
-    ) -> None:
+    def __init__(self, stage: Stage, backlog: Backlog, number: int = 0) -> None:
         self.due: float | None = None
         self.retiring = False
         self._stage = stage
-        self._protocol = protocol
-        self._work = work
+        self._backlog = backlog
         self._number = number
         fixed = stage.window
-        if fixed is None and stage.kind is StageKind.LOAD:
+        if fixed is None and stage.kind is not StageKind.TRANSFORM:
             fixed = 1
         self._window = Window(fixed)
-        self._held: deque[Held] = deque()
+        self._held: deque[Exchange] = deque()
         self._held_bytes = 0
+        self._again: deque[Exchange] = deque()  # taken, and not sent yet
         self._fresh = True  # it was given nothing but suspects
         self._answered_any = False
-        self._alone: Suspect | None = None
-
-    @property
-    def awaited(self) -> bool:
-        """Whether the worker waits for us, and not we for it."""
-        return not self._protocol.owed
+        self._alone = False  # what is held is a suspect
 
     @property
     def held(self) -> int:
         """Messages that the worker has and did not answer."""
-        return sum(len(h.taken.messages) - h.answered for h in self._held)
+        return sum(exchange.left for exchange in self._held)
 
-    def feed(self, now: float) -> bool:
-        """Queue what the worker may have now; return whether there was anything."""
-        self.due = None
-        owed = self._protocol.owed
-        if self._work.suspects:
-            if not owed and self._try_suspect():
-                return True
-            if owed and self._work.gone and self._work.has_suspect(self._number):
-                return False  # nobody else may come to try it: get idle
-        room = self._window.size - owed
+    @property
+    def busy(self) -> bool:
+        """Whether the worker has an exchange that has not ended."""
+        return bool(self._held)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether no more outputs are to be read before some are consumed."""
+        if not self._held:
+            return False
+        oldest = self._held[0].submission
+        return oldest.streams and oldest.stalled
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether the worker is busy for somebody who is gone, and can't be told."""
+        if not self._held:
+            return False
+        oldest = self._held[0].submission
+        return oldest.streams and oldest.forgotten
+
+    def awaited(self, owed: int, _room: float) -> bool:
+        """Return whether the worker waits for us, and not we for it."""
+        return not owed
+
+    def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
+        """
+        Return what to send, or None if there is nothing to do now.
+
+        Args:
+            now: The time, in seconds.
+            owed: Exchanges that the worker has not ended.
+            room: How many more it may be given.
+
+        """
+        if self._again:
+            return self._begin(self._again.popleft())
+        suspects = self._backlog.suspects
+        if suspects:
+            if not owed and (suspect := self._take_suspect()) is not None:
+                self._alone = True
+                return self._begin(suspect)
+            orphaned = self._backlog.orphaned
+            if owed and orphaned and self._backlog.has_suspect(self._number):
+                return None  # nobody else may come to try it: get idle
+        room = min(room, self._window.size - owed)
         if room <= 0 or (self._held and self._held_bytes >= _IN_FLIGHT):
-            return False
-        if self._alone is not None or self.retiring:
-            return False
+            return None
+        if self._alone or self.retiring:
+            return None
         if not owed:
             self._window.started(now)
-        return self._give(room, now)
+        return self._give(int(room), now)
 
-    def answered(self, groups: Groups, reply_size: int, now: float) -> tuple[int, int]:
-        """Deliver replies to the oldest exchanges; return messages and their bytes."""
+    def refused(self, error: MessageRefused) -> None:
+        """Take note that what was to be sent last can't be: not one message was."""
+        exchange = self._take_back()
+        before, rest = exchange.split(error.index)
+        culprit, behind = rest.split(1)
+        self._refuse(culprit, error)
+        self._again.extend(part for part in (before, behind) if part.left)
+        self._alone = self._alone and bool(self._again)
+
+    def passed(self, outputs: Run) -> None:
+        """Pass on outputs of the oldest exchange, which has not ended."""
+        self._held[0].submission.pass_on(outputs)
+
+    def finish(self, now: float) -> int:
+        """End the exchange of a worker that has written all; return how many."""
+        if not self._held:
+            return 0
+        return self.answered([()], 0, now).messages
+
+    def refused_by(self, _id: int, error: Exception) -> Answered:
+        """End the exchange whose turn it is with the worker's refusal."""
+        oldest = self._held[0]
+        self._answered_any = True
+        self._alone = False
+        if self._batches or oldest.left == 1:
+            culprit = self._held.popleft().rest()
+        else:
+            culprit = oldest.take(1, oldest.size)
+        self._held_bytes -= culprit.size
+        culprit.fail(error)
+        return Answered(culprit.left, culprit.size)
+
+    def answered(self, groups: Groups, reply_size: int, now: float) -> Answered:
+        """Deliver replies to the oldest exchanges."""
         self._window.answered(len(groups), now)
         self._answered_any = True
         at = messages = size = 0
         while at < len(groups):
-            answer = self._deliver(groups, at, reply_size)
+            outcome = self._deliver(groups, at, reply_size)
             reply_size = 0
-            messages += len(answer.messages)
-            size += answer.size
-            at += 1 if self._batches else len(answer.messages)
-        return messages, size
+            messages += len(outcome.messages)
+            size += outcome.size
+            at += 1 if self._batches else len(outcome.messages)
+        return Answered(messages, size)
 
     def abandon(self, error: Exception) -> int:
-        """Deliver ``error`` for all that the worker holds; return how much it was."""
+        """End all that the worker holds with ``error``; return how much it was."""
         count = self.held
-        for submission, start, messages, size in self._let_go():
-            submission.deliver(unanswered(start, messages, size, error))
+        for exchange in (*self._let_go(), *self._unsent()):
+            exchange.fail(error)
         return count
 
     def lose(
@@ -169,103 +217,131 @@ class Feeder:
             untouched: Whether the worker had read nothing of what it was given.
 
         """
-        count, suspect = self.held, self._alone
+        count = self.held
+        # A round is not blamed on the rounds before it: its worker had ended them all.
+        extracts = self._stage.kind is StageKind.EXTRACT
+        alone, first = self._alone, extracts or not self._answered_any
         held = self._let_go()
+        passed = [exchange for exchange in held if exchange.submission.passed]
+        if passed:
+            # To try a round again would double what was passed on already.
+            found = Judgement([], [], [tried(exchange, attempt) for exchange in passed])
+            return self._carry_out(found, count, error)
+        for exchange in self._unsent():
+            exchange.submission.give_back(exchange)
         if untouched:
-            found = Judgement([], held, [])
-            if suspect is not None:
-                found = Judgement([suspect], [], [])
+            found = Judgement(held, [], []) if alone else Judgement([], held, [])
         else:
             found = judge(
                 held,
-                suspect,
                 attempt,
                 retries=self._stage.on_error.retries,
                 batches=self._batches,
-                first=not self._answered_any,
+                first=first,
+                concurrent=self._concurrent,
             )
-        for taken in found.innocent:
-            taken.submission.give_back(taken)
-        # Nobody waits for what a caller that is gone has submitted.
-        wanted = [s for s in found.suspects if not s.taken.submission.forgotten]
-        # In front: a fresh worker gives its verdict on the first one only.
-        self._work.suspects.extendleft(reversed(wanted))
-        for (submission, start, messages, size), attempts, _ in found.failed:
-            answer = unanswered(start, messages, size, error(attempts))
-            submission.deliver(answer)
-        tries = max((s.tries for s in found.suspects), default=0)
-        failed = len(found.failed)
-        return Loss(count, count - failed, failed, tries)
+        return self._carry_out(found, count, error)
 
-    def _let_go(self) -> list[Taken]:
-        held = [h.rest() for h in self._held]
-        self._held.clear()
-        self._held_bytes = 0
-        self._alone = None
-        return held
+    # --- for the other kinds of exchanges -------------------------------------
 
-    def _try_suspect(self) -> bool:
-        """Give the worker a suspect, if it is fresh or nobody fresh may come."""
-        if self.retiring or self._alone is not None:
-            return False
-        if not self._fresh and not self._work.gone:
-            return False
-        suspect = self._work.take_suspect(self._number)
-        if suspect is None:
-            return False
-        self._alone = suspect
-        self._send(suspect.taken)
-        return True
+    def _begin(self, exchange: Exchange) -> Sequence[Event]:
+        """Take note of an exchange that is given; return what to send for it."""
+        self._held.append(exchange)
+        self._held_bytes += exchange.size
+        return (MessagesPassed(exchange.messages),)
 
-    def _give(self, room: int, now: float) -> bool:
-        for submission in self._work.waiting(self._number):
+    def _give(self, room: int, now: float) -> Sequence[Event] | None:
+        for submission in self._backlog.in_turn(self._number):
             self._fresh = False
-            self._send(submission.take(room, SLICE))
-            return True
-        return False
+            return self._begin(submission.take(room, SLICE))
+        return None
 
-    def _send(self, taken: Taken) -> None:
-        """Send messages, but for those that contain a marker: these fail."""
-        while taken.messages:
-            try:
-                self._protocol.send(MessagesPassed(taken.messages))
-            except MessageRefused as refused:
-                before, taken = split(taken, refused.index)
-                self._send(before)
-                culprit, taken = split(taken, 1)
-                self._refuse(culprit, refused)
-            else:
-                self._sent(taken)
-                return
-
-    def _sent(self, taken: Taken) -> None:
-        self._held.append(Held(taken))
-        self._held_bytes += taken.size
-
-    def _refuse(self, culprit: Taken, refused: MessageRefused) -> None:
-        submission, start, messages, size = culprit
-        error = MessageRefused(
-            f"stage {self._stage.name}: {refused} (message {start + 1} of its input)",
-            index=0,
-        )
-        submission.deliver(unanswered(start, messages, size, error))
-
-    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Answer:
+    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Outcome:
         held = self._held[0]
-        submission, start, messages, _ = held.taken
-        left = len(messages) - held.answered
+        left = held.left
         count = min(left, len(groups) - at)
         size = held.size if count == left else held.size * count // left
-        part = messages[held.answered : held.answered + count]
-        start += held.answered
-        held.answered += count
+        start, first = held.next, held.at
+        messages = held.messages[first : first + count]
+        held.at += count
         held.size -= size
         self._held_bytes -= size
         if count == left:
             self._held.popleft()
-            self._alone = None
+            self._alone = False
         if len(groups) != count:
             groups = groups[at : at + count]
-        answer = Answer(start, part, groups, size, reply_size)
-        submission.deliver(answer)
-        return answer
+        outcome = Outcome(start, messages, groups, size, reply_size)
+        held.submission.deliver(outcome)
+        return outcome
+
+    def _take_suspect(self) -> Exchange | None:
+        """Take a suspect if the worker is fresh, or nobody fresh may come."""
+        if self.retiring or self._alone:
+            return None
+        if not self._fresh and not self._backlog.orphaned:
+            return None
+        return self._backlog.take_suspect(self._number)
+
+    def _take_back(self) -> Exchange:
+        exchange = self._held.pop()
+        self._held_bytes -= exchange.size
+        return exchange
+
+    def _refuse(self, culprit: Exchange, refused: MessageRefused) -> None:
+        error = MessageRefused(
+            f"stage {self._stage.name}: {refused}"
+            f" (message {culprit.start + 1} of its input)",
+            index=0,
+        )
+        culprit.fail(error)
+
+    def _let_go(self) -> list[Exchange]:
+        held = [exchange.rest() for exchange in self._held]
+        self._held.clear()
+        self._held_bytes = 0
+        self._alone = False
+        return held
+
+    def _unsent(self) -> list[Exchange]:
+        unsent, self._again = list(self._again), deque()
+        return unsent
+
+    def _carry_out(
+        self,
+        found: Judgement,
+        count: int,
+        error: Callable[[tuple[Attempt, ...]], Exception],
+    ) -> Loss:
+        for exchange in found.innocent:
+            exchange.submission.give_back(exchange)
+        # Nobody waits for what a caller that is gone has submitted.
+        wanted = [s for s in found.suspects if not s.submission.forgotten]
+        # In front: a fresh worker gives its verdict on the first one only.
+        self._backlog.suspects.extendleft(reversed(wanted))
+        for exchange in found.failed:
+            exchange.fail(error(exchange.attempts))
+        tries = max((s.tries for s in found.suspects), default=0)
+        retried = sum(e.left for e in (*found.innocent, *wanted))
+        return Loss(count, retried, len(found.failed), tries)
+
+
+class StreamDispatcher(Dispatcher):
+    """
+    Has a worker run that is asked for nothing: it writes until it exits.
+
+    Its only exchange is a round, which ends with the process.
+    """
+
+    @property
+    def held(self) -> int:
+        """None: nothing was given to it."""
+        return 0
+
+    def next(self, now: float, _owed: int, room: float) -> Sequence[Event] | None:
+        """Return nothing to send when a round has begun, None if there is none."""
+        return None if self._held else super().next(now, 0, room)
+
+    def _begin(self, exchange: Exchange) -> Sequence[Event]:
+        super()._begin(exchange)
+        return ()

@@ -15,9 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from etlstage.errors import LocalProtocolError
-from etlstage.messages import AnnotatedRun, Run
+from etlstage.messages import AnnotatedRun, Position, Run
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.exchange.submission import Answer, Submission
+from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.submission import (
+    Collected,
+    Marks,
+    Submission,
+    Watermark,
+)
 
 __all__ = ("Lanes", "keys_of", "point")
 
@@ -29,23 +35,32 @@ class Lanes:
     One caller's messages, in a lane for each worker.
 
     Args:
-        stage: Whose ``key`` it is, and how many workers there are.
-        on_answer: Called when :meth:`collect` has something new.
+        stage: Whose ``key`` it is.
+        count: How many lanes: as many as there may be workers.
+        on_outcome: Called when :meth:`collect` has something new.
         max_unread: Bytes of replies that may lie in each lane; see
             :class:`~etlstage.supervisor.exchange.submission.Submission`.
 
     """
 
     def __init__(
-        self, stage: Stage, on_answer: Callable[[], None], *, max_unread: float
+        self,
+        stage: Stage,
+        count: int,
+        on_outcome: Callable[[], None],
+        *,
+        max_unread: float,
     ) -> None:
         self._stage = stage
         self.lanes = [
-            Submission(on_answer, max_unread=max_unread, lane=number)
-            for number in range(stage.workers)
+            Submission(on_outcome, max_unread=max_unread, keyed=True)
+            for _ in range(count)
         ]
         # Of each lane, where its uncollected messages are in the caller's input.
         self._places: list[deque[int]] = [deque() for _ in self.lanes]
+        self._marks = Marks()
+        self._passed = Watermark()
+        self._on_outcome = on_outcome
         self._total = 0
         self.unkeyed = 0
         """Messages in which there was no key."""
@@ -53,7 +68,7 @@ class Lanes:
     @property
     def finished(self) -> bool:
         """Whether everything was fed, answered and collected."""
-        return all(lane.finished for lane in self.lanes)
+        return not self._marks and all(lane.finished for lane in self.lanes)
 
     @property
     def stalled(self) -> bool:
@@ -96,19 +111,28 @@ class Lanes:
         for lane in self.lanes:
             lane.close()
 
-    def collect(self) -> list[Answer]:
-        """
-        Return, once, the answers whose turn it is in their lane.
+    def mark(self, position: Position) -> None:
+        """Have ``position`` collected behind all messages fed so far."""
+        self._marks.add(self._total, position)
+        self._on_outcome()
 
-        The messages of each are consecutive, and ``start`` is their place in the
+    def collect(self) -> list[Collected]:
+        """
+        Return, once, what is due in each lane, and positions behind all before them.
+
+        The messages of an outcome are consecutive, and ``start`` is their place in the
         caller's input.
         """
-        return [
+        ended = [
             part
             for lane, places in zip(self.lanes, self._places, strict=True)
-            for answer in lane.collect()
-            for part in _parts(answer, places)
+            for outcome in lane.collect()
+            if isinstance(outcome, Outcome)
+            for part in _parts(outcome, places)
         ]
+        for part in ended:
+            self._passed.rise(part.start, len(part.messages))
+        return [*ended, *self._marks.due(self._passed.low)]
 
 
 def keys_of(stage: Stage, messages: Run) -> Sequence[int]:
@@ -150,21 +174,21 @@ def _key(message: bytes, tokens: tuple[str, ...]) -> int:
     return zlib.crc32(text.encode())
 
 
-def _parts(answer: Answer, places: deque[int]) -> Iterator[Answer]:
-    """Cut an answer where its messages were not consecutive."""
-    mine = [places.popleft() for _ in answer.messages]
-    replies = answer.replies
+def _parts(outcome: Outcome, places: deque[int]) -> Iterator[Outcome]:
+    """Cut an outcome where its messages were not consecutive."""
+    mine = [places.popleft() for _ in outcome.messages]
+    replies = outcome.replies
     at = 0
     for end in range(1, len(mine) + 1):
         if end < len(mine) and mine[end] == mine[end - 1] + 1:
             continue
         last = end == len(mine)
-        yield Answer(
+        yield Outcome(
             mine[at],
-            answer.messages[at:end],
+            outcome.messages[at:end],
             replies[at:end],
-            answer.size if last else 0,
-            answer.reply_size if last else 0,
-            answer.error,
+            outcome.size if last else 0,
+            outcome.reply_size if last else 0,
+            outcome.error,
         )
         at = end

@@ -1,11 +1,12 @@
 """
 What becomes of the messages that a lost worker held.
 
-The oldest exchange is the suspect: a worker answers in order, so this is what it was
-busy with. It is tried again alone. Those behind it were only sent ahead: they go back
-to where they came from. A batch that was lost alone is halved; a message that was
-lost more often than it may be, the last time as the only thing that its process was
-ever given, has failed. So nothing is ever blamed for what another message did.
+The oldest exchange is the suspect: a worker that answers in order was busy with it. It
+is tried again alone. Those behind it were only sent ahead: they go back to where they
+came from. A worker with several exchanges under way may have died of any of them: all
+are suspects, and each is tried alone. A batch that was lost alone is halved; a message
+that was lost more often than it may be, the last time as the only thing that its
+process was ever given, has failed. So nothing is blamed for what another message did.
 
 What a worker had not even begun to read can't have killed it, and is no suspect.
 """
@@ -13,61 +14,70 @@ What a worker had not even begun to read can't have killed it, and is no suspect
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from etlstage.errors import Attempt
-from etlstage.supervisor.exchange.submission import Suspect, Taken, split
+from etlstage.supervisor.exchange.exchange import Exchange
 
-__all__ = ("Judgement", "judge")
+__all__ = ("Judgement", "judge", "tried")
 
 
 class Judgement(NamedTuple):
     """What to do with all that a worker held; each message is in one place."""
 
-    suspects: list[Suspect]
+    suspects: list[Exchange]
     """To be tried alone, in this order."""
-    innocent: list[Taken]
+    innocent: list[Exchange]
     """To be given again as if nothing had been."""
-    failed: list[Suspect]
-    """To be answered with an error."""
+    failed: list[Exchange]
+    """To be ended with an error."""
 
 
 def judge(
-    held: Sequence[Taken],
-    suspect: Suspect | None,
+    held: Sequence[Exchange],
     attempt: Attempt,
     *,
     retries: int,
     batches: bool,
     first: bool,
+    concurrent: bool = False,
 ) -> Judgement:
     """
     Return what becomes of what a lost worker held.
 
     Args:
-        held: What it had not answered, oldest first.
-        suspect: What was tried alone: then it is all that was held.
+        held: What it had not answered, oldest first; what was tried alone is all of it.
         attempt: How the worker was lost.
         retries: How often a single message may be lost beyond the first time.
-        batches: Whether one element of ``held`` is one exchange, and not one message.
+        batches: Whether each of ``held`` is one exchange, and not one for each message.
         first: Whether the process was given nothing before what it held.
+        concurrent: Whether all of ``held`` were under way at once.
 
     """
     if not held:
         return Judgement([], [], [])
+    if concurrent and len(held) > 1:
+        return Judgement([tried(exchange, attempt) for exchange in held], [], [])
     oldest, innocent = held[0], list(held[1:])
     if not batches and len(oldest.messages) > 1:
-        oldest, behind = split(oldest, 1)
+        oldest, behind = oldest.split(1)
         innocent.insert(0, behind)
-    before = suspect or Suspect(oldest, ())
-    attempts = (*before.attempts, attempt)
+    again = tried(oldest, attempt)
     count = len(oldest.messages)
-    again = Suspect(oldest, attempts, before.tries + (count == 1))
     if innocent:
         return Judgement([again], innocent, [])
     if count > 1:
-        halves = split(oldest, (count + 1) // 2)
-        return Judgement([Suspect(half, attempts) for half in halves], [], [])
+        return Judgement(list(again.split((count + 1) // 2)), [], [])
     if first and again.tries > retries:
         return Judgement([], [], [again])
     return Judgement([again], [], [])
+
+
+def tried(exchange: Exchange, attempt: Attempt) -> Exchange:
+    """Return ``exchange`` with one more attempt at it."""
+    return replace(
+        exchange,
+        attempts=(*exchange.attempts, attempt),
+        tries=exchange.tries + (len(exchange.messages) == 1),
+    )

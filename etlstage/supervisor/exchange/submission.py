@@ -1,76 +1,23 @@
 """
-Messages on their way to the workers, and their answers on the way back.
+One caller's messages: on their way to the workers, and their outcomes on the way back.
 
-A :class:`Submission` is one caller's messages; :class:`Work` is what all callers have
-submitted. Both move runs and counters, know no clock and do no I/O: who waits for
-them is told through the callbacks.
+A submission moves runs and counters, knows no clock and does no I/O: who waits for
+it is told through a callback.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable
-from itertools import repeat
-from typing import NamedTuple
+from typing import TypeAlias
 
-from etlstage.errors import Attempt
-from etlstage.messages import Groups, Position, Run, concatenated, size_of
+from etlstage.messages import Position, Run, concatenated, joined, size_of
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 
-__all__ = (
-    "Answer",
-    "Marks",
-    "Submission",
-    "Suspect",
-    "Taken",
-    "Watermark",
-    "Work",
-    "split",
-    "unanswered",
-)
+__all__ = ("Collected", "Marks", "Round", "Submission", "Watermark")
 
-
-class Answer(NamedTuple):
-    """What became of some consecutive messages of a submission."""
-
-    start: int
-    """Place of the first message in the submission."""
-    messages: Run
-    groups: Groups
-    """What the worker made of the last messages, each; those before have no output.
-    A batch is answered as a whole, by the group of its last message."""
-    size: int
-    """Bytes of the messages."""
-    reply_size: int = 0
-    """Bytes of the replies, with their markers."""
-    error: Exception | None = None
-    """Why there are no outputs."""
-
-    @property
-    def replies(self) -> Groups:
-        """For each message, what the worker made of it."""
-        without = len(self.messages) - len(self.groups)
-        return [*repeat((), without), *self.groups] if without else self.groups
-
-
-class Taken(NamedTuple):
-    """Messages that a worker took."""
-
-    submission: Submission
-    start: int
-    messages: Run
-    size: int
-
-
-class Suspect(NamedTuple):
-    """Messages that a worker was lost with; they are tried again alone."""
-
-    taken: Taken
-    attempts: tuple[Attempt, ...]
-    """The workers that were lost with them, oldest first."""
-    tries: int = 0
-    """How many of these had them as a single message, and not in a batch."""
+Collected: TypeAlias = Outcome | Position
 
 
 class Marks:
@@ -108,52 +55,41 @@ class Watermark:
             self.low = end
 
 
-class _Fed:
-    """A run of which the first ``at`` messages are taken."""
-
-    __slots__ = ("at", "messages", "size", "start", "time")
-
-    def __init__(self, start: int, messages: Run, size: int, time: float) -> None:
-        self.start = start  # place of the first message, taken or not
-        self.messages = messages
-        self.at = 0
-        self.size = size  # bytes of what is left
-        self.time = time
-
-    @property
-    def next(self) -> int:
-        """Place of the first message that is not taken."""
-        return self.start + self.at
-
-
 class Submission:
     """
-    One caller's messages: fed in order, taken by any worker, answered in order.
+    One caller's messages: fed in order, taken by any worker, ended in order.
 
     Args:
-        on_answer: Called when :meth:`collect` has something new.
+        on_outcome: Called when :meth:`collect` has something new.
         max_unread: Bytes of replies that may lie here; when there are more, workers
             are given no further messages but the one that is collected next.
-        ordered: Whether answers are collected in the order of the messages.
-        lane: Number of the only worker that may take from here, or None.
+        ordered: Whether outcomes are collected in the order of the messages.
+        keyed: Whether one worker is to take all of it: a lane of one key or several.
 
     """
+
+    streams = False
+    """Whether outputs are passed on before their exchange has ended."""
+    passed = False
+    """Whether some have been."""
 
     def __init__(
         self,
-        on_answer: Callable[[], None],
+        on_outcome: Callable[[], None],
         *,
         max_unread: float = math.inf,
         ordered: bool = True,
-        lane: int | None = None,
+        keyed: bool = False,
     ) -> None:
-        self.lane = lane
-        self._on_answer = on_answer
+        self.keyed = keyed
+        self._on_outcome = on_outcome
         self._max_unread = max_unread
         self._unread = 0
         self._ordered = ordered
-        self._fed: deque[_Fed] = deque()
-        self._answers: dict[int, Answer] = {}
+        self._waiting: deque[Exchange] = deque()
+        self._outcomes: dict[int, Outcome] = {}
+        self._marks = Marks()
+        self._passed = Watermark()  # where outcomes have no order
         self._next = 0  # place of the first message that was not collected
         self._total = 0
         self._dead: Exception | None = None
@@ -164,6 +100,8 @@ class Submission:
         self.waiting = 0
         """Messages that no worker has taken."""
         self.waiting_bytes = 0
+        self.in_flight = 0
+        """Messages that were taken and have not ended."""
         self.held = 0
         """Messages that were fed and not collected."""
         self.held_bytes = 0
@@ -171,8 +109,8 @@ class Submission:
 
     @property
     def finished(self) -> bool:
-        """Whether everything was fed, answered and collected."""
-        return self.closed and not self.held
+        """Whether everything was fed, has ended and was collected."""
+        return self.closed and not self.held and not self._marks
 
     @property
     def stalled(self) -> bool:
@@ -183,229 +121,193 @@ class Submission:
     def takeable(self) -> bool:
         """Whether a worker may take messages, where there are any."""
         # What a lost worker held may be what the consumer waits for.
-        return not self.stalled or self._fed[0].next == self._next
+        return not self.stalled or self._waiting[0].next == self._next
 
     @property
     def oldest(self) -> float:
         """When the longest waiting message was fed, in seconds."""
-        return self._fed[0].time
+        return self._waiting[0].since
 
     @property
     def next_size(self) -> int:
         """Bytes of the message whose turn it is."""
-        fed = self._fed[0]
-        return len(fed.messages[fed.at])
+        first = self._waiting[0]
+        return len(first.messages[first.at])
 
     def feed(self, messages: Run, now: float) -> None:
         """Append messages."""
-        if not messages:
+        if not len(messages):
             return
-        size = size_of(messages)
-        start = self._total
+        exchange = Exchange(self, self._total, messages, size_of(messages), since=now)
         self._total += len(messages)
         self.held += len(messages)
-        self.held_bytes += size
+        self.held_bytes += exchange.size
         if self._dead is not None:
-            self.deliver(unanswered(start, messages, size, self._dead))
+            self.in_flight += len(messages)
+            exchange.fail(self._dead)
             return
-        self._fed.append(_Fed(start, messages, size, now))
+        self._waiting.append(exchange)
         self.waiting += len(messages)
-        self.waiting_bytes += size
+        self.waiting_bytes += exchange.size
+
+    def mark(self, position: Position) -> None:
+        """Have ``position`` collected behind all messages fed so far."""
+        self._marks.add(self._total, position)
+        self._on_outcome()
 
     def close(self) -> None:
         """Promise that no more will be fed."""
         self.closed = True
-        self._on_answer()
+        self._on_outcome()
 
-    def take(self, count: int, size: int) -> Taken:
+    def take(self, count: int, size: int) -> Exchange:
         """Remove and return messages, at most ``count`` and ``size`` bytes, or one."""
-        fed = self._fed[0]
-        messages, taken = fed.messages, fed.size
-        if fed.at or len(messages) > count or taken > size:
-            messages = messages[fed.at : fed.at + count]
-            taken = size_of(messages)
-            while len(messages) > 1 and taken > size:
-                messages = messages[: len(messages) // 2]
-                taken = size_of(messages)
-        start = fed.next
-        fed.at += len(messages)
-        fed.size -= taken
-        if fed.at == len(fed.messages):
-            self._fed.popleft()
-        self.waiting -= len(messages)
-        self.waiting_bytes -= taken
-        return Taken(self, start, messages, taken)
+        first = self._waiting[0]
+        taken = first.take(count, size)
+        if not first.left:
+            self._waiting.popleft()
+        self._count_taken(taken)
+        return taken
 
-    def take_batch(self, count: int, size: int) -> Taken:
+    def take_batch(self, count: int, size: int) -> Exchange:
         """Remove and return as many messages as fit; one always does."""
         batch = self.take(count, size)
-        while self._fed and len(batch.messages) < count:
-            if not self.can_follow(batch, size):
-                break
-            room = size - batch.size
-            more = self.take(count - len(batch.messages), room)
-            batch = batch._replace(
-                messages=concatenated(batch.messages, more.messages),
-                size=batch.size + more.size,
-            )
+        while self._waiting and batch.left < count and self.can_follow(batch, size):
+            self.extend(batch, self.take(count - batch.left, size - batch.size))
         return batch
 
-    def can_follow(self, batch: Taken, size: int) -> bool:
+    def can_follow(self, batch: Exchange, size: int) -> bool:
         """Return whether the next message can join a batch of up to ``size`` bytes."""
-        fed = self._fed[0]
-        adjacent = fed.next == batch.start + len(batch.messages)
+        adjacent = self._waiting[0].next == batch.start + len(batch.messages)
         return adjacent and batch.size + self.next_size <= size
 
-    def give_back(self, taken: Taken) -> None:
+    def extend(self, batch: Exchange, more: Exchange) -> None:
+        """Join what follows a batch to it."""
+        batch.messages = concatenated(batch.messages, more.messages)
+        batch.size += more.size
+
+    def give_back(self, exchange: Exchange) -> None:
         """Undo a taking: workers take these messages in the order of their places."""
-        _, start, messages, size = taken
-        if not messages or self.forgotten:
+        if not exchange.left or self.forgotten:
             return
         if self._dead is not None:
-            self.deliver(unanswered(start, messages, size, self._dead))
+            exchange.fail(self._dead)
             return
         at = 0
-        while at < len(self._fed) and self._fed[at].next < start:
+        while at < len(self._waiting) and self._waiting[at].next < exchange.next:
             at += 1
-        self._fed.insert(at, _Fed(start, messages, size, -math.inf))
-        self.waiting += len(messages)
-        self.waiting_bytes += size
+        exchange.since = -math.inf
+        self._waiting.insert(at, exchange)
+        self.waiting += exchange.left
+        self.waiting_bytes += exchange.size
+        self.in_flight -= exchange.left
 
-    def deliver(self, answer: Answer) -> None:
-        """Take an answer from a worker, in whatever order."""
-        self._answers[answer.start] = answer
-        self.held_bytes += answer.reply_size
-        self._unread += answer.reply_size
-        if answer.start == self._next or not self._ordered:
-            self._on_answer()
+    def deliver(self, outcome: Outcome) -> None:
+        """Take the outcome of an exchange, in whatever order they end."""
+        self._outcomes[outcome.start] = outcome
+        self.in_flight -= len(outcome.messages)
+        self.held_bytes += outcome.reply_size
+        self._unread += outcome.reply_size
+        if outcome.start == self._next or not self._ordered:
+            self._on_outcome()
 
-    def collect(self) -> list[Answer]:
-        """Return, once, the answers whose turn it is, in the order of the messages."""
-        if not self._ordered:
-            collected, self._answers = list(self._answers.values()), {}
+    def pass_on(self, outputs: Run) -> None:
+        """Take outputs of an exchange that has not ended."""
+        raise AssertionError("unreachable: only a round streams its outputs")
+
+    def collect(self) -> list[Collected]:
+        """
+        Return, once, what is due: outcomes, and positions behind what was before them.
+
+        Outcomes come in the order of the messages if that is wanted, positions always.
+        """
+        if self._ordered:
+            collected = self._collect_in_order()
         else:
-            collected = []
-            while (answer := self._answers.pop(self._next, None)) is not None:
-                collected.append(answer)
-                self._next += len(answer.messages)
-        for answer in collected:
-            self.held -= len(answer.messages)
-            self.held_bytes -= answer.size + answer.reply_size
-            self._unread -= answer.reply_size
+            ended, self._outcomes = list(self._outcomes.values()), {}
+            for outcome in ended:
+                self._passed.rise(outcome.start, len(outcome.messages))
+            collected = [*ended, *self._marks.due(self._passed.low)]
+        for item in collected:
+            if isinstance(item, Outcome):
+                self.held -= len(item.messages)
+                self.held_bytes -= item.size + item.reply_size
+                self._unread -= item.reply_size
         return collected
 
     def forget(self) -> None:
         """Drop all that waits: a batch that is open is not filled with it."""
-        self._fed.clear()
+        self._waiting.clear()
         self.waiting = self.waiting_bytes = 0
         self.closed = self.forgotten = True
 
     def fail(self, error: Exception) -> None:
-        """Answer with ``error`` all that waits, and all that is still to come."""
+        """End with ``error`` all that waits, and all that is still to come."""
         self._dead = error
-        while self._fed:
-            _, start, messages, size = self.take(
-                len(self._fed[0].messages), sys.maxsize
-            )
-            self.deliver(unanswered(start, messages, size, error))
+        waiting, self._waiting = self._waiting, deque()
+        self.waiting = self.waiting_bytes = 0
+        for exchange in waiting:
+            self.in_flight += exchange.left
+            exchange.fail(error)
+
+    def _collect_in_order(self) -> list[Collected]:
+        collected: list[Collected] = []
+        while True:
+            if self._marks:
+                collected += self._marks.due(self._next)
+            outcome = self._outcomes.pop(self._next, None)
+            if outcome is None:
+                return collected
+            collected.append(outcome)
+            self._next += len(outcome.messages)
+
+    def _count_taken(self, taken: Exchange) -> None:
+        self.waiting -= taken.left
+        self.waiting_bytes -= taken.size
+        self.in_flight += taken.left
 
 
-def unanswered(start: int, messages: Run, size: int, error: Exception) -> Answer:
-    """Return the answer to messages that have none."""
-    return Answer(start, messages, (), size, error=error)
-
-
-def split(taken: Taken, count: int) -> tuple[Taken, Taken]:
-    """Return the first ``count`` messages, and the others."""
-    submission, start, messages, size = taken
-    first = messages[:count]
-    first_size = size_of(first)
-    return (
-        Taken(submission, start, first, first_size),
-        Taken(submission, start + count, messages[count:], size - first_size),
-    )
-
-
-class Work:
+class Round(Submission):
     """
-    What all callers have submitted and no worker has taken.
+    One request to extract: its outputs are collected as they come.
 
     Args:
-        workers: How many there are.
+        on_outcome: Called when :meth:`outputs` has something new, or the round ended.
+        request: What the worker is asked with; one that is not asked reads nothing.
+        max_unread: Bytes of outputs that may lie here until no more are read.
 
     """
 
-    def __init__(self, workers: int = 1) -> None:
-        self._workers = workers
-        self._submissions: deque[Submission] = deque()
-        self._dead: Exception | None = None
-        self.suspects: deque[Suspect] = deque()
-        """What workers were lost with; a fresh worker tries it, alone."""
-        self.gone: set[int] = set()
-        """Numbers of the workers that are not started again."""
+    streams = True
 
-    def open(self, submission: Submission) -> None:
-        """Let the workers take from ``submission``."""
-        self._submissions.append(submission)
-        if self._dead is not None:
-            submission.fail(self._dead)
+    def __init__(
+        self, on_outcome: Callable[[], None], request: bytes, *, max_unread: int
+    ) -> None:
+        super().__init__(on_outcome, max_unread=max_unread)
+        self._outputs: deque[Run] = deque()
+        self.error: Exception | None = None
+        """Why the round has ended early."""
+        self.feed([request], 0.0)
+        self.close()
 
-    def drop(self, submission: Submission) -> None:
-        """Forget a submission: its caller is gone, or it is finished."""
-        self._submissions.remove(submission)
-        submission.forget()
-        if self.suspects:
-            others = (s for s in self.suspects if s.taken.submission is not submission)
-            self.suspects = deque(others)
+    def deliver(self, outcome: Outcome) -> None:
+        """Take the outcome: the end of the round."""
+        self.error = outcome.error
+        outputs = joined(outcome.groups)
+        if len(outputs):  # where EOP is EOM the end is the only message
+            self._outputs.append(outputs)
+        super().deliver(outcome._replace(reply_size=0))
+        super().collect()
 
-    @property
-    def messages(self) -> int:
-        """How many messages wait for a worker."""
-        suspects = sum(len(s.taken.messages) for s in self.suspects)
-        return suspects + sum(s.waiting for s in self._submissions)
+    def pass_on(self, outputs: Run) -> None:
+        """Take outputs before the end."""
+        self.passed = True
+        self._outputs.append(outputs)
+        self._unread += size_of(outputs)
+        self._on_outcome()
 
-    def waiting(self, worker: int) -> list[Submission]:
-        """
-        Return what a worker may take messages from; the callers take turns.
-
-        Args:
-            worker: Its number.
-
-        """
-        self._submissions.rotate(-1)
-        return [
-            s
-            for s in self._submissions
-            if s.waiting
-            and s.takeable
-            and (s.lane is None or self._may(worker, s.lane))
-        ]
-
-    def has_suspect(self, worker: int) -> bool:
-        """Return whether there is something for worker number ``worker`` to try."""
-        lanes = (s.taken.submission.lane for s in self.suspects)
-        return any(lane is None or self._may(worker, lane) for lane in lanes)
-
-    def take_suspect(self, worker: int) -> Suspect | None:
-        """Remove and return what worker number ``worker`` is to try, if anything."""
-        for suspect in self.suspects:
-            lane = suspect.taken.submission.lane
-            if lane is None or self._may(worker, lane):
-                self.suspects.remove(suspect)
-                return suspect
-        return None
-
-    def fail(self, error: Exception) -> None:
-        """Answer everything with ``error``: there is no worker left."""
-        self._dead = error
-        while self.suspects:
-            submission, start, messages, size = self.suspects.popleft().taken
-            submission.deliver(unanswered(start, messages, size, error))
-        for submission in self._submissions:
-            submission.fail(error)
-
-    def _may(self, worker: int, lane: int) -> bool:
-        """Return whether a lane is the worker's: its own, or one that it inherited."""
-        others = (lane + n for n in range(self._workers))
-        heirs = (n % self._workers for n in others)
-        return next((n for n in heirs if n not in self.gone), None) == worker
+    def outputs(self) -> list[Run]:
+        """Return, once, what has come."""
+        outputs, self._outputs = list(self._outputs), deque()
+        self._unread = 0
+        return outputs

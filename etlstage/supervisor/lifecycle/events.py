@@ -14,7 +14,9 @@ from etlstage.errors import FailureCause
 
 __all__ = (
     "AliveSeen",
+    "DemandSeen",
     "Event",
+    "ScaleRequested",
     "StartFailed",
     "StopRequested",
     "SupervisorEvent",
@@ -101,7 +103,7 @@ class WorkerExited(NamedTuple):
     tries: int = 0
     """How often the message that is suspected now has failed alone; 0 for a batch."""
     untouched: bool = False
-    """It had read nothing of what it was given."""
+    """It had read nothing of what it held."""
     told: bool = False
     """It was told to end, without any fault of its own."""
     late: int = 0
@@ -125,6 +127,18 @@ class WorkerFailedPermanently(NamedTuple):
     error: Exception
 
 
+class DemandSeen(NamedTuple):
+    """Messages wait for a worker."""
+
+    waiting: int
+
+
+class ScaleRequested(NamedTuple):
+    """There are to be so many workers from now on."""
+
+    workers: int
+
+
 class StopRequested(NamedTuple):
     """The supervisor is to stop all workers."""
 
@@ -141,6 +155,8 @@ Event: TypeAlias = (
     | WorkerFailed
     | WorkerWorn
     | WorkerExited
+    | DemandSeen
+    | ScaleRequested
     | StopRequested
 )
 """What :class:`~etlstage.supervisor.lifecycle.pool.PoolState` handles."""

@@ -10,28 +10,36 @@ The life of a worker, which keeps its name over all its starts::
 
     EXITED --> STARTING --> RUNNING --> STOPPING --> BACKOFF --> STARTING ...
                                                  \-> EXITED   (done, or not wanted)
-                                                 \-> FATAL    (no progress)
+                                                 \-> FATAL    (too many useless starts)
 
 *STARTING* ends when the worker says that it is ready; one that never says so is
 RUNNING at once. *STOPPING* is every way to an end that we have begun: a fault, a
 worker that is worn, the supervisor's own end. A process that ends unasked goes from
 where it is to the state behind it.
 
-A start makes *progress* when it answered something, or died of a message that it had
+A start made *progress* when it answered something, or died of a message that it had
 read: then the search for the culprit has come a step further. Only starts without
-progress count against ``RestartPolicy.max``: messages that kill workers must not use
-up what protects from a program that can't even start.
+count against ``RestartPolicy.max``: messages that kill workers must not use up what
+protects from a program that can't even start.
 
-What concerns one worker is in ``worker.py``. Here is what concerns several: that only
-one of them is replaced at a time, and that somebody is told when none is left.
+What concerns one worker is in ``worker.py``. Here is what concerns several: how many
+there are to be, that only one of them is replaced at a time, and that somebody is told
+when none is left. An extractor runs when it is asked, so none may be there at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from etlstage.protocol.base import Shape
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.lifecycle.events import Event, StopRequested
+from etlstage.supervisor.lifecycle.events import (
+    DemandSeen,
+    Event,
+    ScaleRequested,
+    StopRequested,
+    TimerRang,
+)
 from etlstage.supervisor.lifecycle.instructions import GiveUp, Instruction
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.lifecycle.worker import WorkerLife
@@ -50,42 +58,51 @@ class PoolState:
     """
 
     def __init__(self, stage: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
+        self._stage = stage
+        self._random = random
         self._out: list[Instruction] = []
-        names = [f"{stage.name}-{n}" for n in range(1, stage.workers + 1)]
-        self._slots = {
-            name: WorkerLife(name, stage, random, self._out) for name in names
-        }
+        self._lives: dict[str, WorkerLife] = {}
+        self._min, self._max = stage.pool.min, stage.pool.max
+        # A worker that is asked for nothing runs when somebody wants what it writes.
+        streams = stage.dialect.shape is Shape.STREAM
+        for _ in range(0 if streams else max(1, self._min)):
+            self._add()
         self.stopping = False
         """The supervisor is to end: no worker is started any more."""
         self.given_up = False
         """No worker is left, although messages may be."""
 
     def __repr__(self) -> str:
-        return f"<PoolState {list(self._slots.values())}>"
+        return f"<PoolState {list(self._lives.values())}>"
 
     def __getitem__(self, worker: str) -> State:
         """Return the state of a worker."""
-        return self._slots[worker].state
+        return self._lives[worker].state
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The names of the workers."""
-        return tuple(self._slots)
+        """The names of the workers that there are to be."""
+        return tuple(life.name for life in self._wanted())
 
     @property
     def alive(self) -> int:
         """How many workers have a process, or are about to."""
-        return sum(slot.alive for slot in self._slots.values())
+        return sum(life.alive for life in self._lives.values())
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether demand can lead to one more worker."""
+        return not self.stopping and len(self._wanted()) < self._max
 
     @property
     def finished(self) -> bool:
         """Whether there is no process, and none will be started."""
-        return all(slot.finished for slot in self._slots.values())
+        return all(life.finished for life in self._lives.values())
 
     def begin(self) -> list[Instruction]:
         """Return what starts the workers."""
-        for slot in self._slots.values():
-            slot.spawn()
+        for life in self._lives.values():
+            life.spawn()
         return self._drain()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -100,42 +117,108 @@ class PoolState:
             AssertionError: If it can't have happened.
 
         """
-        if isinstance(event, StopRequested):
-            self.stopping = True
-            for slot in self._slots.values():
-                slot.handle(event, now)
-        else:
-            slot = self._slots[event.worker]
-            slot.handle(event, now)
-            self._retire_one(now)
-            self._give_up(slot)
+        match event:
+            case StopRequested():
+                self.stopping = True
+                for life in self._lives.values():
+                    life.handle(event, now)
+            case DemandSeen(waiting):
+                self._grow(waiting)
+            case ScaleRequested(workers):
+                self._scale(workers, now)
+            case _:
+                life = self._lives[event.worker]
+                life.handle(event, now)
+                if isinstance(event, TimerRang):
+                    self._spare(life, event.idle_since, now)
+                self._retire_one(now)
+                self._give_up(life)
         return self._drain()
+
+    def wanted(self, worker: str) -> bool:
+        """Return whether a worker is to be there."""
+        return self._lives[worker].wanted
 
     def story(self, worker: str, now: float) -> tuple[str, ...]:
         """Return the last things that happened to a worker, oldest first."""
-        return self._slots[worker].story.tell(now)
+        return self._lives[worker].story.tell(now)
 
     def validate(self) -> None:
         """Assert what always holds between two events."""
-        for slot in self._slots.values():
-            slot.validate()
-        retiring = [slot for slot in self._slots.values() if slot.retiring]
+        for life in self._lives.values():
+            life.validate()
+        retiring = [life for life in self._lives.values() if life.retiring]
         assert len(retiring) <= 1, f"{retiring} retire at the same time"
-        assert not self.given_up or self.finished, "given up too early"
-        assert not self.finished or self.stopping or self.given_up, (
+        assert not self.given_up or self.finished, "failed too early"
+        wanted = self._wanted()
+        gone = bool(wanted) and all(life.finished for life in wanted)
+        assert not gone or self.stopping or self.given_up, (
             "no worker is left, and nobody is told"
         )
 
+    # --- how many -----------------------------------------------------------
+
+    def _wanted(self) -> list[WorkerLife]:
+        return [life for life in self._lives.values() if life.wanted]
+
+    def _add(self) -> WorkerLife:
+        name = f"{self._stage.name}-{len(self._lives) + 1}"
+        life = WorkerLife(name, self._stage, self._random, self._out)
+        self._lives[name] = life
+        return life
+
+    def _start_one(self) -> None:
+        """Start one more worker: under the name of one that went, if there is one."""
+        for life in self._lives.values():
+            if not life.wanted and life.state is State.EXITED:
+                life.want()
+                return
+        self._add().spawn()
+
+    def _grow(self, waiting: int) -> None:
+        wanted = self._wanted()
+        if self.stopping or len(wanted) >= self._max:
+            return
+        # One at a time: what the last one brings is not known before it runs.
+        busy = all(life.state is State.RUNNING for life in wanted)
+        if waiting and busy and waiting >= self._stage.pool.grow_at * len(wanted):
+            self._start_one()
+
+    def _spare(self, life: WorkerLife, idle_since: float | None, now: float) -> None:
+        """Let a worker go that has had nothing to do for long enough."""
+        policy = self._stage.pool
+        if (
+            policy.varies
+            and life.state is State.RUNNING
+            and idle_since is not None
+            and now >= idle_since + policy.idle
+            and len(self._wanted()) > self._min
+        ):
+            life.dismiss(now)
+
+    def _scale(self, workers: int, now: float) -> None:
+        self._min = self._max = workers
+        if self.stopping:
+            return
+        for life in self._wanted()[workers:]:
+            life.dismiss(now)
+        for _ in range(workers - len(self._wanted())):
+            self._start_one()
+
+    # --- what concerns several ----------------------------------------------
+
     def _retire_one(self, now: float) -> None:
         """Replace a worn worker, if the others are all there."""
-        others = [slot for slot in self._slots.values() if not slot.finished]
-        if all(slot.state is State.RUNNING for slot in others):
-            worn = next((slot for slot in others if slot.worn is not None), None)
+        others = [life for life in self._wanted() if not life.finished]
+        if all(life.state is State.RUNNING for life in others):
+            worn = next((life for life in others if life.worn is not None), None)
             if worn is not None:
                 worn.retire(now)
 
     def _give_up(self, last: WorkerLife) -> None:
-        if self.finished and not self.stopping and not self.given_up:
+        wanted = self._wanted()
+        gone = bool(wanted) and all(life.finished for life in wanted)
+        if gone and not self.stopping and not self.given_up:
             self.given_up = True
             self._out.append(GiveUp(last.name, last.end))
 

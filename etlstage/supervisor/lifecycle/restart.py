@@ -59,6 +59,10 @@ class Tally:
     def __len__(self) -> int:
         return len(self._restarts)
 
+    def clear(self) -> None:
+        """Start anew: the worker made progress."""
+        self._restarts.clear()
+
     def span(self, now: float) -> float:
         """Return how long ago the oldest restart that counts was, in seconds."""
         return now - self._restarts[0] if self._restarts else 0.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from etlstage.errors import StageFailed
-from etlstage.messages import counted
+from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
@@ -76,6 +76,8 @@ class WorkerLife:
         self.worn: str | None = None
         """Why it is to be replaced, as soon as it may be."""
         self.retiring = False
+        self.wanted = True
+        """Whether there is to be a process; else the worker is as good as not there."""
         self.end = ""
         """Who it was and what became of it, when it is not started again."""
         self._stage = stage
@@ -86,6 +88,7 @@ class WorkerLife:
         self._at_fault = False  # this start did something wrong
         self._alive_at = 0.0
         self._worn_at = math.inf
+        self._idle = stage.pool.idle if stage.pool.varies else None
 
     def __repr__(self) -> str:
         pid = f" pid={self.pid}" if self.pid is not None else ""
@@ -125,6 +128,27 @@ class WorkerLife:
         limit = math.inf if most is None else max(1, int(most * self._less()))
         self._out.append(Spawn(self.name, self._start, limit))
 
+    def want(self) -> None:
+        """Have a worker that was not wanted started."""
+        assert self.state is State.EXITED
+        assert not self.wanted
+        self.wanted = True
+        self.spawn()
+
+    def dismiss(self, now: float) -> None:
+        """Let the worker go for good, when it has answered what it has."""
+        self.wanted = False
+        if self.state is State.RUNNING:
+            self.story.note(now, "not needed any more")
+            self._set_timer(None)
+            self.state = State.STOPPING
+            self._out.append(Retire(self.name))
+        elif self.state is State.STARTING:
+            self._stop(patient=True)
+        elif self.state is State.BACKOFF:
+            self._set_timer(None)
+            self.state = State.EXITED
+
     def retire(self, now: float) -> None:
         """Have the worker, which is worn, replaced."""
         assert self.state is State.RUNNING
@@ -157,7 +181,7 @@ class WorkerLife:
         self.pid = event.pid
         self.story.note(now, f"started (pid {event.pid}, start {event.start})")
         self._out.append(Tell(event))
-        if not self._stage.ready:
+        if not (self._stage.ready or self._stage.dialect.announces):
             self._run(now)
         elif self._stage.timeout.start is not None:
             self._set_timer(now + self._stage.timeout.start)
@@ -192,12 +216,17 @@ class WorkerLife:
     def _exited(self, event: WorkerExited, now: float) -> None:
         self.story.note(now, _fate(event))
         self._out.append(Tell(event))
-        failed = self._at_fault or (
-            not event.told and (event.status != 0 or event.lost > 0)
+        failed = self._at_fault or self._stage.dialect.failed(
+            event.status, told=event.told, held=event.lost
         )
         retired = self.retiring and not failed
         policy = self._stage.restart
         self.retiring = False
+        if self._stage.kind is StageKind.EXTRACT:
+            # Who extracts is started when the next round is asked for. One that went
+            # well may have gone before it saw that it was asked again.
+            went = event.untouched and event.answered and not event.status
+            self.wanted = bool(event.retried) and not went
         self._after(
             now,
             _fate(event),
@@ -255,6 +284,10 @@ class WorkerLife:
                 self._out.append(Fail(self.name, reason, "heartbeat"))
                 return
             at = min(at, seen + limit)
+        if self._idle is not None:
+            spare = (now if idle_since is None else idle_since) + self._idle
+            # It was spared for now, or the others are fewer than there must be.
+            at = min(at, spare if spare > now else now + self._idle)
         self._set_timer(None if at == math.inf else at)
 
     def _stop(self, *, patient: bool) -> None:
@@ -288,6 +321,10 @@ class WorkerLife:
         self._set_timer(None)
         self.state = State.EXITED
         if self._stopping:
+            return
+        if not self.wanted:
+            if useful:
+                self.tally.clear()
             return
         span = self.tally.span(now)
         if wanted:

@@ -1,5 +1,5 @@
 """
-Feeders against the worker's side of the protocol, both in memory.
+Dispatchers against the worker's side of the protocol, both in memory.
 
 The worker here answers in any mode, takes the bytes in any pieces and stops now and
 then; time is a number. What the supervisor does around it is in ``pump``.
@@ -7,7 +7,7 @@ then; time is a number. What the supervisor does around it is in ``pump``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from etlstage.errors import MessageRefused
 from etlstage.messages import StageKind
-from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.base import Limits, Session, Shape, Side
 from etlstage.protocol.events import (
     BatchEnded,
     MessagesPassed,
@@ -27,10 +27,17 @@ from etlstage.protocol.events import (
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage
-from etlstage.supervisor.exchange.dispatch import Feeder
-from etlstage.supervisor.exchange.submission import Answer, Submission, Work
-from etlstage.supervisor.session import feeder, session
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
+from etlstage.supervisor.exchange.dispatch import Dispatcher
+from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.submission import Submission
 
+DISPATCHERS = {
+    Shape.MESSAGE: Dispatcher,
+    Shape.BATCH: BatchDispatcher,
+    Shape.ASKED_BATCH: AskedDispatcher,
+}
 MODES = (Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER)
 LOST = RuntimeError("lost")
 
@@ -91,13 +98,27 @@ class Peer:
         self.protocol.send(RepliesCompleted([group]))
 
 
+def give(dispatcher: Dispatcher, session: Session, now: float) -> bool:
+    """Let the session have what the worker may be given; return whether it was any."""
+    events = dispatcher.next(now, session.owed, session.room)
+    if events is None:
+        return False
+    for event in events:
+        try:
+            session.send(event)
+        except MessageRefused as error:
+            dispatcher.refused(error)
+            break
+    return True
+
+
 class Line:
-    """A feeder, its protocol, and a peer, with the bytes in between."""
+    """A dispatcher, its session, and a peer, with the bytes in between."""
 
     def __init__(self, run: Stage, *, size: int = 3) -> None:
-        self.work = Work()
-        self.protocol = session(run)
-        self.feeder: Feeder = feeder(run, self.protocol, self.work)
+        self.backlog = Backlog()
+        self.protocol = run.dialect.open(Side.SUPERVISOR, Limits())
+        self.dispatcher = DISPATCHERS[run.dialect.shape](run, self.backlog)
         self.peer = Peer(run, size)
         self.to_worker = bytearray()
         self.to_us = bytearray()
@@ -106,12 +127,16 @@ class Line:
     def submission(self) -> Submission:
         """Open a submission."""
         submission = Submission(lambda: None)
-        self.work.open(submission)
+        self.backlog.open(submission)
         return submission
+
+    def give(self, now: float) -> bool:
+        """Let the session have what the worker may be given next."""
+        return give(self.dispatcher, self.protocol, now)
 
     def pump(self, now: float = 0.0) -> None:
         """Give the worker all that it may have."""
-        while self.feeder.feed(now):
+        while self.give(now):
             self.to_worker += b"".join(self.protocol.data_to_send())
             self.most_owed = max(self.most_owed, self.protocol.owed)
 
@@ -120,11 +145,11 @@ class Line:
         data, self.to_worker = self.to_worker[:size], self.to_worker[size:]
         self.to_us += self.peer.take(bytes(data))
         reply, self.to_us = self.to_us[:size], self.to_us[size:]
-        self.protocol.receive_data(bytes(reply))
+        self.protocol.receive_data(bytes(reply), now)
         for event in self.protocol.events_received():
             match event:
                 case RepliesCompleted(groups):
-                    self.feeder.answered(groups, len(reply), now)
+                    self.dispatcher.answered(groups, len(reply), now)
                 case MoreRequested():
                     pass
                 case _:
@@ -133,9 +158,12 @@ class Line:
         return bool(data or reply or self.to_us)
 
 
-def outcome(answers: list[Answer]) -> Iterator[tuple[bytes, tuple[bytes, ...], bool]]:
+def outcome(
+    answers: Iterable[object],
+) -> Iterator[tuple[bytes, tuple[bytes, ...], bool]]:
     """Yield message, outputs and whether it failed."""
     for answer in answers:
+        assert isinstance(answer, Outcome)
         for message, group in zip(answer.messages, answer.replies, strict=True):
             yield message, group, answer.error is not None
 
@@ -167,7 +195,7 @@ def test_every_message_is_answered_in_order(mode: Mode, data: st.DataObject) -> 
     line = Line(run)
     callers = [line.submission() for _ in range(data.draw(st.integers(1, 3)))]
     fed: list[list[bytes]] = [[] for _ in callers]
-    answers: list[list[Answer]] = [[] for _ in callers]
+    answers: list[list[object]] = [[] for _ in callers]
     now = 0.0
     for _ in range(data.draw(st.integers(0, 8))):
         index = data.draw(st.integers(0, len(callers) - 1))
@@ -192,7 +220,7 @@ def test_every_message_is_answered_in_order(mode: Mode, data: st.DataObject) -> 
         assert [m for m, _, _ in seen] == fed[index]
         bad = [any(c in m for c in b"\n\0\x17\x05") for m in fed[index]]
         assert [failed for _, _, failed in seen] == bad
-    assert line.feeder.held == line.protocol.owed == 0
+    assert line.dispatcher.held == line.protocol.owed == 0
     if window is not None:
         assert line.most_owed <= window
     if mode.batches:
@@ -228,16 +256,16 @@ def test_what_a_dead_worker_held_is_given_back_whole(
     line.pump()
     for size in data.draw(st.lists(st.integers(1, 9), max_size=9)):
         line.move(size)
-    held = line.feeder.held
-    assert line.feeder.abandon(LOST) == held
-    assert line.feeder.held == 0
-    line.work.fail(LOST)
+    held = line.dispatcher.held
+    assert line.dispatcher.abandon(LOST) == held
+    assert line.dispatcher.held == 0
+    line.backlog.fail(LOST)
     answers = caller.collect()
 
     assert caller.finished
     assert caller.held_bytes == 0
     assert [m for m, _, _ in outcome(answers)] == messages
-    failed = [a for a in answers if a.error is not None]
+    failed = [a for a in answers if isinstance(a, Outcome) and a.error is not None]
     assert sum(len(a.messages) for a in failed) >= held
     assert {a.error for a in failed} <= {LOST}
 
@@ -249,7 +277,7 @@ def test_the_kth_reply_answers_the_kth_message() -> None:
     first.feed([b"a", b"b"], 0.0)
     second.feed([b"c"], 0.0)
     line.pump()
-    line.feeder.answered([(b"1",), (), (b"3", b"4")], 6, 0.0)
+    line.dispatcher.answered([(b"1",), (), (b"3", b"4")], 6, 0.0)
 
     outcomes = [*outcome(first.collect()), *outcome(second.collect())]
     assert sorted(m for m, _, _ in outcomes) == [b"a", b"b", b"c"]
@@ -263,11 +291,11 @@ def test_slice_bounds_what_is_taken_at_once() -> None:
     caller = line.submission()
     caller.feed([b"x" * 200_000] * 10, 0.0)
 
-    assert line.feeder.feed(0.0)
-    assert line.feeder.held == 2
+    assert line.give(0.0)
+    assert line.dispatcher.held == 2
     caller.feed([b"y" * 1_000_000], 0.0)
     line.pump()
-    assert line.feeder.held == 11
+    assert line.dispatcher.held == 11
 
 
 def test_bytes_bound_what_is_ahead() -> None:
@@ -276,7 +304,7 @@ def test_bytes_bound_what_is_ahead() -> None:
     line.submission().feed([b"x" * 1_000_000] * 10, 0.0)
     line.pump()
 
-    assert line.feeder.held == 3
+    assert line.dispatcher.held == 3
 
 
 def test_load_stage_gets_one_message_at_a_time() -> None:
@@ -285,7 +313,7 @@ def test_load_stage_gets_one_message_at_a_time() -> None:
     line.submission().feed([b"1", b"2"], 0.0)
     line.pump()
 
-    assert line.feeder.held == 1
+    assert line.dispatcher.held == 1
 
 
 def test_refused_message_says_where_it_stood() -> None:
@@ -298,6 +326,7 @@ def test_refused_message_says_where_it_stood() -> None:
         pass
     *_, answer = caller.collect()
 
+    assert isinstance(answer, Outcome)
     assert isinstance(answer.error, MessageRefused)
     assert str(answer.error).startswith("stage t: message contains marker eop")
     assert str(answer.error).endswith("(message 3 of its input)")
@@ -309,9 +338,9 @@ def test_batch_waits_until_it_is_ripe() -> None:
     line = Line(stage(Mode.BATCH_SUPERVISOR, batch=policy))
     caller = line.submission()
     caller.feed([b"1"], 100.0)
-    assert not line.feeder.feed(101.0)
-    assert line.feeder.due == 105.0
-    assert line.feeder.feed(105.0)
+    assert not line.give(101.0)
+    assert line.dispatcher.due == 105.0
+    assert line.give(105.0)
 
     assert line.protocol.data_to_send() == [b"1\n", b"\x17"]
 
@@ -322,9 +351,9 @@ def test_batch_of_another_caller_may_be_ripe_first() -> None:
     line = Line(stage(Mode.BATCH_SUPERVISOR, batch=policy, window=1))
     for at in 103.0, 101.0, 102.0:
         line.submission().feed([b"1"], at)
-    assert not line.feeder.feed(104.0)
+    assert not line.give(104.0)
 
-    assert line.feeder.due == 106.0
+    assert line.dispatcher.due == 106.0
 
 
 def test_worker_that_asks_gets_eob_when_time_is_over() -> None:
@@ -334,9 +363,9 @@ def test_worker_that_asks_gets_eob_when_time_is_over() -> None:
     line.submission().feed([b"1"], 100.0)
     line.pump(100.0)
     line.move(99, 101.0)
-    assert line.feeder.due == 105.0
-    assert not line.feeder.feed(104.0)
-    assert line.feeder.feed(105.0)
+    assert line.dispatcher.due == 105.0
+    assert not line.give(104.0)
+    assert line.give(105.0)
 
     assert line.protocol.data_to_send() == [b"\x17"]
 
@@ -347,7 +376,7 @@ def test_worker_that_asks_gets_nothing_of_a_caller_that_is_gone() -> None:
     caller = line.submission()
     caller.feed([b"1", b"2", b"3"], 0.0)
     line.pump()
-    line.work.drop(caller)
+    line.backlog.drop(caller)
     while line.move(99):
         pass
 

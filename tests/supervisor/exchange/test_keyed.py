@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.errors import LocalProtocolError
-from etlstage.messages import AnnotatedRun, Result
+from etlstage.messages import AnnotatedRun, Position, Result
 from etlstage.stage import Order, RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
-from etlstage.supervisor.exchange.submission import Answer, Work
 from tests.supervisor.exchange.test_dispatch import stage as silent
 from tests.supervisor.workers import QUICK, numbers, outputs, stage
 
@@ -80,10 +81,10 @@ def test_no_keys_at_all_are_refused() -> None:
 
 def test_lane_belongs_to_one_worker() -> None:
     """What has one key is in one lane."""
-    lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
+    lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
     lanes.feed(AnnotatedRun([b"a", b"b", b"c", b"d"], key=[0, 1, 3, 2]), 0.0)
 
-    assert [lane.lane for lane in lanes.lanes] == [0, 1, 2]
+    assert all(lane.keyed for lane in lanes.lanes)
     taken = [lane.take(9, 99).messages for lane in lanes.lanes]
     assert taken == [[b"a", b"c"], [b"b"], [b"d"]]
 
@@ -94,15 +95,16 @@ def test_lane_belongs_to_one_worker() -> None:
 )
 def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
     """Whoever is answered first: starts are the caller's, sizes balance."""
-    lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
+    lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
     messages = [b"%d" % n for n in range(len(keys))]
     lanes.feed(AnnotatedRun(messages, key=keys), 0.0)
     lanes.close()
     for lane in lanes.lanes[::-1]:
         while lane.waiting:
-            _, start, run, size = lane.take(cuts[lane.waiting % len(cuts)], 99)
-            lane.deliver(Answer(start, run, [(m,) for m in run], size, 2 * size))
-    answers = lanes.collect()
+            e = lane.take(cuts[lane.waiting % len(cuts)], 99)
+            groups = [(m,) for m in e.messages]
+            lane.deliver(Outcome(e.start, e.messages, groups, e.size, 2 * e.size))
+    answers = [item for item in lanes.collect() if isinstance(item, Outcome)]
 
     seen = {a.start + n: m for a in answers for n, m in enumerate(a.messages)}
     assert [seen[n] for n in range(len(keys))] == messages
@@ -117,24 +119,69 @@ def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
 
 def test_messages_without_a_key_are_counted() -> None:
     """A pointer that is misspelt must not go unnoticed."""
-    lanes = Lanes(keyed(), lambda: None, max_unread=math.inf)
+    lanes = Lanes(keyed(), 3, lambda: None, max_unread=math.inf)
     lanes.feed([b'{"id": 1}', b'{"di": 1}', b"x"], 0.0)
 
     assert lanes.unkeyed == 2
 
 
-def test_lane_has_one_heir() -> None:
-    """Two workers must not process one key at the same time."""
-    work = Work(3)
-    lanes = Lanes(keyed(None), lambda: None, max_unread=math.inf)
+def busy(backlog: Backlog) -> list[int]:
+    """Return how many lanes each of three workers may take from."""
+    return [len(backlog.in_turn(n)) for n in range(3)]
+
+
+def test_lane_has_one_owner() -> None:
+    """Two workers must not process one key at the same time; who is gone owns none."""
+    backlog = Backlog()
+    for number in range(3):
+        backlog.join(number)
+    lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
     for lane in lanes.lanes:
-        work.open(lane)
+        backlog.open(lane)
     lanes.feed(AnnotatedRun([b"a", b"b", b"c"], key=[0, 1, 2]), 0.0)
-    assert [len(work.waiting(n)) for n in range(3)] == [1, 1, 1]
-    work.gone.add(0)
-    assert [len(work.waiting(n)) for n in range(3)] == [0, 2, 1]
-    work.gone.add(1)
-    assert [len(work.waiting(n)) for n in range(3)] == [0, 0, 3]
+    assert busy(backlog) == [1, 1, 1]
+    backlog.leave(0)
+    assert sorted(busy(backlog)) == [0, 1, 2]
+    backlog.leave(1)
+    assert busy(backlog) == [0, 0, 3]
+    backlog.leave(2)
+    assert busy(backlog) == [0, 0, 0]
+
+
+def test_lane_moves_to_a_new_worker_only_at_rest() -> None:
+    """What its owner has begun, he finishes: else a later message might overtake it."""
+    backlog = Backlog()
+    backlog.join(0)
+    lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
+    for lane in lanes.lanes:
+        backlog.open(lane)
+    lanes.feed(AnnotatedRun([b"a", b"b", b"c"] * 2, key=[0, 1, 2] * 2), 0.0)
+    assert busy(backlog) == [3, 0, 0]
+    taken = [lane.take(1, 9) for lane in lanes.lanes]
+    backlog.join(1)
+    assert busy(backlog) == [3, 0, 0]
+    for exchange in taken:
+        exchange.fail(LocalProtocolError("ended"))
+    assert sorted(busy(backlog)) == [0, 1, 2]
+
+
+def test_position_waits_for_all_lanes() -> None:
+    """It is behind all messages fed before it, whatever their keys."""
+    lanes = Lanes(keyed(None), 2, lambda: None, max_unread=math.inf)
+    lanes.feed(AnnotatedRun([b"a", b"b"], key=[0, 1]), 0.0)
+    lanes.mark(Position("here"))
+    lanes.feed(AnnotatedRun([b"c"], key=[0]), 0.0)
+    lanes.close()
+    first, second = (lane.take(1, 9) for lane in lanes.lanes)
+    last = lanes.lanes[0].take(1, 9)
+    for exchange in first, last:
+        exchange.fail(LocalProtocolError("ended"))
+    assert not any(isinstance(item, Position) for item in lanes.collect())
+    assert not lanes.finished
+    second.fail(LocalProtocolError("ended"))
+
+    assert lanes.collect()[-1] == Position("here")
+    assert lanes.finished
 
 
 # --- with workers --------------------------------------------------------------------

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.errors import Attempt
+from etlstage.supervisor.exchange.exchange import Exchange
 from etlstage.supervisor.exchange.retry import Judgement, judge
-from etlstage.supervisor.exchange.submission import Submission, Suspect, Taken
+from etlstage.supervisor.exchange.submission import Submission
 
 DIED = Attempt("t-1", 1, "died")
 BEFORE = Attempt("t-1", 0, "died before")
 
 
-def taken(start: int, *messages: bytes) -> Taken:
+def taken(start: int, *messages: bytes) -> Exchange:
     """Return messages as a worker holds them."""
-    return Taken(SUBMISSION, start, list(messages), sum(map(len, messages)))
+    return Exchange(SUBMISSION, start, list(messages), sum(map(len, messages)))
+
+
+def tried(exchange: Exchange, *attempts: Attempt, tries: int = 0) -> Exchange:
+    """Return an exchange that workers were lost with."""
+    return replace(exchange, attempts=attempts, tries=tries)
 
 
 SUBMISSION = Submission(lambda: None)
@@ -23,7 +31,7 @@ SUBMISSION = Submission(lambda: None)
 
 def test_idle_worker_held_nothing() -> None:
     """Its end costs nobody anything."""
-    found = judge([], None, DIED, retries=2, batches=False, first=True)
+    found = judge([], DIED, retries=2, batches=False, first=True)
 
     assert found == Judgement([], [], [])
 
@@ -31,54 +39,54 @@ def test_idle_worker_held_nothing() -> None:
 def test_oldest_message_is_suspect() -> None:
     """The others are given again; nothing is decided."""
     held = [taken(4, b"a", b"bb"), taken(6, b"c")]
-    found = judge(held, None, DIED, retries=0, batches=False, first=True)
+    found = judge(held, DIED, retries=0, batches=False, first=True)
 
     assert found == Judgement(
-        [Suspect(taken(4, b"a"), (DIED,), 1)], [taken(5, b"bb"), taken(6, b"c")], []
+        [tried(taken(4, b"a"), DIED, tries=1)], [taken(5, b"bb"), taken(6, b"c")], []
     )
 
 
 def test_lone_message_is_tried_again() -> None:
     """It may have been bad luck."""
-    found = judge([taken(0, b"a")], None, DIED, retries=1, batches=False, first=True)
+    found = judge([taken(0, b"a")], DIED, retries=1, batches=False, first=True)
 
-    assert found == Judgement([Suspect(taken(0, b"a"), (DIED,), 1)], [], [])
+    assert found == Judgement([tried(taken(0, b"a"), DIED, tries=1)], [], [])
 
 
 def test_lone_message_fails_at_last() -> None:
     """It had its retries, and the last time nothing else can have been at fault."""
-    suspect = Suspect(taken(0, b"a"), (BEFORE,), 1)
-    found = judge([suspect.taken], suspect, DIED, retries=1, batches=False, first=True)
+    suspect = tried(taken(0, b"a"), BEFORE, tries=1)
+    found = judge([suspect], DIED, retries=1, batches=False, first=True)
 
-    assert found == Judgement([], [], [Suspect(taken(0, b"a"), (BEFORE, DIED), 2)])
+    assert found == Judgement([], [], [tried(taken(0, b"a"), BEFORE, DIED, tries=2)])
 
 
 def test_message_does_not_fail_for_the_age_of_its_worker() -> None:
     """The process had done something before: a fresh one gives the verdict."""
-    suspect = Suspect(taken(0, b"a"), (BEFORE,), 1)
-    found = judge([suspect.taken], suspect, DIED, retries=0, batches=False, first=False)
+    suspect = tried(taken(0, b"a"), BEFORE, tries=1)
+    found = judge([suspect], DIED, retries=0, batches=False, first=False)
 
-    assert found == Judgement([Suspect(taken(0, b"a"), (BEFORE, DIED), 2)], [], [])
+    assert found == Judgement([tried(taken(0, b"a"), BEFORE, DIED, tries=2)], [], [])
 
 
 def test_message_does_not_fail_for_what_its_batches_did() -> None:
     """They were lost twice; by itself it was lost once."""
-    suspect = Suspect(taken(0, b"a"), (BEFORE, BEFORE), 0)
-    found = judge([suspect.taken], suspect, DIED, retries=1, batches=True, first=True)
+    suspect = tried(taken(0, b"a"), BEFORE, BEFORE, tries=0)
+    found = judge([suspect], DIED, retries=1, batches=True, first=True)
 
     assert found == Judgement(
-        [Suspect(taken(0, b"a"), (BEFORE, BEFORE, DIED), 1)], [], []
+        [tried(taken(0, b"a"), BEFORE, BEFORE, DIED, tries=1)], [], []
     )
 
 
 def test_batch_is_halved() -> None:
     """The first half gets the odd one; both remember."""
     found = judge(
-        [taken(3, b"a", b"b", b"c")], None, DIED, retries=0, batches=True, first=True
+        [taken(3, b"a", b"b", b"c")], DIED, retries=0, batches=True, first=True
     )
 
     assert found == Judgement(
-        [Suspect(taken(3, b"a", b"b"), (DIED,)), Suspect(taken(5, b"c"), (DIED,))],
+        [tried(taken(3, b"a", b"b"), DIED), tried(taken(5, b"c"), DIED)],
         [],
         [],
     )
@@ -87,11 +95,26 @@ def test_batch_is_halved() -> None:
 def test_batch_with_others_behind_is_tried_whole() -> None:
     """What was sent ahead goes back; the batch is not halved on suspicion."""
     held = [taken(0, b"a", b"b"), taken(2, b"c", b"d")]
-    found = judge(held, None, DIED, retries=0, batches=True, first=True)
+    found = judge(held, DIED, retries=0, batches=True, first=True)
 
     assert found == Judgement(
-        [Suspect(taken(0, b"a", b"b"), (DIED,))], [taken(2, b"c", b"d")], []
+        [tried(taken(0, b"a", b"b"), DIED)], [taken(2, b"c", b"d")], []
     )
+
+
+def test_all_exchanges_under_way_are_suspects() -> None:
+    """A worker that had several at once may have died of any of them."""
+    held = [taken(0, b"a"), taken(1, b"b")]
+    found = judge(held, DIED, retries=0, batches=False, first=True, concurrent=True)
+
+    assert found == Judgement(
+        [tried(taken(0, b"a"), DIED, tries=1), tried(taken(1, b"b"), DIED, tries=1)],
+        [],
+        [],
+    )
+    (alone, _) = found.suspects
+    found = judge([alone], DIED, retries=0, batches=False, first=True, concurrent=True)
+    assert found.failed == [tried(taken(0, b"a"), DIED, DIED, tries=2)]
 
 
 @given(
@@ -99,26 +122,34 @@ def test_batch_with_others_behind_is_tried_whole() -> None:
     batches=st.booleans(),
     retries=st.integers(0, 3),
     first=st.booleans(),
+    concurrent=st.booleans(),
 )
 def test_every_message_has_one_place(
-    counts: list[int], batches: bool, retries: int, first: bool
+    counts: list[int], batches: bool, retries: int, first: bool, concurrent: bool
 ) -> None:
     """Suspect, innocent or failed: none is dropped, none is there twice."""
     held, start = [], 0
     for count in counts:
         held.append(taken(start, *[b"%d" % n for n in range(count)]))
         start += count
-    found = judge(held, None, DIED, retries=retries, batches=batches, first=first)
+    found = judge(
+        held,
+        DIED,
+        retries=retries,
+        batches=batches or concurrent,
+        first=first,
+        concurrent=concurrent,
+    )
     places = [
         place
         for part in [
-            *(s.taken for s in found.suspects),
+            *found.suspects,
             *found.innocent,
-            *(s.taken for s in found.failed),
+            *found.failed,
         ]
         for place in range(part.start, part.start + len(part.messages))
     ]
 
     assert sorted(places) == list(range(start))
-    assert all(len(s.taken.messages) == 1 for s in found.failed)
+    assert all(len(s.messages) == 1 for s in found.failed)
     assert not (found.failed and (found.innocent or not first))

@@ -8,17 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.messages import Position
-from etlstage.supervisor.exchange.submission import (
-    Answer,
-    Marks,
-    Submission,
-    Taken,
-    Watermark,
-    Work,
-    unanswered,
-)
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.submission import Round, Submission
 
-DEAD = RuntimeError("all workers are gone")
+DEAD = RuntimeError("all backlogers are gone")
 
 
 def submission() -> Submission:
@@ -26,11 +20,16 @@ def submission() -> Submission:
     return Submission(lambda: None)
 
 
-def answered(taken: Taken, *, reply: bytes = b"") -> Answer:
-    """Return the answer to what a worker took: each message and ``reply``."""
+def outcomes(caller: Submission) -> list[Outcome]:
+    """Return what a caller collects, which are no positions."""
+    return [item for item in caller.collect() if isinstance(item, Outcome)]
+
+
+def answered(taken: Exchange, *, reply: bytes = b"") -> Outcome:
+    """Return the answer to what a backloger took: each message and ``reply``."""
     groups: list[tuple[bytes, ...]] = [(message, reply) for message in taken.messages]
     size = sum(len(m) + len(reply) for m in taken.messages)
-    return Answer(taken.start, taken.messages, groups, taken.size, size)
+    return Outcome(taken.start, taken.messages, groups, taken.size, size)
 
 
 # --- any order -----------------------------------------------------------------------
@@ -57,22 +56,22 @@ def test_in_whatever_order_nothing_is_lost(
     calls: list[int] = []
     s = Submission(lambda: calls.append(1))
     fed: list[bytes] = []
-    pending: list[Taken] = []
-    collected: list[Answer] = []
+    pending: list[Exchange] = []
+    collected: list[Outcome] = []
 
     def deliver(index: int, *, lost: bool) -> None:
         taken = pending.pop(index % len(pending))
-        s.deliver(
-            unanswered(taken.start, taken.messages, taken.size, DEAD)
-            if lost
-            else answered(taken, reply=b"abc")
-        )
+        if lost:
+            taken.fail(DEAD)
+        else:
+            s.deliver(answered(taken, reply=b"abc"))
 
     def check() -> None:
         count = sum(len(a.messages) for a in collected)
         assert [m for a in collected for m in a.messages] == fed[:count]
         assert s.held == len(fed) - count
         in_hands = sum(len(t.messages) for t in pending)
+        assert s.in_flight == in_hands
         assert s.waiting <= s.held - in_hands
         assert s.waiting_bytes >= 0
         assert s.held_bytes >= s.waiting_bytes
@@ -90,12 +89,12 @@ def test_in_whatever_order_nothing_is_lost(
                 assert 1 <= len(taken.messages) <= count
                 assert taken.size == sum(map(len, taken.messages))
                 assert taken.size <= size or len(taken.messages) == 1
-                assert taken.messages == fed[taken.start :][: len(taken.messages)]
+                assert list(taken.messages) == fed[taken.start :][: len(taken.messages)]
                 pending.append(taken)
             case ("deliver", int(index), bool(lost)) if pending:
                 deliver(index, lost=lost)
             case ("collect",):
-                collected += s.collect()
+                collected += outcomes(s)
         check()
     assert not s.finished
     if dies:
@@ -110,7 +109,7 @@ def test_in_whatever_order_nothing_is_lost(
         pending.append(s.take(1, 1))
         deliver(0, lost=False)
     s.close()
-    collected += s.collect()
+    collected += outcomes(s)
     check()
 
     assert [m for a in collected for m in a.messages] == fed
@@ -140,11 +139,13 @@ def test_what_is_given_back_is_taken_again() -> None:
     s = submission()
     s.feed([b"1", b"22", b"333"], 5.0)
     taken = s.take(2, 99)
-    s.give_back(Taken(s, 1, taken.messages[1:], 2))
-    s.give_back(Taken(s, 1, [], 0))
+    first, second = taken.split(1)
+    s.give_back(second)
+    s.give_back(first.split(1)[1])
 
     assert (s.waiting, s.waiting_bytes, s.oldest) == (2, 5, -math.inf)
-    assert s.take_batch(9, 99) == Taken(s, 1, [b"22", b"333"], 5)
+    again = s.take_batch(9, 99)
+    assert (again.start, again.messages, again.size) == (1, [b"22", b"333"], 5)
 
 
 def test_only_the_next_answer_wakes_the_consumer() -> None:
@@ -159,7 +160,7 @@ def test_only_the_next_answer_wakes_the_consumer() -> None:
     s.deliver(answered(first))
 
     assert calls == ["woken"]
-    assert [a.messages for a in s.collect()] == [[b"1"], [b"2"]]
+    assert [a.messages for a in outcomes(s)] == [[b"1"], [b"2"]]
 
 
 def test_time_of_the_oldest_moves_on() -> None:
@@ -202,13 +203,13 @@ def test_replies_that_nobody_reads_stall() -> None:
 
 def test_callers_take_turns() -> None:
     """Each of them is first as often as the others; those with nothing are left out."""
-    work = Work()
+    backlog = Backlog()
     callers = [submission() for _ in range(3)]
     for caller in callers:
-        work.open(caller)
+        backlog.open(caller)
     for caller in callers[:2]:
         caller.feed([b"x"], 0.0)
-    first = [work.waiting(0)[0] for _ in range(30)]
+    first = [backlog.in_turn(0)[0] for _ in range(30)]
 
     assert {id(s) for s in first} == {id(s) for s in callers[:2]}
     assert min(first.count(s) for s in callers[:2]) >= 10
@@ -216,44 +217,44 @@ def test_callers_take_turns() -> None:
 
 def test_stalled_caller_gets_no_turn() -> None:
     """Its messages wait; those of others don't."""
-    work = Work()
+    backlog = Backlog()
     s = Submission(lambda: None, max_unread=0)
-    work.open(s)
+    backlog.open(s)
     s.feed([b"1", b"2"], 0.0)
     s.deliver(answered(s.take(1, 9)))
-    assert work.waiting(0) == []
+    assert backlog.in_turn(0) == []
     s.collect()
 
-    assert work.waiting(0) == [s]
+    assert backlog.in_turn(0) == [s]
 
 
 def test_caller_that_is_gone_has_nothing_waiting() -> None:
     """Who holds a part of its messages asks in vain for more."""
-    work = Work()
+    backlog = Backlog()
     s = submission()
-    work.open(s)
+    backlog.open(s)
     s.feed([b"1", b"2"], 0.0)
     taken = s.take(1, 9)
-    work.drop(s)
+    backlog.drop(s)
     s.deliver(answered(taken))
 
-    assert work.waiting(0) == []
+    assert backlog.in_turn(0) == []
     assert (s.waiting, s.waiting_bytes, s.closed) == (0, 0, True)
 
 
-def test_dead_work_answers_everybody() -> None:
+def test_dead_backlog_answers_everybody() -> None:
     """Who waits, who feeds later, and who comes later."""
-    work = Work()
+    backlog = Backlog()
     early, late = submission(), submission()
-    work.open(early)
+    backlog.open(early)
     early.feed([b"1", b"2"], 0.0)
-    work.fail(DEAD)
+    backlog.fail(DEAD)
     early.feed([b"3"], 0.0)
-    work.open(late)
+    backlog.open(late)
     late.feed([b"4"], 0.0)
 
     for s, expected in (early, [b"1", b"2", b"3"]), (late, [b"4"]):
-        answers = s.collect()
+        answers = outcomes(s)
         assert [m for a in answers for m in a.messages] == expected
         assert {a.error for a in answers} == {DEAD}
         assert (s.held, s.held_bytes) == (0, 0)
@@ -261,55 +262,83 @@ def test_dead_work_answers_everybody() -> None:
 
 def test_dropped_twice_is_a_bug() -> None:
     """Nobody forgets the same caller twice unnoticed."""
-    work = Work()
+    backlog = Backlog()
     s = submission()
-    work.open(s)
-    work.drop(s)
+    backlog.open(s)
+    backlog.drop(s)
 
     with pytest.raises(ValueError, match="not in deque"):
-        work.drop(s)
+        backlog.drop(s)
 
 
-# --- positions -----------------------------------------------------------------------
+# --- positions among the messages ----------------------------------------------------
 
 
-def test_positions_are_due_when_nothing_before_them_is_left() -> None:
-    """Once, and in order; some may stand at one place."""
-    marks = Marks()
-    for place, value in [(0, "a"), (3, "b"), (3, "c"), (5, "d")]:
-        marks.add(place, Position(value))
-
-    assert marks.due(0) == [Position("a")]
-    assert marks.due(2) == []
-    assert marks.due(4) == [Position("b"), Position("c")]
-    assert len(marks) == 1
-    assert marks.due(9) == [Position("d")]
-    assert not marks
-
-
-def test_gap_holds_a_watermark_down() -> None:
-    """However much has its outcome behind it."""
-    mark = Watermark()
-    mark.rise(2, 5)
-    mark.rise(8, 1)
-    assert mark.low == 0
-    mark.rise(0, 2)
-    assert mark.low == 7
-    mark.rise(7, 1)
-    assert mark.low == 9
-
-
-@given(st.lists(st.integers(1, 4), max_size=8), st.randoms())
-def test_watermark_in_any_order_comes_to_the_end(
-    sizes: list[int], random: Random
+@settings(deadline=None, max_examples=200)
+@given(
+    runs=st.lists(st.integers(0, 3), max_size=6),
+    order=st.randoms(use_true_random=False),
+    ordered=st.booleans(),
+)
+def test_position_is_collected_behind_all_before_it(
+    runs: list[int], order: Random, ordered: bool
 ) -> None:
-    """And is never above a message without an outcome."""
-    places = [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
-    random.shuffle(places)
-    mark = Watermark()
-    done: set[int] = set()
-    for start, size in places:
-        mark.rise(start, size)
-        done.update(range(start, start + size))
-        assert done.issuperset(range(mark.low))
-        assert mark.low not in done
+    """In whatever order the messages end; no position overtakes another."""
+    s = Submission(lambda: None, ordered=ordered)
+    total = 0
+    for n, count in enumerate(runs):
+        s.feed([b"x"] * count, 0.0)
+        total += count
+        s.mark(Position((n, total)))
+    s.close()
+    taken = []
+    while s.waiting:
+        taken.append(s.take(1, 9))
+    order.shuffle(taken)
+    seen: list[object] = []
+    ended: set[int] = set()
+    for exchange in [None, *taken]:
+        if exchange is not None:
+            s.deliver(answered(exchange))
+        for item in s.collect():
+            if isinstance(item, Position):
+                assert isinstance(item.value, tuple)
+                assert ended >= set(range(item.value[1]))
+                seen.append(item.value[0])
+            else:
+                ended.add(item.start)
+
+    assert seen == list(range(len(runs)))
+    assert ended == set(range(total))
+    assert s.finished
+
+
+# --- rounds --------------------------------------------------------------------------
+
+
+def test_outputs_of_a_round_are_there_before_its_end() -> None:
+    """Too many of them stall it until they are taken."""
+    calls: list[int] = []
+    asked = Round(lambda: calls.append(1), b"ask", max_unread=3)
+    exchange = asked.take(1, 9)
+    asked.pass_on([b"1", b"22"])
+    assert (asked.stalled, asked.passed, asked.finished) == (False, True, False)
+    asked.pass_on([b"3"])
+    assert asked.stalled
+    assert asked.outputs() == [[b"1", b"22"], [b"3"]]
+    assert not asked.stalled
+    asked.deliver(Outcome(exchange.start, exchange.messages, [()], exchange.size))
+
+    assert asked.finished
+    assert asked.error is None
+    assert asked.outputs() == []
+
+
+def test_end_of_a_round_may_bring_its_only_message() -> None:
+    """Where each request has exactly one reply."""
+    asked = Round(lambda: None, b"ask", max_unread=3)
+    exchange = asked.take(1, 9)
+    asked.deliver(Outcome(0, exchange.messages, [(b"one",)], exchange.size, 4))
+
+    assert asked.outputs() == [[b"one"]]
+    assert (asked.finished, asked.held_bytes) == (True, 0)

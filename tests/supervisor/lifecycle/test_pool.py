@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 from etlstage.errors import Attempt, StageFailed, WorkerLost
+from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
 from etlstage.protocol.marker import Mode
 from etlstage.stage import (
@@ -34,8 +35,10 @@ from etlstage.stage import (
     Stage,
     Timeouts,
 )
+from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Loss
-from etlstage.supervisor.exchange.submission import Answer, Submission, Work
+from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.submission import Submission
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
@@ -63,8 +66,7 @@ from etlstage.supervisor.lifecycle.instructions import (
 )
 from etlstage.supervisor.lifecycle.pool import PoolState
 from etlstage.supervisor.lifecycle.transition import State
-from etlstage.supervisor.session import feeder, session
-from tests.supervisor.exchange.test_dispatch import Peer, stage
+from tests.supervisor.exchange.test_dispatch import DISPATCHERS, Peer, give, stage
 
 LOST = WorkerLost("lost", stage="t")
 
@@ -463,14 +465,19 @@ def test_story_of_a_worker_is_its_own() -> None:
 # --- any interleaving ----------------------------------------------------------------
 
 
+def number_of(worker: str) -> int:
+    """Return the number of a worker, from 0."""
+    return int(worker.rpartition("-")[2]) - 1
+
+
 class Process:
     """A worker in memory, and what the supervisor knows of it."""
 
-    def __init__(self, run: Stage, work: Work, number: int, spawn: Spawn) -> None:
+    def __init__(self, run: Stage, backlog: Backlog, number: int, spawn: Spawn) -> None:
         self.name = spawn.worker
         self.max_messages = spawn.max_messages
-        self.protocol = session(run)
-        self.feeder = feeder(run, self.protocol, work, number)
+        self.protocol = run.dialect.open(Side.SUPERVISOR, Limits())
+        self.dispatcher = DISPATCHERS[run.dialect.shape](run, backlog, number)
         self.peer = Peer(run)
         self.inbox = b""  # what it has not read
         self.read = 0  # bytes
@@ -525,11 +532,11 @@ class Supervision(RuleBasedStateMachine):
             else RecyclePolicy(),
         )
         self.now = 0.0
-        self.work = Work()
+        self.backlog = Backlog()
         self.dead: Exception | None = None
         self.callers: list[Submission] = []
         self.submitted: list[list[bytes]] = []
-        self.answers: list[list[Answer]] = []
+        self.answers: list[list[Outcome]] = []
         self.ordered = order is Order.TOTAL
         self.timers: dict[str, float] = {}
         self.processes: dict[str, Process] = {}
@@ -554,10 +561,10 @@ class Supervision(RuleBasedStateMachine):
     def _do(self, instruction: Instruction) -> None:
         match instruction:
             case Spawn(worker, start):
-                number = self.state.workers.index(worker)
+                number = number_of(worker)
                 assert worker not in self.processes
                 self.processes[worker] = Process(
-                    self.run, self.work, number, instruction
+                    self.run, self.backlog, number, instruction
                 )
                 self._handle(WorkerStarted(worker, 1, start))
             case Feed(worker):
@@ -566,7 +573,7 @@ class Supervision(RuleBasedStateMachine):
                 self._fail(self.processes[worker], reason)
             case Retire(worker):
                 process = self.processes[worker]
-                process.retiring = process.feeder.retiring = True
+                process.retiring = process.dispatcher.retiring = True
             case Stop(worker):
                 self.processes[worker].told = True
             case SetTimer(worker, at):
@@ -576,17 +583,17 @@ class Supervision(RuleBasedStateMachine):
                     self.timers[worker] = at
             case GiveUp():
                 self.dead = StageFailed("none left", stage="t")
-                self.work.fail(self.dead)
+                self.backlog.fail(self.dead)
             case Tell(WorkerFailedPermanently(worker) | WorkerExited(worker)):
                 if self.state[worker] in {State.EXITED, State.FATAL}:
-                    self.work.gone.add(self.state.workers.index(worker))
+                    self.backlog.leave(number_of(worker))
 
     def _pump(self, process: Process) -> None:
         while (
             process.fed
             and process.error is None
             and not process.told
-            and process.feeder.feed(self.now)
+            and give(process.dispatcher, process.protocol, self.now)
         ):
             self._pass_on(process)
         if process.retiring and not process.protocol.owed:
@@ -608,7 +615,7 @@ class Supervision(RuleBasedStateMachine):
     def submit(self, messages: list[bytes]) -> None:
         """Somebody submits some messages."""
         caller = Submission(lambda: None, ordered=self.ordered)
-        self.work.open(caller)
+        self.backlog.open(caller)
         caller.feed(messages, self.now)
         caller.close()
         self.callers.append(caller)
@@ -673,7 +680,7 @@ class Supervision(RuleBasedStateMachine):
     def go_away(self, data: st.DataObject) -> None:
         """A caller loses its patience."""
         index = data.draw(st.integers(0, len(self.callers) - 1))
-        self.work.drop(self.callers.pop(index))
+        self.backlog.drop(self.callers.pop(index))
         del self.submitted[index], self.answers[index]
 
     @precondition(lambda self: not self.stopped)
@@ -697,15 +704,17 @@ class Supervision(RuleBasedStateMachine):
     def suspects_are_alone(self) -> None:
         """What is tried alone is all that its worker holds."""
         for process in getattr(self, "processes", {}).values():
-            suspect = process.feeder._alone
-            if suspect is not None:
-                assert process.feeder.held <= len(suspect.taken.messages)
+            if process.dispatcher._alone:
+                (suspect,) = process.dispatcher._held
+                assert suspect.attempts or not suspect.left
 
     @invariant()
     def outcomes_are_single(self) -> None:
         """No message is answered twice."""
         for index, caller in enumerate(getattr(self, "callers", ())):
-            self.answers[index] += caller.collect()
+            self.answers[index] += [
+                item for item in caller.collect() if isinstance(item, Outcome)
+            ]
             places = [
                 place
                 for answer in self.answers[index]
@@ -741,7 +750,7 @@ class Supervision(RuleBasedStateMachine):
         assert self.state.finished
         assert not self.processes
         if self.dead is None:
-            self.work.fail(LOST)
+            self.backlog.fail(LOST)
         self.outcomes_are_single()
         for caller, messages, answers in zip(
             self.callers, self.submitted, self.answers, strict=True
@@ -764,12 +773,12 @@ class Supervision(RuleBasedStateMachine):
         data, process.inbox = process.inbox[:size], process.inbox[size:]
         process.read += len(data)
         reply = process.peer.take(data)
-        process.protocol.receive_data(reply)
+        process.protocol.receive_data(reply, self.now)
         for event in process.protocol.events_received():
             match event:
                 case RepliesCompleted(groups):
-                    messages, _ = process.feeder.answered(groups, len(reply), self.now)
-                    process.answered += messages
+                    answered = process.dispatcher.answered(groups, len(reply), self.now)
+                    process.answered += answered.messages
                     if process.answered >= process.max_messages:
                         process.max_messages = math.inf
                         self._handle(WorkerWorn(process.name, "answered enough"))
@@ -783,11 +792,11 @@ class Supervision(RuleBasedStateMachine):
         del self.processes[process.name]
         untouched = False
         if self.state.stopping:
-            loss = Loss(process.feeder.abandon(LOST), 0)
+            loss = Loss(process.dispatcher.abandon(LOST), 0)
         else:
             attempt = Attempt(process.name, 1, "died")
             untouched = process.error is None and process.read == 0
-            loss = process.feeder.lose(attempt, lambda _: LOST, untouched=untouched)
+            loss = process.dispatcher.lose(attempt, lambda _: LOST, untouched=untouched)
         self._handle(
             WorkerExited(
                 process.name,

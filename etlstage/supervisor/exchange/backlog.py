@@ -1,0 +1,118 @@
+"""
+What all callers have submitted and no worker has taken.
+
+Workers come and go: a submission that keeps the order of keys has an owner, who alone
+takes from it, until he is gone or another has less to do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from etlstage.supervisor.exchange.exchange import Exchange
+from etlstage.supervisor.exchange.submission import Submission
+
+__all__ = ("Backlog",)
+
+
+class Backlog:
+    """What waits for the workers of a stage, each known by its number."""
+
+    def __init__(self) -> None:
+        self._submissions: deque[Submission] = deque()
+        self._owners: dict[int, int] = {}  # number of the worker, by id of the lane
+        self._dead: Exception | None = None
+        self._workers: set[int] = set()
+        self.suspects: deque[Exchange] = deque()
+        """What workers were lost with; a fresh worker tries it, alone."""
+        self.orphaned = False
+        """A worker is gone for good: what it was to try, others must."""
+
+    def join(self, worker: int) -> None:
+        """Let a worker own what keeps an order."""
+        self._workers.add(worker)
+
+    def leave(self, worker: int, *, failed: bool = True) -> None:
+        """
+        Give what a worker owns to others: it is not started again.
+
+        Args:
+            worker: Its number.
+            failed: Whether it is missed: then nobody fresh may come in its place.
+
+        """
+        self._workers.discard(worker)
+        self.orphaned = self.orphaned or failed
+
+    def open(self, submission: Submission) -> None:
+        """Let the workers take from ``submission``."""
+        self._submissions.append(submission)
+        if self._dead is not None:
+            submission.fail(self._dead)
+
+    def drop(self, submission: Submission) -> None:
+        """Forget a submission: its caller is gone, or it is finished."""
+        self._submissions.remove(submission)
+        self._owners.pop(id(submission), None)
+        submission.forget()
+        if self.suspects:
+            others = (s for s in self.suspects if s.submission is not submission)
+            self.suspects = deque(others)
+
+    @property
+    def messages(self) -> int:
+        """How many messages wait for a worker."""
+        suspects = sum(s.left for s in self.suspects)
+        return suspects + sum(s.waiting for s in self._submissions)
+
+    def in_turn(self, worker: int) -> list[Submission]:
+        """
+        Return what a worker may take messages from; callers are first by turns.
+
+        Args:
+            worker: Its number.
+
+        """
+        self._submissions.rotate(-1)
+        return [
+            s
+            for s in self._submissions
+            if s.waiting and s.takeable and self._may_take(worker, s)
+        ]
+
+    def has_suspect(self, worker: int) -> bool:
+        """Return whether there is something for worker number ``worker`` to try."""
+        return any(self._may_take(worker, s.submission) for s in self.suspects)
+
+    def take_suspect(self, worker: int) -> Exchange | None:
+        """Remove and return what worker number ``worker`` is to try, if anything."""
+        for number, suspect in enumerate(self.suspects):
+            if self._may_take(worker, suspect.submission):
+                del self.suspects[number]
+                return suspect
+        return None
+
+    def fail(self, error: Exception) -> None:
+        """End everything with ``error``: there is no worker left."""
+        self._dead = error
+        while self.suspects:
+            self.suspects.popleft().fail(error)
+        for submission in self._submissions:
+            submission.fail(error)
+
+    def _may_take(self, worker: int, submission: Submission) -> bool:
+        return not submission.keyed or self._owner(submission) == worker
+
+    def _owner(self, submission: Submission) -> int | None:
+        """Return who takes from a lane; what is in flight keeps it where it is."""
+        owner = self._owners.get(id(submission))
+        if owner in self._workers and submission.in_flight:
+            return owner
+        if not self._workers:
+            return None
+        lanes = Counter(self._owners.values())
+        idlest = min(self._workers, key=lambda n: (lanes[n], n))
+        # Without a gain of two it would wander between workers that have equally much.
+        if owner not in self._workers or lanes[owner] > lanes[idlest] + 1:
+            owner = self._owners[id(submission)] = idlest
+        return owner

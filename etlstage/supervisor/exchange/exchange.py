@@ -1,0 +1,125 @@
+"""
+One unit of request and reply, from submission to outcome.
+
+Whatever happens to messages inside a stage happens to an :class:`Exchange`: it waits,
+is given to a worker, is answered, or lost with it and tried again. It ends in exactly
+one :class:`Outcome`: done, refused or lost.
+
+A worker that answers message by message has thousands of them at once, so one object
+stands for consecutive exchanges there, and a cursor moves through it: an object for
+each would cost more than the message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, NamedTuple
+
+from etlstage.errors import Attempt
+from etlstage.messages import Groups, Run, size_of
+
+if TYPE_CHECKING:
+    from etlstage.supervisor.exchange.submission import Submission
+
+__all__ = ("Exchange", "Outcome")
+
+
+class Outcome(NamedTuple):
+    """What became of some consecutive messages of a submission."""
+
+    start: int
+    """Place of the first message in the submission."""
+    messages: Run
+    groups: Groups
+    """What the worker made of the last messages, each; those before have no output.
+    A batch is answered as a whole, by the group of its last message."""
+    size: int
+    """Bytes of the messages."""
+    reply_size: int = 0
+    """Bytes of the replies, with their markers."""
+    error: Exception | None = None
+    """Why there are no outputs: the messages were refused, or lost."""
+
+    @property
+    def replies(self) -> Groups:
+        """For each message, what the worker made of it."""
+        without = len(self.messages) - len(self.groups)
+        return [*repeat((), without), *self.groups] if without else self.groups
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Messages of one submission that are handed to a worker together."""
+
+    submission: Submission
+    start: int
+    """Place of the first message in the submission."""
+    messages: Run
+    size: int
+    """Bytes of the messages that are left."""
+    attempts: tuple[Attempt, ...] = ()
+    """The workers that were lost with it, oldest first; then it is tried alone."""
+    tries: int = 0
+    """How many of these had it as a single message, and not in a batch."""
+    at: int = 0
+    """Messages in front that are done with: taken from it, or answered."""
+    since: float = 0.0
+    """When it was fed, or opened, in seconds."""
+
+    @property
+    def left(self) -> int:
+        """Messages that are not done with."""
+        return len(self.messages) - self.at
+
+    @property
+    def next(self) -> int:
+        """Place of the first message that is left."""
+        return self.start + self.at
+
+    def take(self, count: int, size: int) -> Exchange:
+        """Cut off the first messages that are left: so many and no larger, or one."""
+        messages, taken = self.messages, self.size
+        if self.at or len(messages) > count or taken > size:
+            messages = messages[self.at : self.at + count]
+            taken = size_of(messages)
+            while len(messages) > 1 and taken > size:
+                messages = messages[: len(messages) // 2]
+                taken = size_of(messages)
+        first = Exchange(self.submission, self.next, messages, taken)
+        self.at += len(messages)
+        self.size -= taken
+        return first
+
+    def rest(self) -> Exchange:
+        """Return what is left as an exchange of its own."""
+        if not self.at:
+            return self
+        messages = self.messages[self.at :]
+        return Exchange(
+            self.submission, self.next, messages, self.size, self.attempts, self.tries
+        )
+
+    def split(self, count: int) -> tuple[Exchange, Exchange]:
+        """Return the first ``count`` messages, and the others; none may be done with."""
+        assert not self.at, "what is done with can't be split"
+        first = self.messages[:count]
+        size = size_of(first)
+        history = self.attempts, self.tries
+        return (
+            Exchange(self.submission, self.start, first, size, *history),
+            Exchange(
+                self.submission,
+                self.start + count,
+                self.messages[count:],
+                self.size - size,
+                *history,
+            ),
+        )
+
+    def fail(self, error: Exception) -> None:
+        """End what is left with an error."""
+        messages = self.messages[self.at :] if self.at else self.messages
+        self.submission.deliver(
+            Outcome(self.next, messages, (), self.size, error=error)
+        )

@@ -1,0 +1,191 @@
+"""
+What one worker is given that works at several exchanges at once.
+
+Each exchange has a number, and ends when the worker says so, in any order. None of
+them stands in the way of another: one that takes too long is cancelled by itself, and
+one that is refused is its own matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from etlstage.errors import Attempt
+from etlstage.messages import Groups, Run
+from etlstage.protocol.events import Event, ExchangeOpened
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.batch import take_ripe
+from etlstage.supervisor.exchange.dispatch import (
+    SLICE,
+    Answered,
+    Dispatcher,
+    Loss,
+)
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.retry import judge
+
+__all__ = ("NamedDispatcher",)
+
+
+class _Open(NamedTuple):
+    exchange: Exchange
+    since: float
+    outputs: list[bytes]
+
+
+class NamedDispatcher(Dispatcher):
+    """Opens as many exchanges as there is room for; see :class:`Dispatcher`."""
+
+    _concurrent = True
+
+    def __init__(self, stage: Stage, backlog: Backlog, number: int = 0) -> None:
+        super().__init__(stage, backlog, number)
+        self._batches = stage.dialect.shape.batches
+        self._open: dict[int, _Open] = {}
+        self._last = 0  # a number is never used again
+        self._now = 0.0
+
+    @property
+    def held(self) -> int:
+        """Messages that the worker has and did not answer."""
+        return sum(item.exchange.left for item in self._open.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker has an exchange that has not ended."""
+        return bool(self._open)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether no more outputs are to be read before some are consumed."""
+        return any(
+            item.exchange.submission.streams and item.exchange.submission.stalled
+            for item in self._open.values()
+        )
+
+    @property
+    def oldest(self) -> float | None:
+        """When the exchange was opened that has been open for longest, in seconds."""
+        return next((item.since for item in self._open.values()), None)
+
+    def forgotten_ids(self) -> list[int]:
+        """Return, once, the exchanges that nobody waits for any more."""
+        gone = [
+            id_
+            for id_, item in self._open.items()
+            if item.exchange.submission.streams and item.exchange.submission.forgotten
+        ]
+        for id_ in gone:
+            del self._open[id_]
+        return gone
+
+    def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
+        """Return an exchange to open, or None."""
+        self.due = None
+        self._now = now
+        if room < 1 or self._alone or self.retiring:
+            return None
+        if self._backlog.suspects:
+            if not owed and (suspect := self._take_suspect()) is not None:
+                self._alone = True
+                return self._begin(suspect)
+            if self._backlog.orphaned and self._backlog.has_suspect(self._number):
+                return None
+        return self._give(1, now)
+
+    def passed_by(self, id_: int, outputs: Run) -> None:
+        """Take outputs of an exchange that has not ended; one that is gone has none."""
+        if (item := self._open.get(id_)) is None:
+            return
+        if item.exchange.submission.streams:
+            item.exchange.submission.pass_on(outputs)
+        else:
+            item.outputs.extend(outputs)
+
+    def ended(
+        self, ends: Iterable[tuple[int, tuple[bytes, ...]]], reply_size: int
+    ) -> Answered:
+        """Deliver replies by the numbers of their exchanges."""
+        messages = size = 0
+        for id_, group in ends:
+            if (item := self._close(id_)) is None:
+                continue
+            self._answered_any = True
+            exchange = item.exchange
+            groups: Groups = [(*item.outputs, *group)]
+            exchange.submission.deliver(
+                Outcome(
+                    exchange.start, exchange.messages, groups, exchange.size, reply_size
+                )
+            )
+            reply_size = 0
+            messages += len(exchange.messages)
+            size += exchange.size
+        return Answered(messages, size)
+
+    def refused_by(self, id_: int, error: Exception) -> Answered:
+        """End an exchange that the worker refused, if it is still open."""
+        item = self._close(id_)
+        if item is None:
+            return Answered(0, 0)
+        self._answered_any = True
+        item.exchange.fail(error)
+        return Answered(item.exchange.left, item.exchange.size)
+
+    def expired(self, before: float) -> list[int]:
+        """Return the exchanges that were opened before then, or at that time."""
+        return [id_ for id_, item in self._open.items() if item.since <= before]
+
+    def lose_one(
+        self,
+        id_: int,
+        attempt: Attempt,
+        error: Callable[[tuple[Attempt, ...]], Exception],
+    ) -> Loss:
+        """Let others try one exchange, which was cancelled; the worker lives on."""
+        item = self._close(id_)
+        assert item is not None, "what is not open can't be cancelled"
+        found = judge(
+            [item.exchange],
+            attempt,
+            retries=self._stage.on_error.retries,
+            batches=self._batches,
+            first=True,
+        )
+        return self._carry_out(found, item.exchange.left, error)
+
+    def _begin(self, exchange: Exchange) -> Sequence[Event]:
+        self._last += 1
+        self._open[self._last] = _Open(exchange, self._now, [])
+        kind = self._stage.kind.value
+        return (ExchangeOpened(self._last, exchange.messages, kind),)
+
+    def _give(self, _room: int, now: float) -> Sequence[Event] | None:
+        if self._batches:
+            submissions = self._backlog.in_turn(self._number)
+            batch, self.due = take_ripe(submissions, self._stage.batch, now)
+            if batch is not None:
+                self._fresh = False
+                return self._begin(batch)
+            return None
+        for submission in self._backlog.in_turn(self._number):
+            self._fresh = False
+            return self._begin(submission.take(1, SLICE))
+        return None
+
+    def _take_back(self) -> Exchange:
+        return self._open.pop(self._last).exchange
+
+    def _close(self, id_: int) -> _Open | None:
+        item = self._open.pop(id_, None)
+        if item is not None:
+            self._alone = False
+        return item
+
+    def _let_go(self) -> list[Exchange]:
+        held = [item.exchange for item in self._open.values()]
+        self._open.clear()
+        self._alone = False
+        return held
