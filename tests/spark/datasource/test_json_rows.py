@@ -5,14 +5,24 @@ import json
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     MapType,
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
     VariantType,
 )
 
@@ -75,6 +85,48 @@ def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
     assert why in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fitting", "others"),
+    [
+        (ByteType(), ["-128", "127"], ["128", "1.0", "true", '"1"']),
+        (FloatType(), ["1", "0.1", "3e38"], ["1e39", "true", '"1"']),
+        (BooleanType(), ["true"], ["1", '"true"']),
+        (StringType(), ['"a"', '"\\ud83d\\ude00"'], ["1", "{}", '"\\ud800"']),
+        (DecimalType(5, 2), ["1", "1.5", "1.50", '"1e1"'], ["1.555", "1234.5", '"_"']),
+        (DateType(), ['"2020-01-31"'], ['"20200131"', '"2020-02-30"', "5"]),
+        (
+            TimestampType(),
+            ['"2020-01-31T01:02:03.5Z"', '"2020-01-31 01:02:03+01:00"'],
+            ['"2020-01-31T01:02:03"', '"now"', "5"],
+        ),
+        (TimestampNTZType(), ['"2020-01-31T01:02:03"'], ['"2020-01-31T01:02:03Z"']),
+        (ArrayType(IntegerType()), ["[]", "[1, null]"], ["[1.5]", "{}", "1"]),
+        (
+            StructType().add("a", IntegerType()),
+            ["{}", '{"a": 1, "b": 2}'],
+            ['{"a": "1"}', "1"],
+        ),
+        (
+            StructType().add("a", IntegerType(), nullable=False),
+            ['{"a": 1}'],
+            ["{}", '{"a": null}'],
+        ),
+    ],
+)
+def test_value_must_be_of_its_type(
+    kind: DataType, fitting: list[str], others: list[str]
+) -> None:
+    """Also where Python, or Arrow, would make one of the other."""
+    schema = StructType().add("x", kind)
+    target = to_arrow_schema(schema, timezone="UTC")
+    for text in fitting:
+        rows = rows_of_documents([b'{"x": %s}' % text.encode()], schema, target)
+        assert rows.column(0)[0].is_valid
+    for text in others:
+        with pytest.raises(Misfit, match=r"field 'x' is .* that is no "):
+            rows_of_documents([b'{"x": %s}' % text.encode()], schema, target)
+
+
 def test_column_that_has_no_json_is_refused() -> None:
     """By its name; some types can only be written."""
     written = StructType().add("b", BinaryType())
@@ -91,11 +143,11 @@ def test_rows_become_what_spark_makes_of_them(spark: SparkSession) -> None:
     """Every type, with and without a value, nested too; as ``to_json`` in UTC."""
     frame = spark.sql(
         """
-        select 1Y as y, -2S as s, 3 as i, 4L as l, 0.5F as f, 2.25D as d, true as b,
+        select 1Y as y, -2S as s, 3 as i, 4L as l, 0.1F as f, 2.25D as d, true as b,
           1.50BD as dec, 'a"b\\\\c\\n\\u0001é' as text, '' as empty, x'00ff' as bin,
           date'2020-01-31' as day, timestamp_ntz'2020-01-31 01:02:03' as ntz,
           timestamp'2020-01-31T01:02:03.5Z' as at, array(1, null, 2) as xs,
-          array_remove(array(1), 1) as none, map('k', 1, 'n', null) as m, map(1, 'x') as mi,
+          array_remove(array(1), 1) as none, map('k"', 1, 'n', null) as m, map(1, 'x') as mi,
           named_struct('a', 1, 'b', cast(null as int), 'c', array(date'2020-01-01'))
             as st, double('NaN') as nan, double('-Infinity') as inf,
           cast(null as int) as gone, `q"` as `odd " name`
