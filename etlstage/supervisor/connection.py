@@ -26,7 +26,7 @@ from etlstage.errors import (
     LocalProtocolError,
     MessageRefused,
 )
-from etlstage.messages import StageKind
+from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.events import (
     BatchEnded,
@@ -534,7 +534,7 @@ class Connection:
         self._expect_answer(now)
         if self.answered >= self._max_messages:
             self._max_messages = math.inf
-            reason = f"answered {self.answered} messages"
+            reason = f"answered {counted(self.answered, 'message')}"
             self._owner.handle(WorkerWorn(self.name, reason))
 
     def _answer_commit(self, position: object, error: str | None) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 
-from etlstage.messages import Position, Run
+from etlstage.messages import Position, Run, counted
 from etlstage.pipeline.interfaces import Sink, Source
 
 __all__ = ("MemorySink", "MemorySource")
@@ -90,4 +90,4 @@ class MemorySink(Sink):
 
     def landed(self) -> str:
         """Return how many messages are durable."""
-        return f"{self.account.done} messages in memory"
+        return f"{counted(self.account.done, 'message')} in memory"

@@ -406,7 +406,7 @@ def _named(worker: str, pid: int | None) -> str:
 def _fate(event: WorkerExited) -> str:
     parts = [event.fate or f"ended with status {event.status}"]
     if event.answered:
-        parts.append(f"{event.answered} messages answered")
+        parts.append(f"{counted(event.answered, 'message')} answered")
     if event.lost:
         parts.append(f"{event.lost} held")
     return ", ".join(parts)
