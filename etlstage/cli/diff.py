@@ -50,8 +50,8 @@ Build: TypeAlias = Callable[[Path, Sink], Runner]
 """Makes the pipeline of a run, from its state directory and its sink."""
 
 
-class _Trial(NamedTuple):
-    """A pipeline, and where what it makes can be found."""
+class _Side(NamedTuple):
+    """One of the two: a pipeline, and where what it makes can be found."""
 
     pipeline: Runner
     state: Path
@@ -109,7 +109,7 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="etlstage-diff-") as folder:
         # What is wrong with the second is known before the first runs.
         trials = [
-            _trial(build, Path(folder) / str(number), load_stage)
+            _side(build, Path(folder) / str(number), load_stage)
             for number, (_, build) in enumerate((first, second))
         ]
         for name, trial in zip(names, trials, strict=True):
@@ -143,10 +143,10 @@ def _on(file: Path, engine: str, state: Path, sink: Sink) -> Runner:
     return pipeline_from_yaml(file, trial=Trial(engine, state, sink))
 
 
-def _trial(build: Build, state: Path, load_stage: str) -> _Trial:
+def _side(build: Build, state: Path, load_stage: str) -> _Side:
     state.mkdir()
     capture = Capture(state / "messages", name=load_stage)
-    return _Trial(build(state, capture), state, capture)
+    return _Side(build(state, capture), state, capture)
 
 
 def _not_compared(name: str, report: Report, *, debug: bool) -> int:
@@ -157,7 +157,7 @@ def _not_compared(name: str, report: Report, *, debug: bool) -> int:
 
 
 def _differences(
-    names: tuple[str, str], first: _Trial, second: _Trial, *, ordered: bool
+    names: tuple[str, str], first: _Side, second: _Side, *, ordered: bool
 ) -> Iterator[str]:
     """Yield the first difference of each kind; the ledgers name the stage."""
     found = (
@@ -168,7 +168,7 @@ def _differences(
     yield from filter(None, found)
 
 
-def _agreement(names: tuple[str, str], one: _Trial, *, ordered: bool) -> str:
+def _agreement(names: tuple[str, str], one: _Side, *, ordered: bool) -> str:
     dead = sum(account.dead for account in one.pipeline.ledger)
     return (
         f"{names[0]} and {names[1]} agree: {counted(len(one.messages), 'message')}"

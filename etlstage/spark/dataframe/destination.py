@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from etlstage.errors import ConfigError
 
-__all__ = ("Destination",)
+__all__ = ("Destination", "local_path")
 
 _FILES: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 _MARK: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
@@ -30,6 +30,14 @@ _MODES: Final = {
     "error": "error",
     "errorifexists": "error",
 }
+
+
+def local_path(path: str) -> Path | None:
+    """Return a path, or a URL, as a path of this machine, if it is one."""
+    scheme, found, rest = path.partition(":")
+    if not found:
+        return Path(path)
+    return Path(rest.removeprefix("//")) if scheme == "file" else None
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Destination:
 
     def objection(self, columns: Sequence[str]) -> str | None:
         """Return what stands against writing ``columns``, as far as it is known."""
-        path = self._local_path()
+        path = self._local_path
         if self._must_be_new and path is not None and path.exists():
             return (
                 f"{path} exists already: remove it, or set mode to append or overwrite"
@@ -120,17 +128,15 @@ class Destination:
         return _MODES[self.mode] == "error"
 
     def _unmark(self) -> None:
-        path = self._local_path()
+        path = self._local_path
         if path is not None and self.marks and not self._must_be_new:
             (path / "_SUCCESS").unlink(missing_ok=True)
 
+    @property
     def _local_path(self) -> Path | None:
         if self.path is None or self.table is not None:
             return None
-        scheme, found, rest = self.path.partition(":")
-        if not found:
-            return Path(self.path)
-        return Path(rest.removeprefix("//")) if scheme == "file" else None
+        return local_path(self.path)
 
     def __str__(self) -> str:
         if self.table is not None:

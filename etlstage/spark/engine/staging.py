@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shutil
 from abc import abstractmethod
-from pathlib import Path
 from typing import Final, TypeAlias
 
 import structlog
@@ -19,6 +18,7 @@ from pyspark.sql import functions as sf
 
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.interfaces import Landing
+from etlstage.spark.dataframe.destination import local_path
 from etlstage.spark.errors import explain
 from etlstage.spark.task.chain import ROWS, Chain, Outcome
 
@@ -101,7 +101,7 @@ class Staging:
 
     def remove(self, spark: SparkSession) -> None:
         """Remove the rows, as far as that can be done; blocks."""
-        path = self._local_path()
+        path = local_path(self._folder)
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
             return
@@ -123,12 +123,6 @@ class Staging:
 
     def _rows(self, spark: SparkSession) -> DataFrame:
         return spark.read.schema(ROWS).parquet(self._folder)
-
-    def _local_path(self) -> Path | None:
-        scheme, found, rest = self._folder.partition(":")
-        if not found:
-            return Path(self._folder)
-        return Path(rest.removeprefix("//")) if scheme == "file" else None
 
 
 def _pages(sizes: list[tuple[int, int, int]]) -> list[Pages]:
