@@ -77,9 +77,7 @@ def diff(file: Path, *, engines: str, debug: bool) -> int:
         (first, partial(_on, file, first)),
         (second if second != first else f"{second} again", partial(_on, file, second)),
         load_stage=dict(stage_names(document.data))["load",],
-        ordered=all(
-            stage.order in (None, Order.TOTAL.value) for stage in keys.transform
-        ),
+        ordered=all(stage.order is Order.TOTAL for stage in keys.transform),
         debug=debug,
     )
 

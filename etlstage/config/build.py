@@ -7,8 +7,9 @@ Nothing is started here. A pipeline that was built and never run leaves no trace
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from etlstage.config.document import Document
 from etlstage.config.loader import load
@@ -19,11 +20,7 @@ from etlstage.config.model import (
     PipelineKeys,
 )
 from etlstage.config.rules import stage_names
-from etlstage.config.stages import (
-    extract_stage,
-    load_stage,
-    transform_stage,
-)
+from etlstage.config.stages import stage_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
@@ -58,14 +55,13 @@ class Trial(NamedTuple):
 
     def keys(self, keys: PipelineKeys) -> PipelineKeys:
         """Return the keys of a file as they are on trial."""
-        return keys.model_copy(
-            update={
-                "engine": self.engine,
-                "state": str(self.state),
-                "extract": keys.extract.model_copy(update={"every": None}),
-                "dead_letters": None,
-            }
-        )
+        changes: dict[str, Any] = {
+            "engine": self.engine,
+            "state": str(self.state),
+            "extract": replace(keys.extract, every=None),
+            "dead_letters": None,
+        }
+        return replace(keys, **changes)
 
 
 def pipeline_from_yaml(
@@ -128,7 +124,7 @@ class _Builder:
 
     def runner(self) -> Runner:
         stages = [
-            transform_stage(keys, self._names["transform", i], self._folder)
+            stage_of(keys, self._names["transform", i], self._folder)
             for i, keys in enumerate(self._keys.transform)
         ]
         if self._keys.engine == "spark":
@@ -218,10 +214,9 @@ class _Builder:
             from etlstage.config import build_spark
 
             return build_spark.source(keys.spark, name, self._folder, self._session())
-        offsets = keys.offsets.policy() if keys.offsets is not None else None
         state = self._folder / self._keys.state if self._keys.state else None
-        stage = extract_stage(keys, name, self._folder)
-        return WorkerSource(stage, offsets=offsets, every=keys.every, state=state)
+        stage = stage_of(keys, name, self._folder)
+        return WorkerSource(stage, offsets=keys.offsets, every=keys.every, state=state)
 
     def _sink(self, keys: LoadKeys) -> Sink:
         if self._trial is not None:
@@ -233,7 +228,7 @@ class _Builder:
             return build_spark.sink(
                 keys, name, self._folder, self._session(), dead_letters=self._letters
             )
-        stage = load_stage(keys, name, self._folder)
+        stage = stage_of(keys, name, self._folder)
         return WorkerSink(stage, dead_letters=self._letters)
 
     def _letter_sink(self, keys: DeadLetterKeys | None) -> DeadLetterSink | None:

@@ -19,7 +19,7 @@ from etlstage.config.model import (
     SparkSinkKeys,
     SparkSourceKeys,
 )
-from etlstage.config.stages import error_policy, extract_stage, load_stage, located
+from etlstage.config.stages import located, stage_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark import (
     DataFrameSink,
@@ -94,7 +94,7 @@ def sink(
         _destination(keys.spark, folder),
         schema=keys.spark.schema_,
         name=name,
-        on_error=error_policy(keys.on_error),
+        on_error=keys.on_error,
         dead_letters=dead_letters,
         **{name: bound for name, bound in bounds.items() if bound is not None},
     )
@@ -139,8 +139,8 @@ def origin(
         message, key = "value", None  # what a worker gives are messages already
         read = partial(
             read_worker,
-            stage=extract_stage(keys, name, folder),
-            offsets=keys.offsets.policy() if keys.offsets is not None else None,
+            stage=stage_of(keys, name, folder),
+            offsets=keys.offsets,
             streaming=streaming,
             place=shipment.place,
         )
@@ -176,7 +176,7 @@ def staged_load(
     """
     if keys.spark is None:
         return StagedWorker(
-            load_stage(keys, name, folder),
+            stage_of(keys, name, folder),
             dead_letters=dead_letters,
             place=shipment.place,
             session=session,
@@ -186,7 +186,7 @@ def staged_load(
         _destination(keys.spark, folder),
         schema=keys.spark.schema_,
         name=name,
-        on_error=error_policy(keys.on_error),
+        on_error=keys.on_error,
         dead_letters=dead_letters,
     )
 
@@ -194,13 +194,13 @@ def staged_load(
 def outlet(keys: LoadKeys, name: str, folder: Path, *, shipment: Shipment) -> Outlet:
     """Return where the batches of a stream end; arguments as for :func:`staged_load`."""
     if keys.spark is None:
-        stage = load_stage(keys, name, folder)
+        stage = stage_of(keys, name, folder)
         return WorkerOutlet(stage=stage, place=shipment.place)
     return FrameOutlet(
         destination=_destination(keys.spark, folder),
         name=name,
         schema=keys.spark.schema_,
-        on_error=error_policy(keys.on_error),
+        on_error=keys.on_error,
     )
 
 

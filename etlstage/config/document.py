@@ -19,12 +19,11 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from etlstage.config.interpolation import Interpolator
 from etlstage.errors import ConfigError
+from etlstage.settings.kind import Loc, dotted
 
-__all__ = ("Document", "Loc", "Place", "Problem", "Value", "read")
+__all__ = ("Document", "Place", "Problem", "Value", "read")
 
 Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
-Loc: TypeAlias = tuple[str | int, ...]
-"""Keys and indexes from the top of the file down to a value."""
 
 MAX_BYTES: Final = 256 * 1024
 """ruamel.yaml takes about four seconds per megabyte."""
@@ -128,26 +127,6 @@ class Document:
                 return self.keys[loc]
             loc = loc[:-1]
         return Place(1, 1)
-
-
-def dotted(loc: Loc) -> str:
-    """Return a location as users read it: ``transform[0].batch.size``."""
-    text = ""
-    for step in loc:
-        if isinstance(step, int):
-            text += f"[{step}]"
-        elif step.replace("-", "_").isidentifier():
-            text += f".{step}"
-        else:
-            text += f"[{shortened(step)}]"
-    return text.removeprefix(".")
-
-
-def shortened(value: str, limit: int = 60) -> str:
-    """Return ``value`` quoted, on one line, with its middle left out if long."""
-    if len(value) > limit:
-        value = f"{value[: limit // 2]}...{value[-limit // 4 :]}"
-    return repr(value)
 
 
 def read(path: Path) -> Document:

@@ -7,18 +7,13 @@ and what was interpolated is never shown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, get_args
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
-
-from etlstage.config.document import Document, Loc, read, shortened
+from etlstage.config.document import Document, read
 from etlstage.config.model import PipelineKeys
 from etlstage.config.rules import broken_rules, shipped_files
-from etlstage.errors import guess
+from etlstage.settings.definition import Section
+from etlstage.settings.kind import Invalid, Problem
 
 __all__ = ("load",)
 
@@ -37,12 +32,12 @@ def load(path: str | Path) -> tuple[PipelineKeys, Document]:
     document = read(Path(path))
     model: PipelineKeys | None = None
     try:
-        model = PipelineKeys.model_validate(document.data)
-    except ValidationError as error:
-        for details in error.errors(include_url=False):
-            _complain(document, details)
-    for rule in broken_rules(document.data):
-        document.complain(rule.loc, rule.text, at_key=rule.at_key)
+        model = Section.of(PipelineKeys).read(document.data)
+    except Invalid as error:
+        for problem in error.problems:
+            _complain(document, problem)
+    for problem in broken_rules(document.data):
+        _complain(document, problem)
     _look_for_files(document)
     document.check()
     if model is None:
@@ -65,112 +60,7 @@ def _look_for_files(document: Document) -> None:
             document.complain(loc, f"there is no {missing}")
 
 
-def _complain(document: Document, details: ErrorDetails) -> None:
-    loc: Loc = details["loc"]
-    if loc[-1:] == ("[key]",):
-        loc = loc[:-1]
-    hidden = document.secret(loc)
-    shown = "an interpolated value" if hidden else _shown(details["input"])
-    text = _text(details, shown, hidden=hidden)
-    document.complain(loc, text, at_key=details["type"] == "extra_forbidden")
-
-
-def _text(details: ErrorDetails, shown: str, *, hidden: bool) -> str:
-    """Say in our words what pydantic found."""
-    kind = details["type"]
-    context = details.get("ctx", {})
-    if kind == "extra_forbidden":
-        return _unknown_key(details["loc"])
-    if kind == "choice":
-        return _unknown_word(context, shown, hidden=hidden)
-    if kind in EXPECTED:
-        return f"expected {EXPECTED[kind].format(**context)}, got {shown}"
-    if kind in FIXED:
-        return FIXED[kind].format(**context)
-    # What is left may quote the value.
-    message = "is refused; not shown, as it was interpolated"
-    if not hidden:
-        message = details["msg"]
-    return message[:1].lower() + message[1:]
-
-
-EXPECTED: Final = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dict_type": "a mapping",
-    "expected": "{text}",
-    "greater_than_equal": "{ge} or more",
-    "less_than_equal": "{le} or less",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "model_type": "a mapping",
-    "string_pattern_mismatch": (
-        "a name of up to 64 letters, digits, blanks, dots, dashes and underscores"
-    ),
-    "string_type": "text",
-    "tuple_type": "a list",
-}
-FIXED: Final = {
-    "missing": "missing, but needed",
-    "refused": "{text}",
-}
-
-
-def _unknown_word(context: Mapping[str, Any], shown: str, *, hidden: bool) -> str:
-    known = context["known"]
-    expected = f", expected {' or '.join(map(repr, known))}"
-    if context["later"]:
-        return f"{shown} is not in this version{expected}"
-    if hidden:
-        return f"unknown {context['noun']}{expected}"
-    close = guess(shown.strip("'"), known)
-    return f"unknown {context['noun']} {shown}{close or expected}"
-
-
-def _unknown_key(loc: Loc) -> str:
-    model, key = _model_at(loc[:-1]), str(loc[-1])
-    deeper = _deeper(model, key)
-    if len(deeper) == 1:
-        return f"unknown key (did you mean {deeper[0]!r}?)"
-    known = list(_fields(model))
-    return f"unknown key{guess(key, known) or ', expected one of ' + ', '.join(known)}"
-
-
-def _model_at(loc: Loc) -> type[BaseModel]:
-    """Return what the mapping at ``loc`` is checked by."""
-    model: type[BaseModel] = PipelineKeys
-    for step in loc:
-        if isinstance(step, str):
-            model = _model_in(_fields(model)[step].annotation) or model
-    return model
-
-
-def _deeper(model: type[BaseModel], key: str) -> list[str]:
-    """Return where in the mappings of a mapping a key may stand."""
-    found = []
-    for name, field in _fields(model).items():
-        inner = _model_in(field.annotation)
-        if inner is not None:
-            here = [key] if key in _fields(inner) else []
-            found += [f"{name}.{place}" for place in here + _deeper(inner, key)]
-    return found
-
-
-def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    return {f.alias or n: f for n, f in model.model_fields.items()}
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401
-    """Return the model inside ``X | None`` or ``tuple[X, ...]``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(inner) for inner in get_args(annotation))
-    return next((model for model in found if model), None)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict):
-        return "a mapping" if value else "an empty mapping"
-    if isinstance(value, list | tuple):
-        return "a list" if value else "an empty list"
-    return "null" if value is None else shortened(str(value))
+def _complain(document: Document, problem: Problem) -> None:
+    hidden = "an interpolated value" if document.secret(problem.loc) else ""
+    text = problem.say(instead=hidden)
+    document.complain(problem.loc, text, at_key=problem.at_key)

@@ -1,171 +1,265 @@
 """
-What may stand in a pipeline file: its two ends, their DataFrames, the session.
+What may stand in a pipeline file.
 
-Each model is one mapping of the file; what a stage with a worker says is in
-``worker.py``, and what keys say *together* in ``rules.py``, where several can be wrong
-at once.
+The keys of a stage are the settings of :class:`~etlstage.stage.Stage` and of its
+dialect, see ``stages.py``; here is what only a file says: its ends, their DataFrames,
+the session. What keys of several mappings say together is in ``rules.py``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
-
-from etlstage.config.mapping import Argument, Count, Keys, Name, as_problem
-from etlstage.config.quantity import Duration, Size, one_of
-from etlstage.config.worker import (
-    FedStageKeys,
-    TransformKeys,
-    WorkerKeys,
-    WorkerStageKeys,
+from etlstage.config.stages import StageKeys, stage_section
+from etlstage.messages import StageKind
+from etlstage.settings.definition import (
+    Definition,
+    Place,
+    broken,
+    settings_of,
 )
-from etlstage.pipeline.worker_source import OffsetPolicy
+from etlstage.settings.kind import (
+    Argument,
+    Choice,
+    Count,
+    Duration,
+    ListOf,
+    Name,
+    Pattern,
+    Problem,
+    Size,
+)
+from etlstage.stage import OffsetPolicy
 
 __all__ = (
+    "FILES",
     "DeadLetterKeys",
     "EpochKeys",
     "ExtractKeys",
     "LoadKeys",
-    "OffsetKeys",
     "PipelineKeys",
     "SessionKeys",
     "SparkLetterKeys",
     "SparkSinkKeys",
     "SparkSourceKeys",
+    "TransformKeys",
 )
 
-
-def _server(url: str) -> str:
-    if not url.startswith("sc://"):
-        wanted = "a Spark Connect server such as sc://host:15002"
-        raise PydanticCustomError("expected", "{text}", {"text": wanted})
-    return url
+FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 
 
-class OffsetKeys(Keys):
-    """Who remembers how far an extract stage has read."""
+class Keys(Definition):
+    """Base of all mappings that only a file has."""
 
-    by: Annotated[
-        Literal["worker", "supervisor"],
-        BeforeValidator(one_of("keeper of offsets", "worker", "supervisor")),
-    ]
-    start: int | None = None
-    step: Count | None = None
-    end: int | None = None
-    template: str | None = None
+    __slots__ = ()
 
-    @model_validator(mode="after")
-    def _fit(self) -> OffsetKeys:
-        with as_problem("offsets"):
-            self.policy()
-        return self
-
-    def policy(self) -> OffsetPolicy:
-        """Return the policy; raises ConfigError for offsets that lead nowhere."""
-        values = self.given().items()
-        return OffsetPolicy(**{n: v for n, v in values if v is not None})
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return the values, of ``names``, that are not the default."""
+        own = settings_of(type(self))
+        values = {name: getattr(self, name) for name in names}
+        return {name: v for name, v in values.items() if v != own[name].default}
 
 
+def _frame_rules(given: Mapping[str, Any], default: str) -> Iterable[Problem]:
+    if "path" in given and "table" in given:
+        yield broken(("table",), "can't be used together with path")
+    options = given.get("options")
+    named = {name.lower() for name in options} if isinstance(options, dict) else set()
+    somewhere = given.get("path") or given.get("table") or named & {"path", "paths"}
+    if given and not somewhere and str(given.get("format", default)).lower() in FILES:
+        # Spark takes text that is nowhere for an empty DataFrame.
+        yield broken((), "needs the key path or the key table")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SparkSourceKeys(Keys):
     """A DataFrame to read, and the message that a row becomes."""
 
     format: str | None = None
+    """As Spark calls it; without it Spark's default."""
     path: Argument | None = None
+    """Where it is, relative to the file's folder."""
     table: str | None = None
-    options: dict[str, str] = Field(default_factory=dict)
-    schema_: str | None = Field(default=None, alias="schema")
+    """A table of the catalog, in place of a path."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the format."""
+    schema_: str | None = None
+    """Its columns, as in "id long, title string"; a stream of files needs them."""
     message: str | None = None
+    """A Spark SQL expression; without it the only column if it is text or binary,
+    else to_json(struct(*))."""
     key: str | None = None
+    """A Spark SQL expression, for order: key of the next stage."""
     spool: Argument | None = None
+    """Where all messages wait on engine local; without it the system's temporary
+    directory."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        return _frame_rules(given, "")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpochKeys(Keys):
     """How much is written to a DataFrame at once."""
 
-    messages: Count | None = None
-    bytes: Size | None = None
+    messages: Count = 1_000_000
+    """Messages, at most."""
+    bytes: Size = 128 << 20
+    """Bytes, at most, unless a single run has more."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SparkSinkKeys(Keys):
     """A DataFrame to write."""
 
-    format: str | None = None
+    format: str = "parquet"
+    """As Spark calls it."""
     path: Argument | None = None
+    """Where it goes, relative to the file's folder."""
     table: str | None = None
-    options: dict[str, str] = Field(default_factory=dict)
-    mode: Annotated[
-        Literal["append", "overwrite", "error"],
-        BeforeValidator(one_of("mode", "append", "overwrite", "error")),
-    ] = "error"
-    schema_: str | None = Field(default=None, alias="schema")
+    """A table of the catalog, in place of a path."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the format."""
+    mode: Literal["append", "overwrite", "error"] = "error"
+    """What is done about what is there."""
+    schema_: str | None = None
+    """Columns that JSON messages become; without it one column, value."""
     partition_by: tuple[str, ...] = ()
-    epoch: EpochKeys = EpochKeys()
+    """Columns that become directories."""
+    epoch: EpochKeys = field(default_factory=EpochKeys)
+    """How much is written at once."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        return _frame_rules(given, "parquet")
 
 
-class ExtractKeys(WorkerStageKeys):
-    """Where messages come from: a DataFrame or a worker."""
-
-    spark: SparkSourceKeys | None = None
-    worker: WorkerKeys | None = None
-    mode: Annotated[
-        Literal["plain", "cyclic"], BeforeValidator(one_of("mode", "plain", "cyclic"))
-    ] = "plain"
-    offsets: OffsetKeys | None = None
-    every: Duration | None = None
-
-
-class LoadKeys(FedStageKeys):
-    """Where messages end: a DataFrame or a worker."""
-
-    spark: SparkSinkKeys | None = None
-    worker: WorkerKeys | None = None
-
-
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SparkLetterKeys(Keys):
     """A DataFrame to which the dead letters of each run are appended."""
 
-    format: str | None = None
+    format: str = "parquet"
+    """As Spark calls it."""
     path: Argument | None = None
+    """Where it goes, relative to the file's folder."""
     table: str | None = None
-    options: dict[str, str] = Field(default_factory=dict)
+    """A table of the catalog, in place of a path."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the format."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        return _frame_rules(given, "parquet")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExtractKeys(StageKeys):
+    """Where messages come from: a DataFrame or a worker."""
+
+    kind: ClassVar = StageKind.EXTRACT
+    place: ClassVar = Place.EXTRACT
+    frame: ClassVar = Place.SOURCE
+    spark: Annotated[SparkSourceKeys | None, Place.SOURCE] = None
+    """A DataFrame to read."""
+    offsets: Annotated[OffsetPolicy | None, Place.EXTRACT] = None
+    """Who keeps the offsets of a cyclic extraction, and how they advance."""
+    every: Annotated[Duration | None, Place.EXTRACT | Place.SOURCE] = None
+    """Pause before the next round, for ever; without it there is one round, or one
+    until there is nothing new."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformKeys(StageKeys):
+    """One transform stage."""
+
+    kind: ClassVar = StageKind.TRANSFORM
+    place: ClassVar = Place.TRANSFORM
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadKeys(StageKeys):
+    """Where messages end: a DataFrame or a worker."""
+
+    kind: ClassVar = StageKind.LOAD
+    place: ClassVar = Place.LOAD
+    frame: ClassVar = Place.SINK
+    spark: Annotated[SparkSinkKeys | None, Place.SINK] = None
+    """A DataFrame to write."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetterKeys(Keys):
     """Where dead letters go besides their files."""
 
     spark: SparkLetterKeys
+    """A DataFrame to which the dead letters of each run are appended."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SessionKeys(Keys):
     """The Spark session; without it a local one on all cores."""
 
     master: str | None = None
-    remote: Annotated[str, AfterValidator(_server)] | None = None
-    config: dict[str, str] = Field(default_factory=dict)
+    """Where Spark runs; without it and remote local[*]."""
+    remote: (
+        Annotated[
+            str, Pattern("sc://.*", "a Spark Connect server such as sc://host:15002")
+        ]
+        | None
+    ) = None
+    """A Spark Connect server."""
+    config: dict[str, str] = field(default_factory=dict)
+    """Spark's own settings; they win over ours."""
     staging: Argument | None = None
+    """A folder that all executors see, and you."""
     files: tuple[Argument, ...] = ()
+    """Sent to the executors, with etlstage."""
     archives: tuple[Argument, ...] = ()
+    """Sent to the executors and unpacked there, as what stands behind #."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        if "master" in given and "remote" in given:
+            yield broken(("remote",), "can't be used together with master")
 
 
+_DELIVERIES: Final = ("at-least-once", "exactly-once")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineKeys(Keys):
-    """The whole file."""
+    """A pipeline of etlstage."""
 
     name: Name
-    engine: Annotated[
-        Literal["local", "spark", "streaming"],
-        BeforeValidator(one_of("engine", "local", "spark", "streaming")),
-    ] = "local"
+    """As reports, logs and errors call it."""
+    engine: Literal["local", "spark", "streaming"] = "local"
+    """Where the stages run: beside the driver (local), in Spark's executors (spark), or
+    there in micro-batches (streaming)."""
     delivery: Annotated[
         Literal["at-least-once", "exactly-once"],
-        BeforeValidator(
-            one_of("delivery", "at-least-once", "exactly-once", later=("at-most-once",))
-        ),
+        Choice("delivery", {d: d for d in _DELIVERIES}, later=("at-most-once",)),
     ] = "at-least-once"
+    """How often a message may arrive; exactly-once needs engine streaming, into
+    files."""
     state: Argument | None = None
-    spark: SessionKeys = SessionKeys()
-    extract: ExtractKeys
-    transform: tuple[TransformKeys, ...] = ()
-    load: LoadKeys
+    """Folder where offsets are kept between runs, and dead letters; without it dead
+    letters alone, in .etlstage beside the file."""
+    spark: SessionKeys = field(default_factory=SessionKeys)
+    """The Spark session; without it a local one on all cores."""
+    extract: Annotated[ExtractKeys, stage_section(ExtractKeys)]
+    """Where messages come from: a DataFrame or a worker."""
+    transform: Annotated[
+        tuple[TransformKeys, ...], ListOf(stage_section(TransformKeys))
+    ] = ()
+    """Stages that turn each message into none, one or many."""
+    load: Annotated[LoadKeys, stage_section(LoadKeys)]
+    """Where messages end: a DataFrame or a worker."""
     dead_letters: DeadLetterKeys | None = None
+    """Where a copy of each run's dead letters goes, besides their files."""

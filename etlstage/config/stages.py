@@ -1,6 +1,8 @@
 """
-From the keys of a stage to the stage.
+The keys of a stage, and from them to the stage.
 
+They are the settings of :class:`~etlstage.stage.Stage` and of the dialect that the
+worker speaks, where those say that they are written.
 Paths are relative to the file's folder, which is also where workers run. As the
 first word of a command, ``python`` and ``python3`` are the interpreter that runs
 etlstage, so that a worker finds ``etlstage.worker`` whatever the PATH says.
@@ -10,66 +12,57 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
-from etlstage.config.model import ExtractKeys, LoadKeys
-from etlstage.config.worker import (
-    BatchKeys,
-    ErrorKeys,
-    FedStageKeys,
-    TransformKeys,
-    WorkerKeys,
-    WorkerStageKeys,
-)
 from etlstage.messages import StageKind
-from etlstage.protocol.marker import Mode
-from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import (
-    BatchPolicy,
-    ErrorBudget,
-    ErrorPolicy,
-    Order,
-    RecyclePolicy,
-    ResourceLimits,
-    RestartPolicy,
-    Stage,
-    Timeouts,
+from etlstage.protocol.base import Dialect
+from etlstage.protocol.registry import DEFAULT, DIALECTS, LATER, dialect_class
+from etlstage.settings.definition import (
+    Place,
+    Section,
+    Setting,
+    broken,
+    placed,
+    section_in,
+    settings_of,
 )
+from etlstage.settings.kind import Choice, Instance, Maybe, Problem
+from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage
 from etlstage.stage.stage import PYTHONS
 
-__all__ = (
-    "error_policy",
-    "extract_stage",
-    "load_stage",
-    "located",
-    "transform_stage",
-)
+__all__ = ("StageKeys", "located", "stage_of", "stage_section")
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
-def extract_stage(keys: ExtractKeys, name: str, folder: Path) -> Stage:
-    """Return the stage of an extract worker."""
-    worker = _worker(keys.worker)
-    mode = Mode.CYCLIC if keys.mode == "cyclic" else Mode.PLAIN
-    dialect = MarkerDialect(mode=mode, markers=worker.markers.markers())
-    common = _common(keys, worker, name, folder)
-    return Stage(kind=StageKind.EXTRACT, dialect=dialect, **common)
+@dataclass(frozen=True, kw_only=True)
+class StageKeys:
+    """What was written of a stage; each kind has a class with the keys it adds."""
 
+    kind: ClassVar[StageKind]
+    place: ClassVar[Place]
+    frame: ClassVar[Place] = Place(0)
+    """Where the stage is a DataFrame, if it may be one."""
+    dialect: Annotated[type[Dialect], Instance(type), Place(0)]
+    """What its worker speaks."""
+    written: Annotated[Mapping[str, Any], Instance(dict), Place(0)]
+    """Settings of the stage and of the dialect, by key."""
 
-def transform_stage(keys: TransformKeys, name: str, folder: Path) -> Stage:
-    """Return a transform stage."""
-    common = _common(keys, keys.worker, name, folder)
-    return Stage(kind=StageKind.TRANSFORM, **common, **_feeding(keys, keys.worker))
+    @property
+    def order(self) -> Order:
+        """In which order replies are passed on."""
+        order: Order = self.written.get("order", Order.TOTAL)
+        return order
 
-
-def load_stage(keys: LoadKeys, name: str, folder: Path) -> Stage:
-    """Return the stage of a load worker."""
-    worker = _worker(keys.worker)
-    common = _common(keys, worker, name, folder)
-    return Stage(kind=StageKind.LOAD, **common, **_feeding(keys, worker))
+    @property
+    def on_error(self) -> ErrorPolicy:
+        """What becomes of a message that can't be processed."""
+        policy: ErrorPolicy = self.written.get("on_error", ErrorPolicy())
+        return policy
 
 
 def located(path: str, folder: Path) -> str:
@@ -77,39 +70,22 @@ def located(path: str, folder: Path) -> str:
     return path if SCHEME.match(path) else str(folder / path)
 
 
-def error_policy(keys: ErrorKeys) -> ErrorPolicy:
-    """Return the policy that the keys describe."""
-    values = keys.given("retries", "then")
-    if "budget" in keys.model_fields_set:
-        values["budget"] = ErrorBudget(count=keys.budget.count, share=keys.budget.share)
-    return ErrorPolicy(**values)
-
-
-def _worker(keys: WorkerKeys | None) -> WorkerKeys:
-    if keys is None:
-        raise AssertionError("unreachable: a stage without a worker")
-    return keys
-
-
-def _common(
-    keys: WorkerStageKeys, worker: WorkerKeys, name: str, folder: Path
-) -> dict[str, Any]:
+def stage_of(keys: StageKeys, name: str, folder: Path) -> Stage:
+    """Return the stage that the keys describe; it has a worker."""
+    worker, written = keys.written["worker"], dict(keys.written)
+    batch = written.pop("batch", None)
     values = {
-        "name": name,
-        "command": _command(worker.command, folder),
-        "timeout": Timeouts(**keys.timeout.given()),
-        "restart": _restart(keys),
-        "ready": worker.ready,
-        "limits": ResourceLimits(**worker.limits.given()),
-        "user": worker.user,
-        "group": worker.group,
-        "umask": worker.umask,
-        "env": worker.env,
-        "cwd": folder / (worker.cwd or ""),
-        "max_message_bytes": keys.max_message,
-        "max_reply_bytes": keys.max_reply,
+        setting.name: source[setting.name]
+        for setting in settings_of(Stage).values()
+        if setting.name in (source := worker if setting.group else written)
     }
-    return _without_none(values)
+    if batch is not None:
+        own = settings_of(BatchPolicy)
+        values["batch"] = BatchPolicy(**{k: batch[k] for k in batch if k in own})
+    values["dialect"] = keys.dialect.from_keys(keys.kind, _flat(keys.written))
+    values["command"] = _command(worker["command"], folder)
+    values["cwd"] = folder / (worker.get("cwd") or "")
+    return Stage(**values | {"kind": keys.kind, "name": name})
 
 
 def _command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
@@ -121,45 +97,119 @@ def _command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
     return (program, *arguments)
 
 
-def _restart(keys: WorkerStageKeys) -> RestartPolicy:
-    values = keys.restart.given()
-    if "never_on" in values:
-        values["never_on"] = frozenset(values["never_on"])
-    return RestartPolicy(**values)
+def stage_section(model: type[StageKeys]) -> Section:
+    """Return what reads the keys of a stage as ``model``."""
+    return _StageSection(model, DEFAULT)
 
 
-def _feeding(keys: FedStageKeys, worker: WorkerKeys) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "workers": keys.workers,
-        "window": keys.window,
-        "on_error": error_policy(keys.on_error),
-        "recycle": RecyclePolicy(**keys.recycle.given()),
-    }
-    if keys.order is not None:
-        values["order"] = Order(keys.order)
-    if keys.key is not None:
-        values["key"] = keys.key
-    mode, reading = Mode.SINGLE, {}
-    if keys.batch is not None:
-        mode = (
-            Mode.BATCH_WORKER
-            if keys.batch.driver == "worker"
-            else Mode.BATCH_SUPERVISOR
+class _StageSection(Section):
+    """The keys of a stage whose worker speaks a certain dialect."""
+
+    def __init__(self, model: type[StageKeys], dialect: str) -> None:
+        self._stage = model
+        self._dialect = dialect
+        self._own = {
+            name: setting
+            for name, setting in settings_of(model).items()
+            if setting.place
+        }
+        needs = [{"required": ["spark"]}, {"required": ["worker"]}]
+        super().__init__(
+            self._keys(),
+            self._made,
+            model=model,
+            rules=self._broken,
+            more={"oneOf": needs} if model.frame else {},
         )
-        values["batch"] = _policy(keys.batch)
-        reading = keys.batch.given("eob_then_eom", "bnc_after_last")
-    values["dialect"] = MarkerDialect(
-        mode=mode, markers=worker.markers.markers(), **reading
-    )
-    return values
+
+    def read(self, value: Any) -> Any:  # noqa: ANN401 - whatever a user wrote
+        """Return what was written; the dialect says which keys there are."""
+        worker = value.get("worker") if isinstance(value, Mapping) else None
+        named = worker.get("dialect") if isinstance(worker, Mapping) else None
+        if named in DIALECTS and named != self._dialect:
+            return _StageSection(self._stage, named).read(value)
+        return super().read(value)
+
+    def _keys(self) -> dict[str, Setting]:
+        model, groups = self._stage, {"": dict(self._own), "worker": {}}
+        for name, setting in settings_of(Stage).items():
+            if setting.place & (model.place | model.frame):
+                group = groups[setting.group]
+                group[name] = placed(setting, model.place | model.frame)
+        keys, worker = groups[""], groups["worker"]
+        worker["dialect"] = Setting(
+            "dialect",
+            Choice("dialect", {name: name for name in DIALECTS}, later=LATER),
+            DEFAULT,
+            doc="What the worker speaks.",
+        )
+        if "batch" in keys:
+            batch = section_in(keys["batch"].kind)
+            assert batch is not None
+            groups["batch"] = dict(batch.keys)
+        for at, setting in dialect_class(self._dialect).keys(model.kind).items():
+            group_name, _, key = at.rpartition(".")
+            groups[group_name][key] = setting._replace(place=Place.WORKER)
+        if "batch" in keys:
+            # That it is written asks for batches.
+            asked = Maybe(self._group("batch", groups["batch"]))
+            keys["batch"] = keys["batch"]._replace(kind=asked, default=None)
+        named, cwd = keys["name"], worker["cwd"]
+        keys["name"] = named._replace(kind=Maybe(named.kind), default=None)
+        worker["cwd"] = cwd._replace(
+            default=Path(), doc="Working directory, relative to the file's folder."
+        )
+        program = Setting(
+            "worker",
+            self._group("worker", worker),
+            doc="The program, and how its process is to run.",
+        )
+        if model.frame:
+            program = program._replace(kind=Maybe(program.kind), default=None)
+        return {"name": keys.pop("name"), "worker": program, **keys}
+
+    def _group(self, name: str, keys: Mapping[str, Setting]) -> Section:
+        dialect = dialect_class(self._dialect)
+        return Section(keys, rules=partial(dialect.key_rules, name))
+
+    def _made(self, given: dict[str, Any]) -> StageKeys:
+        own = {name: given.pop(name) for name in self._own if name in given}
+        dialect = dialect_class(self._dialect)
+        return self._stage(dialect=dialect, written=given, **own)
+
+    def _broken(self, given: Mapping[str, Any]) -> Iterable[Problem]:
+        if self._stage.frame:
+            yield from self._ends(given)
+        if "worker" in given:
+            yield from Stage.rules({**given, "kind": self._stage.kind})
+
+    def _ends(self, given: Mapping[str, Any]) -> Iterable[Problem]:
+        if "worker" in given:
+            if "spark" in given:
+                yield broken(("worker",), "can't be used together with spark")
+            return
+        if "spark" not in given:
+            yield broken((), "needs the key spark or the key worker")
+            return
+        text, frame = "only valid with `worker`", self._stage.frame
+        for key, value in given.items():
+            setting = self.keys[key]
+            if key != "spark" and not setting.place & frame:
+                yield broken((key,), text)
+            elif isinstance(value, ErrorPolicy):
+                for name, inner in settings_of(ErrorPolicy).items():
+                    changed = getattr(value, name) != inner.default
+                    if changed and not inner.place & frame:
+                        yield broken((key, name), text)
 
 
-def _policy(keys: BatchKeys) -> BatchPolicy:
-    values = keys.model_dump(
-        exclude={"driver", "eob_then_eom", "bnc_after_last"}, exclude_unset=True
-    )
-    return BatchPolicy(**_without_none(values))
-
-
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by key, those of mappings by ``mapping.key``."""
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        if value is None:
+            continue
+        flat[key] = value
+        if key in ("worker", "batch") and isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": item for inner, item in value.items()}
+    return flat

@@ -9,13 +9,11 @@ from etlstage.pipeline.interfaces import Source as Source
 from etlstage.pipeline.pipeline import Pipeline as Pipeline
 from etlstage.pipeline.report import Report as Report
 from etlstage.pipeline.worker_sink import WorkerSink as WorkerSink
-from etlstage.pipeline.worker_source import OffsetPolicy as OffsetPolicy
 from etlstage.pipeline.worker_source import WorkerSource as WorkerSource
 
 __all__ = (
     "DeadLetter",
     "DeadLetters",
-    "OffsetPolicy",
     "Pipeline",
     "Report",
     "Sink",

@@ -4,44 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import anyio
 
-from etlstage.errors import ConfigError, SourceFailed
+from etlstage.errors import SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import Source
 from etlstage.protocol.base import Shape
-from etlstage.stage import Stage
+from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
-__all__ = ("OffsetPolicy", "WorkerSource")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OffsetPolicy:
-    """Who keeps the offsets of a cyclic extraction, and how they advance."""
-
-    by: Literal["worker", "supervisor"] = "worker"
-    start: int = 0
-    """First offset of the first round; a stored one comes before it."""
-    step: int = 1000
-    """How far a round reaches."""
-    end: int | None = None
-    """Where extraction ends; None: at the first round that gives nothing."""
-    template: str | None = None
-    """Text of a request, with ``{start}`` and ``{end}``; None is a JSON object."""
-
-    def __post_init__(self) -> None:
-        if self.step < 1:
-            raise ConfigError(f"offsets.step must be 1 or more, got {self.step}")
-        if self.end is not None and self.end < self.start:
-            raise ConfigError(
-                f"offsets.end is {self.end}, before offsets.start {self.start}"
-            )
+__all__ = ("WorkerSource",)
 
 
 class WorkerSource(Source):

@@ -9,12 +9,16 @@ them into events and back.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import ClassVar, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self
 
 from etlstage.messages import StageKind
 from etlstage.protocol.events import Event
+
+if TYPE_CHECKING:
+    from etlstage.settings.definition import Setting
+    from etlstage.settings.kind import Problem
 
 __all__ = ("SEND_EOF", "Dialect", "Limits", "Session", "Shape", "Side")
 
@@ -176,6 +180,42 @@ class Dialect(ABC):
     @abstractmethod
     def one_by_one(self) -> Self:
         """Return these settings with one message as one exchange."""
+
+    @classmethod
+    def keys(cls, kind: StageKind) -> dict[str, Setting]:
+        """
+        Return the settings by where they are written among the keys of a stage.
+
+        Args:
+            kind: Of the stage. A key such as ``worker.markers`` stands in a mapping.
+
+        """
+        return {}
+
+    @classmethod
+    def key_rules(cls, group: str, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """
+        Return what contradicts itself in one mapping among the keys of a stage.
+
+        Args:
+            group: The key of that mapping, such as ``worker``.
+            given: What was written there, by key.
+
+        """
+        return ()
+
+    @classmethod
+    def from_keys(cls, kind: StageKind, given: Mapping[str, Any]) -> Self:
+        """
+        Return the dialect with the settings that were given.
+
+        Args:
+            kind: Of the stage.
+            given: By key, among those of others; ``batch`` if batches are wanted.
+
+        """
+        own = {at.rpartition(".")[2]: given[at] for at in cls.keys(kind) if at in given}
+        return cls(**own)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that tell a worker the settings."""

@@ -23,6 +23,8 @@ __all__ = (
 
 DIALECTS: Final = {"marker": "MarkerDialect"}
 """Names, and their classes in ``settings.py`` of the package of that name."""
+DEFAULT: Final = "marker"
+"""What a stage speaks that names no dialect."""
 LATER: Final = ("kcl", "cocaine")
 """Names that the design knows and this version does not build."""
 
@@ -44,7 +46,7 @@ def dialect_class(name: str) -> type[Dialect]:
 
 def default_dialect() -> Dialect:
     """Return the dialect of a stage that names none."""
-    return dialect_class("marker")()
+    return dialect_class(DEFAULT)()
 
 
 def dialect_from_plain(settings: Mapping[str, object]) -> Dialect:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from etlstage.stage.policy import BatchPolicy as BatchPolicy
 from etlstage.stage.policy import ErrorBudget as ErrorBudget
 from etlstage.stage.policy import ErrorPolicy as ErrorPolicy
+from etlstage.stage.policy import OffsetPolicy as OffsetPolicy
 from etlstage.stage.policy import Order as Order
 from etlstage.stage.policy import PoolPolicy as PoolPolicy
 from etlstage.stage.policy import RecyclePolicy as RecyclePolicy
@@ -17,6 +18,7 @@ __all__ = (
     "BatchPolicy",
     "ErrorBudget",
     "ErrorPolicy",
+    "OffsetPolicy",
     "Order",
     "PoolPolicy",
     "RecyclePolicy",

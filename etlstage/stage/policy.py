@@ -1,24 +1,44 @@
 """
 How a stage treats its workers and their messages: batches, time, errors, resources.
 
-Plain data, checked when it is made. When exactly a worker is started
-again is in ``supervisor/lifecycle/restart.py``.
+Each setting is written here and nowhere else; ``etlstage.settings`` reads it. When
+exactly a worker is started again is in ``supervisor/lifecycle/restart.py``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from etlstage.errors import ConfigError
 from etlstage.messages import counted
+from etlstage.settings.definition import Definition, Place, broken
+from etlstage.settings.kind import (
+    REFERENCE,
+    Argument,
+    Count,
+    CountOrZero,
+    Duration,
+    Noun,
+    Positive,
+    Problem,
+    Schema,
+    Seconds,
+    Share,
+    ShareBelowOne,
+    Size,
+    SizeOrZero,
+    Whole,
+    unexpected,
+)
 
 __all__ = (
     "BatchPolicy",
     "ErrorBudget",
     "ErrorPolicy",
+    "OffsetPolicy",
     "Order",
     "PoolPolicy",
     "RecyclePolicy",
@@ -27,7 +47,9 @@ __all__ = (
     "Timeouts",
 )
 
-MiB = 1024 * 1024
+MiB: Final = 1024 * 1024
+PROCESSES: Final = Whole(1, 1000)
+Processes = Annotated[int, PROCESSES]
 
 
 class Order(Enum):
@@ -42,7 +64,7 @@ class Order(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PoolPolicy:
+class PoolPolicy(Definition):
     """
     How many workers a stage has: between two bounds, as there is work.
 
@@ -50,23 +72,39 @@ class PoolPolicy:
     nothing to do for long enough goes, when it is more than there must be.
     """
 
-    min: int = 1
+    label: ClassVar = ("workers",)
+    min: CountOrZero = 1
     """Processes, at least."""
-    max: int = 1
+    max: Processes = 1
     """Processes, at most."""
-    grow_at: float = 2.0
+    grow_at: Positive = 2.0
     """Messages that wait for each worker until there is one more."""
-    idle: float = 60.0
+    idle: Duration = 60.0
     """How long a worker may have nothing to do, in seconds."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.min <= self.max:
-            raise ConfigError(
-                "workers.min must be 0 or more, and no more than workers.max"
-                f" ({self.max}), got {self.min}"
-            )
-        for name in ("max", "grow_at", "idle"):
-            _check_positive("workers", name, getattr(self, name))
+    @classmethod
+    def unfold(cls, value: Any) -> Any:
+        """Return a number of processes as the mapping that says it."""
+        if isinstance(value, Mapping | list | tuple) or value is None:
+            return value
+        number = PROCESSES.read(value)
+        return {"min": number, "max": number}
+
+    @classmethod
+    def short_forms(cls) -> list[Schema]:
+        """Describe a number of processes."""
+        return [PROCESSES.schema()]
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield what contradicts itself."""
+        least, most = given.get("min", 1), given.get("max", 1)
+        if isinstance(least, int) and isinstance(most, int) and least > most:
+            text = f"must be no more than workers.max ({most}), got {least}"
+            yield broken(("min",), text, at_key=False)
+
+    def __str__(self) -> str:
+        return str(self.max) if self.min == self.max else f"{self.min} to {self.max}"
 
     @property
     def varies(self) -> bool:
@@ -75,7 +113,7 @@ class PoolPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchPolicy:
+class BatchPolicy(Definition):
     """
     When a batch is closed: at the first of three bounds.
 
@@ -83,57 +121,62 @@ class BatchPolicy:
     messages can't get any before ``seconds`` are over.
     """
 
-    size: int = 100
+    label: ClassVar = ("batch",)
+    size: Count = 100
     """Messages in a batch, at most."""
-    bytes: int = MiB
+    bytes: Size = MiB
     """Bytes in a batch, at most; a longer message is a batch of its own."""
-    seconds: float = 1.0
+    seconds: Duration = 1.0
     """How long the first message of a batch waits for others, in seconds."""
 
-    def __post_init__(self) -> None:
-        for name in ("size", "bytes", "seconds"):
-            _check_positive("batch", name, getattr(self, name))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timeouts:
+class Timeouts(Definition):
     """How long a worker may take, in seconds; None waits for ever."""
 
-    start: float | None = 30.0
+    label: ClassVar = ("timeout",)
+    start: Duration | None = 30.0
     """From its start until it says that it is ready, if it does so at all."""
-    message: float | None = 300.0
+    message: Duration | None = 300.0
     """For the answer to a message or a batch, once its turn has come."""
-    heartbeat: float | None = None
-    """Between two signs of life of a worker that has nothing to do."""
-    stop: float = 5.0
+    heartbeat: Annotated[Duration | None, Place.WORKER] = None
+    """Between two heartbeats of a worker that has nothing to do."""
+    stop: Duration = 5.0
     """For each step of stopping: closed stdin, SIGTERM, SIGKILL."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None:
-                _check_positive("timeout", field.name, value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorBudget:
+class ErrorBudget(Definition):
     """
     How many messages of a stage may fail before the run does.
 
     Both bounds hold, where both are given.
     """
 
-    count: int | None = None
+    label: ClassVar = ("on_error", "budget")
+    count: CountOrZero | None = None
     """Messages, at most."""
-    share: float | None = 0.01
+    share: Share | None = None
     """Of the messages taken in so far, at most; from 0 to 1. Until a hundred came in
     it is a share of a hundred, so that the first failure does not decide."""
 
-    def __post_init__(self) -> None:
-        if self.count is not None and self.count < 0:
-            raise ConfigError(f"budget must be 0 or more, got {self.count}")
-        if self.share is not None and not 0 <= self.share <= 1:
-            raise ConfigError(f"budget must be 0% to 100%, got {self.share:%}")
+    @classmethod
+    def unfold(cls, value: Any) -> Any:
+        """Return a number of messages, or a share, as the mapping that says it."""
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return value
+        if str(value).isdecimal():
+            return {"count": value}
+        if isinstance(value, float) or value.endswith("%"):  # type: ignore[union-attr]
+            return {"share": value}
+        wanted = "a number of messages such as 20, or a share such as 1%"
+        raise unexpected(wanted, value)
+
+    @classmethod
+    def short_forms(cls) -> list[Schema]:
+        """Describe a number of messages, and a share."""
+        pattern = rf"^[0-9]+$|^([0-9]+(\.[0-9]+)?|\.[0-9]+) *%$|{REFERENCE}"
+        return [{"type": ["integer", "string"], "minimum": 0, "pattern": pattern}]
 
     def __str__(self) -> str:
         bounds = []
@@ -153,54 +196,48 @@ class ErrorBudget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorPolicy:
+class ErrorPolicy(Definition):
     """What becomes of a message that a stage can't process."""
 
-    retries: int = 2
+    label: ClassVar = ("on_error",)
+    retries: Annotated[CountOrZero, Place.FED | Place.OPTION] = 2
     """How often a message is given to a fresh worker after the first was lost; more
     often where it could have been another message's fault."""
-    then: Literal["dead_letter", "fail"] = "dead_letter"
-    """Whether the run then puts it aside and goes on, or fails."""
-    budget: ErrorBudget = ErrorBudget()
+    then: Annotated[
+        Literal["dead_letter", "fail"],
+        Noun("end of a message"),
+        Place.FED | Place.SINK,
+    ] = "dead_letter"
+    """Whether the message is then dead-lettered and the run goes on, or fails."""
+    budget: Annotated[ErrorBudget, Place.FED | Place.SINK] = ErrorBudget(share=0.01)
     """How many messages may be dead-lettered."""
 
-    def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise ConfigError(f"on_error.retries must be 0 or more, got {self.retries}")
-        if self.then not in ("dead_letter", "fail"):
-            raise ConfigError(
-                f"on_error.then must be dead_letter or fail, got {self.then!r}"
-            )
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield what contradicts itself."""
+        if given.get("then") == "fail" and "budget" in given:
+            yield broken(("budget",), "needs then: dead_letter")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResourceLimits:
+class ResourceLimits(Definition):
     """What the kernel grants a worker's process; None leaves a value as ours is."""
 
-    memory: int | None = None
+    label: ClassVar = ("limits",)
+    memory: Size | None = None
     """Address space, in bytes (RLIMIT_AS)."""
-    cpu: int | None = None
+    cpu: Seconds | None = None
     """Seconds on a processor, in its whole life (RLIMIT_CPU)."""
-    open_files: int | None = None
+    open_files: Count | None = None
     """Descriptors (RLIMIT_NOFILE)."""
-    core: int | None = None
+    core: SizeOrZero | None = None
     """Core dump, in bytes (RLIMIT_CORE)."""
-    nice: int | None = None
+    nice: Annotated[int, Whole(-20, 19)] | None = None
     """Added to our own niceness; 19 is the kindest."""
-
-    def __post_init__(self) -> None:
-        for name in ("memory", "cpu", "open_files"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_positive("limits", name, value)
-        if self.core is not None and self.core < 0:
-            raise ConfigError(f"limits.core must be 0 or more, got {self.core}")
-        if self.nice is not None and not -20 <= self.nice <= 19:
-            raise ConfigError(f"limits.nice must be -20 to 19, got {self.nice}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecyclePolicy:
+class RecyclePolicy(Definition):
     """
     When a worker is replaced although nothing is wrong with it; None: never.
 
@@ -208,58 +245,36 @@ class RecyclePolicy:
     replaced at a time.
     """
 
-    max_messages: int | None = None
+    label: ClassVar = ("recycle",)
+    max_messages: Count | None = None
     """Messages that one process answers."""
-    max_age: float | None = None
+    max_age: Duration | None = None
     """Its life, in seconds."""
-    max_rss: int | None = None
+    max_rss: Size | None = None
     """Its resident memory, in bytes, looked at every second."""
-    variance: float = 0.1
+    variance: ShareBelowOne = 0.1
     """Share by which each process gets less, at random, of messages and age: workers
     that were started together are not replaced together."""
 
-    def __post_init__(self) -> None:
-        for name in ("max_messages", "max_age", "max_rss"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_positive("recycle", name, value)
-        if not 0 <= self.variance < 1:
-            raise ConfigError(
-                f"recycle.variance must be 0 or more and below 1, got {self.variance}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(Definition):
     """When a worker that ended by itself, or failed, is started again."""
 
+    label: ClassVar = ("restart",)
     policy: Literal["permanent", "transient", "temporary"] = "permanent"
     """Always; only when it failed; never."""
-    max: int = 5
-    """Restarts in a row, within ``within``, of which none was of use."""
-    within: float = 60.0
-    """Seconds that these restarts are counted for."""
-    delay: float = 0.5
+    max: CountOrZero = 5
+    """Restarts without progress in a row; after them it failed permanently."""
+    within: Duration = 60.0
+    """How long these restarts are counted for, in seconds."""
+    delay: Duration = 0.5
     """Seconds before the second such restart, and before a message is tried for the
     third time; it doubles each time."""
-    max_delay: float = 30.0
+    max_delay: Duration = 30.0
     """Longest delay, in seconds."""
-    never_on: frozenset[int] = frozenset()
+    never_on: frozenset[Annotated[int, Whole(0, 255)]] = frozenset()
     """Exit statuses by which a worker says that a restart won't help."""
-
-    def __post_init__(self) -> None:
-        if self.policy not in ("permanent", "transient", "temporary"):
-            raise ConfigError(
-                "restart.policy must be permanent, transient or temporary,"
-                f" got {self.policy!r}"
-            )
-        if self.max < 0:
-            raise ConfigError(f"restart.max must be 0 or more, got {self.max}")
-        for name in ("within", "delay", "max_delay"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(
-                    f"restart.{name} must be positive, got {getattr(self, name)}"
-                )
 
     def wanted(self, *, failed: bool, status: int) -> bool:
         """
@@ -275,6 +290,32 @@ class RestartPolicy:
         return failed or self.policy == "permanent"
 
 
-def _check_positive(group: str, name: str, value: float) -> None:
-    if value <= 0:
-        raise ConfigError(f"{group}.{name} must be positive, got {value}")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffsetPolicy(Definition):
+    """Who keeps the offsets of a cyclic extraction, and how they advance."""
+
+    label: ClassVar = ("offsets",)
+    by: Annotated[
+        Literal["worker", "supervisor"], Noun("keeper of offsets"), Place.EXTRACT
+    ] = "worker"
+    """The worker, or the supervisor, which then asks for ranges."""
+    start: int = 0
+    """First offset of the first round; a stored one comes before it."""
+    step: Count = 1000
+    """How far a round reaches."""
+    end: int | None = None
+    """Where extraction ends; by default at the first round that gives nothing."""
+    template: Argument | None = None
+    """Text of a request, with ``{start}`` and ``{end}``; by default a JSON object."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield what contradicts itself."""
+        if given.get("by", "worker") == "worker":
+            for key in given:
+                if key != "by":
+                    yield broken((key,), "needs by: supervisor")
+        start, end = given.get("start", 0), given.get("end")
+        if isinstance(start, int) and isinstance(end, int) and end < start:
+            text = f"offsets.end is {end}, before offsets.start {start}"
+            yield broken((), text, at_key=False)

@@ -8,15 +8,28 @@ whoever embeds :class:`~etlstage.AsyncSupervisor`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.registry import default_dialect
+from etlstage.settings.definition import At, Definition, Place, Section, broken
+from etlstage.settings.kind import (
+    Argument,
+    Command,
+    Folder,
+    Mask,
+    Name,
+    Pointer,
+    Problem,
+    Size,
+    Variables,
+    Window,
+    dotted,
+)
 from etlstage.stage.policy import (
     BatchPolicy,
     ErrorPolicy,
@@ -30,107 +43,111 @@ from etlstage.stage.policy import (
 
 __all__ = ("PYTHONS", "Stage")
 
-MiB = 1024 * 1024
+MiB: Final = 1024 * 1024
 
 PYTHONS: Final = ("python", "python3")
 """In front of a command that is written down: the interpreter that runs etlstage."""
 
+_NOWHERE: Final = Place(0)
+_PROGRAM: Final = Place.WORKER | Place.OPTION
+_WORKER: Final = At("worker")
+_EXTRACTOR: Final = PoolPolicy(min=0, max=1, grow_at=1, idle=math.inf)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class Stage(Definition):
     """
     One stage: what to run and how.
 
     Raises:
-        ConfigError: If the values contradict each other.
+        ConfigError: If a value is wrong, or contradicts another; all are told.
 
     """
 
-    name: str
+    name: Name
     """As reports, logs and errors call it."""
-    command: tuple[str, ...]
+    command: Annotated[Command, _PROGRAM, _WORKER]
     """Program and arguments; no shell. Names in braces are the dialect's, such as
     ``{eom}`` for a marker, escaped."""
-    kind: StageKind = StageKind.TRANSFORM
-    dialect: Dialect = field(default_factory=default_dialect)
+    kind: Annotated[StageKind, _NOWHERE] = StageKind.TRANSFORM
+    """What it does with messages."""
+    dialect: Annotated[Dialect, _NOWHERE] = field(default_factory=default_dialect)
     """What the worker speaks, with its settings."""
-    batch: BatchPolicy = field(default_factory=BatchPolicy)
-    workers: int | PoolPolicy = 1
+    batch: Annotated[BatchPolicy, Place.FED | Place.WRITE] = field(
+        default_factory=BatchPolicy
+    )
+    """When a batch is closed, for workers that answer batches."""
+    workers: Annotated[int | PoolPolicy, Section.of(PoolPolicy), Place.FED] = field(
+        default_factory=PoolPolicy
+    )
     """Processes that share the work; their number, or how it follows the work."""
-    order: Order = Order.TOTAL
-    """In which order their replies are passed on."""
-    key: str | None = None
-    """For ``Order.KEY``: a JSON pointer (RFC 6901) into each message; None takes the
-    key that the source has put beside the message."""
-    window: int | None = None
-    """Exchanges sent ahead of their EOP. None: 1 for a load stage, else as many as
-    the worker answers in a moment."""
-    timeout: Timeouts = field(default_factory=Timeouts)
-    ready: bool = False
+    order: Annotated[Order, Place.FED] = Order.TOTAL
+    """In which order their replies are passed on: as the messages came (total), so for
+    the messages with one key (key), or as they are ready (none)."""
+    key: Annotated[Pointer | None, Place.FED] = None
+    """For order: key, a JSON pointer (RFC 6901) into each message; without it the key
+    is what the source has put beside the message."""
+    window: Annotated[Window, Place.FED | Place.WRITE] = None
+    """Exchanges sent ahead of their replies. Automatic: 1 for a load stage, else as
+    many as the worker answers in a moment."""
+    timeout: Annotated[Timeouts, _PROGRAM] = field(default_factory=Timeouts)
+    """How long a worker may take."""
+    ready: Annotated[bool, _PROGRAM, _WORKER] = False
     """The worker says when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
     names; it is given nothing before that."""
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
-    on_error: ErrorPolicy = field(default_factory=ErrorPolicy)
-    recycle: RecyclePolicy = field(default_factory=RecyclePolicy)
-    limits: ResourceLimits = field(default_factory=ResourceLimits)
-    env: Mapping[str, str] = field(default_factory=dict)
+    restart: Annotated[RestartPolicy, Place.WORKER] = field(
+        default_factory=RestartPolicy
+    )
+    """When a worker is started again."""
+    on_error: Annotated[ErrorPolicy, Place.FED | Place.SINK | Place.OPTION] = field(
+        default_factory=ErrorPolicy
+    )
+    """What becomes of a message that can't be processed."""
+    recycle: Annotated[RecyclePolicy, Place.FED] = field(default_factory=RecyclePolicy)
+    """When a worker is replaced although nothing is wrong with it."""
+    limits: Annotated[ResourceLimits, Place.WORKER, _WORKER] = field(
+        default_factory=ResourceLimits
+    )
+    """What the kernel grants a worker's process."""
+    env: Annotated[Variables, _PROGRAM, _WORKER] = field(default_factory=dict)
     """Added to the worker's environment."""
-    cwd: Path | None = None
-    """Working directory of the worker; None is ours."""
-    user: str | None = None
-    """Who the worker runs as, by name or number; None is us."""
-    group: str | None = None
-    """Its group, by name or number; None is the user's, or ours."""
-    umask: int | None = None
-    """Its file mode mask; None is ours."""
-    max_message_bytes: int = 64 * MiB
-    """Longest message, in either direction."""
-    max_reply_bytes: int = 256 * MiB
-    """Longest reply to one message or batch, all its outputs together."""
+    cwd: Annotated[Folder | None, _PROGRAM, _WORKER] = None
+    """Working directory of the worker; by default ours."""
+    user: Annotated[Argument | None, Place.WORKER, _WORKER] = None
+    """Who the worker runs as, by name or number; by default we."""
+    group: Annotated[Argument | None, Place.WORKER, _WORKER] = None
+    """Its group, by name or number; by default the user's, or ours."""
+    umask: Annotated[Mask | None, Place.WORKER, _WORKER] = None
+    """Its file mode mask; by default ours."""
+    max_message: Annotated[Size, _PROGRAM] = 64 * MiB
+    """Longest message, in either direction, in bytes."""
+    max_reply: Annotated[Size, _PROGRAM] = 256 * MiB
+    """Longest reply to one message or batch, all its outputs together, in bytes."""
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("a stage needs a name")
-        if not self.command:
-            raise ConfigError(f"stage {self.name}: command is empty")
-        if isinstance(self.command, str):
-            # Its first letter would be the program.
-            raise ConfigError(
-                f"stage {self.name}: command is the text {self.command!r}, expected"
-                " its words, as in ('python', 'clean.py'): there is no shell"
-            )
-        if isinstance(self.workers, int) and self.workers < 1:
-            raise ConfigError(
-                f"stage {self.name}: workers must be 1 or more, got {self.workers}"
-            )
-        if self.window is not None and self.window < 1:
-            raise ConfigError(
-                f"stage {self.name}: window must be 1 or more, got {self.window}"
-            )
+        Definition.__post_init__(self)
         problem = self.dialect.problem(self.kind)
         if problem is not None:
             raise ConfigError(f"stage {self.name}: {problem}")
-        if self.timeout.heartbeat is not None and self.kind is StageKind.EXTRACT:
-            raise ConfigError(
-                f"stage {self.name}: an extract stage has no timeout.heartbeat: its"
-                " worker is never watched while it is idle"
-            )
-        if self.key is not None:
-            self._check_key(self.key)
 
     @property
     def pool(self) -> PoolPolicy:
         """How many workers there are; an extractor runs when it is asked."""
         if self.kind is StageKind.EXTRACT:
-            return PoolPolicy(min=0, max=1, grow_at=1, idle=math.inf)
-        if isinstance(self.workers, PoolPolicy):
-            return self.workers
-        return PoolPolicy(min=self.workers, max=self.workers)
+            return _EXTRACTOR
+        assert isinstance(self.workers, PoolPolicy)
+        return self.workers
 
-    def _check_key(self, key: str) -> None:
-        if self.order is not Order.KEY:
-            raise ConfigError(f"stage {self.name}: a key needs order: key")
-        if key and not key.startswith("/"):
-            raise ConfigError(
-                f"stage {self.name}: key must be a JSON pointer such as /id, got {key!r}"
-            )
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield what contradicts itself."""
+        if "key" in given and given.get("order") is not Order.KEY:
+            yield broken(("key",), "needs order: key")
+        timeout, extracts = given.get("timeout"), given.get("kind") is StageKind.EXTRACT
+        if extracts and isinstance(timeout, Timeouts) and timeout.heartbeat is not None:
+            text = "is not for an extract stage, whose idle worker is not watched"
+            yield broken(("timeout", "heartbeat"), text)
+
+    def _line(self, problem: Problem) -> str:
+        stage = f"stage {self.name}" if self.name else "stage"
+        return f"{stage}: {dotted(problem.loc)}: {problem.say()}"

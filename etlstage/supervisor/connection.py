@@ -155,7 +155,7 @@ class Connection:
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
         self._wire, self._child = self._worker.wire, self._worker.child
-        limits = Limits(stage.max_message_bytes, stage.max_reply_bytes)
+        limits = Limits(stage.max_message, stage.max_reply)
         self._session = stage.dialect.open(Side.SUPERVISOR, limits)
         self._named: NamedDispatcher | None = None
         self._dispatch: Dispatcher

@@ -120,7 +120,7 @@ async def test_offsets_reach_the_worker(path: Path) -> None:
 def test_wrong_file_is_said_at_once(path: Path) -> None:
     """Building is where it shows, not running."""
     path.write_text("name: x\n")
-    with pytest.raises(ConfigError, match="extract: missing, but needed"):
+    with pytest.raises(ConfigError, match="extract: required key is missing"):
         Pipeline.from_yaml(path)
 
 

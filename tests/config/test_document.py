@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.config.document import MAX_BYTES, Place, dotted, read, shortened
+from etlstage.config.document import MAX_BYTES, Place, read
 from etlstage.errors import ConfigError
+from etlstage.settings.kind import dotted, shortened
 
 
 def error_of(path: Path, content: bytes | str) -> str:

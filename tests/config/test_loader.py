@@ -42,15 +42,14 @@ def test_minimal_file(path: Path) -> None:
     assert model.engine == "local"
     assert model.delivery == "at-least-once"
     assert model.transform == ()
-    assert model.load.worker is not None
-    assert model.load.worker.command == ("cat",)
+    assert model.load.written == {"worker": {"command": ("cat",)}}
 
 
 def test_unwritten_keys_are_not_passed_on(path: Path) -> None:
     """Defaults of a stage are at home in the stage."""
     path.write_text(f"{MINIMAL}transform: [{{worker: {{command: [cat]}}}}]\n")
     model, _ = load(path)
-    assert model.transform[0].timeout.given() == {}
+    assert set(model.transform[0].written) == {"worker"}
 
 
 def test_everything_at_once_in_the_order_of_the_file(path: Path) -> None:
@@ -95,7 +94,7 @@ load:
             " (did you mean 'message'?)"
         ),
         "pipeline.yaml:6:68: extract.spark.options.a: expected text, got a list",
-        "pipeline.yaml:7:3: extract.mode: is only for a worker, not for spark",
+        "pipeline.yaml:7:3: extract.mode: only valid with `worker`",
         "pipeline.yaml:10:5: transform[0].name: duplicate key, first written in line 9",
         (
             "pipeline.yaml:12:16: transform[0].worker.command: expected a list such as"
@@ -158,7 +157,7 @@ load:
             "pipeline.yaml:24:34: load.spark.mode: unknown mode 'appendd'"
             " (did you mean 'append'?)"
         ),
-        "pipeline.yaml:25:3: load.workers: is only for a worker, not for spark",
+        "pipeline.yaml:25:3: load.workers: only valid with `worker`",
     ]
 
 
@@ -167,7 +166,7 @@ load:
     [
         (
             MINIMAL.replace("name: papers\n", ""),
-            "1:1: name: missing, but needed",
+            "1:1: name: required key is missing",
         ),
         (
             MINIMAL.replace("papers", "../etc"),
@@ -294,7 +293,7 @@ def test_key_that_stands_too_high(path: Path, key: str, said: str) -> None:
     """Where it belongs is told, and no more that follows from it."""
     content = f"{MINIMAL}transform: [{{{key}: x, on_error: {{retries: 0}}}}]\n"
     missing, unknown = errors_of(path, content)
-    assert "transform[0].worker: missing, but needed" in missing
+    assert "transform[0].worker: required key is missing" in missing
     assert f"transform[0].{key}: unknown key" in unknown
     assert said in unknown
 
@@ -348,7 +347,10 @@ def test_problem_of_a_worker(path: Path, keys: str, error: str) -> None:
         ("on_error: {budget: {share: 1}}", "on_error.budget.share: expected a share"),
         ("on_error: {budget: {cuont: 1}}", "on_error.budget.cuont: unknown key"),
         ("on_error: {then: fail, budget: 1}", "budget: needs then: dead_letter"),
-        ("order: random", "order: unknown order 'random', expected 'none' or 'key'"),
+        (
+            "order: random",
+            "order: unknown order 'random', expected 'total' or 'key' or 'none'",
+        ),
         ("order: key", "order: needs a key, a JSON pointer such as /id, or extract"),
         ("order: key, key: id", "key: expected a JSON pointer such as /id, got 'id'"),
         ("order: key, key: /a~2", "key: expected a JSON pointer such as /id, got"),
@@ -394,7 +396,7 @@ def test_key_of_the_source_is_for_the_first_stage_alone(path: Path) -> None:
 )
 def test_what_a_frame_has_no_use_for(path: Path, key: str, value: str) -> None:
     """There is no worker to restart; but messages may not fit."""
-    text = f"load.{key}: is only for a worker, not for spark"
+    text = f"load.{key}: only valid with `worker`"
     assert text in error_of(path, FRAMES % ("", "", "", f", {key}: {value}"))
 
 
@@ -402,7 +404,7 @@ def test_frame_has_an_error_policy(path: Path) -> None:
     """It refuses messages that do not fit its schema; to try again is of no use."""
     path.write_text(FRAMES % ("", "", "", ", on_error: {budget: 3, then: dead_letter}"))
     load(path)
-    text = "load.on_error.retries: is only for a worker, not for spark"
+    text = "load.on_error.retries: only valid with `worker`"
     assert text in error_of(path, FRAMES % ("", "", "", ", on_error: {retries: 1}"))
 
 
@@ -416,7 +418,7 @@ def test_more_workers_than_a_machine_bears(path: Path) -> None:
         " '1001'"
     )
     path.write_text(text % 1000)
-    assert load(path)[0].transform[0].workers == 1000
+    assert load(path)[0].transform[0].written["workers"].max == 1000
 
 
 @pytest.mark.parametrize("key", ["on_error", "recycle", "order", "workers"])
@@ -464,7 +466,7 @@ def test_frame_for_dead_letters(path: Path) -> None:
         "4:33: dead_letters.spark.table: can't be used together with path"
     )
     none = f"{MINIMAL}dead_letters: {{}}\n"
-    assert "dead_letters.spark: missing, but needed" in error_of(path, none)
+    assert "dead_letters.spark: required key is missing" in error_of(path, none)
 
 
 SECRET = "hunter2"  # noqa: S105
@@ -509,7 +511,7 @@ def test_interpolated_number(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     path.write_text(
         f"{MINIMAL}transform: [{{worker: {{command: [cat]}}, workers: '${{N}}'}}]\n"
     )
-    assert load(path)[0].transform[0].workers == 3
+    assert load(path)[0].transform[0].written["workers"].max == 3
 
 
 def test_unset_variable_is_not_reported_twice(path: Path) -> None:

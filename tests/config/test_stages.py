@@ -7,12 +7,7 @@ import pytest
 
 from etlstage.config.loader import load
 from etlstage.config.model import PipelineKeys
-from etlstage.config.stages import (
-    extract_stage,
-    load_stage,
-    located,
-    transform_stage,
-)
+from etlstage.config.stages import located, stage_of
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -21,6 +16,7 @@ from etlstage.stage import (
     ErrorBudget,
     ErrorPolicy,
     Order,
+    PoolPolicy,
     RecyclePolicy,
     ResourceLimits,
     RestartPolicy,
@@ -59,20 +55,20 @@ def model_of(path: Path, transform: str) -> PipelineKeys:
     return load(path)[0]
 
 
-def stage_of(path: Path, transform: str) -> Stage:
+def transform_of(path: Path, transform: str) -> Stage:
     """Return the transform stage of a file."""
-    return transform_stage(model_of(path, transform).transform[0], "t", BASE)
+    return stage_of(model_of(path, transform).transform[0], "t", BASE)
 
 
 def test_defaults_are_those_of_a_stage(path: Path) -> None:
     """The loader adds nothing but the folder."""
     expected = Stage(name="t", command=("cat",), cwd=BASE)
-    assert stage_of(path, "worker: {command: [cat]}") == expected
+    assert transform_of(path, "worker: {command: [cat]}") == expected
 
 
 def test_every_key_reaches_the_stage(path: Path) -> None:
     """Names differ in places, values do not."""
-    stage = stage_of(
+    stage = transform_of(
         path,
         r"""worker:
       command: [awk, "-f", prog.awk]
@@ -135,21 +131,21 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
         umask=0o027,
         env={"LANG": "C.UTF-8", "N": "1.10", "ON": "yes"},
         cwd=BASE / "work",
-        max_message_bytes=1024 * 1024,
-        max_reply_bytes=2 * 1024 * 1024,
+        max_message=1024 * 1024,
+        max_reply=2 * 1024 * 1024,
     )
 
 
 def test_supervisor_drives_a_batch_unless_said_otherwise(path: Path) -> None:
     """An empty ``batch`` is a batch with the defaults."""
-    assert stage_of(path, "{worker: {command: [cat]}, batch: {}}").dialect == (
+    assert transform_of(path, "{worker: {command: [cat]}, batch: {}}").dialect == (
         MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     )
 
 
 def test_null_waits_for_ever(path: Path) -> None:
     """For workers that may think for hours."""
-    stage = stage_of(
+    stage = transform_of(
         path, "{worker: {command: [cat]}, timeout: {message: null, start: null}}"
     )
     assert stage.timeout == Timeouts(message=None, start=None)
@@ -158,18 +154,18 @@ def test_null_waits_for_ever(path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "budget"),
     [
-        ("20", ErrorBudget(count=20, share=None)),
-        ("0", ErrorBudget(count=0, share=None)),
+        ("20", ErrorBudget(count=20)),
+        ("0", ErrorBudget(count=0)),
         ("2.5%", ErrorBudget(share=0.025)),
         ("100 %", ErrorBudget(share=1.0)),
-        ("{count: 5}", ErrorBudget(count=5, share=None)),
+        ("{count: 5}", ErrorBudget(count=5)),
         ("{share: 5%}", ErrorBudget(share=0.05)),
         ("{count: 5, share: 5%}", ErrorBudget(count=5, share=0.05)),
     ],
 )
 def test_budget(path: Path, written: str, budget: ErrorBudget) -> None:
     """A number is no share, and a share no number: what is not written is no bound."""
-    stage = stage_of(
+    stage = transform_of(
         path, f"{{worker: {{command: [cat]}}, on_error: {{budget: {written}}}}}"
     )
     assert stage.on_error == ErrorPolicy(budget=budget)
@@ -178,7 +174,7 @@ def test_budget(path: Path, written: str, budget: ErrorBudget) -> None:
 def test_run_may_end_with_the_first_failure(path: Path) -> None:
     """As strict as can be."""
     keys = "{worker: {command: [cat]}, on_error: {then: fail}, order: none}"
-    stage = stage_of(path, keys)
+    stage = transform_of(path, keys)
     assert stage.on_error == ErrorPolicy(then="fail")
     assert stage.order is Order.NONE
 
@@ -188,7 +184,7 @@ def test_run_may_end_with_the_first_failure(path: Path) -> None:
 )
 def test_mask_is_octal(path: Path, written: str, mask: int) -> None:
     """As umask(1) reads it, with quotes or without."""
-    stage = stage_of(path, f"worker: {{command: [cat], umask: {written}}}")
+    stage = transform_of(path, f"worker: {{command: [cat], umask: {written}}}")
     assert stage.umask == mask
 
 
@@ -207,25 +203,26 @@ def test_mask_is_octal(path: Path, written: str, mask: int) -> None:
 )
 def test_program(path: Path, written: str, runs: str) -> None:
     """A name is looked up, a path is relative to the file, Python is ours."""
-    stage = stage_of(path, f"worker: {{command: [{written}, ./data]}}")
+    stage = transform_of(path, f"worker: {{command: [{written}, ./data]}}")
     assert stage.command == (runs, "./data")
 
 
 def test_ends(path: Path) -> None:
     """Extract and load workers take their own modes."""
     model = model_of(path, "worker: {command: [cat]}")
-    extract = extract_stage(model.extract, "e", BASE)
+    extract = stage_of(model.extract, "e", BASE)
     assert extract.kind is StageKind.EXTRACT
     assert extract.dialect == MarkerDialect(mode=Mode.CYCLIC)
     assert extract.command == ("/base/fetch.sh", "1.10")
-    assert extract.max_reply_bytes == 1024 * 1024
+    assert extract.max_reply == 1024 * 1024
     assert extract.restart.max == 0
     assert extract.timeout.start == 1.0
     assert extract.limits.nice == 1
-    sink = load_stage(model.load, "l", BASE)
+    sink = stage_of(model.load, "l", BASE)
     assert sink.kind is StageKind.LOAD
     assert sink.dialect == MarkerDialect()
-    assert (sink.workers, sink.window, sink.cwd) == (2, None, BASE / "sub")
+    assert sink.pool == PoolPolicy(min=2, max=2)
+    assert (sink.window, sink.cwd) == (None, BASE / "sub")
     assert (sink.restart.max, sink.on_error.retries) == (1, 9)
     assert sink.recycle.max_messages == 5
 
@@ -245,25 +242,9 @@ def test_located(written: str, read: str) -> None:
     assert located(written, BASE) == read
 
 
-def test_manual_shows_the_defaults(path: Path) -> None:
-    """The listing of all keys is itself a pipeline file, and says what holds."""
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    _, _, listing = text.partition("```yaml\ntransform:\n")
-    path.write_text(f"{ENDS}transform:\n{listing.partition('```')[0]}")
-    keys = load(path)[0].transform[0]
-    stage = transform_stage(keys, "t", BASE)
-    default = Stage(name="t", command=("/base/clean",))
-    told = (
-        *("workers", "window", "order", "key", "timeout", "ready", "restart"),
-        *("on_error", "recycle", "env", "max_message_bytes", "max_reply_bytes"),
+def test_workers_come_and_go(path: Path) -> None:
+    """Between two bounds, where they are written."""
+    stage = transform_of(
+        path, "{worker: {command: [cat]}, workers: {max: 8, idle: 5m}}"
     )
-    for name in told:
-        assert getattr(stage, name) == getattr(default, name), name
-    unwritten = set(type(keys).model_fields) - keys.model_fields_set
-    assert unwritten == {"name", "key", "batch"}
-    for group in (keys.timeout, keys.restart, keys.on_error, keys.recycle):
-        assert group.model_fields_set == set(type(group).model_fields)
-    worker = set(type(keys.worker).model_fields) - keys.worker.model_fields_set
-    assert worker == {"dialect", "markers"}
-    limits = keys.worker.limits
-    assert limits.model_fields_set == set(type(limits).model_fields)
+    assert stage.pool == PoolPolicy(min=1, max=8, idle=300.0)

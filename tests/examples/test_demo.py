@@ -214,7 +214,7 @@ def test_pipeline_is_one_that_the_loader_takes() -> None:
 
     assert pipeline.extract.spark is not None
     assert pipeline.extract.spark.path == "birdstrikes.csv"
-    assert [stage.worker.command for stage in pipeline.transform] == [
+    assert [stage.written["worker"]["command"] for stage in pipeline.transform] == [
         ("python", "clean.py"),
         ("sh", "grade.sh"),
     ]

@@ -30,7 +30,6 @@ from etlstage.messages import AnnotatedRun, Position, Run, StageKind
 from etlstage.pipeline import (
     DeadLetter,
     DeadLetters,
-    OffsetPolicy,
     Pipeline,
     Report,
     WorkerSink,
@@ -44,6 +43,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
     ErrorBudget,
     ErrorPolicy,
+    OffsetPolicy,
     Order,
     RestartPolicy,
     Stage,

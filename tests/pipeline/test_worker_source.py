@@ -9,8 +9,9 @@ import pytest
 
 from etlstage.errors import ConfigError, SourceFailed, WorkerLost
 from etlstage.messages import Position, Run
-from etlstage.pipeline import OffsetPolicy, WorkerSource
+from etlstage.pipeline import WorkerSource
 from etlstage.pipeline.delivery.position import PositionFile
+from etlstage.stage import OffsetPolicy
 from tests.supervisor.workers import collect, cyclic, plain
 
 pytestmark = pytest.mark.process
@@ -224,7 +225,7 @@ async def test_stored_position_of_another_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"step": 0}, "offsets.step must be 1 or more, got 0"),
+        ({"step": 0}, "offsets.step: expected 1 or more, got 0"),
         ({"start": 5, "end": 4}, "offsets.end is 4, before offsets.start 5"),
     ],
 )

@@ -17,6 +17,7 @@ from etlstage.stage import (
     Order,
     RecyclePolicy,
     ResourceLimits,
+    RestartPolicy,
     Stage,
     Timeouts,
 )
@@ -30,16 +31,16 @@ def stage(**settings: object) -> Stage:
 @pytest.mark.parametrize(
     ("budget", "failed", "received", "allowed"),
     [
-        (ErrorBudget(), 0, 0, True),
-        (ErrorBudget(), 1, 1, True),
-        (ErrorBudget(), 2, 100, False),
-        (ErrorBudget(), 2, 200, True),
+        (ErrorBudget(share=0.01), 0, 0, True),
+        (ErrorBudget(share=0.01), 1, 1, True),
+        (ErrorBudget(share=0.01), 2, 100, False),
+        (ErrorBudget(share=0.01), 2, 200, True),
         (ErrorBudget(share=0), 1, 1000, False),
         (ErrorBudget(share=1), 1000, 1000, True),
-        (ErrorBudget(count=2, share=None), 2, 2, True),
-        (ErrorBudget(count=2, share=None), 3, 10**6, False),
+        (ErrorBudget(count=2), 2, 2, True),
+        (ErrorBudget(count=2), 3, 10**6, False),
         (ErrorBudget(count=2, share=0.01), 2, 100, False),
-        (ErrorBudget(count=None, share=None), 10**6, 10**6, True),
+        (ErrorBudget(), 10**6, 10**6, True),
     ],
 )
 def test_budget(budget: ErrorBudget, failed: int, received: int, allowed: bool) -> None:
@@ -50,11 +51,11 @@ def test_budget(budget: ErrorBudget, failed: int, received: int, allowed: bool) 
 @pytest.mark.parametrize(
     ("budget", "text"),
     [
-        (ErrorBudget(), "1%"),
+        (ErrorBudget(share=0.01), "1%"),
         (ErrorBudget(share=0.125), "12.5%"),
-        (ErrorBudget(count=1, share=None), "1 message"),
-        (ErrorBudget(count=20), "20 messages and 1%"),
-        (ErrorBudget(share=None), "no bound"),
+        (ErrorBudget(count=1), "1 message"),
+        (ErrorBudget(count=20, share=0.01), "20 messages and 1%"),
+        (ErrorBudget(), "no bound"),
     ],
 )
 def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
@@ -65,34 +66,70 @@ def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: BatchPolicy(size=0), "batch.size must be positive, got 0"),
-        (lambda: Timeouts(start=0), "timeout.start must be positive, got 0"),
-        (lambda: Timeouts(heartbeat=-1), "timeout.heartbeat must be positive, got -1"),
-        (lambda: ErrorBudget(count=-1), "budget must be 0 or more, got -1"),
-        (lambda: ErrorBudget(share=1.5), "budget must be 0% to 100%, got 150"),
+        (lambda: BatchPolicy(size=0), "batch.size: expected 1 or more, got 0"),
+        (lambda: Timeouts(start=0), "timeout.start: expected more than 0, got 0"),
+        (
+            lambda: Timeouts(heartbeat=-1),
+            "timeout.heartbeat: expected more than 0, got -1",
+        ),
+        (
+            lambda: ErrorBudget(count=-1),
+            "on_error.budget.count: expected 0 or more, got -1",
+        ),
+        (
+            lambda: ErrorBudget(share=1.5),
+            "on_error.budget.share: expected a share such as 1% or 0.5%, up to 100%, got 1",
+        ),
         (
             lambda: ErrorPolicy(retries=-1),
-            "on_error.retries must be 0 or more, got -1",
+            "on_error.retries: expected 0 or more, got -1",
         ),
         (
             lambda: ErrorPolicy(then="drop"),  # type: ignore[arg-type]
-            "on_error.then must be dead_letter or fail, got 'drop'",
+            "on_error.then: unknown end of a message 'drop', expected 'dead_letter' or",
         ),
-        (lambda: ResourceLimits(memory=0), "limits.memory must be positive, got 0"),
-        (lambda: ResourceLimits(core=-1), "limits.core must be 0 or more, got -1"),
-        (lambda: ResourceLimits(nice=20), "limits.nice must be -20 to 19, got 20"),
+        (
+            lambda: ResourceLimits(memory=0),
+            "limits.memory: expected more than 0, got 0",
+        ),
+        (lambda: ResourceLimits(core=-1), "limits.core: expected more than 0, got -1"),
+        (lambda: ResourceLimits(nice=20), "limits.nice: expected 19 or less, got 20"),
         (
             lambda: RecyclePolicy(max_rss=0),
-            "recycle.max_rss must be positive, got 0",
+            "recycle.max_rss: expected more than 0, got 0",
         ),
         (
             lambda: RecyclePolicy(variance=1),
-            "recycle.variance must be 0 or more and below 1, got 1",
+            "recycle.variance: expected a share such as 1% or 0.5%, below 100%, got 1",
         ),
-        (lambda: stage(key="/id"), "stage t: a key needs order: key"),
+        (
+            lambda: RestartPolicy(policy="always"),  # type: ignore[arg-type]
+            "restart.policy: unknown policy 'always', expected 'permanent' or",
+        ),
+        (lambda: RestartPolicy(max=-1), "restart.max: expected 0 or more, got -1"),
+        (lambda: RestartPolicy(within=0), "restart.within: expected more than 0, got"),
+        (lambda: RestartPolicy(delay=0), "restart.delay: expected more than 0, got 0"),
+        (
+            lambda: RestartPolicy(max_delay=-1),
+            "restart.max_delay: expected more than 0, got -1",
+        ),
+        (
+            lambda: RestartPolicy(never_on=frozenset({256})),
+            "restart.never_on[0]: expected 255 or less, got 256",
+        ),
+        (
+            lambda: ErrorPolicy(then="fail", budget=ErrorBudget(count=1)),
+            "on_error.budget: needs then: dead_letter",
+        ),
+        (
+            lambda: stage(timeout=5),
+            "stage t: timeout: expected Timeouts, or a mapping of start, message,",
+        ),
+        (lambda: stage(workers=1001), "stage t: workers: expected 1000 or less"),
+        (lambda: stage(key="/id"), "stage t: key: needs order: key"),
         (
             lambda: stage(order=Order.KEY, key="id"),
-            "stage t: key must be a JSON pointer such as /id, got 'id'",
+            "stage t: key: expected a JSON pointer such as /id, got 'id'",
         ),
         (
             lambda: stage(
@@ -100,7 +137,7 @@ def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
                 dialect=MarkerDialect(mode=Mode.PLAIN),
                 timeout=Timeouts(heartbeat=1.0),
             ),
-            "stage t: an extract stage has no timeout.heartbeat",
+            "stage t: timeout.heartbeat: is not for an extract stage, whose idle worker",
         ),
     ],
 )

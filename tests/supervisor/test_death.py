@@ -247,7 +247,7 @@ async def test_slow_answers_in_a_row_are_not_late() -> None:
 
 def breaking(behaviour: str, *arguments: object) -> Stage:
     """Return a stage whose worker breaks the protocol at its first message."""
-    return stage(behaviour, *arguments, max_message_bytes=99, window=1)
+    return stage(behaviour, *arguments, max_message=99, window=1)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def breaking(behaviour: str, *arguments: object) -> Stage:
             breaking("long_answer", 100),
             (
                 "message is (?:100 bytes long, expected no more than 99 bytes|more than"
-                " 99 bytes long, with no EOM yet at offset 100); see max_message_bytes"
+                " 99 bytes long, with no EOM yet at offset 100); see max_message"
             ),
         ),
     ],

@@ -165,11 +165,11 @@ async def test_plain_worker_that_writes_eop() -> None:
 
 async def test_plain_message_that_is_too_long() -> None:
     """The text has the setting."""
-    seen, error = await broken(plain("extract", "1", "12345", max_message_bytes=4))
+    seen, error = await broken(plain("extract", "1", "12345", max_message=4))
 
     assert seen == [b"1"]
     assert "message is 5 bytes long, expected no more than 4 bytes" in error
-    assert "see max_message_bytes" in error
+    assert "see max_message" in error
 
 
 # --- cyclic --------------------------------------------------------------------------

@@ -386,7 +386,7 @@ async def test_bad_messages_anywhere_stop_nothing(
 
 async def test_message_that_is_too_long_fails_alone() -> None:
     """The text has the size, the limit and the setting."""
-    run = stage("echo", max_message_bytes=10)
+    run = stage("echo", max_message=10)
     async with AsyncSupervisor(run) as supervisor:
         results = await supervisor.submit([b"x" * 10, b"x" * 11, b"x"])
 
@@ -394,7 +394,7 @@ async def test_message_that_is_too_long_fails_alone() -> None:
         "",
         (
             "stage t: message is 11 bytes long, expected no more than 10 bytes;"
-            " see max_message_bytes (message 2 of its input)"
+            " see max_message (message 2 of its input)"
         ),
         "",
     ]

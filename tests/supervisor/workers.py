@@ -127,7 +127,7 @@ class Settings(TypedDict, total=False):
     timeout: Timeouts
     env: Mapping[str, str]
     cwd: Path | None
-    max_message_bytes: int
+    max_message: int
     order: Order
     key: str | None
     ready: bool

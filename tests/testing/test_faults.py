@@ -112,8 +112,8 @@ async def test_worker_that_breaks_the_protocol_is_replaced(
         mode=mode,
         workers=workers,
         window=lock_step(mode),
-        max_message_bytes=4 * MB,
-        max_reply_bytes=8 * MB,
+        max_message=4 * MB,
+        max_reply=8 * MB,
     )
 
     outcome = await supervise(stage, messages)
@@ -199,8 +199,8 @@ async def test_message_that_is_always_at_fault_is_found(
         workers=workers,
         timeout=timeouts,
         ready=True,
-        max_message_bytes=4 * MB,
-        max_reply_bytes=8 * MB,
+        max_message=4 * MB,
+        max_reply=8 * MB,
     )
 
     outcome = await supervise(stage, messages)

@@ -147,7 +147,7 @@ def _complain(messages: Run, markers: Markers, limit: int) -> None:
         if len(message) > limit:
             raise MessageRefused(
                 f"message is {len(message)} bytes long, expected no more than"
-                f" {limit} bytes; see max_message_bytes",
+                f" {limit} bytes; see max_message",
                 index=index,
             )
         framed = message + markers.eom

@@ -368,11 +368,11 @@ class Reader:
         if longest > limit:
             return PayloadTooBig(
                 f"message is {longest} bytes long, expected no more than {limit} bytes;"
-                " see max_message_bytes"
+                " see max_message"
             )
         return PayloadTooBig(
             f"reply is {self._on_wire(group)} bytes long, expected no more than"
-            f" {self._limits.max_reply_bytes} bytes; see max_reply_bytes"
+            f" {self._limits.max_reply_bytes} bytes; see max_reply"
         )
 
     def _check_size(self) -> None:
@@ -383,12 +383,12 @@ class Reader:
         if held > most and held - self._buffer.end_of_last(self._markers.eom) > most:
             raise PayloadTooBig(
                 f"message is more than {limit} bytes long, with no EOM yet at offset"
-                f" {self._buffer.offset + held}; see max_message_bytes"
+                f" {self._buffer.offset + held}; see max_message"
             )
         if self._holds_replies and held > self._limits.max_reply_bytes + self._slack:
             raise PayloadTooBig(
                 f"reply is more than {self._limits.max_reply_bytes} bytes long, with no"
-                f" EOP yet at offset {self._buffer.offset + held}; see max_reply_bytes"
+                f" EOP yet at offset {self._buffer.offset + held}; see max_reply"
             )
 
 

@@ -6,9 +6,9 @@ No worker imports this file: dataclasses take longer to import than the dialect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
@@ -16,6 +16,14 @@ from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.protocol.marker.markers import MARKER_NAMES, Markers, escape
 from etlstage.protocol.marker.protocol import MarkerProtocol
 from etlstage.protocol.marker.state import Mode
+from etlstage.settings.definition import (
+    Definition,
+    Section,
+    Setting,
+    broken,
+    settings_of,
+)
+from etlstage.settings.kind import Choice, Problem, Text
 
 __all__ = ("MarkerDialect",)
 
@@ -26,19 +34,86 @@ _SHAPES: Final = {
     Mode.BATCH_SUPERVISOR: Shape.BATCH,
     Mode.BATCH_WORKER: Shape.ASKED_BATCH,
 }
+_EXTRACTING: Final = {"plain": Mode.PLAIN, "cyclic": Mode.CYCLIC}
+_DRIVEN: Final = {"worker": Mode.BATCH_WORKER, "supervisor": Mode.BATCH_SUPERVISOR}
+
+_MEANINGS: Final = (
+    "End of message",
+    "End of process: the end of a reply",
+    "End of batch",
+    "Batch not complete: the worker asks for one more message",
+)
+_MARKERS: Final = Section(
+    {
+        name: Setting(name, Text(), default=escape(marker), doc=f"{meaning}.")
+        for name, marker, meaning in zip(
+            MARKER_NAMES, Markers(), _MEANINGS, strict=True
+        )
+    },
+    lambda given: Markers.from_text(**given),
+    model=Markers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarkerDialect(Dialect):
+class MarkerDialect(Definition, Dialect):
     """The stage protocol with EOM, EOP, EOB and BNC."""
 
     name: ClassVar[str] = "marker"
+    label: ClassVar = ("dialect",)
     mode: Mode = Mode.SINGLE
-    markers: Markers = field(default_factory=Markers)
+    """Which of the scenarios of the protocol the stage follows."""
+    markers: Annotated[Markers, _MARKERS] = field(default_factory=Markers)
+    r"""What ends a message, a reply and a batch; ``\n``, ``\0``, ``\xHH`` and the like
+    are read."""
     eob_then_eom: bool = False
     """Write EOM after EOB, for workers that see EOB only with the next EOM."""
     bnc_after_last: bool = False
     """The worker writes BNC also after the last message of a full batch."""
+
+    @classmethod
+    def keys(cls, kind: StageKind) -> dict[str, Setting]:
+        """Return the settings by where they are written."""
+        own = settings_of(cls)
+        made = {"worker.markers": own["markers"]}
+        if kind is StageKind.EXTRACT:
+            return made | {
+                "mode": own["mode"]._replace(
+                    kind=Choice("mode", _EXTRACTING),
+                    default=Mode.PLAIN,
+                    doc="The worker writes until it exits (plain), or once for each"
+                    " request (cyclic).",
+                )
+            }
+        return made | {
+            "batch.driver": own["mode"]._replace(
+                kind=Choice("driver", _DRIVEN),
+                default=Mode.BATCH_SUPERVISOR,
+                doc="Who closes a batch: we, or a worker that asks for each message.",
+            ),
+            "batch.eob_then_eom": own["eob_then_eom"],
+            "batch.bnc_after_last": own["bnc_after_last"],
+        }
+
+    @classmethod
+    def key_rules(cls, group: str, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        asked = given.get("driver") is Mode.BATCH_WORKER
+        if group == "batch" and "bnc_after_last" in given and not asked:
+            yield broken(("bnc_after_last",), "needs driver: worker")
+
+    @classmethod
+    def from_keys(cls, kind: StageKind, given: Mapping[str, Any]) -> Self:
+        """Return the dialect with the settings that were given."""
+        mode = Mode.BATCH_SUPERVISOR if "batch" in given else Mode.SINGLE
+        if kind is StageKind.EXTRACT:
+            mode = Mode.PLAIN
+        values = {key.rpartition(".")[2]: value for key, value in given.items()}
+        given_mode = values.pop("driver", None) or values.pop("mode", None)
+        own = {
+            name: value for name, value in values.items() if name in settings_of(cls)
+        }
+        return cls(mode=given_mode or mode, **own)
 
     @property
     def shape(self) -> Shape:
@@ -109,12 +184,7 @@ class MarkerDialect(Dialect):
     @classmethod
     def from_plain(cls, settings: Mapping[str, Any]) -> Self:
         """Return the dialect with settings that :meth:`plain` has made."""
-        return cls(
-            mode=Mode(settings["mode"]),
-            markers=Markers.from_text(**settings["markers"]),
-            eob_then_eom=settings["eob_then_eom"],
-            bnc_after_last=settings["bnc_after_last"],
-        )
+        return cls(**{key: item for key, item in settings.items() if key != "name"})
 
 
 def _framing_of(messages: Run) -> Framing:

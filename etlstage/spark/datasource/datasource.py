@@ -30,12 +30,11 @@ from pyspark.sql.types import StructType
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
 from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import Loaded, StreamWriter, Writer
 from etlstage.spark.ship.artifact import place
-from etlstage.stage import Stage
+from etlstage.stage import OffsetPolicy, Stage
 
 __all__ = ("WorkerDataSource", "bound", "read_worker", "register", "write_worker")
 

@@ -20,11 +20,10 @@ from pyspark.sql.types import StringType, StructType
 
 from etlstage.errors import ConfigError, EtlstageError, SourceFailed
 from etlstage.messages import Run
-from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.spark.dataframe.schema import is_raw
 from etlstage.spark.datasource.json_rows import Misfit, check_types, rows_of_documents
 from etlstage.spark.task.portal import Bridge, bridged, weight
-from etlstage.stage import Stage
+from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
 __all__ = ("Offsets", "Range", "Rows", "extracted", "ranges")

@@ -1,9 +1,10 @@
 """
 Options of ``format("etlstage")``, and what they say together.
 
-Spark hands options over as texts, and Python gets their names in lower case.  So no
+Spark hands options over as texts, and Python gets their names in lower case. So no
 name here has a capital, and what must keep its own, as variables do, is inside a
-value.  Words are those of the pipeline file.
+value. Those of a stage, and of its dialect, are its settings, with the words of the
+pipeline file; here is what only a read or a write has.
 """
 
 from __future__ import annotations
@@ -12,25 +13,38 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal
 
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.protocol.base import Shape
-from etlstage.protocol.marker import MARKER_NAMES, Markers, Mode
-from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.protocol.registry import DEFAULT, dialect_class
+from etlstage.settings.definition import (
+    Definition,
+    Place,
+    Setting,
+    placed,
+    section_in,
+    settings_of,
+)
+from etlstage.settings.kind import (
+    Command,
+    Count,
+    Invalid,
+    Kind,
+    ListOf,
+    MapOf,
+    Maybe,
+    unexpected,
+)
 from etlstage.spark.ship.artifact import place
-from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
-from etlstage.stage import units as quantity
+from etlstage.stage import OffsetPolicy, RestartPolicy, Stage
 from etlstage.stage.stage import PYTHONS
 
 __all__ = ("Reading", "Writing", "reading", "writing")
-
-Reader: TypeAlias = Callable[[str], Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +123,67 @@ class Writing:
             )
 
 
+class _Offset(Kind):
+    """An offset, or a word for one that the worker is asked for."""
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+
+    def read(self, value: Any) -> int | str:  # noqa: ANN401
+        """Return the offset, or the word."""
+        if value == self._word:
+            return self._word
+        if not str(value).removeprefix("-").isdecimal():
+            wanted = f"a whole number, or {self._word} to ask the worker"
+            raise unexpected(wanted, value)
+        return int(value)
+
+
+class _Shared(Kind):
+    """A folder that all executors see."""
+
+    def read(self, value: Any) -> Path:  # noqa: ANN401
+        """Return the folder."""
+        scheme, colon, rest = str(value).partition(":/")
+        if colon and scheme != "file":
+            wanted = "a folder that all executors see, or a file: URI"
+            raise unexpected(wanted, value)
+        # Where tasks run is not where the driver runs.
+        return Path("/" + rest.lstrip("/")) if colon else Path(value).absolute()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read(Definition):
+    """Options that only a read has."""
+
+    start: Annotated[int | str, _Offset("initial")] = 0
+    """First offset; initial asks the worker."""
+    end: Annotated[int | str, _Offset("latest")] = "latest"
+    """Where the offsets end; latest asks the worker."""
+    step: Count = OffsetPolicy().step
+    """How far a request reaches."""
+    template: str | None = None
+    """Text of a request."""
+    max_per_batch: Count | None = None
+    """How far one batch of a stream reaches."""
+    partitions: Count | None = None
+    """Tasks."""
+    values: Literal["string", "binary"] = "string"
+    """Type of the column value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Write(Definition):
+    """Options that only a write has."""
+
+    path: Annotated[Path | None, _Shared()] = None
+    """Where staged files end."""
+    commit: Command = ()
+    """Program that makes a write final."""
+    abort: Command = ()
+    """Program that undoes a write."""
+
+
 def reading(options: Mapping[str, str]) -> Reading:
     """
     Return what the options of a read say.
@@ -118,244 +193,165 @@ def reading(options: Mapping[str, str]) -> Reading:
             that are wrong in themselves are named.
 
     """
-    values = _values(options, _READ, {})
-    cyclic = values.pop("mode", "plain") == "cyclic"
+    given = _given(options, _READ)
+    own = _Read(**{name: given.pop(name) for name in _READ_ONLY if name in given})
+    stage = _stage(given, StageKind.EXTRACT)
+    cyclic = stage.dialect.shape is Shape.MESSAGE
     for name in _RANGE if not cyclic else ():
-        if name in values:
+        if name in options:
             raise _refusal(f"option {name} is only for mode=cyclic")
-    start, end = values.pop("start", 0), values.pop("end", "latest")
-    given = {name: values.pop(name) for name in ("step", "template") if name in values}
+    initial = own.start == "initial"
     offsets = OffsetPolicy(
         by="supervisor",
-        start=0 if start == "initial" else start,
-        end=None if end == "latest" else end,
-        **given,
+        start=0 if initial else int(own.start),
+        end=None if own.end == "latest" else int(own.end),
+        step=own.step,
+        template=own.template,
     )
-    kept = {n: values.pop(n) for n in ("partitions", "max_per_batch") if n in values}
-    binary = values.pop("values", "string") == "binary"
-    mode = Mode.CYCLIC if cyclic else Mode.PLAIN
     return Reading(
-        stage=_stage(values, "extract", mode, kind=StageKind.EXTRACT),
+        stage=stage,
         offsets=offsets if cyclic else None,
-        initial=start == "initial",
-        binary=binary,
-        **kept,
+        initial=initial,
+        partitions=own.partitions,
+        max_per_batch=own.max_per_batch,
+        binary=own.values == "binary",
     )
 
 
 def writing(options: Mapping[str, str]) -> Writing:
     """Return what the options of a write say; raises as :func:`reading` does."""
-    values = _values(options, _WRITE, _SPARKS_OWN)
-    kept = {n: values.pop(n) for n in ("path", "commit", "abort") if n in values}
-    driver = values.pop("batch.driver", None)
-    batch = _group(values, "batch.")
-    fed: dict[str, Any] = {"batch": BatchPolicy(**batch)}
-    mode = Mode.SINGLE
-    if driver is not None or batch:
-        mode = Mode.BATCH_WORKER if driver == "worker" else Mode.BATCH_SUPERVISOR
-    if "window" in values:
-        fed["window"] = values.pop("window")
-    if "path" in kept or "commit" in kept:
-        if "on_error.retries" in values:
+    given = _given(options, _WRITE)
+    own = {name: given.pop(name) for name in _WRITE_ONLY if name in given}
+    stage = _stage(given, StageKind.LOAD)
+    if "path" in own or "commit" in own:
+        if "on_error.retries" in options:
             raise _refusal(
                 "option on_error.retries can't be used together with path or commit: an"
                 " attempt that has lost its worker is thrown away, and Spark makes"
                 " another"
             )
         # The next worker would go on where this one was torn off.
-        fed["restart"] = RestartPolicy(policy="temporary")
-    stage = _stage(values, "load", mode, kind=StageKind.LOAD, **fed)
-    return Writing(stage=stage, **kept)
+        stage = replace(stage, restart=RestartPolicy(policy="temporary"))
+    return Writing(stage=stage, **own)
 
 
-def _stage(
-    values: dict[str, Any],
-    name: str,
-    mode: Mode,
-    **fixed: Any,  # noqa: ANN401
-) -> Stage:
-    markers = {name: values.pop(name) for name in MARKER_NAMES if name in values}
-    timeout = Timeouts(**_group(values, "timeout."))
-    if "on_error.retries" in values:
-        fixed["on_error"] = ErrorPolicy(retries=values.pop("on_error.retries"))
-    for limit in ("max_message", "max_reply"):
-        if limit in values:
-            fixed[f"{limit}_bytes"] = values.pop(limit)
-    if "command" not in values:
+def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
+    if "command" not in given:
         raise _refusal("option command is missing: the program of the worker")
-    dialect = MarkerDialect(mode=mode, markers=Markers.from_text(**markers))
-    return Stage(**{"name": name} | values, dialect=dialect, timeout=timeout, **fixed)
+    dialect = dialect_class(DEFAULT)
+    spoken: dict[str, Any] = {}
+    for at, setting in dialect.keys(kind).items():
+        name, section = at.removeprefix("worker."), section_in(setting.kind)
+        if section is not None:
+            spoken[at] = {key: given.pop(key) for key in section.keys if key in given}
+        elif name in given:
+            spoken[at] = given.pop(name)
+    values: dict[str, Any] = {"name": kind.value, "kind": kind}
+    for name, value in given.items():
+        group, _, key = name.rpartition(".")
+        if group:
+            values.setdefault(group, {})[key] = value
+        else:
+            values[name] = value
+    if "batch" in values or any(at.startswith("batch.") for at in spoken):
+        spoken["batch"] = True
+    if "cwd" in values:
+        # Where tasks run is not where the driver runs.
+        values["cwd"] = values["cwd"].absolute()
+    return Stage(**values, dialect=dialect.from_keys(kind, spoken))
 
 
-def _group(values: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the values whose names begin with ``prefix``, by the rest of the name."""
-    names = [name for name in values if name.startswith(prefix)]
-    return {name.removeprefix(prefix): values.pop(name) for name in names}
-
-
-def _values(
-    options: Mapping[str, str], known: Mapping[str, Reader], others: Mapping[str, str]
-) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _given(options: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return what was given by name; all that is wrong in itself is told."""
+    given: dict[str, Any] = {}
     problems: list[str] = []
     for name, text in options.items():
-        if name in others:
+        if name in _SPARKS_OWN and known is _WRITE:
             continue
         if name not in known:
             problems.append(_unknown(name, known))
             continue
+        kind = known[name].kind
         try:
-            values[name] = known[name](text)
-        except ValueError as error:
-            shown = "set" if name in _HIDDEN else repr(text[:80])
-            problems.append(f"option {name} is {shown}, expected {error}")
+            given[name] = kind.read(_parsed(kind, text))
+        except Invalid as error:
+            instead = "a value that is not shown" if name == "env" else ""
+            said = (problem.say(instead) for problem in error.problems)
+            problems += (f"option {name}: {text}" for text in said)
     if problems:
         # On one line: of an error in its Python processes Spark shows the last.
         raise _refusal("; ".join(problems))
-    return values
+    return given
 
 
-def _unknown(name: str, known: Mapping[str, Reader]) -> str:
+def _parsed(kind: Kind, text: str) -> object:
+    """Return what a text is where the pipeline file has a list, a mapping or null."""
+    if isinstance(kind, Maybe):
+        return None if text == "null" else text
+    if isinstance(kind, ListOf):
+        return _words(text)
+    if isinstance(kind, MapOf):
+        return _object(text)
+    return text
+
+
+def _words(text: str) -> object:
+    wanted = 'a JSON list such as ["python", "fetch.py"], or words as for a shell'
+    try:
+        words = json.loads(text) if text.lstrip()[:1] == "[" else shlex.split(text)
+    except ValueError:
+        raise unexpected(wanted, text) from None
+    if not words or not all(isinstance(word, str) for word in words):
+        raise unexpected(wanted, text)
+    program, *arguments = words
+    return [sys.executable if program in PYTHONS else program, *arguments]
+
+
+def _object(text: str) -> object:
+    wanted = 'a JSON object of texts such as {"LANG": "C.UTF-8"}'
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise unexpected(wanted, text) from None
+    if not isinstance(found, dict) or not all(
+        isinstance(value, str) for value in found.values()
+    ):
+        raise unexpected(wanted, text)
+    return found
+
+
+def _unknown(name: str, known: Mapping[str, Setting]) -> str:
     for other, does in ((_READ, "reading"), (_WRITE, "writing")):
         if name in other:
             return f"option {name} is only for {does}"
-    hint = guess(name, known) or f", expected {_all(known)}"
-    return f"unknown option {name!r}{hint}"
-
-
-def _all(known: Mapping[str, Reader]) -> str:
-    return "one of " + ", ".join(known)
+    expected = f", expected one of {', '.join(known)}"
+    return f"unknown option {name!r}{guess(name, known) or expected}"
 
 
 def _refusal(text: str) -> ConfigError:
     return ConfigError(f"format etlstage: {text}")
 
 
-# --- how texts are read; each raises ValueError with what is expected ------------
+def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
+    """Return the options of a read or a write, by name."""
+    found: dict[str, Setting] = {}
+    for name, setting in settings_of(Stage).items():
+        if setting.place & place:
+            inner = section_in(placed(setting, place).kind)
+            if inner is None:
+                found[name] = setting
+            else:
+                found |= {f"{name}.{key}": one for key, one in inner.keys.items()}
+    for at, setting in dialect_class(DEFAULT).keys(kind).items():
+        inner = section_in(setting.kind)
+        found |= {at.removeprefix("worker."): setting} if not inner else inner.keys
+    # In the order in which a user thinks of them.
+    return {"command": found.pop("command"), **found, **settings_of(own)}
 
 
-def _command(text: str) -> tuple[str, ...]:
-    wanted = 'a JSON list such as ["python", "fetch.py"], or words as for a shell'
-    try:
-        words = json.loads(text) if text.lstrip()[:1] == "[" else shlex.split(text)
-    except ValueError:
-        raise ValueError(wanted) from None
-    if not words or not all(
-        isinstance(word, str) and "\0" not in word for word in words
-    ):
-        raise ValueError(wanted)
-    program, *arguments = words
-    return (sys.executable if program in PYTHONS else program, *arguments)
-
-
-def _environment(text: str) -> dict[str, str]:
-    wanted = 'a JSON object of texts such as {"LANG": "C.UTF-8"}'
-    try:
-        found = json.loads(text)
-    except ValueError:
-        raise ValueError(wanted) from None
-    if not isinstance(found, dict) or not all(
-        name and "=" not in name and isinstance(value, str)
-        for name, value in found.items()
-    ):
-        raise ValueError(wanted)
-    return found
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError("some text")
-    return text
-
-
-def _folder(text: str) -> Path:
-    # Where tasks run is not where the driver runs.
-    return Path(_text(text)).absolute()
-
-
-def _place(text: str) -> Path:
-    scheme, colon, rest = text.partition(":/")
-    if colon and scheme != "file":
-        raise ValueError("a folder that all executors see, or a file: URI")
-    return Path("/" + rest.lstrip("/")) if colon else _folder(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("a whole number from 1 up")
-    return int(text)
-
-
-def _count_or_zero(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("a whole number from 0 up")
-    return int(text)
-
-
-def _duration(text: str) -> float | None:
-    return None if text == "null" else quantity.duration(text)
-
-
-def _offset(word: Literal["initial", "latest"]) -> Reader:
-    def read(text: str) -> int | str:
-        if text == word:
-            return text
-        if not text.removeprefix("-").isdecimal():
-            raise ValueError(f"a whole number, or {word} to ask the worker")
-        return int(text)
-
-    return read
-
-
-def _choice(*words: str) -> Reader:
-    def read(text: str) -> str:
-        if text not in words:
-            raise ValueError(" or ".join(words) + guess(text, words))
-        return text
-
-    return read
-
-
-def _flag(text: str) -> bool:
-    return bool(_choice("true", "false")(text.lower()) == "true")
-
-
-_HIDDEN: Final = frozenset({"env"})
-_SPARKS_OWN: Final = {"checkpointlocation": "", "queryname": ""}
+_SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 _RANGE: Final = ("start", "end", "step", "template", "max_per_batch")
-_WORKER: Final[Mapping[str, Reader]] = {
-    "command": _command,
-    "name": _text,
-    "env": _environment,
-    "cwd": _folder,
-    **dict.fromkeys(MARKER_NAMES, _text),
-    "ready": _flag,
-    "timeout.start": _duration,
-    "timeout.message": _duration,
-    "timeout.stop": quantity.duration,
-    "on_error.retries": _count_or_zero,
-    "max_message": quantity.size,
-    "max_reply": quantity.size,
-}
-_READ: Final[Mapping[str, Reader]] = {
-    **_WORKER,
-    "mode": _choice("plain", "cyclic"),
-    "partitions": _count,
-    "start": _offset("initial"),
-    "end": _offset("latest"),
-    "step": _count,
-    "template": _text,
-    "max_per_batch": _count,
-    "values": _choice("string", "binary"),
-}
-_WRITE: Final[Mapping[str, Reader]] = {
-    **_WORKER,
-    "path": _place,
-    "commit": _command,
-    "abort": _command,
-    "batch.driver": _choice("worker", "supervisor"),
-    "batch.size": _count,
-    "batch.bytes": quantity.size,
-    "batch.seconds": quantity.duration,
-    "window": _count,
-}
+_READ_ONLY: Final = tuple(settings_of(_Read))
+_WRITE_ONLY: Final = tuple(settings_of(_Write))
+_READ: Final = _known(StageKind.EXTRACT, Place.READ, _Read)
+_WRITE: Final = _known(StageKind.LOAD, Place.WRITE, _Write)

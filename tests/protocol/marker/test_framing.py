@@ -161,8 +161,7 @@ def test_many_short_messages_are_no_long_one() -> None:
 def test_message_over_the_limit_is_refused() -> None:
     """The text has both numbers and names the setting."""
     assert refused([b"x" * 10, b"x" * 11], limit=10) == (
-        "1: message is 11 bytes long, expected no more than 10 bytes;"
-        " see max_message_bytes"
+        "1: message is 11 bytes long, expected no more than 10 bytes; see max_message"
     )
 
 

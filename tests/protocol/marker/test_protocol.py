@@ -295,7 +295,7 @@ def test_message_of_the_limit_is_sent_and_a_longer_one_is_not() -> None:
     pair = ConnectionPair(Mode.SINGLE, limits=Limits(10, 100))
     text = (
         "MessageRefused: message is 11 bytes long, expected no more than 10 bytes;"
-        " see max_message_bytes"
+        " see max_message"
     )
     assert pair.refusal(S, MessagesPassed([b"x" * 11])) == text
     pair.send(S, MessagesPassed([b"x" * 10]))

@@ -22,9 +22,7 @@ from tests.protocol.strategies import MARKER_SETS, REPEATED, WORDS
 
 LIMITS = Limits(max_message_bytes=10, max_reply_bytes=22)
 TEN, ELEVEN = b"x" * 10, b"y" * 11
-TOO_LONG = (
-    "message is 11 bytes long, expected no more than 10 bytes; see max_message_bytes"
-)
+TOO_LONG = "message is 11 bytes long, expected no more than 10 bytes; see max_message"
 
 
 def waiting(
@@ -155,7 +153,7 @@ def test_endless_message_is_refused_before_its_eom(side: Side, mode: Mode) -> No
     assert receive(protocol, TEN) == []
     assert failure(protocol, [b"x"]) == (
         "message is more than 10 bytes long, with no EOM yet at offset 11;"
-        " see max_message_bytes"
+        " see max_message"
     )
 
 
@@ -164,12 +162,12 @@ def test_endless_message_behind_others_is_refused() -> None:
     protocol = waiting(Mode.PLAIN)
     assert failure(protocol, [b"ab\n" + ELEVEN], OutputPassed([b"ab"])) == (
         "message is more than 10 bytes long, with no EOM yet at offset 14;"
-        " see max_message_bytes"
+        " see max_message"
     )
     protocol = waiting(Mode.SINGLE)
     assert failure(protocol, [b"ab\n\0c\n" + ELEVEN], RepliesCompleted([(b"ab",)])) == (
         "message is more than 10 bytes long, with no EOM yet at offset 17;"
-        " see max_message_bytes"
+        " see max_message"
     )
 
 
@@ -186,10 +184,10 @@ def test_reply_of_the_limit_is_received(chop: Chop, markers: Markers) -> None:
 def test_reply_over_the_limit_is_refused(mode: Mode) -> None:
     """The number in the text is the one that is compared: with all EOM."""
     assert failure(waiting(mode), [(TEN + b"\n") * 2 + b"\n\0"]) == (
-        "reply is 23 bytes long, expected no more than 22 bytes; see max_reply_bytes"
+        "reply is 23 bytes long, expected no more than 22 bytes; see max_reply"
     )
     assert failure(waiting(mode), [b"\n" * 23 + b"\0"]) == (
-        "reply is 23 bytes long, expected no more than 22 bytes; see max_reply_bytes"
+        "reply is 23 bytes long, expected no more than 22 bytes; see max_reply"
     )
 
 
@@ -198,7 +196,7 @@ def test_replies_before_one_over_the_limit_are_sound() -> None:
     protocol = waiting(Mode.SINGLE)
     data = b"a\n\0" + b"b\n" * 12 + b"\0" + b"c\n\0"
     assert failure(protocol, [data], RepliesCompleted([(b"a",)])) == (
-        "reply is 24 bytes long, expected no more than 22 bytes; see max_reply_bytes"
+        "reply is 24 bytes long, expected no more than 22 bytes; see max_reply"
     )
     assert protocol.owed == 2
 
@@ -216,8 +214,7 @@ def test_endless_reply_is_refused_before_its_eop() -> None:
     protocol = waiting(Mode.SINGLE)
     assert receive(protocol, (TEN + b"\n") * 2) == []
     assert failure(protocol, [b"\n"]) == (
-        "reply is more than 22 bytes long, with no EOP yet at offset 23;"
-        " see max_reply_bytes"
+        "reply is more than 22 bytes long, with no EOP yet at offset 23; see max_reply"
     )
 
 
@@ -226,7 +223,7 @@ def test_one_to_one_reply_is_measured_with_its_eom() -> None:
     protocol = waiting(Mode.SINGLE, ONE_TO_ONE, limits=Limits(10, 5))
     assert receive(protocol, b"abcd\n") == typed([RepliesCompleted([(b"abcd",)])])
     assert failure(protocol, [b"abcde\n"]) == (
-        "reply is 6 bytes long, expected no more than 5 bytes; see max_reply_bytes"
+        "reply is 6 bytes long, expected no more than 5 bytes; see max_reply"
     )
 
 

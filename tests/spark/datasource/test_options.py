@@ -63,7 +63,7 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
     timeout = stage.timeout
     assert (timeout.start, timeout.message, timeout.stop) == (5.0, None, 0.5)
     assert stage.on_error.retries == 0
-    assert (stage.max_message_bytes, stage.max_reply_bytes) == (2**20, 2**21)
+    assert (stage.max_message, stage.max_reply) == (2**20, 2**21)
     assert offsets is not None
     assert (offsets.start, offsets.end, offsets.step) == (-5, 10, 3)
     assert (offsets.by, offsets.template) == ("supervisor", "{start}..{end}")
@@ -112,23 +112,26 @@ def test_worker_that_stages_is_not_replaced() -> None:
         ({"comand": "x"}, "unknown option 'comand' (did you mean 'command'?)"),
         ({"qqq": "x"}, "unknown option 'qqq', expected one of command, name, "),
         ({"path": "x"}, "option path is only for writing"),
-        ({"command": "'"}, 'option command is "\'", expected a JSON list such as'),
-        ({"command": "[1]"}, "option command is '[1]', expected a JSON list"),
-        ({"command": ""}, "option command is '', expected a JSON list"),
+        ({"command": "'"}, "option command: expected a JSON list such as"),
+        ({"command": "[1]"}, "option command: expected a JSON list"),
+        ({"command": ""}, "option command: expected a JSON list"),
         (
             {"env": '{"A": "secret"'},
-            "option env is set, expected a JSON object of texts",
+            "option env: expected a JSON object of texts",
         ),
-        ({"env": '{"A": 1}'}, "option env is set, expected a JSON object of texts"),
-        ({"step": "0"}, "option step is '0', expected a whole number from 1 up"),
-        ({"start": "x"}, "'x', expected a whole number, or initial to ask the worker"),
+        ({"env": '{"A": 1}'}, "option env: expected a JSON object of texts"),
+        ({"step": "0"}, "option step: expected 1 or more, got '0'"),
+        (
+            {"start": "x"},
+            "expected a whole number, or initial to ask the worker, got 'x'",
+        ),
         ({"end": "initial"}, "expected a whole number, or latest to ask the worker"),
         ({"timeout__message": "soon"}, "expected a duration such as 500ms, 30s or 2m"),
-        ({"timeout__stop": "null"}, "'null', expected a duration"),
+        ({"timeout__stop": "null"}, "30s or 2m, got 'null'"),
         ({"max_message": "big"}, "expected a size such as 512KiB, 1MiB or 10MB"),
-        ({"mode": "cycle"}, "expected plain or cyclic (did you mean 'cyclic'?)"),
-        ({"ready": "yes"}, "option ready is 'yes', expected true or false"),
-        ({"on_error__retries": "-1"}, "'-1', expected a whole number from 0 up"),
+        ({"mode": "cycle"}, "unknown mode 'cycle' (did you mean 'cyclic'?)"),
+        ({"ready": "yes"}, "option ready: expected true or false, got 'yes'"),
+        ({"on_error__retries": "-1"}, "on_error.retries: expected 0 or more, got '-1'"),
         ({"step": "5"}, "option step is only for mode=cyclic"),
         ({"eom": "x", "eob": "x"}, "markers eom and eob are both 'x'"),
         ({"mode": "cyclic", "start": "5", "end": "2"}, "before offsets.start 5"),
@@ -142,7 +145,7 @@ def test_wrong_option_is_told(options: dict[str, str], why: str) -> None:
 def test_all_that_is_wrong_is_told_at_once() -> None:
     """On one line: Spark shows the last line of an error in Python."""
     text = refusal(comand="x", step="no")
-    assert "(did you mean 'command'?); option step is 'no', expected" in text
+    assert "(did you mean 'command'?); option step: expected a whole" in text
     assert "format etlstage: option command is missing" in refusal()
 
 

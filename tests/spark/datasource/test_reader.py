@@ -13,13 +13,13 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from etlstage import Stage, StageKind
 from etlstage.errors import ConfigError
-from etlstage.pipeline.worker_source import OffsetPolicy
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark import register
 from etlstage.spark.datasource.datasource import bound
 from etlstage.spark.datasource.extraction import ranges
 from etlstage.spark.errors import explain
+from etlstage.stage import OffsetPolicy
 
 pytestmark = pytest.mark.spark
 

@@ -51,14 +51,16 @@ def test_last_batch_is_ripe() -> None:
 @pytest.mark.parametrize("value", [0, -1])
 def test_bounds_of_a_batch_are_positive(name: str, value: int) -> None:
     """The text names the key and the value."""
-    with pytest.raises(ConfigError, match=rf"batch\.{name} must be positive, got"):
+    with pytest.raises(ConfigError, match=rf"batch\.{name}: expected .*, got {value}"):
         BatchPolicy(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["message", "stop"])
 def test_timeouts_are_positive(name: str) -> None:
     """A time of zero would stop every worker."""
-    with pytest.raises(ConfigError, match=rf"timeout\.{name} must be positive, got 0"):
+    with pytest.raises(
+        ConfigError, match=rf"timeout\.{name}: expected more than 0, got 0"
+    ):
         Timeouts(**{name: 0})
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.errors import ConfigError
 from etlstage.stage import RestartPolicy
 from etlstage.supervisor.lifecycle.restart import Tally, wait_time
 
@@ -108,22 +107,3 @@ def test_exit_status_can_forbid_a_restart() -> None:
 
     assert not policy.wanted(failed=True, status=78)
     assert policy.wanted(failed=True, status=1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        (
-            {"policy": "always"},
-            "restart.policy must be permanent, transient or temporary, got 'always'",
-        ),
-        ({"max": -1}, "restart.max must be 0 or more, got -1"),
-        ({"within": 0}, "restart.within must be positive, got 0"),
-        ({"delay": 0}, "restart.delay must be positive, got 0"),
-        ({"max_delay": -1}, "restart.max_delay must be positive, got -1"),
-    ],
-)
-def test_policies_that_make_no_sense(settings: dict[str, object], text: str) -> None:
-    """Refused when they are made."""
-    with pytest.raises(ConfigError, match=text):
-        RestartPolicy(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,368 @@
+"""
+Classes whose fields are settings, and how these are read from a mapping.
+
+A field says all about its setting: the name, the kind by its type, the default, and
+the documentation below it. :class:`Place` and :class:`At` among the annotations of
+its type say where it may be written::
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Timeouts(Definition):
+        heartbeat: Annotated[Duration | None, Place.FED] = None
+
+From that come the checks of the constructor, here, and the keys of the pipeline file,
+the options of the data source and the JSON Schema elsewhere.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from enum import Enum, Flag, auto
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+
+from etlstage.errors import ConfigError, guess
+from etlstage.settings import kind as kinds
+from etlstage.settings.kind import Invalid, Kind, Problem, dotted
+
+__all__ = (
+    "HIDDEN",
+    "UNREAD",
+    "At",
+    "Definition",
+    "Place",
+    "Section",
+    "Setting",
+    "broken",
+    "placed",
+    "section_in",
+    "settings_of",
+)
+
+UNREAD: Final = object()
+"""Stands, among what was given, for a value that could not be read."""
+
+
+HIDDEN: Final = "is refused; not shown, as it was interpolated"
+"""In place of a text that may quote a value that must not be shown."""
+
+_NO_MAPPING: Final = Problem((), "expected a mapping, got {got}")
+
+
+class Place(Flag):
+    """Where a setting of a stage may be written."""
+
+    EXTRACT = auto()
+    """An extract stage with a worker."""
+    TRANSFORM = auto()
+    """A transform stage."""
+    LOAD = auto()
+    """A load stage with a worker."""
+    SOURCE = auto()
+    """An extract stage that is a DataFrame."""
+    SINK = auto()
+    """A load stage that is a DataFrame."""
+    READ = auto()
+    """An option of the data source, where it reads."""
+    WRITE = auto()
+    """An option of the data source, where it writes."""
+
+    FED = TRANSFORM | LOAD
+    WORKER = EXTRACT | FED
+    OPTION = READ | WRITE
+    ALL = WORKER | SOURCE | SINK | OPTION
+
+
+class At(NamedTuple):
+    """In which mapping of a stage's keys a setting is written."""
+
+    group: str
+
+
+class Setting(NamedTuple):
+    """One setting."""
+
+    name: str
+    kind: Kind
+    default: object = MISSING
+    place: Place = Place.ALL
+    group: str = ""
+    """The mapping that holds it, if it is not the stage's own."""
+    model: type | None = None
+    """The class that documents it."""
+    doc: str = ""
+    """The documentation, where it is not the class's."""
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.default is MISSING
+
+
+Rules: TypeAlias = Callable[[Mapping[str, Any]], Iterable[Problem]]
+"""Yields what contradicts itself among the values that were given, by their keys."""
+
+
+def no_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
+    """Yield nothing: any values go together."""
+    return ()
+
+
+def broken(loc: tuple[str | int, ...], text: str, *, at_key: bool = True) -> Problem:
+    """Return the problem of a rule that does not hold."""
+    return Problem(loc, text, at_key=at_key)
+
+
+class Definition:
+    """
+    Base of the classes whose fields are settings; they are frozen dataclasses.
+
+    Raises:
+        ConfigError: If a value is wrong, or contradicts another; all are told.
+
+    """
+
+    __slots__ = ()
+    label: ClassVar[tuple[str, ...]] = ()
+    """Where it stands in a stage, for errors of the constructor."""
+    more: ClassVar[kinds.Schema] = {}
+    """What the JSON Schema says besides."""
+
+    def __post_init__(self) -> None:
+        problems: list[Problem] = []
+        given: dict[str, Any] = {}
+        for name, setting in settings_of(type(self)).items():
+            value = getattr(self, name)
+            if type(value) is type(setting.default) and value == setting.default:
+                continue
+            given[name] = UNREAD
+            try:
+                given[name] = setting.kind.read(value)
+            except Invalid as error:
+                problems += (p.under(name) for p in _in_python(error, setting))
+            else:
+                object.__setattr__(self, name, given[name])
+        problems += self.rules(given)
+        if problems:
+            raise ConfigError([self._line(problem) for problem in problems])
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """
+        Return what contradicts itself.
+
+        Args:
+            given: What was written, by key, and not left to the default.
+
+        """
+        return ()
+
+    @classmethod
+    def unfold(cls, value: Any) -> Any:
+        """Return a short form as the mapping that says the same."""
+        return value
+
+    @classmethod
+    def short_forms(cls) -> list[kinds.Schema]:
+        """Describe what :meth:`unfold` takes."""
+        return []
+
+    def _line(self, problem: Problem) -> str:
+        loc = dotted((*self.label, *problem.loc))
+        return f"{loc}: {problem.say()}" if loc else problem.say()
+
+
+class Section(Kind):
+    """
+    A mapping with known keys.
+
+    Args:
+        keys: The settings by their keys.
+        make: Makes of the values that were given what the mapping stands for.
+        model: The class that it stands for.
+        rules: Yields what contradicts itself among the values that were given.
+        more: What its JSON Schema says besides.
+
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, Setting],
+        make: Callable[[dict[str, Any]], Any] = dict,
+        *,
+        model: type | None = None,
+        rules: Rules = no_rules,
+        more: kinds.Schema | None = None,
+    ) -> None:
+        self.keys = keys
+        self.model = model
+        self.more = more or {}
+        self._make = make
+        self._rules = rules
+
+    @classmethod
+    def of(cls, model: type[Definition], place: Place = Place.ALL) -> Section:
+        """Return what reads a mapping as ``model``, with the keys of a place."""
+        return cls(
+            {
+                name.removesuffix("_"): placed(setting, place)
+                for name, setting in settings_of(model).items()
+                if setting.place & place
+            },
+            lambda given: model(**_named(model, given)),
+            model=model,
+            rules=model.rules,
+            more=model.more,
+        )
+
+    def read(self, value: Any) -> Any:
+        if self.model is not None and isinstance(value, self.model):
+            return value
+        if isinstance(self.model, type) and issubclass(self.model, Definition):
+            value = self.model.unfold(value)
+        if not isinstance(value, Mapping):
+            raise Invalid(_NO_MAPPING._replace(value=value))
+        problems: list[Problem] = []
+        given: dict[str, Any] = {}
+        for key, item in value.items():
+            setting = self.keys.get(key)
+            if setting is None:
+                problems.append(broken((key,), self._unknown(key)))
+                continue
+            given[key] = UNREAD
+            try:
+                given[key] = setting.kind.read(item)
+            except Invalid as error:
+                problems += (problem.under(key) for problem in error.problems)
+        for key, setting in self.keys.items():
+            if setting.required and key not in value:
+                problems.append(Problem((key,), "required key is missing"))
+        problems += self._rules(given)
+        if problems:
+            raise Invalid(*problems)
+        try:
+            return self._make(given)
+        except ConfigError as error:
+            problems = [Problem((), text, hidden=HIDDEN) for text in error.problems]
+            raise Invalid(*problems) from None
+
+    def deeper(self, key: str) -> Iterator[str]:
+        """Yield where in the mappings of this mapping a key may stand."""
+        for name, setting in self.keys.items():
+            inner = section_in(setting.kind)
+            if inner is not None:
+                if key in inner.keys:
+                    yield f"{name}.{key}"
+                yield from (f"{name}.{place}" for place in inner.deeper(key))
+
+    def _unknown(self, key: str) -> str:
+        deeper = list(self.deeper(key))
+        if len(deeper) == 1:
+            return f"unknown key (did you mean {deeper[0]!r}?)"
+        expected = f", expected one of {', '.join(self.keys)}"
+        return f"unknown key{guess(key, self.keys) or expected}"
+
+
+def section_in(kind: Kind) -> Section | None:
+    """Return the section that a kind is, or may be, or is a list of."""
+    while isinstance(kind, kinds.Maybe | kinds.ListOf):
+        kind = kind.kind if isinstance(kind, kinds.Maybe) else kind.item
+    return kind if isinstance(kind, Section) else None
+
+
+def settings_of(model: type[Any]) -> Mapping[str, Setting]:
+    """Return the settings of a class by the names of its fields."""
+    found = _SETTINGS.get(model)
+    if found is None:
+        found = _SETTINGS[model] = _read_settings(model)
+    return found
+
+
+_SETTINGS: Final[dict[type[Any], Mapping[str, Setting]]] = {}
+
+
+def _read_settings(model: type[Any]) -> Mapping[str, Setting]:
+    hints = typing.get_type_hints(model, include_extras=True)
+    return {
+        field.name: _setting(model, field.name, hints[field.name], field)
+        for field in fields(model)
+    }
+
+
+def _setting(model: type, name: str, hint: Any, field: Any) -> Setting:
+    default = field.default
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
+    notes = getattr(hint, "__metadata__", ())
+    places = [note for note in notes if isinstance(note, Place)]
+    groups = [note.group for note in notes if isinstance(note, At)]
+    return Setting(
+        name,
+        _kind_of(hint, name),
+        default,
+        places[0] if places else Place.ALL,
+        groups[0] if groups else "",
+        model,
+    )
+
+
+def _kind_of(hint: Any, noun: str) -> Kind:
+    notes = getattr(hint, "__metadata__", ())
+    for note in notes:
+        if isinstance(note, Kind):
+            return note
+        if isinstance(note, kinds.Noun):
+            noun = note.noun
+    if notes:
+        return _kind_of(hint.__origin__, noun)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        (one,) = (arg for arg in inner if arg is not types.NoneType)
+        return kinds.Maybe(_kind_of(one, noun))
+    if origin is Literal:
+        return kinds.Choice(noun, {word: word for word in inner})
+    if origin in (tuple, frozenset):
+        return kinds.ListOf(_kind_of(inner[0], noun), origin)
+    if origin is not None:
+        return kinds.MapOf(_kind_of(inner[1], noun))
+    if issubclass(hint, Definition):
+        return Section.of(hint)
+    if issubclass(hint, Enum):
+        return kinds.Choice(noun, {member.value: member for member in hint})
+    plain: dict[type, Kind] = {
+        str: kinds.Text(),
+        bool: kinds.Flag(),
+        int: kinds.Whole(),
+        Path: kinds.FOLDER,
+    }
+    return plain.get(hint) or kinds.Instance(hint)
+
+
+def placed(setting: Setting, place: Place) -> Setting:
+    """Return the setting with those of its own settings that have a place there."""
+    inner = setting.kind
+    model = inner.model if isinstance(inner, Section) else None
+    if model is not None and issubclass(model, Definition):
+        return setting._replace(kind=Section.of(model, place))
+    return setting
+
+
+def _named(model: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given by the names of the fields, of which some end in ``_``."""
+    names = settings_of(model)
+    return {key if key in names else f"{key}_": item for key, item in given.items()}
+
+
+def _in_python(error: Invalid, setting: Setting) -> Iterator[Problem]:
+    """Say which class was expected, where it was neither it nor a mapping."""
+    section = section_in(setting.kind)
+    for problem in error.problems:
+        if section is None or section.model is None or problem.text != _NO_MAPPING.text:
+            yield problem
+        else:
+            keys = ", ".join(section.keys)
+            name = section.model.__name__
+            text = f"expected {name}, or a mapping of {keys}, got {{got}}"
+            yield problem._replace(text=text)

@@ -1,0 +1,77 @@
+"""
+What may be written, as JSON Schema (draft 2020-12).
+
+Texts that hold ``${`` stand for values that are not known before the file is read, and
+are allowed for every single value.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from functools import cache
+
+from etlstage.settings.definition import Definition, Section, Setting, section_in
+from etlstage.settings.kind import ListOf, Maybe, Schema
+
+__all__ = ("documentation", "json_schema")
+
+
+def json_schema(section: Section) -> Schema:
+    """Describe a mapping: its keys, their documentation, and the defaults in force."""
+    made: Schema = {
+        "type": "object",
+        "properties": {key: _of(setting) for key, setting in section.keys.items()},
+        "additionalProperties": False,
+    }
+    required = [key for key, setting in section.keys.items() if setting.required]
+    if required:
+        made["required"] = required
+    made |= section.more
+    model = section.model
+    short = model.short_forms() if model and issubclass(model, Definition) else []
+    return {"anyOf": [*short, made]} if short else made
+
+
+def _of(setting: Setting) -> Schema:
+    made = _body(setting)
+    made["description"] = setting.doc or documentation(setting)
+    default, inner = setting.default, section_in(setting.kind)
+    if not setting.required and (inner is None or default in (None, ())):
+        made["default"] = setting.kind.written(default)
+    return made
+
+
+def _body(setting: Setting) -> Schema:
+    kind, inner = setting.kind, section_in(setting.kind)
+    if inner is None:
+        return dict(kind.schema())
+    made = json_schema(inner)
+    if isinstance(kind, ListOf):
+        return {"type": "array", "items": made}
+    if isinstance(kind, Maybe):
+        return {"anyOf": [made, {"type": "null"}]}
+    return made
+
+
+def documentation(setting: Setting) -> str:
+    """Return what stands below a field in its class, on one line."""
+    if setting.model is None:
+        raise AssertionError(f"unreachable: nothing documents {setting.name}")
+    return _documented(setting.model).get(setting.name, "")
+
+
+@cache
+def _documented(model: type) -> dict[str, str]:
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, below in zip(body.body, body.body[1:], strict=False):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                docs[name] = " ".join(text.replace("``", "").split())
+    return docs

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.settings.definition import (
+    UNREAD,
+    Definition,
+    Place,
+    Section,
+    broken,
+    settings_of,
+)
+from etlstage.settings.kind import Count, Duration, Invalid, Noun, Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Oven(Definition):
+    """Something with settings."""
+
+    label: ClassVar = ("oven",)
+    heat: Count = 180
+    """In degrees."""
+    time: Duration | None = 60.0
+    """How long."""
+    fan: Annotated[bool, Place.READ] = False
+    """Whether it blows."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        if given.get("fan") is True and "heat" in given:
+            yield broken(("heat",), "not with a fan")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kitchen(Definition):
+    """Something with something with settings."""
+
+    cook: str
+    """Who cooks."""
+    oven: Annotated[Oven, Place.READ | Place.WRITE] = field(default_factory=Oven)
+    """What with."""
+    style: Annotated[Literal["plain", "fine"], Noun("cuisine")] = "plain"
+    """How."""
+    from_: str | None = None
+    """Since when."""
+
+
+def test_fields_are_settings() -> None:
+    """With their names, kinds, defaults and places."""
+    settings = settings_of(Kitchen)
+    assert list(settings) == ["cook", "oven", "style", "from_"]
+    assert settings["cook"].required
+    assert settings["oven"].default == Oven()
+    assert settings["oven"].place == Place.OPTION
+    assert settings["style"].place == Place.ALL
+
+
+def test_constructor_takes_what_people_write() -> None:
+    """Text, numbers, mappings, and what it has made itself."""
+    kitchen = Kitchen(cook="x", oven={"time": "5m", "heat": "200"})  # type: ignore[arg-type]
+    assert kitchen.oven == Oven(time=300.0, heat=200)
+    assert Oven(time=None).time is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"cook": 5}, "cook: expected text, got 5"),
+        (
+            {"cook": "x", "oven": 5},
+            "oven: expected Oven, or a mapping of heat, time, fan, got 5",
+        ),
+        ({"cook": "x", "oven": {"heet": 1}}, "unknown key (did you mean 'heat'?)"),
+        ({"cook": "x", "oven": {"heat": 0}}, "oven.heat: expected 1 or more, got 0"),
+        ({"cook": "x", "style": "no"}, "style: unknown cuisine 'no', expected 'plain'"),
+    ],
+)
+def test_constructor_says_what_it_wants(settings: dict[str, Any], text: str) -> None:
+    """The key, the value and the expectation."""
+    with pytest.raises(ConfigError) as caught:
+        Kitchen(**settings)
+    assert text in str(caught.value)
+
+
+def test_constructor_tells_all_that_is_wrong() -> None:
+    """Rules do not wait for values; true is no number."""
+    with pytest.raises(ConfigError) as caught:
+        Oven(heat=True, time=-1, fan=True)
+    assert caught.value.problems == (
+        "oven.heat: expected a whole number, got True",
+        "oven.time: expected more than 0, got -1",
+        "oven.heat: not with a fan",
+    )
+
+
+def problems_of(section: Section, value: object) -> list[tuple[str, str]]:
+    """Return where what is wrong."""
+    with pytest.raises(Invalid) as caught:
+        section.read(value)
+    return [(".".join(map(str, p.loc)), p.say()) for p in caught.value.problems]
+
+
+def test_mapping_is_read_as_its_class() -> None:
+    """A key has no underscore at its end."""
+    section = Section.of(Kitchen)
+    made = section.read({"cook": "x", "oven": {"fan": "true"}, "from": "now"})
+    assert made == Kitchen(cook="x", oven=Oven(fan=True), from_="now")
+    assert section.read(made) is made
+
+
+def test_all_that_is_wrong_in_a_mapping_is_told() -> None:
+    """Also what is missing, what is unknown, and where it belongs."""
+    found = problems_of(Section.of(Kitchen), {"heat": 1, "oven": {"time": "x"}})
+    assert found == [
+        ("heat", "unknown key (did you mean 'oven.heat'?)"),
+        ("oven.time", "expected a duration such as 500ms, 30s or 2m, got 'x'"),
+        ("cook", "required key is missing"),
+    ]
+    assert problems_of(Section.of(Oven), []) == [
+        ("", "expected a mapping, got an empty list")
+    ]
+
+
+def test_place_decides_which_keys_there_are() -> None:
+    """Also inside of a mapping."""
+    assert list(Section.of(Oven, Place.WRITE).keys) == ["heat", "time"]
+    found = problems_of(
+        Section.of(Kitchen, Place.WRITE), {"cook": "x", "oven": {"fan": "true"}}
+    )
+    assert found == [("oven.fan", "unknown key, expected one of heat, time")]
+
+
+def test_rules_know_that_a_value_could_not_be_read() -> None:
+    """It was given all the same."""
+    seen: list[object] = []
+
+    def rules(given: Mapping[str, Any]) -> Iterable[Problem]:
+        seen.append(given["heat"])
+        return ()
+
+    problems_of(Section(settings_of(Oven), rules=rules), {"heat": "x"})
+    assert seen == [UNREAD]
+
+
+def test_errors_of_what_a_mapping_stands_for_are_its_own() -> None:
+    """They may quote what must not be shown."""
+
+    def make(given: dict[str, Any]) -> object:
+        raise ConfigError(["no", "never"])
+
+    with pytest.raises(Invalid) as caught:
+        Section(settings_of(Oven), make).read({})
+    assert [p.say() for p in caught.value.problems] == ["no", "never"]
+    assert "not shown" in caught.value.problems[0].say(instead="hidden")
