@@ -170,14 +170,17 @@ class Pipeline(Runner):
     async def _read(self, out: MemoryObjectSendStream[Item]) -> None:
         account = self.ledger[0]
         assert self._extracting is not None
-        with self._extracting, suppress(anyio.BrokenResourceError):
+        with self._extracting:
             async with aclosing(self._source.runs()) as items:
                 async for item in items:
                     if not isinstance(item, Position):
                         account.produced += len(item)
                     # What was read is passed on, also if reading is called off.
                     with anyio.CancelScope(shield=True):
-                        await out.send(item)
+                        try:
+                            await out.send(item)
+                        except anyio.BrokenResourceError:
+                            return  # the run has failed, or was cancelled
                     self._tick(account)
                     if self._extracting.cancel_called:
                         break

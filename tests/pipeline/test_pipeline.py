@@ -422,6 +422,14 @@ async def test_source_that_fails_fails_the_run() -> None:
     assert source.closed == 1
 
 
+async def test_source_that_fails_as_our_own_channel_would() -> None:
+    """What a source raises is its failure, whatever it is."""
+    broken: Any = anyio.BrokenResourceError()
+    report = await run(pipeline(ScriptedSource([[b"a"], broken]), sink=GatedSink()))
+
+    assert (report.status, report.error) == ("failed", broken)
+
+
 async def test_sink_that_fails_fails_the_run() -> None:
     """What it refused is lost, in the books, and the source is stopped."""
     gate = Wait()
