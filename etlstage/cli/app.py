@@ -111,6 +111,14 @@ def _init(
     return init(folder)
 
 
+@app.command("schema")
+def _schema() -> int:
+    """Print the JSON Schema of the pipeline file, for editors."""
+    from etlstage.cli.schema import schema
+
+    return schema()
+
+
 @app.command("demo")
 def _demo(
     folder: Annotated[

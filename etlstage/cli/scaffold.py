@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 
 import typer
 
+from etlstage.config.schema import SCHEMA_FILE, schema_text
 from etlstage.errors import ConfigError
 
 __all__ = ("copy_examples", "init")
@@ -44,16 +45,23 @@ def copy_examples(folder: Path, name: str = "") -> None:
 
     """
     root = resources.files("etlstage") / "examples" / name
-    files = {folder / path: file for path, file in _files(root)}
+    files = {folder / path: file.read_bytes() for path, file in _files(root)}
+    schema = schema_text().encode()
+    # The first line of a pipeline file sends editors there.
+    files |= {
+        path.with_name(SCHEMA_FILE): schema
+        for path in files
+        if path.name == "pipeline.yaml"
+    }
     for path in sorted(files):
         if path.exists():
             raise ConfigError(
                 f"{path} exists already and is not overwritten; name a new directory"
             )
     try:
-        for path, file in files.items():
+        for path, content in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(file.read_bytes())
+            path.write_bytes(content)
     except OSError as error:
         said = (error.strerror or str(error)).lower()
         raise ConfigError(f"{folder} can't be written: {said}") from None

@@ -38,8 +38,13 @@ def _of(setting: Setting) -> Schema:
     made = _body(setting)
     made["description"] = setting.doc or documentation(setting)
     default, inner = setting.default, section_in(setting.kind)
-    if not setting.required and (inner is None or default in (None, ())):
+    if setting.required:
+        return made
+    if inner is None or default in (None, ()):
         made["default"] = setting.kind.written(default)
+    elif "anyOf" in made:
+        # There is a short form, which is the class's text.
+        made["default"] = str(default)
     return made
 
 

@@ -99,7 +99,8 @@ class MarkerDialect(Definition, Dialect):
     def key_rules(cls, group: str, given: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what contradicts itself."""
         asked = given.get("driver") is Mode.BATCH_WORKER
-        if group == "batch" and "bnc_after_last" in given and not asked:
+        wanted = given.get("bnc_after_last", False) is not False
+        if group == "batch" and wanted and not asked:
             yield broken(("bnc_after_last",), "needs driver: worker")
 
     @classmethod
