@@ -170,8 +170,8 @@ class ExtractKeys(StageKeys):
     offsets: Annotated[OffsetPolicy | None, Place.EXTRACT] = None
     """Who keeps the offsets of a cyclic extraction, and how they advance."""
     every: Annotated[Duration | None, Place.EXTRACT | Place.SOURCE] = None
-    """Pause before the next round, for ever; without it there is one round, or one
-    until there is nothing new."""
+    """Pause before the next round, until stopped; without it there is one round, or
+    one until there is nothing new."""
 
 
 @dataclass(frozen=True, kw_only=True)

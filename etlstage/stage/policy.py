@@ -132,7 +132,7 @@ class BatchPolicy(Definition):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts(Definition):
-    """How long a worker may take, in seconds; None waits for ever."""
+    """How long a worker may take, in seconds; None disables it."""
 
     label: ClassVar = ("timeout",)
     start: Duration | None = 30.0

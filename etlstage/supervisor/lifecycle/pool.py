@@ -10,7 +10,7 @@ The life of a worker, which keeps its name over all its starts::
 
     EXITED --> STARTING --> RUNNING --> STOPPING --> BACKOFF --> STARTING ...
                                                  \-> EXITED   (done, or not wanted)
-                                                 \-> FATAL    (too many useless starts)
+                                                 \-> FATAL    (no progress)
 
 *STARTING* ends when the worker says that it is ready; one that never says so is
 RUNNING at once. *STOPPING* is every way to an end that we have begun: a fault, a
@@ -19,8 +19,8 @@ where it is to the state behind it.
 
 A start made *progress* when it answered something, or died of a message that it had
 read: then the search for the culprit has come a step further. Only starts without
-count against ``RestartPolicy.max``: messages that kill workers must not use up what
-protects from a program that can't even start.
+progress count against ``RestartPolicy.max``: messages that kill workers must not use
+up what protects from a program that can't even start.
 
 What concerns one worker is in ``worker.py``. Here is what concerns several: how many
 there are to be, that only one of them is replaced at a time, and that somebody is told
