@@ -337,7 +337,8 @@ async def test_worker_that_talks_between_rounds(tmp_path: Path) -> None:
         with supervisor.events() as events, anyio.fail_after(10):
             assert await take(supervisor.extract()) == [b""]
             cue.touch()
-            failed = await anext(e async for e in events if isinstance(e, WorkerFailed))
+            while not isinstance(failed := await events.receive(), WorkerFailed):
+                pass
             assert await take(supervisor.extract()) == [b""]
     assert (
         "can't handle output in state IDLE: no message is to be answered;"
