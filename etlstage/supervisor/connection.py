@@ -285,8 +285,6 @@ class Connection:
             tasks.append(partial(self._read_status, self._child.status))
         if self._extracts:
             tasks.append(self._read_on_at_exit)
-        # A dialect may have something to say first.
-        self._settle(anyio.current_time())
         try:
             status = await self._worker.run(*tasks, drained=self._drained)
             self._end(status)
@@ -379,7 +377,11 @@ class Connection:
     async def _read(self) -> None:
         wire, chunk, turn = self._wire, _CHUNK, 0
         read = wire.read
+        # A dialect may have something to say first.
+        self._settle(anyio.current_time())
         while True:
+            if self._extracts:
+                await self._wait_for_consumer()
             data = read(chunk)
             if data is None:
                 turn = 0
@@ -392,8 +394,6 @@ class Connection:
                 self._receive(data)
             else:
                 self._late += len(data)
-            if self._extracts:
-                await self._wait_for_consumer()
             turn += 1
             if turn == _TURN:
                 turn = 0

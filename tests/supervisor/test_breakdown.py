@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import anyio
 import pytest
 from structlog.testing import capture_logs
 
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
-from etlstage.transport import Child, LaunchRequest, Wire
+from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
 pytestmark = pytest.mark.core
 
@@ -47,47 +51,47 @@ class Bug(Exception):
     """What no code of ours expects."""
 
 
-class Broken:
+class Fuse:
     """
-    A launch whose workers have a bug at one place, from its ``nth`` use on.
+    Lets a call raise a bug, from its ``nth`` use on.
 
-    Args:
-        launch: What starts them.
-        place: Such as ``wire.read``.
-        nth: Uses of that place that go well, and one.
-        worker: The one that has it.
+    Attributes:
+        blown: Whether it did.
 
     """
 
-    def __init__(
-        self, launch: ScriptedLaunch, place: str, nth: int = 1, worker: str = "t-1"
-    ) -> None:
-        self.raised = False
-        self._launch = launch
-        self._path = place.split(".")
+    def __init__(self, nth: int) -> None:
+        self.blown = False
         self._left = nth
-        self._worker = worker
 
-    def __call__(self, request: LaunchRequest, /) -> tuple[Wire, Child]:
-        """Start a worker."""
-        wire, child = self._launch(request)
-        if request.worker == self._worker:
-            holder: object = {"wire": wire, "child": child}[self._path[0]]
-            for name in self._path[1:-1]:
-                holder = getattr(holder, name)
-            name = self._path[-1]
-            setattr(holder, name, self._broken(getattr(holder, name)))
-        return wire, child
+    def put_into(self, holder: object, path: str) -> None:
+        """Break a method, such as ``stderr.read``, of what ``holder`` has."""
+        *names, method = path.split(".")
+        for name in names:
+            holder = getattr(holder, name)
+        call = getattr(holder, method)
 
-    def _broken(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def broken(*args: object) -> object:
             self._left -= 1
             if self._left <= 0:
-                self.raised = True
+                self.blown = True
                 raise Bug
             return call(*args)
 
-        return broken
+        setattr(holder, method, broken)
+
+
+def broken_at(place: str, fuse: Fuse, launch: ScriptedLaunch) -> Launch:
+    """Return a launch of which worker ``t-1`` has a bug there, in all its starts."""
+    whose, _, path = place.partition(".")
+
+    def broken(request: LaunchRequest, /) -> tuple[Wire, Child]:
+        wire, child = launch(request)
+        if request.worker == "t-1":
+            fuse.put_into({"wire": wire, "child": child}[whose], path)
+        return wire, child
+
+    return broken
 
 
 async def behave(worker: ScriptedWorker) -> int:
@@ -108,7 +112,7 @@ async def test_error_of_our_own_ends_the_supervisor(
 ) -> None:
     """It never hangs, and leaves no worker behind."""
     launch = ScriptedLaunch(behave, pipe_size=16)
-    broken = Broken(launch, place, nth)
+    fuse = Fuse(nth)
     stage = Stage(
         name="t",
         command=("x",),
@@ -119,11 +123,13 @@ async def test_error_of_our_own_ends_the_supervisor(
     raised = False
     with capture_logs():
         try:
-            async with AsyncSupervisor(stage, launch=broken) as supervisor:
+            async with AsyncSupervisor(
+                stage, launch=broken_at(place, fuse, launch)
+            ) as supervisor:
                 await supervisor.submit([b"message %d" % n for n in range(20)])
         except* Bug:
             raised = True
-    assert raised == broken.raised
+    assert raised == fuse.blown
     assert launch.running == []
 
 
@@ -154,3 +160,79 @@ async def test_launch_that_fails_unforeseen_ends_the_supervisor(
             await anyio.sleep(60)
     assert launch.running == []
     assert "Bug" in repr(caught.value)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize(
+    "method",
+    ["send", "receive_data", "events_received", "data_to_send", "get_timer"],
+)
+async def test_error_of_a_dialect_ends_the_supervisor(
+    method: str, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ours as well."""
+    launch, fuse = ScriptedLaunch(behave), Fuse(nth)
+    whole = MarkerDialect.open
+
+    def open_broken(dialect: MarkerDialect, side: Side, limits: Limits) -> object:
+        session = whole(dialect, side, limits)
+        fuse.put_into(session, method)
+        return session
+
+    monkeypatch.setattr(MarkerDialect, "open", open_broken)
+    raised = False
+    with capture_logs():
+        try:
+            stage = Stage(name="t", command=("x",), workers=2)
+            async with AsyncSupervisor(stage, launch=launch) as supervisor:
+                for n in range(9):
+                    await supervisor.submit([b"%d" % n] * 9)
+        except* Bug:
+            raised = True
+    assert raised
+    assert launch.running == []
+
+
+async def extract(worker: ScriptedWorker) -> int:
+    """Answer requests, if there are any; be heard, and need a signal to go."""
+    worker.show_life()
+    await worker.complain("hello")
+    if not worker.request.stdin:
+        await worker.write(b"x\n" * 20)
+        return 0
+    async for _ in worker.messages():
+        await worker.reply(*[b"x"] * 20)
+    await anyio.sleep_forever()
+    return 0
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC], ids=str)
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("place", PLACES)
+async def test_error_of_our_own_ends_an_extraction(
+    place: str, nth: int, mode: Mode
+) -> None:
+    """As it does with other stages."""
+    launch = ScriptedLaunch(extract, pipe_size=16)
+    fuse = Fuse(nth)
+    stage = Stage(
+        name="t",
+        command=("x",),
+        kind=StageKind.EXTRACT,
+        dialect=MarkerDialect(mode=mode),
+        ready=True,
+        timeout=Timeouts(stop=1),
+    )
+    raised = False
+    with capture_logs():
+        try:
+            async with AsyncSupervisor(
+                stage, launch=broken_at(place, fuse, launch)
+            ) as supervisor:
+                for _ in range(2):
+                    async with aclosing(supervisor.extract()) as messages:
+                        assert [m async for m in messages] == [b"x"] * 20
+        except* Bug:
+            raised = True
+    assert raised == fuse.blown
+    assert launch.running == []

@@ -10,7 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from etlstage.errors import WorkerStartFailed
-from etlstage.protocol.marker import Markers
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import RecyclePolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
@@ -220,3 +221,23 @@ async def test_launch_can_be_wrapped() -> None:
     with pytest.raises(WorkerStartFailed, match="there is no program"):
         async with AsyncSupervisor(stage(), launch=launch):
             raise AssertionError("it started")
+
+
+async def test_extractor_may_write_before_it_is_ready() -> None:
+    """That is read when its round begins, and not lost when it is the first."""
+
+    async def write(worker: ScriptedWorker) -> int:
+        await worker.write(b"1\n2\n")
+        if worker.start == 1:
+            return 1
+        await anyio.sleep(1)
+        worker.show_life()
+        await worker.write(b"3\n")
+        return 0
+
+    run = stage(
+        kind=StageKind.EXTRACT, dialect=MarkerDialect(mode=Mode.PLAIN), ready=True
+    )
+    with capture_logs():
+        async with AsyncSupervisor(run, launch=ScriptedLaunch(write)) as supervisor:
+            assert [m async for m in supervisor.extract()] == [b"1", b"2", b"3"]

@@ -338,6 +338,16 @@ class StreamDispatcher(Dispatcher):
         """None: nothing was given to it."""
         return 0
 
+    @property
+    def stalled(self) -> bool:
+        """Whether no more is to be read: before a round begins, it is nobody's."""
+        return not self._held or super().stalled
+
+    def passed(self, outputs: Run) -> None:
+        """Pass on outputs; those of a worker that exits before its round are dropped."""
+        if self._held:
+            super().passed(outputs)
+
     def next(self, now: float, _owed: int, room: float) -> Sequence[Event] | None:
         """Return nothing to send when a round has begun, None if there is none."""
         return None if self._held else super().next(now, 0, room)
