@@ -26,7 +26,7 @@ from etlstage.errors import (
     LocalProtocolError,
     MessageRefused,
 )
-from etlstage.messages import StageKind, counted
+from etlstage.messages import Groups, StageKind, counted
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.events import (
     BatchEnded,
@@ -144,6 +144,7 @@ class Connection:
         self._stage = stage = owner.stage
         self._metrics = metrics = owner.metrics
         self._shape = stage.dialect.shape
+        self._asked = self._shape is Shape.ASKED_BATCH
         self._worker = ChildProcess(
             stage,
             name,
@@ -169,6 +170,7 @@ class Connection:
         self._answer_due = Deadline(self._miss_answer)
         self._batch_due = Deadline(self._pump_all)
         self._session_due = Deadline(self._ring_session)
+        self._session_timer: float | None = None
         self._written_before = 0  # bytes, when it was last given something while idle
         self._unanswered_bytes = 0  # read since the last complete reply
         self._turn_came = 0.0  # when the oldest exchange that is owed became it
@@ -215,26 +217,28 @@ class Connection:
         """Give the worker what it may have now; return whether there was anything."""
         if self._extracts:
             self._follow_consumer(now)
-        if not self.usable or not self._flush():
+        writer = self._writer
+        if not self.usable or not (writer.empty or writer.flush()):
             return False
         session, dispatch = self._session, self._dispatch
-        idle = not session.owed
-        written = self._writer.written
-        events = dispatch.next(now, session.owed, session.room)
+        owed = session.owed
+        events = dispatch.next(now, owed, session.room)
         if events is None:
-            self._batch_due.set(dispatch.due)
+            if self._shape.batches:
+                self._batch_due.set(dispatch.due)
             return False
+        if not owed:
+            self._turn_came = now
+            self._written_before = writer.written
         for event in events:
             try:
                 session.send(event)
             except MessageRefused as error:
                 dispatch.refused(error)
                 break
-        self._flush()
-        if idle:
-            self._turn_came = now
-            self._written_before = written
-        if idle or self._shape is Shape.ASKED_BATCH or self._named is not None:
+        writer.add(session.data_to_send())
+        writer.flush()
+        if not owed or self._asked or self._named is not None:
             self._expect_answer(now)
         return True
 
@@ -276,7 +280,7 @@ class Connection:
         """Serve the worker until its process is gone; see :meth:`ChildProcess.run`."""
         tasks: list[Callable[[], Coroutine[Any, Any, object]]] = [
             self._read,
-            partial(self._writer.run, self._pump_all),
+            partial(self._writer.run, self._write_on),
             self._answer_due.run,
             self._batch_due.run,
             self._session_due.run,
@@ -418,32 +422,41 @@ class Connection:
             self._settle(now)
 
     def _ring_session(self, now: float) -> None:
+        self._session_timer = None
         self._session.handle_timer(now)
         self._settle(now)
 
     def _settle(self, now: float) -> None:
         """Act upon what the session has understood, and write what it has to say."""
         for event in self._session.events_received():
-            self._handle(event, now)
-        # More than once: of what was taken, all may have been refused.
-        self._pump_all(now)
-        self._flush()
-        self._session_due.set(self._session.get_timer())
+            # Nearly all events are of this kind, and lock-step waits for each.
+            if type(event) is RepliesCompleted:
+                self._take_replies(event.groups, now)
+            else:
+                self._handle(event, now)
+        self._write_on(now)
+        timer = self._session.get_timer()
+        if timer != self._session_timer:
+            self._session_timer = timer
+            self._session_due.set(timer)
         if self._metrics is not None:
             self._metrics.in_flight(self.name, self._dispatch.held)
             self._metrics.waiting(self._owner.backlog.messages)
         if self._retiring:
             self._stop_if_retired()
 
-    def _flush(self) -> bool:
-        """Write what waits, then what the session has; return whether that was all."""
-        writer, session = self._writer, self._session
-        while writer.empty or writer.flush():
-            chunks = session.data_to_send()
-            if not chunks:
-                return True
-            writer.add(chunks)
-        return False
+    def _write_on(self, now: float) -> None:
+        """Write what the session has to say, be it an answer or what is given next."""
+        # More than once: of what was taken, all may have been refused.
+        self._pump_all(now)
+        self._flush()
+
+    def _flush(self) -> None:
+        # What the pipe has no room for stays in the session, where control overtakes.
+        writer = self._writer
+        if writer.empty or writer.flush():
+            writer.add(self._session.data_to_send())
+            writer.flush()
 
     async def _read_status(self, status: Readable) -> None:
         announced = not self._stage.ready
@@ -473,9 +486,7 @@ class Connection:
     def _handle(self, event: Passed, now: float) -> None:
         match event:
             case RepliesCompleted(groups):
-                size = self._unanswered_bytes
-                answered = self._dispatch.answered(groups, size, now)
-                self._take_note(len(groups), answered, now)
+                self._take_replies(groups, now)
             case OutputPassed(messages):
                 self._dispatch.passed(messages)
                 self._expect_answer(now)
@@ -518,15 +529,20 @@ class Connection:
             case _:
                 assert_never(event)
 
+    def _take_replies(self, groups: Groups, now: float) -> None:
+        answered = self._dispatch.answered(groups, self._unanswered_bytes, now)
+        self._take_note(len(groups), answered, now)
+
     def _take_note(self, exchanges: int, answered: Answered, now: float) -> None:
+        messages, message_bytes = answered
         size, self._unanswered_bytes = self._unanswered_bytes, 0
-        self.answered += answered.messages
+        self.answered += messages
         if self._metrics is not None:
             self._metrics.answered(
                 self.name,
                 exchanges,
-                answered.messages,
-                answered.size,
+                messages,
+                message_bytes,
                 size,
                 now - self._turn_came,
             )
@@ -572,7 +588,9 @@ class Connection:
 
     def _expect_answer(self, now: float) -> None:
         session = self._session
-        due = not self._dispatch.awaited(session.owed, session.room)
+        due = session.owed > 0
+        if due and self._asked:
+            due = not self._dispatch.awaited(session.room)
         if due:
             self.idle_since = None
         elif self.idle_since is None:

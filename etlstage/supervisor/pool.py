@@ -96,6 +96,7 @@ class WorkerPool:
         self._timers: dict[str, Deadline] = {}
         self._instructions: deque[Instruction] = deque()
         self._performing = False
+        self._elastic = stage.pool.varies
         self._orphaned = False  # what only one worker might take, others may
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
@@ -170,8 +171,8 @@ class WorkerPool:
             moved = False
             for connection in connections:
                 moved = connection.pump(now) or moved
-        if self._state.may_grow and (waiting := self.backlog.messages):
-            self.handle(DemandSeen(waiting))
+        if self._elastic and self._state.may_grow and self.backlog.messages:
+            self.handle(DemandSeen(self.backlog.messages))
 
     def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
         """Have a position stored, then call ``answer``, with the error if it failed."""

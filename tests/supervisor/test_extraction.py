@@ -337,8 +337,9 @@ async def test_worker_that_talks_between_rounds(tmp_path: Path) -> None:
         with supervisor.events() as events, anyio.fail_after(10):
             assert await take(supervisor.extract()) == [b""]
             cue.touch()
-            while not isinstance(failed := await events.receive(), WorkerFailed):
-                pass
+            failed = await events.receive()
+            while not isinstance(failed, WorkerFailed):
+                failed = await events.receive()
             assert await take(supervisor.extract()) == [b""]
     assert (
         "can't handle output in state IDLE: no message is to be answered;"

@@ -66,6 +66,7 @@ class MarkerProtocol:
         self._limits = limits or Limits()
         self._eob_then_eom = eob_then_eom
         self._session = Session(mode)
+        self._asked = mode is Mode.BATCH_WORKER
         self._framing_of = framing_of
         self._reader = Reader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
@@ -103,7 +104,7 @@ class MarkerProtocol:
     @property
     def room(self) -> float:
         """One message when a worker that fills its batches waits for it, else any."""
-        if self.mode is not Mode.BATCH_WORKER:
+        if not self._asked:
             return math.inf
         return float(self.state in (State.IDLE, State.WANTED))
 

@@ -77,7 +77,7 @@ class Backlog:
         return [
             s
             for s in self._submissions
-            if s.waiting and s.takeable and self._may_take(worker, s)
+            if s.waiting and s.takeable and (not s.keyed or self._owner(s) == worker)
         ]
 
     def has_suspect(self, worker: int) -> bool:

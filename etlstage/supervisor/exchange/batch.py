@@ -77,10 +77,10 @@ class AskedDispatcher(_Batches):
     _adding = False  # what was sent last goes on with a batch
     _cut = False  # the batch ends, although the worker may have more
 
-    def awaited(self, owed: int, room: float) -> bool:
+    def awaited(self, room: float) -> bool:
         """Return whether the worker waits for us: it asked for more, and may get it."""
-        if not owed or room <= 0:
-            return not owed
+        if room <= 0:
+            return False
         full = len(self._held[0].messages) >= self._stage.batch.size
         return not (full and self._stage.dialect.asks_when_full)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from etlstage.errors import Attempt, MessageRefused
 from etlstage.messages import Groups, Run, StageKind
@@ -46,12 +46,8 @@ class Loss(NamedTuple):
     """How often the one that is suspected now has failed; 0 for a batch, or none."""
 
 
-class Answered(NamedTuple):
-    """What some replies were about."""
-
-    messages: int
-    size: int
-    """Bytes of the messages."""
+Answered: TypeAlias = tuple[int, int]
+"""How many messages some replies were about, and their bytes."""
 
 
 class Dispatcher:
@@ -116,9 +112,9 @@ class Dispatcher:
         oldest = self._held[0].submission
         return oldest.streams and oldest.forgotten
 
-    def awaited(self, owed: int, _room: float) -> bool:
-        """Return whether the worker waits for us, and not we for it."""
-        return not owed
+    def awaited(self, _room: float) -> bool:
+        """Return whether the worker, which has an exchange, waits for us all the same."""
+        return False
 
     def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
         """
@@ -166,7 +162,7 @@ class Dispatcher:
         """End the exchange of a worker that has written all; return how many."""
         if not self._held:
             return 0
-        return self.answered([()], 0, now).messages
+        return self.answered([()], 0, now)[0]
 
     def refused_by(self, _id: int, error: Exception) -> Answered:
         """End the exchange whose turn it is with the worker's refusal."""
@@ -179,7 +175,7 @@ class Dispatcher:
             culprit = oldest.take(1, oldest.size)
         self._held_bytes -= culprit.size
         culprit.fail(error)
-        return Answered(culprit.left, culprit.size)
+        return culprit.left, culprit.size
 
     def answered(self, groups: Groups, reply_size: int, now: float) -> Answered:
         """Deliver replies to the oldest exchanges."""
@@ -192,7 +188,7 @@ class Dispatcher:
             messages += len(outcome.messages)
             size += outcome.size
             at += 1 if self._batches else len(outcome.messages)
-        return Answered(messages, size)
+        return messages, size
 
     def abandon(self, error: Exception) -> int:
         """End all that the worker holds with ``error``; return how much it was."""

@@ -78,14 +78,19 @@ class Exchange:
         return self.start + self.at
 
     def take(self, count: int, size: int) -> Exchange:
-        """Cut off the first messages that are left: so many and no larger, or one."""
+        """
+        Cut off the first messages that are left: so many and no larger, or one.
+
+        It is the exchange itself if that is all of it.
+        """
         messages, taken = self.messages, self.size
-        if self.at or len(messages) > count or taken > size:
-            messages = messages[self.at : self.at + count]
+        if not self.at and len(messages) <= count and taken <= size:
+            return self
+        messages = messages[self.at : self.at + count]
+        taken = size_of(messages)
+        while len(messages) > 1 and taken > size:
+            messages = messages[: len(messages) // 2]
             taken = size_of(messages)
-            while len(messages) > 1 and taken > size:
-                messages = messages[: len(messages) // 2]
-                taken = size_of(messages)
         first = Exchange(self.submission, self.next, messages, taken)
         self.at += len(messages)
         self.size -= taken

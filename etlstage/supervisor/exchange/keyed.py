@@ -23,6 +23,7 @@ from etlstage.supervisor.exchange.submission import (
     Marks,
     Submission,
     Watermark,
+    due,
 )
 
 __all__ = ("Lanes", "keys_of", "point")
@@ -58,7 +59,7 @@ class Lanes:
         ]
         # Of each lane, where its uncollected messages are in the caller's input.
         self._places: list[deque[int]] = [deque() for _ in self.lanes]
-        self._marks = Marks()
+        self._marks: Marks = deque()
         self._passed = Watermark()
         self._on_outcome = on_outcome
         self._total = 0
@@ -113,7 +114,7 @@ class Lanes:
 
     def mark(self, position: Position) -> None:
         """Have ``position`` collected behind all messages fed so far."""
-        self._marks.add(self._total, position)
+        self._marks.append((self._total, position))
         self._on_outcome()
 
     def collect(self) -> list[Collected]:
@@ -132,7 +133,7 @@ class Lanes:
         ]
         for part in ended:
             self._passed.rise(part.start, len(part.messages))
-        return [*ended, *self._marks.due(self._passed.low)]
+        return [*ended, *due(self._marks, self._passed.low)]
 
 
 def keys_of(stage: Stage, messages: Run) -> Sequence[int]:

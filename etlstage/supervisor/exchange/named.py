@@ -123,16 +123,16 @@ class NamedDispatcher(Dispatcher):
             reply_size = 0
             messages += len(exchange.messages)
             size += exchange.size
-        return Answered(messages, size)
+        return messages, size
 
     def refused_by(self, id_: int, error: Exception) -> Answered:
         """End an exchange that the worker refused, if it is still open."""
         item = self._close(id_)
         if item is None:
-            return Answered(0, 0)
+            return 0, 0
         self._answered_any = True
         item.exchange.fail(error)
-        return Answered(item.exchange.left, item.exchange.size)
+        return item.exchange.left, item.exchange.size
 
     def expired(self, before: float) -> list[int]:
         """Return the exchanges that were opened before then, or at that time."""

@@ -15,30 +15,9 @@ from typing import TypeAlias
 from etlstage.messages import Position, Run, concatenated, joined, size_of
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 
-__all__ = ("Collected", "Marks", "Round", "Submission", "Watermark")
+__all__ = ("Collected", "Marks", "Round", "Submission", "Watermark", "due")
 
 Collected: TypeAlias = Outcome | Position
-
-
-class Marks:
-    """Positions among messages; each is due when all messages before it have ended."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[int, Position]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._marks)
-
-    def add(self, place: int, position: Position) -> None:
-        """Put ``position`` behind the messages before ``place``."""
-        self._marks.append((place, position))
-
-    def due(self, low: int) -> list[Position]:
-        """Return, once, the positions behind nothing but the first ``low`` messages."""
-        due = []
-        while self._marks and self._marks[0][0] <= low:
-            due.append(self._marks.popleft()[1])
-        return due
 
 
 class Watermark:
@@ -53,6 +32,18 @@ class Watermark:
         self._ended[start] = start + count
         while (end := self._ended.pop(self.low, None)) is not None:
             self.low = end
+
+
+Marks: TypeAlias = deque[tuple[int, Position]]
+"""Positions, each with how many messages are before it."""
+
+
+def due(marks: Marks, low: int) -> list[Position]:
+    """Remove and return the positions behind nothing but the first ``low`` messages."""
+    found = []
+    while marks and marks[0][0] <= low:
+        found.append(marks.popleft()[1])
+    return found
 
 
 class Submission:
@@ -88,8 +79,8 @@ class Submission:
         self._ordered = ordered
         self._waiting: deque[Exchange] = deque()
         self._outcomes: dict[int, Outcome] = {}
-        self._marks = Marks()
-        self._passed = Watermark()  # where outcomes have no order
+        self._marks: Marks = deque()
+        self._passed = None if ordered else Watermark()
         self._next = 0  # place of the first message that was not collected
         self._total = 0
         self._dead: Exception | None = None
@@ -152,7 +143,7 @@ class Submission:
 
     def mark(self, position: Position) -> None:
         """Have ``position`` collected behind all messages fed so far."""
-        self._marks.add(self._total, position)
+        self._marks.append((self._total, position))
         self._on_outcome()
 
     def close(self) -> None:
@@ -164,7 +155,7 @@ class Submission:
         """Remove and return messages, at most ``count`` and ``size`` bytes, or one."""
         first = self._waiting[0]
         taken = first.take(count, size)
-        if not first.left:
+        if taken is first or not first.left:
             self._waiting.popleft()
         self._count_taken(taken)
         return taken
@@ -221,13 +212,14 @@ class Submission:
 
         Outcomes come in the order of the messages if that is wanted, positions always.
         """
-        if self._ordered:
+        collected: list[Collected]
+        if self._passed is None:
             collected = self._collect_in_order()
         else:
             ended, self._outcomes = list(self._outcomes.values()), {}
             for outcome in ended:
                 self._passed.rise(outcome.start, len(outcome.messages))
-            collected = [*ended, *self._marks.due(self._passed.low)]
+            collected = [*ended, *due(self._marks, self._passed.low)]
         for item in collected:
             if isinstance(item, Outcome):
                 self.held -= len(item.messages)
@@ -254,7 +246,7 @@ class Submission:
         collected: list[Collected] = []
         while True:
             if self._marks:
-                collected += self._marks.due(self._next)
+                collected += due(self._marks, self._next)
             outcome = self._outcomes.pop(self._next, None)
             if outcome is None:
                 return collected

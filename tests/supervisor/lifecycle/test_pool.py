@@ -778,7 +778,7 @@ class Supervision(RuleBasedStateMachine):
             match event:
                 case RepliesCompleted(groups):
                     answered = process.dispatcher.answered(groups, len(reply), self.now)
-                    process.answered += answered.messages
+                    process.answered += answered[0]
                     if process.answered >= process.max_messages:
                         process.max_messages = math.inf
                         self._handle(WorkerWorn(process.name, "answered enough"))
