@@ -41,7 +41,8 @@ def test_worker_line_on_a_terminal() -> None:
     first, failed, second = logged().splitlines()
     assert "warning worker failed" in failed
     _, rest = first.split(" ", 1)
-    assert rest == "clean-1 (7) " + "ared\\x07[bold] " * 9
+    # Rich before 15 leaves the blanks out at which it breaks a line.
+    assert rest.split() == ["clean-1", "(7)", *["ared\\x07[bold]"] * 9]
     assert "warning worker exited stage=clean worker=clean-1 pid=7 status=1" in second
 
 

@@ -1,0 +1,131 @@
+"""What waits for workers, and which of them may take it."""
+
+from __future__ import annotations
+
+from etlstage.errors import WorkerLost
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.submission import Submission
+
+LOST = WorkerLost("lost", stage="t")
+
+
+def submission(*messages: bytes) -> Submission:
+    """Return a submission that waits."""
+    made = Submission(lambda: None)
+    made.feed(list(messages), 0.0)
+    return made
+
+
+def backlog(*submissions: Submission, workers: int = 1) -> Backlog:
+    """Return what waits for so many workers, numbered from 0."""
+    made = Backlog()
+    for number in range(workers):
+        made.join(number)
+    for item in submissions:
+        made.open(item)
+    return made
+
+
+def suspect(of: Submission) -> Exchange:
+    """Return a message that a worker was lost with."""
+    return of.take(1, 100)
+
+
+def test_callers_are_first_by_turns() -> None:
+    """None of them waits for all messages of another."""
+    one, two = submission(b"a"), submission(b"b")
+    waiting = backlog(one, two)
+
+    assert waiting.in_turn(0)[0] is not waiting.in_turn(0)[0]
+    assert waiting.messages == 2
+
+
+def test_who_has_nothing_is_left_out() -> None:
+    """There is nothing to take."""
+    assert backlog(submission()).in_turn(0) == []
+
+
+def test_suspect_is_handed_out_once() -> None:
+    """And counts as waiting until then."""
+    one = submission(b"a", b"b")
+    waiting = backlog(one)
+    lost = suspect(one)
+    waiting.suspects.append(lost)
+
+    assert waiting.messages == 2
+    assert waiting.has_suspect(0)
+    assert waiting.take_suspect(0) is lost
+    assert waiting.take_suspect(0) is None
+    assert not waiting.has_suspect(0)
+
+
+def test_suspects_of_a_caller_that_is_gone_are_forgotten() -> None:
+    """Those of others stay."""
+    one, two = submission(b"a"), submission(b"b")
+    waiting = backlog(one, two)
+    kept = suspect(two)
+    waiting.suspects += [suspect(one), kept]
+
+    waiting.drop(one)
+
+    assert list(waiting.suspects) == [kept]
+    assert one.forgotten
+    assert waiting.in_turn(0) == []
+
+
+def test_everything_fails_when_no_worker_is_left() -> None:
+    """Suspects, what waits, and what is submitted later."""
+    one, later = submission(b"a", b"b"), submission(b"c")
+    waiting = backlog(one)
+    waiting.suspects.append(suspect(one))
+
+    waiting.fail(LOST)
+    waiting.open(later)
+
+    assert waiting.messages == 0
+    assert [c.error for c in one.collect() if isinstance(c, Outcome)] == [LOST, LOST]
+    assert [c.error for c in later.collect() if isinstance(c, Outcome)] == [LOST]
+
+
+def test_worker_that_is_missed_leaves_orphans() -> None:
+    """One that was too many does not."""
+    waiting = backlog(workers=2)
+
+    waiting.leave(0, failed=False)
+    assert not waiting.orphaned
+    waiting.leave(1)
+    assert waiting.orphaned
+
+
+def keyed() -> Submission:
+    """Return a lane: messages that keep their order."""
+    lane = Submission(lambda: None, keyed=True)
+    lane.feed([b"a", b"b"], 0.0)
+    return lane
+
+
+def test_lane_has_an_owner() -> None:
+    """Each of two workers has one of two lanes."""
+    waiting = backlog(keyed(), keyed(), workers=2)
+
+    (mine,), (others,) = waiting.in_turn(0), waiting.in_turn(1)
+    assert mine is not others
+    assert waiting.in_turn(0) == [mine]
+
+
+def test_lane_of_a_worker_that_is_gone_has_an_heir() -> None:
+    """What is in flight does not keep it with the dead."""
+    lane = keyed()
+    waiting = backlog(lane, workers=2)
+    owner = 0 if waiting.in_turn(0) else 1
+    lane.take(1, 100)
+
+    assert waiting.in_turn(1 - owner) == []
+    waiting.leave(owner)
+    assert waiting.in_turn(1 - owner) == [lane]
+
+
+def test_lane_without_workers_waits() -> None:
+    """Somebody may come yet."""
+    assert backlog(keyed(), workers=0).in_turn(0) == []

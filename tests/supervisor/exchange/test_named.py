@@ -1,0 +1,190 @@
+"""Several exchanges at once, each ended by its number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from etlstage.errors import Attempt, MessageRefused, RemoteProtocolError, WorkerLost
+from etlstage.protocol.events import Event, ExchangeOpened
+from etlstage.stage import ErrorPolicy, Stage
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.dispatch import Loss
+from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.named import NamedDispatcher
+from etlstage.supervisor.exchange.submission import Round, Submission
+
+CANCELLED = Attempt("t-1", 7, "took too long")
+REFUSED = RemoteProtocolError("refused")
+
+
+class Worker:
+    """A dispatcher, and what it has opened."""
+
+    def __init__(self, *messages: bytes, retries: int = 0) -> None:
+        self.submission = Submission(lambda: None)
+        self.submission.feed(list(messages), 0.0)
+        self.backlog = Backlog()
+        self.backlog.join(0)
+        self.backlog.open(self.submission)
+        policy = ErrorPolicy(retries=retries)
+        stage = Stage(name="t", command=("true",), on_error=policy)
+        self.dispatcher = NamedDispatcher(stage, self.backlog)
+
+    def open(self, now: float = 0.0, room: float = 1) -> Sequence[Event]:
+        """Return what is sent while there is something to send."""
+        sent: list[Event] = []
+        while events := self.dispatcher.next(now, len(sent), room):
+            sent += events
+        return sent
+
+    def lose(self, id_: int) -> Loss:
+        """Cancel an exchange."""
+        return self.dispatcher.lose_one(
+            id_, CANCELLED, lambda attempts: WorkerLost(attempts[-1].error, stage="t")
+        )
+
+    @property
+    def replies(self) -> dict[bytes, object]:
+        """What each message has come to: its outputs, or the error's text."""
+        return {
+            outcome.messages[0]: str(outcome.error or outcome.replies[0])
+            for outcome in self.submission.collect()
+            if isinstance(outcome, Outcome)
+        }
+
+
+def opened(number: int, message: bytes) -> ExchangeOpened:
+    """Return the event that opens an exchange."""
+    return ExchangeOpened(number, [message], "transform")
+
+
+def test_each_message_is_an_exchange_with_a_number() -> None:
+    """As many are opened as there are."""
+    w = Worker(b"a", b"b")
+
+    assert w.open() == [opened(1, b"a"), opened(2, b"b")]
+    assert w.dispatcher.held == 2
+    assert w.dispatcher.busy
+
+
+@pytest.mark.parametrize("room", [0, 0.5])
+def test_nothing_is_opened_without_room(room: float) -> None:
+    """The worker says how much it has."""
+    assert Worker(b"a").open(room=room) == []
+
+
+def test_exchanges_end_in_any_order() -> None:
+    """Each reply belongs to the message with its number; what came before is in it."""
+    w = Worker(b"a", b"b")
+    w.open()
+
+    w.dispatcher.passed_by(1, [b"A0"])
+    assert w.dispatcher.ended([(2, (b"B",))], 1) == (1, 1)
+    assert w.dispatcher.ended([(1, (b"A1",))], 1) == (1, 1)
+    assert w.replies == {b"a": "(b'A0', b'A1')", b"b": "(b'B',)"}
+    assert not w.dispatcher.busy
+
+
+def test_end_of_what_is_not_open_means_nothing() -> None:
+    """It was cancelled, and the worker did not know yet."""
+    w = Worker(b"a")
+    w.open()
+
+    w.dispatcher.passed_by(9, [b"x"])
+    assert w.dispatcher.ended([(9, (b"x",))], 1) == (0, 0)
+    assert w.dispatcher.refused_by(9, REFUSED) == (0, 0)
+    assert w.dispatcher.held == 1
+
+
+def test_refusal_is_a_matter_of_one_exchange() -> None:
+    """The others go on."""
+    w = Worker(b"a", b"b")
+    w.open()
+
+    assert w.dispatcher.refused_by(1, REFUSED) == (1, 1)
+    w.dispatcher.ended([(2, ())], 0)
+    assert w.replies == {b"a": "refused", b"b": "()"}
+
+
+def test_exchange_that_takes_too_long_is_lost_alone() -> None:
+    """Its age is known; the worker lives on with the others."""
+    w = Worker(b"a", b"b")
+    w.open(now=5.0)
+
+    assert w.dispatcher.oldest == 5.0
+    assert w.dispatcher.expired(4.9) == []
+    assert w.dispatcher.expired(5.0) == [1, 2]
+    assert w.lose(1) == Loss(1, retried=0, failed=1, tries=0)
+    assert w.dispatcher.held == 1
+    assert w.replies == {b"a": "took too long"}
+
+
+def test_what_is_not_open_is_not_lost() -> None:
+    """Whoever says so is wrong."""
+    with pytest.raises(AssertionError, match="what is not open can't be cancelled"):
+        Worker(b"a").lose(1)
+
+
+def test_suspect_is_tried_alone() -> None:
+    """Nothing is opened beside it, whatever room there is."""
+    w = Worker(b"a", b"b", b"c", retries=1)
+    assert w.dispatcher.next(0.0, 0, 1) == (opened(1, b"a"),)
+    w.lose(1)
+    w.backlog.orphaned = True
+
+    assert w.open() == [opened(2, b"a")]
+    w.dispatcher.ended([(2, ())], 0)
+    assert w.open() == [opened(3, b"b"), opened(4, b"c")]
+
+
+def test_suspect_waits_for_an_idle_worker() -> None:
+    """Where nobody fresh may come, who is busy gets idle first."""
+    w = Worker(b"a", b"b", b"c", retries=1)
+    w.dispatcher.next(0.0, 0, 1)
+    w.dispatcher.next(0.0, 1, 1)
+    w.lose(1)
+    w.backlog.orphaned = True
+
+    assert w.dispatcher.next(0.0, 1, 1) is None
+
+
+def test_everything_open_is_lost_with_the_worker() -> None:
+    """Each may have been the culprit, and is tried alone."""
+    w = Worker(b"a", b"b", retries=1)
+    w.open()
+
+    loss = w.dispatcher.lose(
+        CANCELLED, lambda _: WorkerLost("x", stage="t"), untouched=False
+    )
+    assert loss == Loss(2, retried=2, failed=0, tries=1)
+    assert [s.messages for s in w.backlog.suspects] == [[b"a"], [b"b"]]
+    assert not w.dispatcher.busy
+
+
+def test_streamed_outputs_are_passed_on_at_once() -> None:
+    """A round has no end that is waited for; one that nobody wants is given up."""
+    w = Worker()
+    one = Round(lambda: None, b"request", max_unread=100)
+    w.backlog.open(one)
+    w.open()
+
+    w.dispatcher.passed_by(1, [b"x"])
+    assert one.outputs() == [[b"x"]]
+    assert not w.dispatcher.stalled
+    assert w.dispatcher.forgotten_ids() == []
+    one.forget()
+    assert w.dispatcher.forgotten_ids() == [1]
+    assert w.dispatcher.forgotten_ids() == []
+
+
+def test_message_that_can_not_be_sent_is_taken_back() -> None:
+    """Not one byte of it was: its exchange never was."""
+    w = Worker(b"a")
+    w.open()
+
+    w.dispatcher.refused(MessageRefused("contains a marker", index=0))
+    assert not w.dispatcher.busy
+    (text,) = w.replies.values()
+    assert text == "stage t: contains a marker (message 1 of its input)"
