@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeAlias
@@ -145,9 +146,10 @@ def _shown(value: object) -> str:
 # --- kinds ------------------------------------------------------------------------
 
 
-class Kind:
+class Kind(ABC):
     """Reads one kind of value."""
 
+    @abstractmethod
     def read(self, value: Any) -> Any:
         """
         Return what ``value`` stands for.
@@ -156,7 +158,6 @@ class Kind:
             Invalid: If it stands for nothing.
 
         """
-        raise NotImplementedError
 
     def written(self, value: Any) -> object:
         """Return what was read as people write it, in JSON."""
@@ -164,7 +165,7 @@ class Kind:
 
     def schema(self) -> Schema:
         """Describe what may be written."""
-        raise NotImplementedError
+        return {}
 
 
 class Text(Kind):

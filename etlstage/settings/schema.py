@@ -63,7 +63,7 @@ def _body(setting: Setting) -> Schema:
 def documentation(setting: Setting) -> str:
     """Return what stands below a field in its class, on one line."""
     if setting.model is None:
-        raise AssertionError(f"unreachable: nothing documents {setting.name}")
+        raise AssertionError("unreachable: a setting that nothing documents")
     return _documented(setting.model).get(setting.name, "")
 
 

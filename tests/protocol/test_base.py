@@ -69,6 +69,9 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert dialect.placeholders() == {}
     assert dialect.problem(StageKind.EXTRACT) is None
     assert dialect.farewell() is None
+    assert Silent.keys(StageKind.LOAD) == {}
+    assert not Silent.key_rules("worker", {"command": ("a",)})
+    assert isinstance(Silent.from_keys(StageKind.LOAD, {"name": "x"}), Silent)
 
 
 def test_marker_needs_no_timer() -> None:

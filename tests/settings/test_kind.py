@@ -212,3 +212,32 @@ def test_null_is_a_value_where_there_may_be_none() -> None:
         False,
     )
     assert (maybe.written(None), maybe.written(True)) == (None, True)
+
+
+def test_object_of_a_class_can_not_be_written() -> None:
+    """It is read as it is, and any schema fits it."""
+    objects = kind.Instance(Kind)
+    assert objects.read(objects) is objects
+    assert objects.schema() == {}
+    with pytest.raises(Invalid, match="expected an instance of Kind, got 5"):
+        objects.read(5)
+
+
+def test_size_without_end_is_none() -> None:
+    """A duration may have no end, in Python."""
+    assert of(kind.Duration).read(float("inf")) == float("inf")
+    assert "expected a size" in wrong(kind.Size, float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("loc", "text"),
+    [
+        ((), ""),
+        (("a", 0, "b-c"), "a[0].b-c"),
+        (("env", "A="), "env['A=']"),
+        (("x" * 61 + "=",), "['" + "x" * 30 + "..." + "x" * 14 + "=']"),
+    ],
+)
+def test_location_as_users_read_it(loc: kind.Loc, text: str) -> None:
+    """What is no name is quoted, and cut if it is long."""
+    assert kind.dotted(loc) == text

@@ -15,6 +15,7 @@ from etlstage.stage import (
     ErrorBudget,
     ErrorPolicy,
     Order,
+    PoolPolicy,
     RecyclePolicy,
     ResourceLimits,
     RestartPolicy,
@@ -125,6 +126,16 @@ def test_budget_as_errors_show_it(budget: ErrorBudget, text: str) -> None:
             lambda: stage(timeout=5),
             "stage t: timeout: expected Timeouts, or a mapping of start, message,",
         ),
+        (
+            lambda: PoolPolicy(min=3, max=2),
+            "workers.min: must be no more than workers.max (2), got 3",
+        ),
+        (lambda: PoolPolicy(grow_at=0), "workers.grow_at: expected more than 0, got 0"),
+        (lambda: stage(workers=[2]), "workers: expected PoolPolicy, or a mapping of"),
+        (
+            lambda: stage(kind=StageKind.EXTRACT),
+            "stage t: mode single does not fit kind extract",
+        ),
         (lambda: stage(workers=1001), "stage t: workers: expected 1000 or less"),
         (lambda: stage(key="/id"), "stage t: key: needs order: key"),
         (
@@ -151,3 +162,45 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], object], text: str) -
 def test_no_core_dump_is_a_limit() -> None:
     """Zero is what most people want."""
     assert ResourceLimits(core=0).core == 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "pool", "text"),
+    [
+        (3, PoolPolicy(min=3, max=3), "3"),
+        ("3", PoolPolicy(min=3, max=3), "3"),
+        ({"max": 8}, PoolPolicy(min=1, max=8), "1 to 8"),
+        (PoolPolicy(min=0, max=2), PoolPolicy(min=0, max=2), "0 to 2"),
+    ],
+)
+def test_number_of_workers_is_a_pool_that_does_not_vary(
+    workers: object, pool: PoolPolicy, text: str
+) -> None:
+    """A number is the short form of two bounds."""
+    made = stage(workers=workers).pool
+    assert (made, str(made)) == (pool, text)
+    assert made.varies == (made.min < made.max)
+
+
+def test_extractor_runs_when_it_is_asked() -> None:
+    """Whatever it says of workers."""
+    dialect = MarkerDialect(mode=Mode.PLAIN)
+    pool = stage(kind=StageKind.EXTRACT, dialect=dialect).pool
+    assert (pool.min, pool.max) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("restart", "failed", "status", "wanted"),
+    [
+        (RestartPolicy(), False, 0, True),
+        (RestartPolicy(policy="transient"), False, 0, False),
+        (RestartPolicy(policy="transient"), True, 1, True),
+        (RestartPolicy(policy="temporary"), True, 1, False),
+        (RestartPolicy(never_on=frozenset({3})), True, 3, False),
+    ],
+)
+def test_restart(
+    restart: RestartPolicy, *, failed: bool, status: int, wanted: bool
+) -> None:
+    """Some statuses say that it won't help."""
+    assert restart.wanted(failed=failed, status=status) is wanted
