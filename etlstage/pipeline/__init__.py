@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from etlstage.pipeline.dead_letter.record import DeadLetter as DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters as DeadLetters
+from etlstage.pipeline.interfaces import DeadLetterSink as DeadLetterSink
 from etlstage.pipeline.interfaces import Sink as Sink
 from etlstage.pipeline.interfaces import Source as Source
 from etlstage.pipeline.pipeline import Pipeline as Pipeline
@@ -13,6 +14,7 @@ from etlstage.pipeline.worker_source import WorkerSource as WorkerSource
 
 __all__ = (
     "DeadLetter",
+    "DeadLetterSink",
     "DeadLetters",
     "Pipeline",
     "Report",
