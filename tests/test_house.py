@@ -1,0 +1,52 @@
+"""What ``pyproject.toml`` says of the core is true of its tests, too."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parent.parent
+SETTINGS: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())[
+    "tool"
+]
+CONTRACTS: Final = {c["name"]: c for c in SETTINGS["importlinter"]["contracts"]}
+CORE: Final = [
+    Path(name.replace(".", "/"))
+    for name in CONTRACTS["The core does no I/O and knows no clock"]["source_modules"]
+]
+"""Its folders and modules, these without the suffix."""
+
+
+def modules() -> list[Path]:
+    """Return the files of the core."""
+    found: list[Path] = []
+    for path in CORE:
+        whole = (ROOT / path).is_dir()
+        found += (ROOT / path).rglob("*.py") if whole else [ROOT / f"{path}.py"]
+    return [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
+
+
+def decides(path: Path) -> bool:
+    """Return whether a module has functions: what only declares can't be wrong."""
+    nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+    return any(isinstance(node, ast.FunctionDef) for node in nodes)
+
+
+def test_each_module_of_the_core_has_its_test_file() -> None:
+    """Of its name, in the folder of its name."""
+    tests = {path: Path("tests", *path.parts[1:-1]) for path in modules()}
+    missing = [
+        str(path)
+        for path, folder in tests.items()
+        if decides(path) and not (ROOT / folder / f"test_{path.name}").exists()
+    ]
+    assert missing == []
+
+
+def test_coverage_is_measured_of_the_core() -> None:
+    """Of all that the contract names, and of nothing else."""
+    assert SETTINGS["coverage"]["run"]["include"] == [
+        f"{path}/*" if (ROOT / path).is_dir() else f"{path}.py" for path in CORE
+    ]
