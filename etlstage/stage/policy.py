@@ -215,7 +215,9 @@ class ErrorPolicy(Definition):
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield what contradicts itself."""
-        if given.get("then") == "fail" and "budget" in given:
+        # Without a bound it says nothing.
+        bounded = given.get("budget", ErrorBudget()) != ErrorBudget()
+        if given.get("then") == "fail" and bounded:
             yield broken(("budget",), "needs then: dead_letter")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -157,6 +158,12 @@ def test_what_makes_no_sense_is_refused(make: Callable[[], object], text: str) -
     with pytest.raises(ConfigError) as caught:
         make()
     assert text in str(caught.value)
+
+
+def test_no_bound_goes_with_any_end() -> None:
+    """Who judges for himself takes the budget away, whatever the policy says."""
+    policy = replace(ErrorPolicy(then="fail"), budget=ErrorBudget())
+    assert (policy.then, str(policy.budget)) == ("fail", "no bound")
 
 
 def test_no_core_dump_is_a_limit() -> None:
