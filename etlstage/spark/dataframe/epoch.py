@@ -7,11 +7,9 @@ message on top of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from etlstage.columns import Column
 from etlstage.messages import Run
@@ -63,24 +61,6 @@ class Epoch:
         except pa.ArrowInvalid:
             chunks = [_decoded(chunk) for chunk in column.chunks]
             return pa.chunked_array(chunks, pa.string())
-
-    def message(self, place: int) -> bytes:
-        """Return the message number ``place``, counted from zero."""
-        return self.binary()[place].as_py()  # type: ignore[no-any-return]
-
-    def without(self, places: Sequence[int]) -> Epoch:
-        """Return another epoch, without the messages at ``places``."""
-        column = self.binary()
-        gone = pc.is_in(
-            pa.array(range(self.messages), pa.int64()),
-            value_set=pa.array(places, pa.int64()),
-        )
-        kept = column.filter(pc.invert(gone))
-        rest = Epoch()
-        rest._chunks = kept.chunks
-        rest.messages = len(kept)
-        rest.size = pc.sum(pc.binary_length(kept)).as_py() or 0
-        return rest
 
     def _settle(self) -> None:
         if self._pending:

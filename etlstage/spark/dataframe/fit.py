@@ -1,111 +1,99 @@
 """
-The rows that the messages of an epoch become, or why they don't.
+Messages in a DataFrame: which of them fit the schema, and the rows that they become.
 
-Whether a message fits is decided here for a whole epoch, before anything of it is
-written; ``schema.py`` says what fits.
+That is decided for all of them before anything is written; ``schema.py`` says what
+fits.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from etlstage.spark.dataframe.epoch import Epoch
 from etlstage.spark.dataframe.schema import fitted, is_raw, reason
+from etlstage.spark.session.job import run_job
 
-__all__ = ("Misfits", "misfits_of", "rows_of")
+__all__ = ("Misfit", "judged", "misfits_of", "rows_of", "with_text")
 
 
-class Misfits(NamedTuple):
-    """Messages of an epoch that do not fit its schema."""
+class Misfit(NamedTuple):
+    """A message that does not fit."""
 
-    total: int
-    """How many they are."""
+    partition: int
     place: int
-    """Place of the first in the epoch, counted from zero."""
+    message: bytes
     why: str
-    """Why the first does not fit."""
 
 
-def rows_of(
-    spark: SparkSession, epoch: Epoch, schema: StructType | None
-) -> DataFrame | Misfits:
+def with_text(messages: DataFrame) -> DataFrame:
     """
-    Return the rows that ``epoch`` becomes, or what keeps it from becoming rows.
+    Return messages as a sink takes them.
 
     Args:
-        spark: The session.
-        epoch: The messages.
+        messages: Has the columns ``partition`` and ``place``, which together give their
+            order, and the messages as ``raw``, binary.
+
+    Returns:
+        These, and ``value``: the message as a string, null where it is no UTF-8.
+
+    """
+    text = sf.col("raw").cast("string")
+    value = sf.when(sf.is_valid_utf8(text), text).alias("value")
+    return messages.select("partition", "place", "raw", value)
+
+
+def judged(messages: DataFrame, schema: StructType | None) -> DataFrame:
+    """
+    Return the messages with the column ``misfit``, a boolean.
+
+    Args:
+        messages: As :func:`with_text` returns them.
         schema: The columns, or None for the one column ``value``, a string.
 
     """
     if schema is None:
-        return _texts(spark, epoch)
+        return messages.withColumn("misfit", sf.col("value").isNull())
     if is_raw(schema):
-        table = pa.table({schema.names[0]: epoch.binary()})
-        return spark.createDataFrame(table, schema)
-    return _objects(spark, epoch, schema)
-
-
-def misfits_of(
-    spark: SparkSession, epoch: Epoch, schema: StructType | None, *, limit: int
-) -> list[tuple[int, str]]:
-    """
-    Return the places of the first messages that do not fit, and why each does not.
-
-    Args:
-        spark: The session.
-        epoch: The messages.
-        schema: As for :func:`rows_of`; it is not one that takes messages as they are.
-        limit: How many to return, at most.
-
-    """
-    if schema is None:
-        nulls = pc.indices_nonzero(epoch.strings().is_null())[:limit].to_pylist()
-        return [(at, reason(epoch.message(at), {}, StructType())) for at in nulls]
-    frame = _fitted(spark, epoch, schema).where("misfit")
-    found = []
-    for row in frame.select("place", "row").orderBy("place").limit(limit).collect():
-        made = None if row["row"] is None else row["row"].asDict()
-        at = int(row["place"])
-        found.append((at, reason(epoch.message(at), made, schema)))
-    return found
-
-
-def _texts(spark: SparkSession, epoch: Epoch) -> DataFrame | Misfits:
-    column = epoch.strings()
-    if column.null_count:
-        first = pc.index(column.is_null(), True).as_py()
-        why = reason(epoch.message(first), {}, StructType())
-        return Misfits(column.null_count, first, why)
-    return spark.createDataFrame(pa.table({"value": column}), "value string")
-
-
-def _objects(
-    spark: SparkSession, epoch: Epoch, schema: StructType
-) -> DataFrame | Misfits:
-    frame = _fitted(spark, epoch, schema)
-    misfit, place = sf.col("misfit"), sf.col("place")
-    # Not a filter: Spark would parse the message anew for each test in it.
-    first_place = sf.min(sf.when(misfit, place))
-    found = frame.agg(sf.count_if(misfit), first_place).collect()[0]
-    count, first = int(found[0]), found[1]
-    if not count:
-        fields = [sf.col("row").getField(name).alias(name) for name in schema.names]
-        return frame.select(*fields)
-    row = frame.where(place == first).select("row").collect()[0]["row"]
-    made = None if row is None else row.asDict()
-    return Misfits(count, int(first), reason(epoch.message(first), made, schema))
-
-
-def _fitted(spark: SparkSession, epoch: Epoch, schema: StructType) -> DataFrame:
-    places = pa.array(range(epoch.messages), pa.int64())
-    table = pa.table({"place": places, "value": epoch.strings()})
-    # Without a schema of its own an empty table is refused over Connect.
-    messages = spark.createDataFrame(table, "place long, value string")
+        return messages.withColumn("misfit", sf.lit(False))
     return fitted(messages, schema)
+
+
+def rows_of(messages: DataFrame, schema: StructType | None) -> DataFrame:
+    """Return the rows that messages become, judged ones that fit."""
+    if schema is None:
+        return messages.select("value")
+    if is_raw(schema):
+        return messages.select(sf.col("raw").alias(schema.names[0]))
+    fields = [sf.col("row").getField(name).alias(name) for name in schema.names]
+    return messages.select(*fields)
+
+
+async def misfits_of(
+    messages: DataFrame, schema: StructType | None, *, at_once: int
+) -> AsyncIterator[Misfit]:
+    """Yield what does not fit of judged messages, in order, collected in turns."""
+    found = messages.where("misfit")
+    if "row" not in found.columns:
+        found = found.withColumn("row", sf.lit(None))
+    partition, place = sf.col("partition"), sf.col("place")
+    part = found
+    while True:
+        top = part.select("partition", "place", "raw", "row")
+        top = top.orderBy("partition", "place").limit(at_once)
+        rows = await run_job(messages.sparkSession, top.collect)
+        for row in rows:
+            made = None if row["row"] is None else row["row"].asDict()
+            message = bytes(row["raw"])
+            why = reason(message, made, schema or StructType())
+            yield Misfit(row["partition"], row["place"], message, why)
+        if len(rows) < at_once:
+            return
+        last = rows[-1]
+        part = found.where(
+            (partition > last["partition"])
+            | ((partition == last["partition"]) & (place > last["place"]))
+        )

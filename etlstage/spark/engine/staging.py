@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.interfaces import Landing
 from etlstage.spark.dataframe.destination import local_path
+from etlstage.spark.dataframe.fit import with_text
 from etlstage.spark.errors import explain
 from etlstage.spark.task.chain import ROWS, Chain, Outcome
 
@@ -87,17 +88,8 @@ class Staging:
         message as ``raw``, binary, and as ``value``, a string, null where it is no
         UTF-8.
         """
-        text = sf.col("value").cast("string")
-        return (
-            self._rows(spark)
-            .where("value is not null")
-            .select(
-                "partition",
-                "place",
-                sf.col("value").alias("raw"),
-                sf.when(sf.is_valid_utf8(text), text).alias("value"),
-            )
-        )
+        rows = self._rows(spark).where("value is not null")
+        return with_text(rows.withColumnRenamed("value", "raw"))
 
     def remove(self, spark: SparkSession) -> None:
         """Remove the rows, as far as that can be done; blocks."""

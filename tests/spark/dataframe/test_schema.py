@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from etlstage.spark.dataframe.epoch import Epoch
-from etlstage.spark.dataframe.fit import Misfits, rows_of
+from etlstage.spark.dataframe.fit import judged, misfits_of, rows_of, with_text
 from etlstage.spark.dataframe.schema import is_raw, reason
 
 pytestmark = pytest.mark.spark
@@ -110,37 +109,38 @@ MISFITS = {
 }
 
 
-def misfit(spark: SparkSession, messages: list[bytes], ddl: str) -> Misfits | None:
-    """Return what does not fit, or None."""
-    epoch = Epoch()
-    epoch.add(messages, sum(map(len, messages)))
+def fit(spark: SparkSession, messages: list[bytes], ddl: str) -> DataFrame:
+    """Return the messages, judged."""
     schema = StructType.fromDDL(ddl)
     assert isinstance(schema, StructType)
-    rows = rows_of(spark, epoch, schema)
-    return rows if isinstance(rows, Misfits) else None
+    rows = [(0, place, bytearray(raw)) for place, raw in enumerate(messages)]
+    frame = spark.createDataFrame(rows, "partition int, place long, raw binary")
+    return judged(with_text(frame), schema)
 
 
-def test_what_fits_is_not_refused(spark: SparkSession) -> None:
+async def misfits(
+    spark: SparkSession, messages: list[bytes], ddl: str
+) -> list[tuple[int, str]]:
+    """Return the places of the messages that do not fit, and why each does not."""
+    schema = StructType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    found = misfits_of(fit(spark, messages, ddl), schema, at_once=1000)
+    return [(misfit.place, misfit.why) async for misfit in found]
+
+
+async def test_what_fits_is_not_refused(spark: SparkSession) -> None:
     """Objects whose values Spark converts are rows."""
-    assert misfit(spark, [text.encode() for text in FITS], DDL) is None
+    assert await misfits(spark, [text.encode() for text in FITS], DDL) == []
 
 
-def test_all_misfits_are_counted(spark: SparkSession) -> None:
-    """None of the misfits passes, whatever is around it; the first is named."""
+async def test_all_misfits_are_found(spark: SparkSession) -> None:
+    """None of them passes, whatever is around it."""
     messages = [text.encode() for text in (*FITS, *MISFITS)]
-    found = misfit(spark, [*messages, b"\xff", b'{"title":"\xff"}'], DDL)
-    assert found is not None
-    assert found.total == len(MISFITS) + 2
-    assert found.place == len(FITS)
-
-
-@pytest.mark.parametrize(("text", "why"), MISFITS.items())
-def test_misfit_is_refused(spark: SparkSession, text: str, why: str) -> None:
-    """Each misfit is refused by itself, for a reason that does not quote it."""
-    found = misfit(spark, [text.encode()], DDL)
-    assert found is not None
-    assert (found.total, found.place) == (1, 0)
-    assert found.why.startswith(why)
+    found = await misfits(spark, [*messages, b"\xff", b'{"title":"\xff"}'], DDL)
+    places = range(len(FITS), len(messages) + 2)
+    assert [place for place, _ in found] == list(places)
+    for (_, why), wanted in zip(found, MISFITS.values(), strict=False):
+        assert why.startswith(wanted)
 
 
 @pytest.mark.parametrize(
@@ -154,20 +154,19 @@ def test_misfit_is_refused(spark: SparkSession, text: str, why: str) -> None:
         ('{"id":1,"m":{"k":{}}}', "a value in it does not fit its type"),
     ],
 )
-def test_not_null_is_kept(spark: SparkSession, text: str, why: str) -> None:
+async def test_not_null_is_kept(spark: SparkSession, text: str, why: str) -> None:
     """NOT NULL holds at every depth, which from_json itself does not care for."""
-    found = misfit(spark, [text.encode()], NOT_NULL)
-    assert found == Misfits(1, 0, why)
+    assert await misfits(spark, [text.encode()], NOT_NULL) == [(0, why)]
 
 
-def test_not_null_asks_nothing_of_what_is_not_there(spark: SparkSession) -> None:
+async def test_not_null_asks_nothing_of_what_is_not_there(spark: SparkSession) -> None:
     """A NOT NULL field of a struct that is null is no flaw."""
     messages = [
         b'{"id":1}',
         b'{"id":1,"s":{"a":1},"l":[{"x":1}],"m":{"k":{"y":1}}}',
         b'{"id":1,"s":null,"l":[],"m":{}}',
     ]
-    assert misfit(spark, messages, NOT_NULL) is None
+    assert await misfits(spark, messages, NOT_NULL) == []
 
 
 def test_payload_is_not_told() -> None:
@@ -186,14 +185,11 @@ def test_one_binary_column_takes_messages_as_they_are() -> None:
 
 def test_small_numbers_are_what_they_were(spark: SparkSession) -> None:
     """In columns of the types that were asked for, however deep."""
-    epoch = Epoch()
-    epoch.add([b'{"bt":-128,"bts":{"a":[{"x":127}]}}', b'{"id":1}'], 45)
-    schema = StructType.fromDDL(
-        "id long, bt byte, bts map<string, array<struct<x: byte>>>"
-    )
+    messages = [b'{"bt":-128,"bts":{"a":[{"x":127}]}}', b'{"id":1}']
+    ddl = "id long, bt byte, bts map<string, array<struct<x: byte>>>"
+    schema = StructType.fromDDL(ddl)
     assert isinstance(schema, StructType)
-    rows = rows_of(spark, epoch, schema)
-    assert not isinstance(rows, Misfits)
+    rows = rows_of(fit(spark, messages, ddl), schema)
     assert rows.schema == schema
     assert [row.asDict(recursive=True) for row in rows.collect()] == [
         {"id": None, "bt": -128, "bts": {"a": [{"x": 127}]}},

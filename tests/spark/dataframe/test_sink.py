@@ -14,7 +14,7 @@ from etlstage.errors import ConfigError, SinkFailed, StageError
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.interfaces import Sink
 from etlstage.spark import DataFrameSink, Destination
-from etlstage.spark.dataframe import sink as sink_module
+from etlstage.spark.dataframe import landing as landing_module
 from etlstage.stage import ErrorBudget, ErrorPolicy
 
 pytestmark = pytest.mark.spark
@@ -411,7 +411,7 @@ async def test_misfits_are_put_aside(
     spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of their epoch is loaded; more at a time than fit are taken in turns."""
-    monkeypatch.setattr(sink_module, "_MISFITS", 2)
+    monkeypatch.setattr(landing_module, "_AT_ONCE", 2)
     letters, policy = aside(tmp_path, 9)
     sink = DataFrameSink(
         spark,

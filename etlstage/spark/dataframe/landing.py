@@ -1,0 +1,228 @@
+"""
+Where messages become rows: what all that load into a DataFrame have in common.
+
+Messages are checked before Spark touches the destination: those that do not fit are
+dead-lettered, or, where there is no place for these, none of what is loaded at once is
+loaded. ``destination.py`` knows how output is marked as complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, Self
+
+import anyio.to_thread
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from etlstage.errors import SinkFailed, StageError
+from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import Landing
+from etlstage.spark.dataframe.destination import Destination
+from etlstage.spark.dataframe.fit import judged, misfits_of, rows_of
+from etlstage.spark.dataframe.schema import fitted
+from etlstage.spark.errors import explain
+from etlstage.spark.session.job import run_job
+from etlstage.spark.session.session import Session
+from etlstage.stage import ErrorPolicy
+
+__all__ = ("FrameLanding",)
+
+_AT_ONCE: Final = 10_000  # misfits collected; more of them come in turns
+
+
+class FrameLanding(Landing):
+    """
+    Loads messages into whatever Spark can write; see :class:`DataFrameSink`.
+
+    Attributes:
+        name: As reports and errors call it.
+        account: What became of the messages.
+        epochs: Epochs that were written.
+
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession | Session,
+        destination: Destination,
+        *,
+        schema: str | None = None,
+        name: str = "load",
+        on_error: ErrorPolicy | None = None,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.epochs = 0
+        self._session = Session.of(spark)
+        self._destination = destination
+        self._ddl = schema
+        self._policy = DeadLetterPolicy(
+            self.account, on_error or ErrorPolicy(), self._config(), dead_letters
+        )
+        self._spark: SparkSession | None = None
+        self._schema: StructType | None = None
+        self._error: SinkFailed | None = None
+        self._whole = False
+
+    async def __aenter__(self) -> Self:
+        """Find out what is wrong with the settings; raises as :meth:`write`."""
+        try:
+            await self._prepare()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    def landed(self) -> str:
+        """Return, in one line for a human, what was loaded and what was not."""
+        account = self.account
+        waiting = account.received - account.done - account.dead
+        rest = f"; {counted(waiting, 'message')} not loaded" if waiting else ""
+        if not self.epochs:
+            return f"nothing was written to {self._destination}{rest}"
+        complete = "complete" if self._whole else "incomplete"
+        return (
+            f"wrote {counted(account.done, 'message')} in"
+            f" {counted(self.epochs, 'epoch')} to {self._destination};"
+            f" output {complete}{rest}"
+        )
+
+    async def _prepare(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._spark is not None:
+            return
+        try:
+            self._spark = await anyio.to_thread.run_sync(self._open)
+        except SinkFailed as error:
+            self._error = error
+            raise
+        except Exception as error:
+            self._error = self._failure(explain(error, self._session.log_path))
+            raise self._error from error
+
+    def _open(self) -> SparkSession:
+        spark = self._session.start()
+        if self._ddl is not None:
+            schema = StructType.fromDDL(self._ddl)
+            if not isinstance(schema, StructType):
+                raise self._failure(
+                    f"schema '{self._ddl}' is a type, expected columns such as "
+                    "'id long, title string'"
+                )
+            # Spark looks at the types of the columns when it is asked for a plan.
+            _ = fitted(spark.createDataFrame([], "value string"), schema).schema
+            self._schema = schema
+        columns = ["value"] if self._schema is None else self._schema.names
+        objection = self._destination.objection(columns)
+        if objection is not None:
+            raise self._failure(objection)
+        return spark
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Make of an error one of the sink, which has failed for good then."""
+        try:
+            yield
+        except SinkFailed as error:
+            self._error = error
+            raise
+        except StageError:
+            raise
+        except Exception as error:
+            self._error = self._failure(
+                f"can't write {what}to {self._destination}:"
+                f" {explain(error, self._session.log_path)}"
+            )
+            raise self._error from error
+        except BaseException:
+            self._error = self._failure("the epoch under way was interrupted")
+            raise
+
+    async def _load(
+        self,
+        messages: DataFrame,
+        starts: Mapping[int, int],
+        *,
+        what: str,
+        last: bool,
+        files: int | None = None,
+    ) -> int:
+        """
+        Load messages, all of them or none, and return how many fitted.
+
+        Args:
+            messages: As :func:`with_text` returns them.
+            starts: For each partition, the place of its first message among all.
+            what: As an error calls them; empty where it is the whole input.
+            last: Whether the output is complete with it.
+            files: How many to write, at most.
+
+        """
+        spark, mine = messages.sparkSession, judged(messages, self._schema)
+        # Not a filter: Spark would parse the message anew for each test in it.
+        counts = mine.agg(sf.count(sf.lit(1)), sf.count_if(sf.col("misfit")))
+        total, misfits = (await run_job(spark, counts.collect))[0]
+        if not what:
+            self.account.received = total
+        if misfits:
+            await self._settle(mine, starts, (misfits, total), what)
+            mine = mine.where(~sf.col("misfit"))
+        await self._write(rows_of(mine, self._schema), last=last, files=files)
+        return int(total - misfits)
+
+    async def _write(
+        self, rows: DataFrame, *, last: bool, files: int | None = None
+    ) -> None:
+        first = not self.epochs
+        if files is not None:
+            rows = rows.coalesce(files)
+        await run_job(
+            rows.sparkSession,
+            lambda: self._destination.write(rows, first=first, last=last),
+        )
+
+    async def _settle(
+        self,
+        mine: DataFrame,
+        starts: Mapping[int, int],
+        counts: tuple[int, int],
+        what: str,
+    ) -> None:
+        """Dead-letter what does not fit; raises when it is too much."""
+        keeps, wanted = self._policy.keeps, self._ddl or "value string"
+        at_once = _AT_ONCE if keeps else 1
+        async for misfit in misfits_of(mine, self._schema, at_once=at_once):
+            place = starts[misfit.partition] + misfit.place
+            if not keeps:
+                self.account.failed += counts[0]
+                raise self._failure(
+                    f"{counts[0]} of {counts[1]} messages do not fit the schema"
+                    f" '{wanted}': message {place + 1} is the first, {misfit.why};"
+                    f" nothing{what and ' of '}{what} is loaded"
+                )
+            error = self._failure(
+                f"message {place + 1} does not fit the schema '{wanted}': {misfit.why}"
+            )
+            await self._policy.settle(error, [misfit.message], place=place)
+
+    def _config(self) -> dict[str, object]:
+        """Return what the dead letters hold of this stage: no values of options."""
+        place = self._destination
+        return {
+            "name": self.name,
+            "kind": "load",
+            "format": place.format,
+            "path": place.path,
+            "table": place.table,
+            "options": sorted(place.options),
+            "schema": self._ddl,
+        }
+
+    def _failure(self, text: str) -> SinkFailed:
+        return SinkFailed(f"{self.name}: {text}", stage=self.name)
