@@ -14,7 +14,7 @@ from etlstage.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from etlstage.messages import Groups, Run
+from etlstage.messages import Groups, Run, plain
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
@@ -182,6 +182,7 @@ class MarkerProtocol:
     # --- sending ------------------------------------------------------------
 
     def _send_messages(self, messages: Run) -> None:
+        messages = plain(messages)  # what is beside them does not travel
         framing = self._framing_of(messages)
         wire = self._encode(framing.encode_run, messages)
         if len(messages):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from etlstage.columns import Column, Replies
 from etlstage.errors import MessageRefused
+from etlstage.messages import AnnotatedRun
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Event, MessagesPassed, RepliesCompleted
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, framing
@@ -154,6 +155,19 @@ def test_session_in_columns_sees_what_one_in_lists_sees(
             log += map(comparable, protocol.events_received())
         seen.append((log, protocol.state, protocol.owed))
     assert seen[0] == seen[1]
+
+
+def test_column_with_something_beside_it_is_still_one() -> None:
+    """It costs no object for each of its messages, and what is beside them stays."""
+    protocol = MarkerProtocol(
+        Side.SUPERVISOR, Mode.SINGLE, Markers(), framing_of=framing_of
+    )
+    protocol.send(MessagesPassed(AnnotatedRun(column([b"a", b"b"]), key=[1, 2])))
+    assert b"".join(protocol.data_to_send()) == b"a\nb\n"
+    protocol.receive_data(b"x\n\0y\n\0")
+    (event,) = protocol.events_received()
+    assert isinstance(event, RepliesCompleted)
+    assert isinstance(event.groups, Replies)
 
 
 def comparable(event: Event) -> object:
