@@ -281,9 +281,7 @@ class Connection:
         tasks: list[Callable[[], Coroutine[Any, Any, object]]] = [
             self._read,
             partial(self._writer.run, self._write_on),
-            self._answer_due.run,
-            self._batch_due.run,
-            self._session_due.run,
+            partial(self._answer_due.run, self._batch_due, self._session_due),
         ]
         if self._child.status is not None:
             tasks.append(partial(self._read_status, self._child.status))

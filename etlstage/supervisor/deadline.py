@@ -35,18 +35,23 @@ class Deadline:
         if self._at < self._sleeps_until:
             self._nearer.set()
 
-    async def run(self) -> None:
-        """Sleep and ring until cancelled."""
+    async def run(self, *others: Deadline) -> None:
+        """Sleep and ring until cancelled; one task is enough for several deadlines."""
+        deadlines = (self, *others)
         while True:
-            now = anyio.current_time()
-            if now >= self._at:
-                self._at = math.inf
-                self._ring(now)
+            now, rang = anyio.current_time(), False
+            for deadline in deadlines:
+                if now >= deadline._at:
+                    deadline._at, rang = math.inf, True
+                    deadline._ring(now)
+            if rang:
                 # Whoever sets it to a time that has passed must not stop the loop.
                 await anyio.lowlevel.checkpoint()
                 continue
-            self._nearer = anyio.Event()
-            self._sleeps_until = self._at
-            with anyio.CancelScope(deadline=self._at):
-                await self._nearer.wait()
-            self._sleeps_until = -math.inf
+            nearer, until = anyio.Event(), min(d._at for d in deadlines)
+            for deadline in deadlines:
+                deadline._nearer, deadline._sleeps_until = nearer, until
+            with anyio.CancelScope(deadline=until):
+                await nearer.wait()
+            for deadline in deadlines:
+                deadline._sleeps_until = -math.inf

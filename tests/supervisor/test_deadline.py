@@ -112,3 +112,33 @@ async def test_who_is_called_may_set_the_alarm_again() -> None:
 
     assert len(bell.rung) == 2
     assert bell.rung[1] >= bell.rung[0] + 0.01
+
+
+async def test_one_that_is_moved_by_another_does_not_ring() -> None:
+    """Although its time had come as well."""
+    first, second = Bell(), Bell()
+    first.then = lambda _: second.alarm.set(None)
+    first.alarm.set(0.0)
+    second.alarm.set(0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.alarm.run, second.alarm)
+        await first.wait()
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    assert second.rung == []
+
+
+async def test_several_deadlines_share_a_task() -> None:
+    """Each rings at its own time; one that comes nearer wakes the sleeper of all."""
+    first, second = Bell(), Bell()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first.alarm.run, second.alarm)
+        began = anyio.current_time()
+        first.alarm.set(began + 0.1)
+        await anyio.wait_all_tasks_blocked()
+        second.alarm.set(began + 0.02)
+        assert began + 0.02 <= await second.wait() < began + 0.1
+        assert first.rung == []
+        assert await first.wait() >= began + 0.1
+        assert len(second.rung) == 1
+        tasks.cancel_scope.cancel()

@@ -69,6 +69,7 @@ FATES: Final = {
     "not started": 2,
 }
 """What becomes of a start of a worker, and how often."""
+_SILENT: Final = ("never ready", "mute")
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Scenario:
         self.stage = Stage(
             name="t",
             command=("scripted",),
-            workers=choice([1, 1, 1, 2, 3]),
+            workers=choice([1] * 8 + [2, 3]),
             window=choice([None, 1, 3]),
             order=choice([Order.TOTAL, Order.NONE]),
             ready=choice([False, True]),
@@ -155,17 +156,17 @@ def _fate(dice: Random) -> str:
 
 @asynccontextmanager
 async def _beating(worker: ScriptedWorker, fate: str) -> AsyncIterator[None]:
-    """Give signs of life in the meantime, if it is to give any."""
-    if not worker.request.status or fate == "never ready":
+    """Say that it is ready, and give signs of life in the meantime."""
+    if fate != "never ready":
+        worker.show_life()
+    if "ETLSTAGE_HEARTBEAT" not in worker.request.env or fate in _SILENT:
         yield
         return
 
     async def beat() -> None:
         while True:
-            worker.show_life()
-            if fate == "mute":
-                return
             await anyio.sleep(2)
+            worker.show_life()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(beat)
