@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etlstage.errors import guess
+from etlstage.errors import RefusedByWorker, guess
 
 
 def test_close_word_is_what_was_meant() -> None:
@@ -10,3 +10,9 @@ def test_close_word_is_what_was_meant() -> None:
     assert guess("wokers", ["window", "workers"]) == " (did you mean 'workers'?)"
     assert guess("wokers", ["mode"]) == ""
     assert guess("wokers", []) == ""
+
+
+def test_refusal_has_the_words_of_the_worker() -> None:
+    """And the number that it gave."""
+    error = RefusedByWorker("stage t: no", stage="t", code=42, reason="no")
+    assert (error.stage, error.code, error.reason) == ("t", 42, "no")

@@ -16,7 +16,13 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.lifecycle.instructions import Feed, Instruction, Spawn, Stop
+from etlstage.supervisor.lifecycle.instructions import (
+    Feed,
+    Instruction,
+    Retire,
+    Spawn,
+    Stop,
+)
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.lifecycle.worker import History, WorkerLife
 
@@ -116,3 +122,39 @@ def test_history_forgets_what_is_long_ago() -> None:
     story = history.tell(0.0)
     assert len(story) == 16
     assert story[-1] == "event 19 0.00 s ago"
+
+
+def test_worker_that_is_not_needed_answers_what_it_has() -> None:
+    """Then it goes, and is not started again before it is wanted."""
+    life = Life()
+    life.handle(STARTED)
+    life.out.clear()
+
+    life.worker.dismiss(0.0)
+    assert life.out == [Retire("t-1")]
+    life.handle(WorkerExited("t-1", 7, 0, lost=0, told=True))
+    assert life.worker.finished
+
+    life.out.clear()
+    life.worker.want()
+    assert [type(i) for i in life.out] == [Spawn]
+
+
+def test_worker_that_is_not_needed_before_it_is_ready_is_stopped() -> None:
+    """It has nothing to answer."""
+    life = Life(ready=True)
+    life.handle(STARTED)
+
+    life.worker.dismiss(0.0)
+    assert life.out[-1] == Stop("t-1", patient=True)
+
+
+def test_worker_that_is_not_needed_is_not_waited_for() -> None:
+    """It was to be started again: now it is not."""
+    life = Life()
+    life.handle(*(STARTED, WorkerExited("t-1", 7, 1, lost=0)) * 2)
+    assert life.worker.timer is not None
+
+    life.worker.dismiss(0.0)
+    life.worker.validate()
+    assert life.worker.state is State.EXITED
