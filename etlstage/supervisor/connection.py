@@ -362,6 +362,12 @@ class Connection:
         error.attempts = attempts
         return error
 
+    def _cancelled(self, reason: str, attempts: tuple[Attempt, ...]) -> EtlstageError:
+        """Return the error of a message that took too long, by a worker that lives."""
+        error = self._worker.lost(reason, tries=len(attempts))
+        error.attempts = attempts
+        return error
+
     def _say_farewell(self) -> bool:
         """Tell the worker to end, in its dialect; return whether there is a way to."""
         farewell = self._stage.dialect.farewell()
@@ -610,9 +616,10 @@ class Connection:
             self.fail(f"did not answer a {what} within {limit} s: {wrote}", "silent")
             return
         for id_ in self._named.expired(now - limit):
-            reason = f"did not answer a {what} within {limit} s"
+            reason = f"did not answer a {what} within {limit} s, and it was cancelled"
             self._cancel(id_, reason)
-            self._named.lose_one(id_, self._worker.attempt(reason), self._last_error)
+            attempt = self._worker.attempt(reason)
+            self._named.lose_one(id_, attempt, partial(self._cancelled, reason))
         self._expect_answer(now)
 
     def _cancel(self, id_: int, reason: str) -> None:

@@ -171,8 +171,7 @@ class WorkerPool:
             moved = False
             for connection in connections:
                 moved = connection.pump(now) or moved
-        if self._elastic and self._state.may_grow and self.backlog.messages:
-            self.handle(DemandSeen(self.backlog.messages))
+        self._tell_demand()
 
     def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
         """Have a position stored, then call ``answer``, with the error if it failed."""
@@ -202,6 +201,7 @@ class WorkerPool:
                 self._spawn(instruction)
             case Feed(worker):
                 self._connections[worker].open()
+                self._tell_demand()
             case Fail(worker, reason, cause):
                 self._connections[worker].fail(reason, cause)
             case Retire(worker):
@@ -255,6 +255,10 @@ class WorkerPool:
             self._gone.set()
             self._gone = anyio.Event()
         self.kick()
+
+    def _tell_demand(self) -> None:
+        if self._elastic and self._state.may_grow and self.backlog.messages:
+            self.handle(DemandSeen(self.backlog.messages))
 
     def _stop(self, worker: str, *, patient: bool) -> None:
         connection = self._connections.get(worker)

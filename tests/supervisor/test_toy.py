@@ -1,0 +1,534 @@
+"""
+The supervisor with a dialect that no code above ``protocol`` was written for.
+
+Its workers run in memory and on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial, wraps
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from etlstage.errors import RefusedByWorker, RemoteProtocolError, WorkerLost
+from etlstage.messages import AnnotatedRun, Position, StageKind
+from etlstage.protocol.base import Side
+from etlstage.protocol.events import (
+    CommitAnswered,
+    CommitAsked,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    Farewell,
+    LifeSeen,
+    OutputOf,
+    Ready,
+)
+from etlstage.stage import (
+    ErrorPolicy,
+    Order,
+    PoolPolicy,
+    RecyclePolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    Outcome,
+    SupervisorEvent,
+    WorkerExited,
+    WorkerFailed,
+    WorkerStarted,
+    WorkerWorn,
+)
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
+from etlstage.testing.clock import Backend
+from tests.supervisor.toy import ToyDialect, ToySession, ToyWorker
+
+pytestmark = pytest.mark.core
+
+Test = Callable[[], Awaitable[None]]
+
+
+def virtually(test: Test) -> Callable[[Backend], None]:
+    """Run a test in virtual time, on both event loops."""
+
+    @pytest.mark.parametrize("backend", ["asyncio", "trio"])
+    @wraps(test)
+    def run(backend: Backend) -> None:
+        run_virtually(test, backend=backend)
+
+    del run.__wrapped__  # pytest would look there for arguments
+    return run
+
+
+def stage(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
+    """Return a stage whose workers speak the toy dialect."""
+    return Stage(name="t", command=("toy",), dialect=ToyDialect(), **settings)
+
+
+async def capitals(worker: ScriptedWorker) -> int:
+    """Answer each message with its capitals."""
+    toy = ToyWorker(worker)
+    await toy.say(Ready("capitals"))
+    while (message := await toy.message()) is not None:
+        await toy.reply(message.upper())
+    return 0
+
+
+async def backwards(worker: ScriptedWorker) -> int:
+    """Answer three messages at a time, the last one first; the last ones at the end."""
+    toy = ToyWorker(worker)
+    await toy.say(Ready())
+    held: list[tuple[int, bytes]] = []
+    async for event in toy.events():
+        if isinstance(event, ExchangeOpened):
+            held.append((event.id, event.messages[0]))
+            if len(held) == 3 or event.messages[0].endswith(b"!"):
+                while held:
+                    id_, message = held.pop()
+                    await toy.say(OutputOf(id_, [b"<" + message]))
+                    await toy.say(ExchangesEnded([(id_, (message + b">",))]))
+    return 0
+
+
+@virtually
+async def test_results_come_in_input_order_although_workers_answer_in_any() -> None:
+    """Outputs that were passed on early are in front."""
+    messages = [b"%d" % n for n in range(29)] + [b"30!"]
+    async with AsyncSupervisor(stage(), launch=ScriptedLaunch(backwards)) as supervisor:
+        results = await supervisor.submit(messages)
+
+    assert [r.message for r in results] == messages
+    assert [r.outputs for r in results] == [(b"<" + m, m + b">") for m in messages]
+
+
+@virtually
+async def test_order_of_keys_holds_with_exchanges_under_way() -> None:
+    """Workers that answer in any order are no matter of the caller's."""
+    count = 60
+    keys = [n % 5 for n in range(count)]
+    run = AnnotatedRun([b"%d" % n for n in range(count)], key=keys)
+    seen = defaultdict(list)
+    scripted = ScriptedLaunch(capitals)
+    async with (
+        AsyncSupervisor(
+            stage(workers=3, order=Order.KEY), launch=scripted
+        ) as supervisor,
+        aclosing(supervisor.answers([run, Position("end")])) as outcomes,
+    ):
+        async for outcome in outcomes:
+            if isinstance(outcome, Outcome):
+                for place in range(len(outcome.messages)):
+                    seen[keys[outcome.start + place]].append(outcome.start + place)
+            else:
+                assert sum(map(len, seen.values())) == count
+
+    assert all(places == sorted(places) for places in seen.values())
+
+
+@virtually
+async def test_worker_refuses_one_message_and_lives_on() -> None:
+    """The refusal has the worker's own words, and costs no restart."""
+
+    async def choosy(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        async for event in toy.events():
+            if isinstance(event, ExchangeOpened):
+                if event.messages[0] == b"bad":
+                    await toy.say(ExchangeRefused(event.id, 7, "has no date"))
+                else:
+                    await toy.say(ExchangesEnded([(event.id, (b"ok",))]))
+        return 0
+
+    scripted = ScriptedLaunch(choosy)
+    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
+        good, bad, last = await supervisor.submit([b"good", b"bad", b"good"])
+
+    assert (good.outputs, last.outputs) == ((b"ok",), (b"ok",))
+    assert isinstance(bad.error, RefusedByWorker)
+    assert (bad.error.code, bad.error.reason) == (7, "has no date")
+    assert "refused the message: has no date" in str(bad.error)
+    assert len(scripted.workers) == 1
+
+
+@virtually
+async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
+    """By whoever embeds the supervisor; an error of his is the answer, too."""
+    answers: list[CommitAnswered] = []
+    stored: list[object] = []
+
+    async def asks(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        current = 0
+        async for event in toy.events():
+            if isinstance(event, ExchangeOpened):
+                current = event.id
+                await toy.say(CommitAsked(event.messages[0].decode()))
+            elif isinstance(event, CommitAnswered):
+                answers.append(event)
+                await toy.say(ExchangesEnded([(current, ())]))
+        return 0
+
+    async def commit(position: object) -> None:
+        await anyio.sleep(1)
+        if position == "two":
+            raise OSError("disk full")
+        stored.append(position)
+
+    async with AsyncSupervisor(
+        stage(window=1), launch=ScriptedLaunch(asks), commit=commit
+    ) as supervisor:
+        await supervisor.submit([b"one"])
+        await supervisor.submit([b"two"])
+    async with AsyncSupervisor(stage(), launch=ScriptedLaunch(asks)) as supervisor:
+        await supervisor.submit([b"three"])
+
+    assert stored == ["one"]
+    assert answers == [
+        CommitAnswered("one"),
+        CommitAnswered("two", "disk full"),
+        CommitAnswered("three", "stage t has nobody who stores positions"),
+    ]
+
+
+@virtually
+async def test_idle_heartbeat_is_answered_at_once() -> None:
+    """Within one turn of the loop, and before any data."""
+    times: list[float] = []
+
+    async def beats(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        for _ in range(5):
+            await anyio.sleep(3)
+            before = anyio.current_time()
+            await toy.say(LifeSeen())
+            assert isinstance(await anext(toy.events()), LifeSeen)
+            times.append(anyio.current_time() - before)
+        return await rest(toy)
+
+    async def rest(toy: ToyWorker) -> int:
+        async for _ in toy.events():
+            pass
+        return 0
+
+    async with AsyncSupervisor(stage(), launch=ScriptedLaunch(beats)):
+        await anyio.sleep(20)
+
+    assert times == [0.0] * 5
+
+
+@virtually
+async def test_worker_without_heartbeat_is_replaced_while_it_is_busy() -> None:
+    """The session has a timer of its own; what the worker held is tried again."""
+    events: list[SupervisorEvent] = []
+
+    async def falls_silent(worker: ScriptedWorker) -> int:
+        if worker.start > 1:
+            return await capitals(worker)
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        await anyio.sleep_forever()
+        return 0
+
+    async with AsyncSupervisor(
+        stage(), launch=ScriptedLaunch(falls_silent)
+    ) as supervisor:
+        with supervisor.events() as told:
+            (result,) = await supervisor.submit([b"a"])
+            events += _all(told)
+
+    assert result.outputs == (b"A",)
+    (failed,) = [e for e in events if isinstance(e, WorkerFailed)]
+    assert isinstance(failed.error, RemoteProtocolError)
+    assert "broke the protocol: no heartbeat for 10 s" in str(failed.error)
+
+
+@virtually
+async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
+    """The worker is told and lives on; the message has its retries, then its error."""
+    cancelled: list[ExchangeCancelled] = []
+
+    async def slow_at_one(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+
+        async def beat() -> None:
+            while True:
+                await anyio.sleep(4)
+                await toy.say(LifeSeen())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(beat)
+            async for event in toy.events():
+                if isinstance(event, ExchangeCancelled):
+                    cancelled.append(event)
+                elif isinstance(event, ExchangeOpened) and event.messages != [b"stuck"]:
+                    await toy.say(ExchangesEnded([(event.id, (b"ok",))]))
+            tasks.cancel_scope.cancel()
+        return 0
+
+    scripted = ScriptedLaunch(slow_at_one)
+    run = stage(timeout=Timeouts(message=30), on_error=ErrorPolicy(retries=0))
+    async with AsyncSupervisor(run, launch=scripted) as supervisor:
+        results = await supervisor.submit([b"a", b"stuck", b"b"])
+
+    assert [r.outputs for r in results] == [(b"ok",), (), (b"ok",)]
+    assert isinstance(results[1].error, WorkerLost)
+    assert "did not answer a message within 30" in str(results[1].error)
+    assert [event.reason[:27] for event in cancelled] == ["did not answer a message wi"]
+    assert len(scripted.workers) == 1
+
+
+@virtually
+async def test_all_that_was_open_when_a_worker_died_is_suspected() -> None:
+    """Each is tried alone, so only the one at fault fails."""
+
+    async def dies(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        held: list[int] = []
+        async for event in toy.events():
+            if isinstance(event, ExchangeOpened):
+                if event.messages[0] == b"poison":
+                    return -SIGKILL
+                held.append(event.id)
+                await anyio.sleep(1)
+                await toy.say(ExchangesEnded([(held.pop(), (b"ok",))]))
+        return 0
+
+    scripted = ScriptedLaunch(dies)
+    run = stage(on_error=ErrorPolicy(retries=1), restart=RestartPolicy(max=1))
+    messages = [b"a", b"b", b"poison", b"c", b"d"]
+    async with AsyncSupervisor(run, launch=scripted) as supervisor:
+        results = await supervisor.submit(messages)
+
+    assert [r.outputs for r in results] == [(b"ok",)] * 2 + [()] + [(b"ok",)] * 2
+    assert isinstance(results[2].error, WorkerLost)
+    assert len(results[2].error.attempts) >= 2
+
+
+@virtually
+async def test_stop_ladder_begins_with_the_farewell() -> None:
+    """Who leaves at that gets no signal; who does not gets them all."""
+
+    async def stays(worker: ScriptedWorker) -> int:
+        worker.ignored.add(SIGTERM)
+        await ToyWorker(worker).say(Ready())
+        await anyio.sleep_forever()
+        return 0
+
+    polite, stubborn = ScriptedLaunch(capitals), ScriptedLaunch(stays)
+    async with AsyncSupervisor(stage(), launch=polite) as supervisor:
+        await supervisor.submit([b"a"])
+    before = anyio.current_time()
+    async with AsyncSupervisor(stage(timeout=Timeouts(stop=2.0)), launch=stubborn):
+        await anyio.lowlevel.checkpoint()
+    took = anyio.current_time() - before
+
+    assert (polite.workers[0].signals, polite.workers[0].returncode) == ([], 0)
+    assert stubborn.workers[0].signals == [SIGTERM, SIGKILL]
+    # The farewell, the closed stdin, SIGTERM: each had its time.
+    assert took == pytest.approx(6.0)
+
+
+@virtually
+async def test_worker_that_says_farewell_gets_no_more() -> None:
+    """It ends what it has; another one does the rest."""
+
+    async def leaves(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        while (message := await toy.message()) is not None:
+            if worker.start == 1:
+                await toy.say(Farewell(0, "enough"))
+                await anyio.sleep(1)
+                await toy.reply(message.upper())
+                return 0
+            await toy.reply(message.upper())
+        return 0
+
+    scripted = ScriptedLaunch(leaves)
+    run = stage(on_error=ErrorPolicy(retries=0))
+    async with AsyncSupervisor(run, launch=scripted) as supervisor:
+        first = await supervisor.submit([b"a"])
+        second = await supervisor.submit([b"b", b"c"])
+
+    assert [r.outputs for r in first + second] == [(b"A",), (b"B",), (b"C",)]
+    assert len(scripted.workers) == 2
+
+
+@virtually
+async def test_worn_worker_is_replaced_after_what_it_has() -> None:
+    """Recycling knows no dialect."""
+    events: list[SupervisorEvent] = []
+    run = stage(recycle=RecyclePolicy(max_messages=3, variance=0))
+    scripted = ScriptedLaunch(capitals)
+    async with AsyncSupervisor(run, launch=scripted) as supervisor:
+        with supervisor.events() as told:
+            results = await supervisor.submit([b"%d" % n for n in range(10)])
+            events += _all(told)
+
+    assert all(r.error is None for r in results)
+    assert sum(isinstance(e, WorkerWorn) for e in events) >= 2
+
+
+@virtually
+async def test_bytes_that_are_no_frame_end_the_worker_alone() -> None:
+    """The supervisor says what it found, and goes on with another one."""
+
+    async def babbles(worker: ScriptedWorker) -> int:
+        if worker.start > 1:
+            return await capitals(worker)
+        await ToyWorker(worker).say(Ready())
+        await worker.write(b"what?\n")
+        await anyio.sleep_forever()
+        return 0
+
+    async with AsyncSupervisor(stage(), launch=ScriptedLaunch(babbles)) as supervisor:
+        (result,) = await supervisor.submit([b"a"])
+
+    assert result.outputs == (b"A",)
+
+
+@virtually
+async def test_extraction_passes_outputs_on_as_they_come() -> None:
+    """A round that nobody wants any more is cancelled, and its worker stays."""
+    cancelled: list[int] = []
+
+    async def counts(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        async for event in toy.events():
+            if isinstance(event, ExchangeCancelled):
+                cancelled.append(event.id)
+            elif isinstance(event, ExchangeOpened):
+                assert event.kind == "extract"
+                for n in range(3):
+                    await toy.say(OutputOf(event.id, [b"%d" % n]))
+                if event.messages[0] != b"for ever":
+                    await toy.say(ExchangesEnded([(event.id, (b"end",))]))
+        return 0
+
+    scripted = ScriptedLaunch(counts)
+    async with AsyncSupervisor(
+        stage(kind=StageKind.EXTRACT), launch=scripted
+    ) as supervisor:
+        first = [m async for m in supervisor.extract()]
+        async with aclosing(supervisor.extract_runs(template="for ever")) as runs:
+            assert await anext(runs) == [b"0"]
+        last = [m async for m in supervisor.extract()]
+
+    assert first == last == [b"0", b"1", b"2", b"end"]
+    assert cancelled == [2]
+    assert len(scripted.workers) == 1
+
+
+# --- workers come and go ---------------------------------------------------------------
+
+
+async def takes_a_second(worker: ScriptedWorker) -> int:
+    """Answer one message a second."""
+    toy = ToyWorker(worker)
+    await toy.say(Ready())
+    while (message := await toy.message()) is not None:
+        await anyio.sleep(1)
+        await toy.reply(message)
+    return 0
+
+
+def _all(events: MemoryObjectReceiveStream[SupervisorEvent]) -> list[SupervisorEvent]:
+    found = []
+    while True:
+        try:
+            found.append(events.receive_nowait())
+        except (anyio.WouldBlock, anyio.EndOfStream):
+            return found
+
+
+@virtually
+async def test_pool_grows_with_the_work_and_shrinks_when_it_is_done() -> None:
+    """From one worker to four and back; no message is lost on the way."""
+    pool = PoolPolicy(min=1, max=4, grow_at=2, idle=4.0)
+    scripted = ScriptedLaunch(takes_a_second)
+    async with AsyncSupervisor(stage(workers=pool), launch=scripted) as supervisor:
+        results = await supervisor.submit([b"%d" % n for n in range(80)])
+        most = len(scripted.running)
+        await anyio.sleep(9)  # and less than a worker may be silent
+        least = len(scripted.running)
+        again = await supervisor.submit([b"%d" % n for n in range(40)])
+        later = len(scripted.running)
+
+    assert all(r.error is None for r in results + again)
+    assert (most, least, later) == (4, 1, 4)
+
+
+@virtually
+async def test_scale_starts_and_stops_workers() -> None:
+    """Who is too many finishes what he has."""
+    scripted = ScriptedLaunch(takes_a_second)
+    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
+        results: list[object] = []
+
+        async def submit() -> None:
+            results.extend(await supervisor.submit([b"%d" % n for n in range(30)]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(submit)
+            await anyio.sleep(1.5)
+            supervisor.scale(3)
+            await anyio.sleep(2)
+            assert len(scripted.running) == 3
+            supervisor.scale(1)
+            await anyio.sleep(5)
+            assert len(scripted.running) == 1
+        assert len(results) == 30
+        assert all(getattr(r, "error", 1) is None for r in results)
+        with pytest.raises(ValueError, match="can't have 0 workers"):
+            supervisor.scale(0)
+
+
+@virtually
+async def test_worker_that_was_let_go_may_come_back() -> None:
+    """Under its old name, as its next start."""
+    starts: list[tuple[str, int]] = []
+    scripted = ScriptedLaunch(capitals)
+    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
+        with supervisor.events() as told:
+            for workers in 2, 1, 2:
+                supervisor.scale(workers)
+                await anyio.sleep(1)
+            for event in _all(told):
+                if isinstance(event, WorkerStarted):
+                    starts.append((event.worker, event.start))
+                assert not isinstance(event, WorkerExited) or event.told
+
+    assert starts == [("t-1", 1), ("t-2", 1), ("t-2", 2)]
+
+
+def test_toy_session_is_what_it_seems() -> None:
+    """What one side sends, the other receives, however it is cut."""
+    ours, theirs = ToySession(Side.SUPERVISOR), ToySession(Side.WORKER)
+    theirs.send(Ready("toy"))
+    for byte in b"".join(theirs.data_to_send()):
+        ours.receive_data(bytes([byte]), 0.0)
+    ours.send(ExchangeOpened(1, [b"\0\n"], "transform"))
+    theirs.receive_data(b"".join(ours.data_to_send()), 0.0)
+
+    assert ours.events_received() == [Ready("toy")]
+    assert theirs.events_received() == [ExchangeOpened(1, [b"\0\n"], "transform")]
+    assert (ours.owed, ours.room) == (1, 2)
+    assert partial(ours.get_timer)() == 10.0

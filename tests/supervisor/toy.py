@@ -1,0 +1,214 @@
+"""
+A dialect that is all the marker dialect is not, as small as can be.
+
+Exchanges end in any order, both sides send heartbeats, a worker may refuse, ask a
+question in the middle of its work, and both say farewell. A frame is a line of JSON.
+"""
+
+# ruff: noqa: D102 - the seam says what these do
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from etlstage.errors import LocalProtocolError, RemoteProtocolError
+from etlstage.protocol import events as e
+from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.testing import ScriptedWorker
+
+HEARTBEAT = 10.0  # seconds
+FRAMES = {
+    "open": e.ExchangeOpened,
+    "out": e.OutputOf,
+    "end": e.ExchangesEnded,
+    "no": e.ExchangeRefused,
+    "cancel": e.ExchangeCancelled,
+    "ask": e.CommitAsked,
+    "answer": e.CommitAnswered,
+    "hello": e.Ready,
+    "beat": e.LifeSeen,
+    "bye": e.Farewell,
+}
+NAMES = {kind: name for name, kind in FRAMES.items()}
+
+
+class ToySession:
+    """One conversation; control overtakes data."""
+
+    in_order = False
+
+    def __init__(self, side: Side, concurrency: int = 3) -> None:
+        self.side, self.concurrency = side, concurrency
+        self.open: set[int] = set()
+        self.ready = side is Side.WORKER
+        self._held, self._due = b"", math.inf
+        self._events: list[e.Event] = []
+        self._out: tuple[list[bytes], list[bytes]] = ([], [])
+
+    @property
+    def owed(self) -> int:
+        return len(self.open)
+
+    @property
+    def room(self) -> float:
+        return self.concurrency - len(self.open) if self.ready else 0
+
+    def receive_data(self, data: bytes, now: float, /) -> None:
+        self._due = now + HEARTBEAT
+        *lines, self._held = (self._held + data).split(b"\n")
+        for line in lines:
+            try:
+                name, *fields = json.loads(line)
+                self._understand(FRAMES[name](*map(_plain, fields)))
+            except (ValueError, KeyError, TypeError) as error:
+                failed = RemoteProtocolError(f"no frame: {error!r}")
+                self._events.append(e.ProtocolFailed(failed))
+
+    def _understand(self, event: Any) -> None:  # noqa: ANN401 - any event
+        if isinstance(event, e.LifeSeen) and self.side is Side.SUPERVISOR:
+            self.send(event)
+        if isinstance(event, e.ExchangeOpened):
+            self.open.add(event.id)
+        if isinstance(
+            event, e.ExchangesEnded | e.ExchangeRefused | e.ExchangeCancelled
+        ):
+            self.open -= _ids(event)
+        self.ready = self.ready or isinstance(event, e.Ready)
+        self._events.append(event)
+
+    def receive_eof(self, now: float, /) -> None:
+        self._events.append(e.StreamEnded(self._held))
+
+    def events_received(self) -> list[e.Event]:
+        events, self._events = self._events, []
+        return events
+
+    def send(self, event: e.Event) -> None:
+        if isinstance(event, e.ExchangeOpened):
+            if self.room < 1:
+                raise LocalProtocolError("no room for one more exchange")
+            self.open.add(event.id)
+        if isinstance(
+            event, e.ExchangesEnded | e.ExchangeRefused | e.ExchangeCancelled
+        ):
+            self.open -= _ids(event)
+        data = isinstance(event, e.ExchangeOpened | e.OutputOf | e.ExchangesEnded)
+        self._out[data].append(json.dumps([NAMES[type(event)], *_text(event)]).encode())
+
+    def data_to_send(self) -> list[bytes]:
+        control, data = self._out
+        self._out = ([], [])
+        return [line + b"\n" for line in (*control, *data)]
+
+    def get_timer(self) -> float | None:
+        return self._due if self._due < math.inf else None
+
+    def handle_timer(self, now: float) -> None:
+        if now >= self._due:
+            self._due = math.inf
+            error = RemoteProtocolError(f"no heartbeat for {HEARTBEAT:g} s")
+            self._events.append(e.ProtocolFailed(error))
+
+
+def _ids(event: Any) -> set[int]:  # noqa: ANN401 - events that have them
+    if isinstance(event, e.ExchangesEnded):
+        return {id_ for id_, _ in event.ends}
+    return {event.id}
+
+
+def _text(value: Any) -> Any:  # noqa: ANN401 - whatever an event holds
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    return [*map(_text, value)] if isinstance(value, list | tuple) else value
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a frame holds
+    if isinstance(value, dict):
+        return bytes.fromhex(value["hex"])
+    return [*map(_plain, value)] if isinstance(value, list) else value
+
+
+class ToyDialect(Dialect):
+    """What a stage carries."""
+
+    name = "toy"
+    shape = Shape.MESSAGE
+    announces = True
+
+    def open(self, side: Side, limits: Limits) -> ToySession:
+        return ToySession(side)
+
+    def silence(self, received: int) -> str:
+        return f"it wrote {received} bytes"
+
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        return b"".join(messages)
+
+    def plain(self) -> dict[str, object]:
+        return {"name": self.name}
+
+    @classmethod
+    def from_plain(cls, settings: Mapping[str, object]) -> Self:
+        return cls()
+
+    def one_by_one(self) -> Self:
+        return self
+
+    def farewell(self) -> e.Event:
+        return e.Farewell(0, "enough")
+
+
+class ToyWorker:
+    """The worker's side of a session, over a scripted worker; speaks when it is made."""
+
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self.session = ToySession(Side.WORKER)
+        self._worker = worker
+        self._incoming = self.events()
+        self._current = 0
+
+    async def say(self, event: e.Event) -> None:
+        """Write an event at once."""
+        self.session.send(event)
+        await self._worker.write(b"".join(self.session.data_to_send()))
+
+    def events(self) -> _Incoming:
+        """Yield what comes, until the supervisor says farewell or no more."""
+        return _Incoming(self.session, self._worker)
+
+    async def message(self) -> bytes | None:
+        """Return the next message, to be answered by :meth:`reply`; None at the end."""
+        async for event in self._incoming:
+            if isinstance(event, e.ExchangeOpened):
+                self._current = event.id
+                return event.messages[0]
+        return None
+
+    async def reply(self, *outputs: bytes) -> None:
+        """Answer the message that came last."""
+        await self.say(e.ExchangesEnded([(self._current, outputs)]))
+
+
+class _Incoming:
+    """No generator: a script that leaves its loop would have to close that."""
+
+    def __init__(self, session: ToySession, worker: ScriptedWorker) -> None:
+        self._session, self._worker = session, worker
+        self._events: deque[e.Event] = deque()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> e.Event:
+        while not self._events:
+            if not (data := await self._worker.read()):
+                raise StopAsyncIteration
+            self._session.receive_data(data, 0.0)
+            self._events.extend(self._session.events_received())
+        event = self._events.popleft()
+        if isinstance(event, e.Farewell):
+            raise StopAsyncIteration
+        return event
