@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from signal import SIGKILL, SIGSEGV, SIGTERM
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import anyio
 import pytest
@@ -24,6 +24,9 @@ from structlog.testing import capture_logs
 
 from etlstage.errors import EtlstageError
 from etlstage.messages import Result
+from etlstage.protocol.base import Dialect
+from etlstage.protocol.events import Ready
+from etlstage.protocol.registry import default_dialect
 from etlstage.stage import (
     ErrorPolicy,
     Order,
@@ -46,6 +49,7 @@ from etlstage.supervisor.lifecycle.events import (
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.clock import Backend
 from etlstage.transport import Child, LaunchRequest, Wire
+from tests.supervisor.toy import ToyDialect, ToyWorker
 
 pytestmark = pytest.mark.core
 
@@ -77,6 +81,7 @@ class Scenario:
     """All that is decided before a stage begins to live."""
 
     number: int
+    dialect: Dialect = field(default_factory=default_dialect)
     stage: Stage = field(init=False)
     rounds: list[list[bytes]] = field(init=False)
     """What is submitted, one after the other."""
@@ -90,6 +95,7 @@ class Scenario:
         self.stage = Stage(
             name="t",
             command=("scripted",),
+            dialect=self.dialect,
             workers=choice([1] * 8 + [2, 3]),
             window=choice([None, 1, 3]),
             order=choice([Order.TOTAL, Order.NONE]),
@@ -128,7 +134,12 @@ class Scenario:
             worker.ignored.add(SIGTERM)
         async with _beating(worker, fate):
             await anyio.sleep(dice.choice([0, 0, 0.2, 1]))
-            return await _serve(worker, fate, dice)
+            if not isinstance(self.dialect, ToyDialect):
+                return await _serve(worker, worker, fate, dice)
+            toy = ToyWorker(worker)
+            if fate != "never ready":
+                await toy.say(Ready())
+            return await _serve(worker, toy, fate, dice)
 
     def launch(self, scripted: ScriptedLaunch, request: LaunchRequest, /) -> Started:
         """Start a worker, unless its program is gone."""
@@ -174,14 +185,28 @@ async def _beating(worker: ScriptedWorker, fate: str) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
-async def _serve(worker: ScriptedWorker, fate: str, dice: Random) -> int:
+class Talker(Protocol):
+    """What takes messages and answers them, in whatever dialect."""
+
+    def messages(self) -> AsyncIterator[bytes]:
+        """Yield messages, one by one."""
+        ...
+
+    async def reply(self, *outputs: bytes) -> None:
+        """Answer the last message."""
+        ...
+
+
+async def _serve(
+    worker: ScriptedWorker, talker: Talker, fate: str, dice: Random
+) -> int:
     """Answer, until something happens at one of the messages."""
     due = dice.randint(1, 4)
     if fate == "crash unread":
         await anyio.sleep(dice.random())
         return -SIGKILL
     number = 0
-    async for message in worker.messages():
+    async for message in talker.messages():
         number += 1
         if number == due:
             match fate:
@@ -198,7 +223,7 @@ async def _serve(worker: ScriptedWorker, fate: str, dice: Random) -> int:
                     await anyio.sleep_forever()
         if fate == "slow":
             await anyio.sleep(dice.choice([0.1, 3, 11]))
-        await worker.reply(message.upper())
+        await talker.reply(message.upper())
         if number == due and fate == "end after":
             return dice.choice([0, 1])
     return 0
@@ -364,15 +389,20 @@ async def live(scenario: Scenario) -> Record:
     return record
 
 
+@pytest.mark.parametrize(
+    "dialect", [default_dialect(), ToyDialect()], ids=["marker", "toy"]
+)
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_every_message_has_one_outcome_whatever_workers_do(backend: Backend) -> None:
+def test_every_message_has_one_outcome_whatever_workers_do(
+    backend: Backend, dialect: Dialect
+) -> None:
     """Restarts are as the policy says, and nothing is left running."""
 
     async def live_all() -> None:
         for number in range(SCENARIOS):
             try:
                 with anyio.fail_after(3600):
-                    record = await live(Scenario(number))
+                    record = await live(Scenario(number, dialect))
                 record.check()
                 if backend == "asyncio":
                     assert len(asyncio.all_tasks()) == 1

@@ -81,7 +81,7 @@ async def capitals(worker: ScriptedWorker) -> int:
     """Answer each message with its capitals."""
     toy = ToyWorker(worker)
     await toy.say(Ready("capitals"))
-    while (message := await toy.message()) is not None:
+    async for message in toy.messages():
         await toy.reply(message.upper())
     return 0
 
@@ -352,7 +352,7 @@ async def test_worker_that_says_farewell_gets_no_more() -> None:
     async def leaves(worker: ScriptedWorker) -> int:
         toy = ToyWorker(worker)
         await toy.say(Ready())
-        while (message := await toy.message()) is not None:
+        async for message in toy.messages():
             if worker.start == 1:
                 await toy.say(Farewell(0, "enough"))
                 await anyio.sleep(1)
@@ -444,7 +444,7 @@ async def takes_a_second(worker: ScriptedWorker) -> int:
     """Answer one message a second."""
     toy = ToyWorker(worker)
     await toy.say(Ready())
-    while (message := await toy.message()) is not None:
+    async for message in toy.messages():
         await anyio.sleep(1)
         await toy.reply(message)
     return 0

@@ -167,8 +167,7 @@ class ToyWorker:
     def __init__(self, worker: ScriptedWorker) -> None:
         self.session = ToySession(Side.WORKER)
         self._worker = worker
-        self._incoming = self.events()
-        self._current = 0
+        self.current = 0
 
     async def say(self, event: e.Event) -> None:
         """Write an event at once."""
@@ -179,17 +178,13 @@ class ToyWorker:
         """Yield what comes, until the supervisor says farewell or no more."""
         return _Incoming(self.session, self._worker)
 
-    async def message(self) -> bytes | None:
-        """Return the next message, to be answered by :meth:`reply`; None at the end."""
-        async for event in self._incoming:
-            if isinstance(event, e.ExchangeOpened):
-                self._current = event.id
-                return event.messages[0]
-        return None
+    def messages(self) -> _Messages:
+        """Yield messages one by one, each to be answered by :meth:`reply`."""
+        return _Messages(self)
 
     async def reply(self, *outputs: bytes) -> None:
         """Answer the message that came last."""
-        await self.say(e.ExchangesEnded([(self._current, outputs)]))
+        await self.say(e.ExchangesEnded([(self.current, outputs)]))
 
 
 class _Incoming:
@@ -212,3 +207,17 @@ class _Incoming:
         if isinstance(event, e.Farewell):
             raise StopAsyncIteration
         return event
+
+
+class _Messages:
+    def __init__(self, toy: ToyWorker) -> None:
+        self._toy, self._events = toy, toy.events()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not isinstance(event := await anext(self._events), e.ExchangeOpened):
+            pass
+        self._toy.current = event.id
+        return event.messages[0]

@@ -57,6 +57,7 @@ TRANSITIONS: Final[Mapping[tuple[State, type[Event]], frozenset[State]]] = {
     (_S.STARTING, WorkerFailed): frozenset({_S.STOPPING}),
     (_S.STARTING, WorkerExited): _GONE,
     (_S.STARTING, StopRequested): frozenset({_S.STOPPING}),
+    (_S.RUNNING, WorkerReady): frozenset({_S.RUNNING}),
     (_S.RUNNING, AliveSeen): frozenset({_S.RUNNING}),
     (_S.RUNNING, TimerRang): frozenset({_S.RUNNING}),
     (_S.RUNNING, WorkerFailed): frozenset({_S.STOPPING}),

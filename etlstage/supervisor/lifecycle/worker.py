@@ -193,6 +193,8 @@ class WorkerLife:
         self._after(now, "could not be started")
 
     def _ready(self, event: WorkerReady, now: float) -> None:
+        # It may say so twice: by its status, and in its dialect.
+        self._alive_at = now
         if self.state is State.STARTING:
             self.story.note(now, "ready")
             self._out.append(Tell(event))

@@ -1,0 +1,343 @@
+"""
+Exchanges by name: against both sides of a dialect that ends them in any order.
+
+The machine moves the bytes in any pieces, lets workers answer in any order, refuse,
+be cancelled and die; every message has one outcome, and never another's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from etlstage.errors import Attempt, MessageRefused, RefusedByWorker, WorkerLost
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Side
+from etlstage.protocol.events import (
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    OutputOf,
+    Ready,
+)
+from etlstage.stage import BatchPolicy, ErrorPolicy
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.named import NamedDispatcher
+from etlstage.supervisor.exchange.submission import Round, Submission
+from tests.supervisor.exchange.test_dispatch import give, stage
+from tests.supervisor.toy import ToyDialect, ToySession
+
+LOST = WorkerLost("lost", stage="t")
+NO = RefusedByWorker("no", stage="t", code=1, reason="no")
+
+
+class Worker:
+    """A dispatcher and both sides of its session, with the bytes in between."""
+
+    def __init__(self, backlog: Backlog, number: int, retries: int) -> None:
+        run = stage(dialect=ToyDialect(), on_error=ErrorPolicy(retries=retries))
+        self.dispatcher = NamedDispatcher(run, backlog, number)
+        self.ours = ToySession(Side.SUPERVISOR)
+        self.theirs = ToySession(Side.WORKER)
+        self.to_worker = self.to_us = b""
+        self.open: dict[int, bytes] = {}
+        self.begun: set[int] = set()
+        self.theirs.send(Ready())
+        self.to_us += b"".join(self.theirs.data_to_send())
+
+
+class Interleaving(RuleBasedStateMachine):
+    """Several workers and callers; anything may happen at any time."""
+
+    @initialize(workers=st.integers(1, 3), retries=st.integers(0, 2))
+    def begin(self, workers: int, retries: int) -> None:
+        """Start some workers."""
+        self.backlog = Backlog()
+        self.retries = retries
+        self.workers = [Worker(self.backlog, n, retries) for n in range(workers)]
+        self.callers: list[tuple[Submission, list[bytes], list[Outcome]]] = []
+        self.now = 0.0
+
+    @rule(count=st.integers(1, 4), ordered=st.booleans())
+    def submit(self, count: int, ordered: bool) -> None:
+        """Somebody submits messages that can be told apart."""
+        caller = Submission(lambda: None, ordered=ordered)
+        messages = [b"%d.%d" % (len(self.callers), n) for n in range(count)]
+        self.backlog.open(caller)
+        caller.feed(messages, self.now)
+        caller.close()
+        self.callers.append((caller, messages, []))
+
+    @rule(data=st.data())
+    def pump(self, data: st.DataObject) -> None:
+        """A worker is given one exchange, if there is room."""
+        self._give(self._choose(data))
+
+    @rule(data=st.data(), size=st.integers(1, 60))
+    def deliver(self, data: st.DataObject, size: int) -> None:
+        """Some bytes reach a worker."""
+        self._to_worker(self._choose(data), size)
+
+    @rule(data=st.data(), how=st.sampled_from(["end", "end", "part", "refuse"]))
+    def answer(self, data: st.DataObject, how: str) -> None:
+        """A worker answers one of its exchanges, or a part of it."""
+        worker = self._choose(data)
+        if not worker.open:
+            return
+        id_ = data.draw(st.sampled_from(sorted(worker.open)))
+        message = worker.open[id_]
+        if how == "part":
+            if id_ in worker.begun:
+                return
+            worker.begun.add(id_)
+            worker.theirs.send(OutputOf(id_, [b"first " + message]))
+        else:
+            del worker.open[id_]
+            if how == "refuse":
+                worker.theirs.send(ExchangeRefused(id_, 1, "no"))
+            else:
+                rest = () if id_ in worker.begun else (b"first " + message,)
+                group = (*rest, b"last " + message)
+                worker.theirs.send(ExchangesEnded([(id_, group)]))
+        worker.to_us += b"".join(worker.theirs.data_to_send())
+
+    @rule(data=st.data(), size=st.integers(1, 200))
+    def receive(self, data: st.DataObject, size: int) -> None:
+        """Some bytes come back."""
+        self._to_us(self._choose(data), size)
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """An exchange takes too long; what comes of it later is nobody's."""
+        worker = self._choose(data)
+        for id_ in worker.dispatcher.expired(self.now)[:1]:
+            worker.ours.send(ExchangeCancelled(id_, 0, "too slow"))
+            worker.to_worker += b"".join(worker.ours.data_to_send())
+            attempt = Attempt("t-1", 1, "too slow")
+            worker.dispatcher.lose_one(id_, attempt, lambda _: LOST)
+
+    @rule(data=st.data(), untouched=st.booleans())
+    def die(self, data: st.DataObject, untouched: bool) -> None:
+        """A worker is lost, and another one takes its place."""
+        index = data.draw(st.integers(0, len(self.workers) - 1))
+        dispatcher = self.workers[index].dispatcher
+        # What none of it was read of can have been answered by nobody.
+        untouched = untouched and not self.workers[index].open
+        dispatcher.lose(Attempt("t-1", 1, "died"), lambda _: LOST, untouched=untouched)
+        self.workers[index] = Worker(self.backlog, index, self.retries)
+
+    @precondition(lambda self: self.callers)
+    @rule(data=st.data())
+    def go_away(self, data: st.DataObject) -> None:
+        """A caller loses its patience."""
+        index = data.draw(st.integers(0, len(self.callers) - 1))
+        self.backlog.drop(self.callers.pop(index)[0])
+
+    @invariant()
+    def pairing_is_right(self) -> None:
+        """No outcome twice, none of another message."""
+        for caller, messages, outcomes in getattr(self, "callers", ()):
+            outcomes += [o for o in caller.collect() if isinstance(o, Outcome)]
+            places = [o.start for o in outcomes]
+            assert len(set(places)) == len(places)
+            for outcome in outcomes:
+                (message,) = outcome.messages
+                assert message == messages[outcome.start]
+                if outcome.error is None:
+                    replies = (b"first " + message, b"last " + message)
+                    assert list(outcome.replies) == [replies]
+
+    def teardown(self) -> None:
+        """However it went: answered to the end, every message has its outcome."""
+        if not hasattr(self, "workers"):
+            return
+        for _ in range(1000):
+            if all(caller.finished for caller, *_ in self.callers):
+                break
+            for worker in self.workers:
+                self._to_us(worker, 10_000)
+                while self._give(worker):
+                    pass
+                self._to_worker(worker, 10_000)
+                for id_, message in worker.open.items():
+                    rest = () if id_ in worker.begun else (b"first " + message,)
+                    group = (*rest, b"last " + message)
+                    worker.theirs.send(ExchangesEnded([(id_, group)]))
+                worker.open.clear()
+                worker.to_us += b"".join(worker.theirs.data_to_send())
+            # Suspects wait for a fresh worker.
+            if self.backlog.suspects:
+                for worker in self.workers:
+                    self._to_us(worker, 10_000)
+                self.workers[0].dispatcher.lose(
+                    Attempt("t-1", 1, "died"), lambda _: LOST, untouched=False
+                )
+                self.workers[0] = Worker(self.backlog, 0, self.retries)
+            self.pairing_is_right()
+        self.pairing_is_right()
+        for caller, messages, outcomes in self.callers:
+            assert caller.finished
+            assert len(outcomes) == len(messages)
+            assert caller.in_flight == caller.held == caller.held_bytes == 0
+
+    def _choose(self, data: st.DataObject) -> Worker:
+        return data.draw(st.sampled_from(self.workers))
+
+    def _give(self, worker: Worker) -> bool:
+        given = give(worker.dispatcher, worker.ours, self.now)
+        worker.to_worker += b"".join(worker.ours.data_to_send())
+        return given
+
+    def _to_worker(self, worker: Worker, size: int) -> None:
+        data, worker.to_worker = worker.to_worker[:size], worker.to_worker[size:]
+        worker.theirs.receive_data(data, self.now)
+        for event in worker.theirs.events_received():
+            if isinstance(event, ExchangeOpened):
+                worker.open[event.id] = event.messages[0]
+            elif isinstance(event, ExchangeCancelled):
+                worker.open.pop(event.id, None)
+
+    def _to_us(self, worker: Worker, size: int) -> None:
+        data, worker.to_us = worker.to_us[:size], worker.to_us[size:]
+        worker.ours.receive_data(data, self.now)
+        for event in worker.ours.events_received():
+            match event:
+                case OutputOf(id_, outputs):
+                    worker.dispatcher.passed_by(id_, outputs)
+                case ExchangesEnded(ends):
+                    ends = [(id_, tuple(group)) for id_, group in ends]
+                    worker.dispatcher.ended(ends, len(data))
+                case ExchangeRefused(id_):
+                    worker.dispatcher.refused_by(id_, NO)
+
+
+Interleaving.TestCase.settings = settings(
+    deadline=None, max_examples=200, stateful_step_count=60
+)
+TestInterleaving = Interleaving.TestCase
+
+
+# --- one at a time ---------------------------------------------------------------------
+
+
+def dispatcher(**policies: object) -> tuple[NamedDispatcher, Backlog]:
+    """Return one, and what it takes from."""
+    backlog = Backlog()
+    run = replace(stage(dialect=ToyDialect()), **policies)  # type: ignore[arg-type]
+    return NamedDispatcher(run, backlog), backlog
+
+
+def fed(backlog: Backlog, *messages: bytes) -> Submission:
+    """Return a submission of these messages."""
+    caller = Submission(lambda: None, ordered=False)
+    backlog.open(caller)
+    caller.feed(list(messages), 0.0)
+    caller.close()
+    return caller
+
+
+def test_exchanges_are_opened_while_there_is_room() -> None:
+    """Each has a number of its own and one message."""
+    d, backlog = dispatcher()
+    fed(backlog, b"a", b"b")
+
+    assert d.next(0.0, 0, 2) == (ExchangeOpened(1, [b"a"], "transform"),)
+    assert d.next(0.0, 1, 0) is None
+    assert d.next(0.0, 1, 1) == (ExchangeOpened(2, [b"b"], "transform"),)
+    assert (d.held, d.busy, d.next(0.0, 2, 1)) == (2, True, None)
+
+
+def test_late_end_hits_no_other_exchange() -> None:
+    """Its number is never used again."""
+    d, backlog = dispatcher()
+    caller = fed(backlog, b"a")
+    d.next(0.0, 0, 1)
+    assert d.ended([(7, (b"x",))], 1) == (0, 0)
+    assert d.refused_by(7, NO) == (0, 0)
+    d.passed_by(7, [b"x"])
+
+    assert caller.collect() == []
+    assert d.ended([(1, (b"y",))], 1) == (1, 1)
+
+
+def test_refusal_ends_one_exchange() -> None:
+    """The others go on."""
+    d, backlog = dispatcher()
+    caller = fed(backlog, b"a", b"b")
+    d.next(0.0, 0, 2)
+    d.next(0.0, 1, 1)
+    d.refused_by(1, NO)
+    d.ended([(2, (b"B",))], 1)
+    outcomes = {o.start: o for o in caller.collect() if isinstance(o, Outcome)}
+
+    assert outcomes[0].error is NO
+    assert outcomes[1].groups == [(b"B",)]
+
+
+def test_message_that_can_not_be_sent_is_refused() -> None:
+    """It was never open."""
+    d, backlog = dispatcher()
+    caller = fed(backlog, b"a", b"b")
+    d.next(0.0, 0, 2)
+    d.refused(MessageRefused("is too long", index=0))
+
+    (outcome,) = caller.collect()
+    assert isinstance(outcome, Outcome)
+    assert str(outcome.error) == "stage t: is too long (message 1 of its input)"
+    assert d.held == 0
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_exchange_that_takes_too_long_is_the_first_opened(streams: bool) -> None:
+    """Whatever was passed on of it until then."""
+    d, backlog = dispatcher(kind=StageKind.TRANSFORM)
+    asked: Submission
+    if streams:
+        asked = Round(lambda: None, b"a", max_unread=2)
+        backlog.open(asked)
+    else:
+        asked = fed(backlog, b"a")
+    d.next(5.0, 0, 1)
+    assert (d.oldest, d.expired(4.0), d.expired(5.0)) == (5.0, [], [1])
+    d.passed_by(1, [b"out", b"put"])
+
+    assert d.stalled is streams
+    backlog.drop(asked)
+    assert d.forgotten_ids() == ([1] if streams else [])
+
+
+def test_batch_is_one_exchange() -> None:
+    """It waits until it is ripe; its reply is that of its last message."""
+
+    class Batches(ToyDialect):
+        from etlstage.protocol.base import Shape
+
+        shape = Shape.BATCH
+
+    backlog = Backlog()
+    policy = BatchPolicy(size=2, seconds=5)
+    d = NamedDispatcher(stage(dialect=Batches(), batch=policy), backlog)
+    caller = Submission(lambda: None)
+    backlog.open(caller)
+    caller.feed([b"a"], 1.0)
+    assert d.next(2.0, 0, 1) is None
+    assert d.due == 6.0
+    caller.feed([b"b"], 2.0)
+    assert d.next(2.0, 0, 1) == (ExchangeOpened(1, [b"a", b"b"], "transform"),)
+    d.ended([(1, (b"ab",))], 2)
+
+    (outcome,) = caller.collect()
+    assert isinstance(outcome, Outcome)
+    assert list(outcome.replies) == [(), (b"ab",)]
