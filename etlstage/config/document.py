@@ -19,7 +19,10 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from etlstage.config.interpolation import Interpolator
 from etlstage.errors import ConfigError
-from etlstage.settings.kind import Loc, dotted
+from etlstage.settings.problem import (
+    Loc,
+    dotted,
+)
 
 __all__ = ("Document", "Place", "Problem", "Value", "read")
 

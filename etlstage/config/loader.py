@@ -13,7 +13,10 @@ from etlstage.config.document import Document, read
 from etlstage.config.model import PipelineKeys
 from etlstage.config.rules import broken_rules, shipped_files
 from etlstage.settings.definition import Section
-from etlstage.settings.kind import Invalid, Problem
+from etlstage.settings.problem import (
+    Invalid,
+    Problem,
+)
 
 __all__ = ("load",)
 

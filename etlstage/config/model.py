@@ -21,14 +21,18 @@ from etlstage.settings.definition import (
     settings_of,
 )
 from etlstage.settings.kind import (
-    Argument,
     Choice,
+    ListOf,
+    Pattern,
+)
+from etlstage.settings.problem import (
+    Problem,
+)
+from etlstage.settings.units import (
+    Argument,
     Count,
     Duration,
-    ListOf,
     Name,
-    Pattern,
-    Problem,
     Size,
 )
 from etlstage.stage import OffsetPolicy

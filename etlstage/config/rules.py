@@ -13,7 +13,11 @@ from collections.abc import Iterator, Mapping
 from etlstage.config.document import Value
 from etlstage.config.model import FILES
 from etlstage.settings.definition import broken
-from etlstage.settings.kind import Loc, Problem, dotted
+from etlstage.settings.problem import (
+    Loc,
+    Problem,
+    dotted,
+)
 
 __all__ = ("broken_rules", "shipped_files", "stage_names")
 

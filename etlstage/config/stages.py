@@ -30,7 +30,14 @@ from etlstage.settings.definition import (
     section_in,
     settings_of,
 )
-from etlstage.settings.kind import Choice, Instance, Maybe, Problem
+from etlstage.settings.kind import (
+    Choice,
+    Instance,
+    Maybe,
+)
+from etlstage.settings.problem import (
+    Problem,
+)
 from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage
 from etlstage.stage.stage import PYTHONS
 

@@ -18,7 +18,7 @@ from etlstage.protocol.events import Event
 
 if TYPE_CHECKING:
     from etlstage.settings.definition import Setting
-    from etlstage.settings.kind import Problem
+    from etlstage.settings.problem import Problem
 
 __all__ = ("SEND_EOF", "Dialect", "Limits", "Session", "Shape", "Side")
 

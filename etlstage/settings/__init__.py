@@ -1,8 +1,9 @@
 """
 How settings are defined, once, and read wherever they are written.
 
-``kind.py`` knows values as people write them, ``definition.py`` the settings of a
-class, ``schema.py`` how to describe both to an editor. What settings there are is
+``kind.py`` and ``units.py`` know values as people write them, ``problem.py`` what is
+said of wrong ones, ``definition.py`` the settings of a class, and ``schema.py`` how to
+describe them to an editor. What settings there are is
 said by the classes themselves, in ``etlstage.stage``, ``etlstage.config`` and by each
 dialect.
 

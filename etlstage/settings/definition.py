@@ -25,7 +25,14 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from etlstage.errors import ConfigError, guess
 from etlstage.settings import kind as kinds
-from etlstage.settings.kind import Invalid, Kind, Problem, dotted
+from etlstage.settings.kind import (
+    Kind,
+)
+from etlstage.settings.problem import (
+    Invalid,
+    Problem,
+    dotted,
+)
 
 __all__ = (
     "HIDDEN",

@@ -13,7 +13,11 @@ import textwrap
 from functools import cache
 
 from etlstage.settings.definition import Definition, Section, Setting, section_in
-from etlstage.settings.kind import ListOf, Maybe, Schema
+from etlstage.settings.kind import (
+    ListOf,
+    Maybe,
+    Schema,
+)
 
 __all__ = ("documentation", "json_schema")
 

@@ -17,21 +17,25 @@ from etlstage.messages import counted
 from etlstage.settings.definition import Definition, Place, broken
 from etlstage.settings.kind import (
     REFERENCE,
+    Noun,
+    Schema,
+    Whole,
+)
+from etlstage.settings.problem import (
+    Problem,
+    unexpected,
+)
+from etlstage.settings.units import (
     Argument,
     Count,
     CountOrZero,
     Duration,
-    Noun,
     Positive,
-    Problem,
-    Schema,
     Seconds,
     Share,
     ShareBelowOne,
     Size,
     SizeOrZero,
-    Whole,
-    unexpected,
 )
 
 __all__ = (

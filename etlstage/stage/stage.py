@@ -17,18 +17,20 @@ from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.registry import default_dialect
 from etlstage.settings.definition import At, Definition, Place, Section, broken
-from etlstage.settings.kind import (
+from etlstage.settings.problem import (
+    Problem,
+    dotted,
+)
+from etlstage.settings.units import (
     Argument,
     Command,
     Folder,
     Mask,
     Name,
     Pointer,
-    Problem,
     Size,
     Variables,
     Window,
-    dotted,
 )
 from etlstage.stage.policy import (
     BatchPolicy,

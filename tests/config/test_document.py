@@ -7,7 +7,10 @@ import pytest
 
 from etlstage.config.document import MAX_BYTES, Place, read
 from etlstage.errors import ConfigError
-from etlstage.settings.kind import dotted, shortened
+from etlstage.settings.problem import (
+    dotted,
+    shortened,
+)
 
 
 def error_of(path: Path, content: bytes | str) -> str:

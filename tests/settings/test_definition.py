@@ -15,7 +15,17 @@ from etlstage.settings.definition import (
     broken,
     settings_of,
 )
-from etlstage.settings.kind import Count, Duration, Invalid, Noun, Problem
+from etlstage.settings.kind import (
+    Noun,
+)
+from etlstage.settings.problem import (
+    Invalid,
+    Problem,
+)
+from etlstage.settings.units import (
+    Count,
+    Duration,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

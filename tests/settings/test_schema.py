@@ -7,20 +7,22 @@ import jsonschema
 
 from etlstage.settings.definition import Definition, Section, Setting
 from etlstage.settings.kind import (
-    Count,
-    Duration,
     Flag,
     ListOf,
-    Mask,
     Maybe,
     Schema,
+)
+from etlstage.settings.schema import documentation, json_schema
+from etlstage.settings.units import (
+    Count,
+    Duration,
+    Mask,
     Share,
     Size,
     SizeOrZero,
     Variables,
     Window,
 )
-from etlstage.settings.schema import documentation, json_schema
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

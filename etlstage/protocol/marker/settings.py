@@ -23,7 +23,13 @@ from etlstage.settings.definition import (
     broken,
     settings_of,
 )
-from etlstage.settings.kind import Choice, Problem, Text
+from etlstage.settings.kind import (
+    Choice,
+    Text,
+)
+from etlstage.settings.problem import (
+    Problem,
+)
 
 __all__ = ("MarkerDialect",)
 

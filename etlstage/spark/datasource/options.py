@@ -31,14 +31,18 @@ from etlstage.settings.definition import (
     settings_of,
 )
 from etlstage.settings.kind import (
-    Command,
-    Count,
-    Invalid,
     Kind,
     ListOf,
     MapOf,
     Maybe,
+)
+from etlstage.settings.problem import (
+    Invalid,
     unexpected,
+)
+from etlstage.settings.units import (
+    Command,
+    Count,
 )
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, RestartPolicy, Stage

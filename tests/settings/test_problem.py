@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from etlstage.settings import kind
+from etlstage.settings.problem import Invalid, Loc, dotted
+
+
+def test_value_need_not_be_shown() -> None:
+    """It may be a secret, and so may be what was guessed from it."""
+    with pytest.raises(Invalid) as caught:
+        kind.Choice("fruit", {"apple": 1}).read("aple")
+    (problem,) = caught.value.problems
+    assert problem.say(instead="hidden") == "unknown fruit, expected 'apple'"
+    with pytest.raises(Invalid) as caught:
+        kind.Flag().read("maybe")
+    (problem,) = caught.value.problems
+    assert problem.say(instead="hidden") == "expected true or false, got hidden"
+
+
+@pytest.mark.parametrize(
+    ("loc", "text"),
+    [
+        ((), ""),
+        (("a", 0, "b-c"), "a[0].b-c"),
+        (("env", "A="), "env['A=']"),
+        (("x" * 61 + "=",), "['" + "x" * 30 + "..." + "x" * 14 + "=']"),
+    ],
+)
+def test_location_as_users_read_it(loc: Loc, text: str) -> None:
+    """What is no name is quoted, and cut if it is long."""
+    assert dotted(loc) == text
