@@ -91,7 +91,10 @@ def counted(count: int, noun: str) -> str:
 
 def plain(messages: Run) -> Run:
     """Return the messages without what is beside them."""
-    return messages.messages if isinstance(messages, AnnotatedRun) else messages
+    # A list, as nearly all are, is spared the look at what kind of sequence it is.
+    if type(messages) is list or not isinstance(messages, AnnotatedRun):
+        return messages
+    return messages.messages
 
 
 def size_of(messages: Run) -> int:

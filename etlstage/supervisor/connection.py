@@ -459,8 +459,10 @@ class Connection:
         # What the pipe has no room for stays in the session, where control overtakes.
         writer = self._writer
         if writer.empty or writer.flush():
-            writer.add(self._session.data_to_send())
-            writer.flush()
+            chunks = self._session.data_to_send()
+            if chunks:
+                writer.add(chunks)
+                writer.flush()
 
     async def _read_status(self, status: Readable) -> None:
         announced = not self._stage.ready
@@ -615,7 +617,7 @@ class Connection:
         if self._named is None:
             self.fail(f"did not answer a {what} within {limit} s: {wrote}", "silent")
             return
-        for id_ in self._named.expired(now - limit):
+        for id_ in self._named.expired(now, limit):
             reason = f"did not answer a {what} within {limit} s, and it was cancelled"
             self._cancel(id_, reason)
             attempt = self._worker.attempt(reason)

@@ -163,7 +163,11 @@ class AsyncSupervisor:
         """
         results: dict[int, list[Result]] = {}
         async with self._submission() as (submission, changed):
-            run = messages if isinstance(messages, AnnotatedRun) else list(messages)
+            run: Run
+            if type(messages) is not list and isinstance(messages, AnnotatedRun):
+                run = messages
+            else:
+                run = list(messages)
             submission.feed(run, anyio.current_time())
             submission.close()
             self._kick()

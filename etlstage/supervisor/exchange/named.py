@@ -134,9 +134,11 @@ class NamedDispatcher(Dispatcher):
         item.exchange.fail(error)
         return item.exchange.left, item.exchange.size
 
-    def expired(self, before: float) -> list[int]:
-        """Return the exchanges that were opened before then, or at that time."""
-        return [id_ for id_, item in self._open.items() if item.since <= before]
+    def expired(self, now: float, limit: float) -> list[int]:
+        """Return the exchanges that have been open for ``limit`` seconds or longer."""
+        # In the words in which the deadline was set: the difference may be rounded to
+        # what has not come yet, and the deadline would ring for ever.
+        return [id_ for id_, item in self._open.items() if item.since + limit <= now]
 
     def lose_one(
         self,

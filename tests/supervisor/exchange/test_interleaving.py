@@ -122,7 +122,7 @@ class Interleaving(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         """An exchange takes too long; what comes of it later is nobody's."""
         worker = self._choose(data)
-        for id_ in worker.dispatcher.expired(self.now)[:1]:
+        for id_ in worker.dispatcher.expired(self.now, 0.0)[:1]:
             worker.ours.send(ExchangeCancelled(id_, 0, "too slow"))
             worker.to_worker += b"".join(worker.ours.data_to_send())
             attempt = Attempt("t-1", 1, "too slow")
@@ -310,7 +310,7 @@ def test_exchange_that_takes_too_long_is_the_first_opened(streams: bool) -> None
     else:
         asked = fed(backlog, b"a")
     d.next(5.0, 0, 1)
-    assert (d.oldest, d.expired(4.0), d.expired(5.0)) == (5.0, [], [1])
+    assert (d.oldest, d.expired(6.9, 2.0), d.expired(7.0, 2.0)) == (5.0, [], [1])
     d.passed_by(1, [b"out", b"put"])
 
     assert d.stalled is streams
@@ -341,3 +341,14 @@ def test_batch_is_one_exchange() -> None:
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
     assert list(outcome.replies) == [(), (b"ab",)]
+
+
+def test_deadline_that_has_come_has_come_for_its_exchange() -> None:
+    """However the sums are rounded: else it would ring again at once, and for ever."""
+    d, backlog = dispatcher()
+    fed(backlog, b"a")
+    d.next(0.1, 0, 1)
+    due = 0.1 + 0.7
+
+    assert due - 0.7 < 0.1
+    assert d.expired(due, 0.7) == [1]

@@ -114,8 +114,8 @@ def test_exchange_that_takes_too_long_is_lost_alone() -> None:
     w.open(now=5.0)
 
     assert w.dispatcher.oldest == 5.0
-    assert w.dispatcher.expired(4.9) == []
-    assert w.dispatcher.expired(5.0) == [1, 2]
+    assert w.dispatcher.expired(6.9, 2.0) == []
+    assert w.dispatcher.expired(7.0, 2.0) == [1, 2]
     assert w.lose(1) == Loss(1, retried=0, failed=1, tries=0)
     assert w.dispatcher.held == 1
     assert w.replies == {b"a": "took too long"}
