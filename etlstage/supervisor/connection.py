@@ -1,8 +1,9 @@
 """
-One worker, its session, and the bytes between.
+The session with one worker, and the bytes between.
 
 The connection alone owns the session of the dialect: it asks the dispatcher what to
-send, matches every event that comes back, and tells what has ended.
+send, matches every event that comes back, and tells what has ended. What the process
+does beside that is a matter of ``running.py``.
 
 In the common case everything happens in the task that reads: a reply comes in, its
 messages are delivered, the next ones are taken and written at once. Another task
@@ -12,9 +13,9 @@ writes only while the pipe is full, so that reading never waits for writing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 import anyio
 import anyio.lowlevel
@@ -50,30 +51,25 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.events import Event as Passed
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.child import ChildProcess
 from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
 from etlstage.supervisor.exchange.dispatch import (
     Answered,
     Dispatcher,
-    Loss,
     StreamDispatcher,
 )
 from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
-    WorkerExited,
-    WorkerFailed,
-    WorkerReady,
     WorkerWorn,
 )
 from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
-from etlstage.transport import Launch, Readable
+from etlstage.transport import Wire
 
-__all__ = ("Connection", "Owner")
+__all__ = ("Connection", "Host")
 
 _CHUNK: Final = 65536  # bytes a read; once that many came:
 # Half of what the pipe holds: memory for all of it comes from the kernel, and goes
@@ -89,138 +85,148 @@ _DISPATCHERS: Final[dict[Shape, type[Dispatcher]]] = {
 }
 
 
-class Owner(Protocol):
-    """What a connection needs of the supervisor that it belongs to."""
+class Host(Protocol):
+    """What a connection needs of the worker that it is the connection to."""
 
-    stage: Stage
-    backlog: Backlog
-    metrics: StageMetrics | None
-    launch: Launch
+    name: str
+
+    @property
+    def usable(self) -> bool:
+        """Whether the worker may be given messages."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was at fault: what it writes then is no reply."""
+        ...
+
+    @property
+    def exited(self) -> bool:
+        """Whether its process is gone."""
+        ...
 
     def handle(self, event: Event) -> None:
         """Take note of what happened, and act upon it."""
-        ...
-
-    def story(self, worker: str) -> tuple[str, ...]:
-        """Return the last things that happened to a worker."""
         ...
 
     def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
         """Have a position stored, then call ``answer``, with the error if it failed."""
         ...
 
-    @property
-    def stopping(self) -> bool:
-        """Whether messages that are lost now are tried no more."""
+    def announce(self) -> None:
+        """Take note that the worker says that it is ready."""
+        ...
+
+    def stop(self, *, patient: bool = True) -> None:
+        """Stop the worker."""
+        ...
+
+    def broke(self, pipe: str) -> None:
+        """Take note that the worker closed a pipe; it is stopped if it does not exit."""
+        ...
+
+    def fail(
+        self, reason: str, cause: FailureCause, blame: EtlstageError | None = None
+    ) -> None:
+        """Declare the worker at fault."""
+        ...
+
+    def refused(self, code: int, reason: str) -> EtlstageError:
+        """Return the error of a message to which the worker said no."""
+        ...
+
+    def cancelled(
+        self, reason: str
+    ) -> tuple[Attempt, Callable[[tuple[Attempt, ...]], EtlstageError]]:
+        """Return the attempt at an exchange that took too long, and its last error."""
         ...
 
 
 class Connection:
     """
-    Starts one worker, feeds it once it is told to, and delivers what it answers.
+    Feeds one worker, and delivers what it answers.
 
     Args:
-        owner: The supervisor.
-        name: Of the worker, such as ``clean-1``.
+        host: The worker.
+        stage: Of the worker.
+        backlog: Where messages are taken from.
+        wire: To the worker.
+        metrics: What is counted, if anything is.
         number: Of the worker, from 0.
-        start: How often it was started, this time included.
         max_messages: Messages after which it is worn.
-
-    Raises:
-        WorkerStartFailed: If the program can't be run.
 
     """
 
     def __init__(
         self,
-        owner: Owner,
-        name: str,
+        host: Host,
+        stage: Stage,
+        backlog: Backlog,
+        wire: Wire,
+        metrics: StageMetrics | None,
         *,
         number: int = 0,
-        start: int = 1,
         max_messages: float = math.inf,
     ) -> None:
-        self._owner = owner
-        self._stage = stage = owner.stage
-        self._metrics = metrics = owner.metrics
+        self._host = host
+        self._stage = stage
+        self._backlog = backlog
+        self._wire = wire
+        self._metrics = metrics
         self._shape = stage.dialect.shape
         self._asked = self._shape is Shape.ASKED_BATCH
-        self._worker = ChildProcess(
-            stage,
-            name,
-            owner.launch,
-            start=start,
-            stdin=self._shape is not Shape.STREAM,
-            farewell=self._say_farewell,
-            story=partial(owner.story, name),
-            counted=partial(metrics.stderr_lines, name) if metrics else None,
-        )
-        self._wire, self._child = self._worker.wire, self._worker.child
         limits = Limits(stage.max_message, stage.max_reply)
         self._session = stage.dialect.open(Side.SUPERVISOR, limits)
         self._named: NamedDispatcher | None = None
-        self._dispatch: Dispatcher
+        self.dispatch: Dispatcher
         if self._session.in_order:
-            self._dispatch = _DISPATCHERS[self._shape](stage, owner.backlog, number)
+            self.dispatch = _DISPATCHERS[self._shape](stage, backlog, number)
         else:
-            self._named = NamedDispatcher(stage, owner.backlog, number)
-            self._dispatch = self._named
+            self._named = NamedDispatcher(stage, backlog, number)
+            self.dispatch = self._named
         self._max_messages = max_messages
-        self._writer = Writer(self._wire, self._break)
+        self._writer = Writer(wire, partial(host.broke, "stdin"))
         self._answer_due = Deadline(self._miss_answer)
-        self._batch_due = Deadline(self._pump_all)
+        self._batch_due = Deadline(self.pump_all)
         self._session_due = Deadline(self._ring_session)
         self._session_timer: float | None = None
         self._written_before = 0  # bytes, when it was last given something while idle
         self._unanswered_bytes = 0  # read since the last complete reply
         self._turn_came = 0.0  # when the oldest exchange that is owed became it
-        self._open = False  # it is given messages
         self._retiring = False
-        self._told_to_stop = False
-        self._closed = ""  # the pipe that the worker closed first
-        self._reason = ""  # why it is of no more use, as a part of a sentence
-        self._blame: EtlstageError | None = None  # how it broke the protocol
-        self._late = 0  # bytes read after it had failed
         self._tail: bytes | None = None  # what it wrote last, once it can write no more
-        self._drained = anyio.Event()
         self._extracts = stage.kind is StageKind.EXTRACT
         self._paused: anyio.Event | None = None  # reading waits for the consumer
-        self.name = name
-        self.start = start
-        self.pid = self._child.pid
         self.answered = 0
-        """Messages that it has answered."""
+        """Messages that the worker has answered."""
         self.idle_since: float | None = anyio.current_time()
         """Since when it has had nothing to do; None while it has."""
-        self.error: EtlstageError | None = None
-        """Why the worker is of no more use, unless it was told to stop."""
-
-    def __repr__(self) -> str:
-        return f"<Connection {self._worker!r} owed={self.owed}>"
+        self.late = 0
+        """Bytes that it wrote after it had failed."""
 
     @property
     def owed(self) -> int:
         """Exchanges that the worker has not answered."""
         return self._session.owed
 
-    @property
-    def usable(self) -> bool:
-        """Whether the worker may be given messages."""
-        return self._open and self.error is None and not self._worker.told
+    def unread(self, left: int) -> bool:
+        """
+        Return whether the worker has not begun to read what it holds.
 
-    def open(self) -> None:
-        """Give the worker messages from now on."""
-        self._open = True
-        self._pump_all(anyio.current_time())
+        Args:
+            left: Bytes that it left in its stdin.
+
+        """
+        return left >= self._writer.written - self._written_before
 
     def pump(self, now: float) -> bool:
         """Give the worker what it may have now; return whether there was anything."""
         if self._extracts:
             self._follow_consumer(now)
         writer = self._writer
-        if not self.usable or not (writer.empty or writer.flush()):
+        if not self._host.usable or not (writer.empty or writer.flush()):
             return False
-        session, dispatch = self._session, self._dispatch
+        session, dispatch = self._session, self.dispatch
         owed = session.owed
         events = dispatch.next(now, owed, session.room)
         if events is None:
@@ -242,133 +248,26 @@ class Connection:
             self._expect_answer(now)
         return True
 
+    def pump_all(self, now: float) -> None:
+        """Give the worker all that it may have now."""
+        while self.pump(now):
+            pass
+
     def retire(self) -> None:
         """Give no more messages; stop the worker when it has answered those it has."""
-        self._retiring = self._dispatch.retiring = True
-        self._pump_all(anyio.current_time())
+        self._retiring = self.dispatch.retiring = True
+        self.pump_all(anyio.current_time())
         self._stop_if_retired()
 
-    def stop(self, *, patient: bool = True) -> None:
-        """Let :meth:`run` stop the worker."""
-        self._told_to_stop = True
-        # In the middle of a round there is nothing that it could finish.
-        busy = self._extracts and self._dispatch.busy
-        self._worker.stop(patient=patient and not busy)
+    async def write(self) -> None:
+        """Write what the pipe had no room for, until cancelled."""
+        await self._writer.run(self._write_on)
 
-    def fail(
-        self,
-        reason: str,
-        cause: FailureCause,
-        blame: EtlstageError | None = None,
-    ) -> None:
-        """
-        Declare the worker at fault.
+    async def watch(self) -> None:
+        """Ring the deadlines until cancelled."""
+        await self._answer_due.run(self._batch_due, self._session_due)
 
-        Args:
-            reason: What it did, as a part of a sentence.
-            cause: The same in a word.
-            blame: How it broke the protocol, if it did.
-
-        """
-        if self.error is not None:
-            return
-        self._reason, self._blame = reason, blame
-        self.error = self._describe(0)
-        self._owner.handle(WorkerFailed(self.name, self.pid, self.error, cause))
-
-    async def run(self) -> None:
-        """Serve the worker until its process is gone; see :meth:`ChildProcess.run`."""
-        tasks: list[Callable[[], Coroutine[Any, Any, object]]] = [
-            self._read,
-            partial(self._writer.run, self._write_on),
-            partial(self._answer_due.run, self._batch_due, self._session_due),
-        ]
-        if self._child.status is not None:
-            tasks.append(partial(self._read_status, self._child.status))
-        if self._extracts:
-            tasks.append(self._read_on_at_exit)
-        try:
-            status = await self._worker.run(*tasks, drained=self._drained)
-            self._end(status)
-        finally:
-            self._worker.close()
-
-    # --- the end ------------------------------------------------------------
-
-    def _end(self, status: int) -> None:
-        fate = self._worker.fate(self._closed if self.error is None else "")
-        if not self._told_to_stop and self._shape is Shape.STREAM and not status:
-            self._complete_stream()
-        if self.error is None:
-            self._reason = "was stopped" if self._told_to_stop else fate
-        told = self._told_to_stop and self.error is None
-        # What it has not begun to read can't have killed it.
-        untouched = (
-            self.error is None
-            and self._shape is not Shape.STREAM
-            and self._worker.unread >= self._writer.written - self._written_before
-        )
-        loss = self._lose(untouched=untouched)
-        if self.error is None and not told:
-            self.error = self._describe(loss.held)
-        # What it held is with others before anybody hears of its end.
-        self._owner.handle(
-            WorkerExited(
-                self.name,
-                self.pid,
-                status,
-                lost=loss.held,
-                answered=self.answered,
-                retried=loss.retried,
-                failed=loss.failed,
-                tries=loss.tries,
-                untouched=untouched,
-                told=told,
-                late=self._late,
-                fate=fate,
-            )
-        )
-
-    def _complete_stream(self) -> None:
-        """End the round of a worker that has written all and exited well."""
-        now = anyio.current_time()
-        self._receive_eof(now)
-        if self.error is not None or self._closed == "stdin":
-            return
-        if self._tail:
-            # The last line of a file often has no line end. From a worker that failed
-            # it could be half a message; from one that ended well it is a message.
-            self._dispatch.passed([self._tail])
-        self.answered += self._dispatch.finish(now)
-
-    def _lose(self, *, untouched: bool) -> Loss:
-        if self._owner.stopping:
-            held = self._dispatch.abandon(self._describe(self._dispatch.held))
-            return Loss(held=held, retried=0)
-        attempt = self._worker.attempt(self._reason)
-        return self._dispatch.lose(attempt, self._last_error, untouched=untouched)
-
-    def _describe(self, held: int, tries: int = 1) -> EtlstageError:
-        """Return the error of what the worker held, or the one that it failed with."""
-        if self._blame is not None:
-            return self._worker.blamed(self._blame, tries)
-        held = held if self.error is None else 0
-        return self._worker.lost(self._reason, held, tries)
-
-    def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
-        """Return the error of a message that this worker was the last to try."""
-        held = 0 if self._shape is Shape.STREAM else 1
-        error = self._describe(held, len(attempts))
-        error.attempts = attempts
-        return error
-
-    def _cancelled(self, reason: str, attempts: tuple[Attempt, ...]) -> EtlstageError:
-        """Return the error of a message that took too long, by a worker that lives."""
-        error = self._worker.lost(reason, tries=len(attempts))
-        error.attempts = attempts
-        return error
-
-    def _say_farewell(self) -> bool:
+    def say_farewell(self) -> bool:
         """Tell the worker to end, in its dialect; return whether there is a way to."""
         farewell = self._stage.dialect.farewell()
         if farewell is None:
@@ -382,7 +281,8 @@ class Connection:
 
     # --- bytes --------------------------------------------------------------
 
-    async def _read(self) -> None:
+    async def read(self) -> None:
+        """Read to the end of what the worker writes."""
         wire, chunk, turn = self._wire, _CHUNK, 0
         read = wire.read
         # A dialect may have something to say first.
@@ -398,20 +298,15 @@ class Connection:
             if not data:
                 break
             chunk = _BIG_CHUNK if len(data) >= _CHUNK else _CHUNK
-            if self.error is None:
-                self._receive(data)
+            if self._host.failed:
+                self.late += len(data)
             else:
-                self._late += len(data)
+                self._receive(data)
             turn += 1
             if turn == _TURN:
                 turn = 0
                 await anyio.lowlevel.checkpoint()
         self._receive_eof(anyio.current_time())
-        self._drained.set()
-        if not self._worker.told:
-            self._closed = self._closed or "stdout"
-        # Normally the process exits now; if it doesn't, it is stopped.
-        self._worker.stop()
 
     def _receive(self, data: bytes) -> None:
         now = anyio.current_time()
@@ -420,7 +315,7 @@ class Connection:
         self._settle(now)
 
     def _receive_eof(self, now: float) -> None:
-        if self._tail is None and self.error is None:
+        if self._tail is None and not self._host.failed:
             self._tail = b""
             self._session.receive_eof(now)
             self._settle(now)
@@ -444,15 +339,15 @@ class Connection:
             self._session_timer = timer
             self._session_due.set(timer)
         if self._metrics is not None:
-            self._metrics.in_flight(self.name, self._dispatch.held)
-            self._metrics.waiting(self._owner.backlog.messages)
+            self._metrics.in_flight(self._host.name, self.dispatch.held)
+            self._metrics.waiting(self._backlog.messages)
         if self._retiring:
             self._stop_if_retired()
 
     def _write_on(self, now: float) -> None:
         """Write what the session has to say, be it an answer or what is given next."""
         # More than once: of what was taken, all may have been refused.
-        self._pump_all(now)
+        self.pump_all(now)
         self._flush()
 
     def _flush(self) -> None:
@@ -464,29 +359,6 @@ class Connection:
                 writer.add(chunks)
                 writer.flush()
 
-    async def _read_status(self, status: Readable) -> None:
-        announced = not self._stage.ready
-        while True:
-            data = status.read(_CHUNK)
-            if data is None:
-                await status.readable()
-            elif not data:
-                return
-            elif announced:
-                self._owner.handle(AliveSeen(self.name))
-            else:
-                announced = True
-                self._owner.handle(WorkerReady(self.name, self.pid))
-
-    def _break(self) -> None:
-        # Its exit follows, or else it is told to; replies may still come.
-        self._closed = self._closed or "stdin"
-        self._worker.stop()
-
-    def _pump_all(self, now: float) -> None:
-        while self.pump(now):
-            pass
-
     # --- events -------------------------------------------------------------
 
     def _handle(self, event: Passed, now: float) -> None:
@@ -494,7 +366,7 @@ class Connection:
             case RepliesCompleted(groups):
                 self._take_replies(groups, now)
             case OutputPassed(messages):
-                self._dispatch.passed(messages)
+                self.dispatch.passed(messages)
                 self._expect_answer(now)
             case MoreRequested():
                 self._expect_answer(now)
@@ -504,22 +376,22 @@ class Connection:
             case OutputOf(id_, messages) if self._named is not None:
                 self._named.passed_by(id_, messages)
             case ExchangeRefused(id_, code, reason):
-                error = self._worker.refused(code, reason)
-                answered = self._dispatch.refused_by(id_, error)
+                error = self._host.refused(code, reason)
+                answered = self.dispatch.refused_by(id_, error)
                 self._take_note(1, answered, now)
             case CommitAsked(position):
-                self._owner.commit(position, partial(self._answer_commit, position))
+                self._host.commit(position, partial(self._answer_commit, position))
             case Ready():
-                self._owner.handle(WorkerReady(self.name, self.pid))
+                self._host.announce()
             case LifeSeen():
-                self._owner.handle(AliveSeen(self.name))
+                self._host.handle(AliveSeen(self._host.name))
             case Farewell():
                 # It goes by itself; whether that is a fault its exit will tell.
-                self._dispatch.retiring = True
+                self.dispatch.retiring = True
             case StreamEnded(tail):
                 self._tail = tail
             case ProtocolFailed(error=blame):
-                self.fail(f"broke the protocol: {blame}", "protocol", blame)
+                self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
             case Noise():
                 pass
             case (
@@ -536,7 +408,7 @@ class Connection:
                 assert_never(event)
 
     def _take_replies(self, groups: Groups, now: float) -> None:
-        answered = self._dispatch.answered(groups, self._unanswered_bytes, now)
+        answered = self.dispatch.answered(groups, self._unanswered_bytes, now)
         self._take_note(len(groups), answered, now)
 
     def _take_note(self, exchanges: int, answered: Answered, now: float) -> None:
@@ -545,7 +417,7 @@ class Connection:
         self.answered += messages
         if self._metrics is not None:
             self._metrics.answered(
-                self.name,
+                self._host.name,
                 exchanges,
                 messages,
                 message_bytes,
@@ -557,26 +429,38 @@ class Connection:
         if self.answered >= self._max_messages:
             self._max_messages = math.inf
             reason = f"answered {counted(self.answered, 'message')}"
-            self._owner.handle(WorkerWorn(self.name, reason))
+            self._host.handle(WorkerWorn(self._host.name, reason))
 
     def _answer_commit(self, position: object, error: str | None) -> None:
-        if self.usable:
+        if self._host.usable:
             self._session.send(CommitAnswered(position, error))
             self._settle(anyio.current_time())
 
     # --- extraction ---------------------------------------------------------
 
+    def complete_stream(self) -> None:
+        """End the round of a worker that has written all and exited well."""
+        now = anyio.current_time()
+        self._receive_eof(now)
+        if self._host.failed:
+            return
+        if self._tail:
+            # The last line of a file often has no line end. From a worker that failed
+            # it could be half a message; from one that ended well it is a message.
+            self.dispatch.passed([self._tail])
+        self.answered += self.dispatch.finish(now)
+
     async def _wait_for_consumer(self) -> None:
         """Read no more while outputs lie unread; all that is left once it exited."""
-        while self._dispatch.stalled and not self._worker.exited.is_set():
+        while self.dispatch.stalled and not self._host.exited:
             self._answer_due.set(None)
             self._paused = anyio.Event()
             await self._paused.wait()
             self._paused = None
             self._expect_answer(anyio.current_time())
 
-    async def _read_on_at_exit(self) -> None:
-        await self._worker.exited.wait()
+    def read_on(self) -> None:
+        """Wait for no consumer any more: the process is gone."""
         if self._paused is not None:
             self._paused.set()
 
@@ -584,10 +468,10 @@ class Connection:
         if self._named is not None:
             for id_ in self._named.forgotten_ids():
                 self._cancel(id_, "nobody waits for it any more")
-        elif self._dispatch.forgotten and not self._worker.told:
+        elif self.dispatch.forgotten and self._host.usable:
             # What it writes next would be taken for the answer to the next request.
-            self.stop(patient=False)
-        if self._paused is not None and not self._dispatch.stalled:
+            self._host.stop(patient=False)
+        if self._paused is not None and not self.dispatch.stalled:
             self._paused.set()
 
     # --- time ---------------------------------------------------------------
@@ -596,7 +480,7 @@ class Connection:
         session = self._session
         due = session.owed > 0
         if due and self._asked:
-            due = not self._dispatch.awaited(session.room)
+            due = not self.dispatch.awaited(session.room)
         if due:
             self.idle_since = None
         elif self.idle_since is None:
@@ -615,13 +499,14 @@ class Connection:
             what = "request"
         wrote = self._stage.dialect.silence(self._unanswered_bytes)
         if self._named is None:
-            self.fail(f"did not answer a {what} within {limit} s: {wrote}", "silent")
+            self._host.fail(
+                f"did not answer a {what} within {limit} s: {wrote}", "silent"
+            )
             return
         for id_ in self._named.expired(now, limit):
             reason = f"did not answer a {what} within {limit} s, and it was cancelled"
             self._cancel(id_, reason)
-            attempt = self._worker.attempt(reason)
-            self._named.lose_one(id_, attempt, partial(self._cancelled, reason))
+            self._named.lose_one(id_, *self._host.cancelled(reason))
         self._expect_answer(now)
 
     def _cancel(self, id_: int, reason: str) -> None:
@@ -629,5 +514,5 @@ class Connection:
         self._flush()
 
     def _stop_if_retired(self) -> None:
-        if not self._session.owed and not self._worker.told:
-            self.stop()
+        if not self._session.owed and self._host.usable:
+            self._host.stop()

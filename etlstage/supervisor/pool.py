@@ -22,7 +22,6 @@ from anyio.abc import TaskGroup
 
 from etlstage.errors import StageFailed, WorkerStartFailed
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.lifecycle.events import (
@@ -51,6 +50,7 @@ from etlstage.supervisor.lifecycle.instructions import (
 )
 from etlstage.supervisor.lifecycle.pool import PoolState
 from etlstage.supervisor.lifecycle.transition import State
+from etlstage.supervisor.running import RunningWorker
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_over_pipes
 
@@ -92,7 +92,7 @@ class WorkerPool:
         self._tasks = tasks
         self._tell = tell
         self._state = PoolState(stage, random.random)
-        self._connections: dict[str, Connection] = {}
+        self._running: dict[str, RunningWorker] = {}
         self._timers: dict[str, Deadline] = {}
         self._instructions: deque[Instruction] = deque()
         self._performing = False
@@ -114,8 +114,7 @@ class WorkerPool:
 
     def running(self) -> list[WorkerStarted]:
         """Return the processes that run."""
-        connections = self._connections.values()
-        return [WorkerStarted(c.name, c.pid, c.start) for c in connections]
+        return [WorkerStarted(r.name, r.pid, r.start) for r in self._running.values()]
 
     def start(self) -> None:
         """
@@ -144,7 +143,7 @@ class WorkerPool:
 
         """
         self.handle(StopRequested(patient))
-        while self._connections or not (self._state.finished or self._broken):
+        while self._running or not (self._state.finished or self._broken):
             await self._gone.wait()
 
     def handle(self, event: Event) -> None:
@@ -163,7 +162,7 @@ class WorkerPool:
     def kick(self) -> None:
         """Let the workers take what is there, the least busy first."""
         now = anyio.current_time()
-        connections = list(self._connections.values())
+        connections = [running.connection for running in self._running.values()]
         moved = True
         while moved:
             if len(connections) > 1:
@@ -200,12 +199,12 @@ class WorkerPool:
             case Spawn():
                 self._spawn(instruction)
             case Feed(worker):
-                self._connections[worker].open()
+                self._running[worker].open()
                 self._tell_demand()
             case Fail(worker, reason, cause):
-                self._connections[worker].fail(reason, cause)
+                self._running[worker].fail(reason, cause)
             case Retire(worker):
-                self._connections[worker].retire()
+                self._running[worker].connection.retire()
             case Stop(worker, patient):
                 self._stop(worker, patient=patient)
             case SetTimer(worker, at):
@@ -223,7 +222,7 @@ class WorkerPool:
             self._never_started(name)
             return
         try:
-            connection = Connection(
+            running = RunningWorker(
                 self,
                 name,
                 number=_number(name),
@@ -236,22 +235,22 @@ class WorkerPool:
             self._last_errors[name] = str(error)
             self.handle(StartFailed(name, error))
             return
-        self._connections[name] = connection
+        self._running[name] = running
         self.backlog.join(_number(name))
-        self._tasks.start_soon(self._serve, connection)
-        self.handle(WorkerStarted(name, connection.pid, wanted.start))
+        self._tasks.start_soon(self._serve, running)
+        self.handle(WorkerStarted(name, running.pid, wanted.start))
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _serve(self, running: RunningWorker) -> None:
         try:
-            await connection.run()
+            await running.run()
         except Exception as error:
             # Ours: nothing that a worker does is raised. Who waits must not hang.
             self._broken = error
             self.backlog.fail(error)
             raise
         finally:
-            if self._connections.get(connection.name) is connection:
-                del self._connections[connection.name]
+            if self._running.get(running.name) is running:
+                del self._running[running.name]
             self._gone.set()
             self._gone = anyio.Event()
         self.kick()
@@ -261,9 +260,9 @@ class WorkerPool:
             self.handle(DemandSeen(self.backlog.messages))
 
     def _stop(self, worker: str, *, patient: bool) -> None:
-        connection = self._connections.get(worker)
-        if connection is not None:
-            connection.stop(patient=patient)
+        running = self._running.get(worker)
+        if running is not None:
+            running.stop(patient=patient)
         else:
             self._never_started(worker)
 
@@ -281,7 +280,7 @@ class WorkerPool:
 
     def _note(self, event: SupervisorEvent) -> None:
         if isinstance(event, WorkerExited):
-            error = self._connections[event.worker].error
+            error = self._running[event.worker].error
             if error is not None:
                 self._last_errors[event.worker] = str(error)
             if not self._state.wanted(event.worker):
@@ -318,18 +317,18 @@ class WorkerPool:
         return self._timers[worker]
 
     def _ring(self, worker: str, _now: float) -> None:
-        connection = self._connections.get(worker)
-        idle_since = connection.idle_since if connection is not None else None
+        running = self._running.get(worker)
+        idle_since = running.connection.idle_since if running is not None else None
         self.handle(TimerRang(worker, idle_since))
 
     async def _watch_memory(self, limit: int) -> None:
         while True:
             await anyio.sleep(_LOOK)
-            for name, connection in list(self._connections.items()):
-                if not connection.usable or self._state[name] is not State.RUNNING:
+            for name, running in list(self._running.items()):
+                if not running.usable or self._state[name] is not State.RUNNING:
                     continue
                 with suppress(OSError):
-                    size = _resident_bytes(connection.pid)
+                    size = _resident_bytes(running.pid)
                     if size > limit:
                         self.handle(WorkerWorn(name, f"uses {size} bytes of memory"))
 

@@ -459,11 +459,11 @@ async def test_repr_tells_what_a_worker_owes() -> None:
     """Its name, its pid, and the exchanges that it has not answered."""
     async with AsyncSupervisor(stage("echo")) as supervisor:
         assert supervisor._pool is not None
-        (connection,) = supervisor._pool._connections.values()
-        text = repr(connection)
+        (running,) = supervisor._pool._running.values()
+        text = repr(running)
 
     assert re.fullmatch(
-        r"<Connection <Worker 't-1' <PipeChild pid=\d+ running>> owed=0>", text
+        r"<RunningWorker <Worker 't-1' <PipeChild pid=\d+ running>> owed=0>", text
     )
 
 

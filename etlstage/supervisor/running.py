@@ -1,0 +1,317 @@
+"""
+One start of a worker: its process, the connection to it, and what becomes of both.
+
+``child.py`` sees the process to its end, ``connection.py`` talks to it. Here is what
+is told to the pool, and whom the end of a worker is blamed on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Protocol
+
+import anyio
+
+from etlstage.errors import Attempt, EtlstageError, FailureCause
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Shape
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.child import ChildProcess
+from etlstage.supervisor.connection import Connection
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.dispatch import Loss
+from etlstage.supervisor.lifecycle.events import (
+    AliveSeen,
+    Event,
+    WorkerExited,
+    WorkerFailed,
+    WorkerReady,
+)
+from etlstage.telemetry import StageMetrics
+from etlstage.transport import Launch, Readable
+
+__all__ = ("Owner", "RunningWorker")
+
+_CHUNK: Final = 4096  # bytes of its status a read
+
+
+class Owner(Protocol):
+    """What a running worker needs of the pool that it belongs to."""
+
+    stage: Stage
+    backlog: Backlog
+    metrics: StageMetrics | None
+    launch: Launch
+
+    def handle(self, event: Event) -> None:
+        """Take note of what happened, and act upon it."""
+        ...
+
+    def story(self, worker: str) -> tuple[str, ...]:
+        """Return the last things that happened to a worker."""
+        ...
+
+    def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
+        """Have a position stored, then call ``answer``, with the error if it failed."""
+        ...
+
+    @property
+    def stopping(self) -> bool:
+        """Whether messages that are lost now are tried no more."""
+        ...
+
+
+class RunningWorker:
+    """
+    Starts one worker, and serves it until it is gone.
+
+    Args:
+        owner: The pool.
+        name: Of the worker, such as ``clean-1``.
+        number: Of the worker, from 0.
+        start: How often it was started, this time included.
+        max_messages: Messages after which it is worn.
+
+    Raises:
+        WorkerStartFailed: If the program can't be run.
+
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        name: str,
+        *,
+        number: int = 0,
+        start: int = 1,
+        max_messages: float = math.inf,
+    ) -> None:
+        self._owner = owner
+        self._stage = stage = owner.stage
+        metrics = owner.metrics
+        self._streams = stage.dialect.shape is Shape.STREAM
+        self.name = name
+        self.start = start
+        self._worker = ChildProcess(
+            stage,
+            name,
+            owner.launch,
+            start=start,
+            stdin=not self._streams,
+            farewell=self._say_farewell,
+            story=partial(owner.story, name),
+            counted=partial(metrics.stderr_lines, name) if metrics else None,
+        )
+        self.pid = self._worker.child.pid
+        self.connection = Connection(
+            self,
+            stage,
+            owner.backlog,
+            self._worker.wire,
+            metrics,
+            number=number,
+            max_messages=max_messages,
+        )
+        self._open = False  # it is given messages
+        self._told_to_stop = False
+        self._closed = ""  # the pipe that the worker closed first
+        self._reason = ""  # why it is of no more use, as a part of a sentence
+        self._blame: EtlstageError | None = None  # how it broke the protocol
+        self._drained = anyio.Event()
+        self.error: EtlstageError | None = None
+        """Why the worker is of no more use, unless it was told to stop."""
+
+    def __repr__(self) -> str:
+        return f"<RunningWorker {self._worker!r} owed={self.connection.owed}>"
+
+    @property
+    def usable(self) -> bool:
+        """Whether the worker may be given messages."""
+        return self._open and self.error is None and not self._worker.told
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was at fault: what it writes then is no reply."""
+        return self.error is not None
+
+    @property
+    def exited(self) -> bool:
+        """Whether its process is gone."""
+        return self._worker.exited.is_set()
+
+    def open(self) -> None:
+        """Give the worker messages from now on."""
+        self._open = True
+        self.connection.pump_all(anyio.current_time())
+
+    def stop(self, *, patient: bool = True) -> None:
+        """Let :meth:`run` stop the worker."""
+        self._told_to_stop = True
+        # In the middle of a round there is nothing that it could finish.
+        extracts = self._stage.kind is StageKind.EXTRACT
+        busy = extracts and self.connection.dispatch.busy
+        self._worker.stop(patient=patient and not busy)
+
+    def broke(self, pipe: str) -> None:
+        """Take note that the worker closed a pipe; it is stopped if it does not exit."""
+        if not self._worker.told or pipe == "stdin":
+            self._closed = self._closed or pipe
+        # Its exit follows, or else it is told to; replies may still come.
+        self._worker.stop()
+
+    def fail(
+        self,
+        reason: str,
+        cause: FailureCause,
+        blame: EtlstageError | None = None,
+    ) -> None:
+        """
+        Declare the worker at fault.
+
+        Args:
+            reason: What it did, as a part of a sentence.
+            cause: The same in a word.
+            blame: How it broke the protocol, if it did.
+
+        """
+        if self.error is not None:
+            return
+        self._reason, self._blame = reason, blame
+        self.error = self._describe(0)
+        self._owner.handle(WorkerFailed(self.name, self.pid, self.error, cause))
+
+    def handle(self, event: Event) -> None:
+        """Take note of what happened, and act upon it."""
+        self._owner.handle(event)
+
+    def announce(self) -> None:
+        """Take note that the worker says that it is ready."""
+        self._owner.handle(WorkerReady(self.name, self.pid))
+
+    def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
+        """Have a position stored, then call ``answer``, with the error if it failed."""
+        self._owner.commit(position, answer)
+
+    def refused(self, code: int, reason: str) -> EtlstageError:
+        """Return the error of a message to which the worker said no."""
+        return self._worker.refused(code, reason)
+
+    def cancelled(
+        self, reason: str
+    ) -> tuple[Attempt, Callable[[tuple[Attempt, ...]], EtlstageError]]:
+        """Return the attempt at an exchange that took too long, and its last error."""
+
+        def last_error(attempts: tuple[Attempt, ...]) -> EtlstageError:
+            error = self._worker.lost(reason, tries=len(attempts))
+            error.attempts = attempts
+            return error
+
+        return self._worker.attempt(reason), last_error
+
+    async def run(self) -> None:
+        """Serve the worker until its process is gone; see :meth:`ChildProcess.run`."""
+        status_pipe = self._worker.child.status
+        tasks: list[Callable[[], Coroutine[Any, Any, object]]] = [
+            self._read,
+            self.connection.write,
+            self.connection.watch,
+        ]
+        if status_pipe is not None:
+            tasks.append(partial(self._read_status, status_pipe))
+        if self._stage.kind is StageKind.EXTRACT:
+            tasks.append(self._read_on_at_exit)
+        try:
+            status = await self._worker.run(*tasks, drained=self._drained)
+            self._end(status)
+        finally:
+            self._worker.close()
+
+    async def _read(self) -> None:
+        await self.connection.read()
+        self._drained.set()
+        # Normally the process exits now; if it doesn't, it is stopped.
+        self.broke("stdout")
+
+    async def _read_on_at_exit(self) -> None:
+        await self._worker.exited.wait()
+        self.connection.read_on()
+
+    async def _read_status(self, status: Readable) -> None:
+        announced = not self._stage.ready
+        while True:
+            data = status.read(_CHUNK)
+            if data is None:
+                await status.readable()
+            elif not data:
+                return
+            elif announced:
+                self._owner.handle(AliveSeen(self.name))
+            else:
+                announced = True
+                self.announce()
+
+    def _say_farewell(self) -> bool:
+        return self.connection.say_farewell()
+
+    # --- the end ------------------------------------------------------------
+
+    def _end(self, status: int) -> None:
+        fate = self._worker.fate(self._closed if self.error is None else "")
+        if not self._told_to_stop and self._streams and not status:
+            self.connection.complete_stream()
+        if self.error is None:
+            self._reason = "was stopped" if self._told_to_stop else fate
+        told = self._told_to_stop and self.error is None
+        # What it has not begun to read can't have killed it.
+        untouched = (
+            self.error is None
+            and not self._streams
+            and self.connection.unread(self._worker.unread)
+        )
+        loss = self._lose(untouched=untouched)
+        if self.error is None and not told:
+            self.error = self._describe(loss.held)
+        # What it held is with others before anybody hears of its end.
+        self._owner.handle(
+            WorkerExited(
+                self.name,
+                self.pid,
+                status,
+                lost=loss.held,
+                answered=self.connection.answered,
+                retried=loss.retried,
+                failed=loss.failed,
+                tries=loss.tries,
+                untouched=untouched,
+                told=told,
+                late=self.connection.late,
+                fate=fate,
+            )
+        )
+
+    def _lose(self, *, untouched: bool) -> Loss:
+        if self._owner.stopping:
+            held = self.connection.dispatch.abandon(
+                self._describe(self.connection.dispatch.held)
+            )
+            return Loss(held=held, retried=0)
+        attempt = self._worker.attempt(self._reason)
+        return self.connection.dispatch.lose(
+            attempt, self._last_error, untouched=untouched
+        )
+
+    def _describe(self, held: int, tries: int = 1) -> EtlstageError:
+        """Return the error of what the worker held, or the one that it failed with."""
+        if self._blame is not None:
+            return self._worker.blamed(self._blame, tries)
+        held = held if self.error is None else 0
+        return self._worker.lost(self._reason, held, tries)
+
+    def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
+        """Return the error of a message that this worker was the last to try."""
+        held = 0 if self._streams else 1
+        error = self._describe(held, len(attempts))
+        error.attempts = attempts
+        return error
