@@ -17,7 +17,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
-from etlstage.spark.engine.stage_job import Origin, Round, staging_for
+from etlstage.spark.engine.stage_job import Origin, StageJob, staging_for
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
@@ -94,7 +94,7 @@ class ExecutorPipeline(Runner):
                 self._origin.messages, self._session
             )
             spark = messages.sparkSession
-            passing = Round(
+            passing = StageJob(
                 self._origin.name,
                 self._stages,
                 self.ledger,

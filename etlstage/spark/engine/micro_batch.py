@@ -28,7 +28,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.position import store
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
-from etlstage.spark.engine.stage_job import Round, staging_for
+from etlstage.spark.engine.stage_job import StageJob, staging_for
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.load.dataframe import StagedSink
 from etlstage.spark.load.worker import StagedWorker
@@ -314,7 +314,7 @@ class Batches:
         sink: StagedLoad,
     ) -> None:
         spark = messages.sparkSession
-        passing = Round(
+        passing = StageJob(
             self._source,
             self._stages,
             ledger,

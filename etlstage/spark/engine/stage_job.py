@@ -33,10 +33,10 @@ from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
-from etlstage.spark.task.chain import Chain, Outcome
+from etlstage.spark.task.chain import Chain, TaskEnd
 from etlstage.stage import Stage
 
-__all__ = ("Origin", "Round", "staging_for")
+__all__ = ("Origin", "StageJob", "staging_for")
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Origin:
         return SourceFailed(f"{self.name}: {text}", stage=self.name)
 
 
-class Round:
+class StageJob:
     """
     Passes messages through the stages, once.
 
@@ -130,7 +130,7 @@ class Round:
         spark = messages.sparkSession
         chain = Chain(self._source, self._stages, self._letters, self._shipment)
 
-        def job() -> list[Outcome]:
+        def job() -> list[TaskEnd]:
             staging.fill(messages, chain)
             return staging.outcomes(spark)
 
@@ -182,7 +182,7 @@ class Round:
             stage=self._source,
         )
 
-    def _book(self, outcomes: list[Outcome]) -> list[dict[int, int]]:
+    def _book(self, outcomes: list[TaskEnd]) -> list[dict[int, int]]:
         """Return, by stage and partition, the place of its first message among all."""
         starts = [dict[int, int]() for _ in self._ledger]
         totals = [0 for _ in self._ledger]

@@ -21,7 +21,7 @@ from etlstage.pipeline.interfaces import Landing
 from etlstage.spark.dataframe.destination import local_path
 from etlstage.spark.dataframe.fit import with_text
 from etlstage.spark.errors import explain
-from etlstage.spark.task.chain import ROWS, Chain, Outcome
+from etlstage.spark.task.chain import ROWS, Chain, TaskEnd
 
 __all__ = ("Pages", "StagedLoad", "Staging")
 
@@ -49,10 +49,10 @@ class Staging:
         made = messages.mapInArrow(chain.run, ROWS)
         made.write.mode("overwrite").option("compression", "lz4").parquet(self._folder)
 
-    def outcomes(self, spark: SparkSession) -> list[Outcome]:
+    def outcomes(self, spark: SparkSession) -> list[TaskEnd]:
         """Return what became of the tasks, in the order of the partitions; blocks."""
         rows = self._notes(spark).where("place is null").collect()
-        found = [Outcome.from_note(row["partition"], row["note"]) for row in rows]
+        found = [TaskEnd.from_note(row["partition"], row["note"]) for row in rows]
         return sorted(found, key=lambda outcome: outcome.partition)
 
     def pages(self, spark: SparkSession) -> list[Pages]:

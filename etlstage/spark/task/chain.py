@@ -34,7 +34,7 @@ from etlstage.spark.ship.plan import Shipment
 from etlstage.spark.task.portal import Bridge, bridged, weight
 from etlstage.stage import Stage
 
-__all__ = ("ROWS", "Chain", "Given", "Outcome", "message_of_partition", "run_of")
+__all__ = ("ROWS", "Chain", "Given", "TaskEnd", "message_of_partition", "run_of")
 
 ROWS: Final = "partition int, place long, value binary, note string"
 """What a task gives: messages, each at its place among those of its partition; dead
@@ -62,7 +62,7 @@ class _Note(NamedTuple):
     is_letter: bool
 
 
-class Outcome(NamedTuple):
+class TaskEnd(NamedTuple):
     """What became of a task."""
 
     partition: int
@@ -74,7 +74,7 @@ class Outcome(NamedTuple):
     """What ended the task early."""
 
     @classmethod
-    def from_note(cls, partition: int, note: str) -> Outcome:
+    def from_note(cls, partition: int, note: str) -> TaskEnd:
         """Return what a task has noted at its end."""
         plain = json.loads(note)
         error = plain["error"]

@@ -13,9 +13,9 @@ from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.file import letter_files
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.spark.engine.stage_job import Round
+from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import Pages, Staging
-from etlstage.spark.task.chain import Chain, Outcome
+from etlstage.spark.task.chain import Chain, TaskEnd
 from etlstage.stage import Stage
 
 pytestmark = pytest.mark.spark
@@ -29,10 +29,10 @@ class CalledOff(Staging):
     def fill(self, messages: DataFrame, chain: Chain) -> None:
         """Leave the folder empty."""
 
-    def outcomes(self, spark: SparkSession) -> list[Outcome]:
+    def outcomes(self, spark: SparkSession) -> list[TaskEnd]:
         """Return that of one task, with a letter."""
         counts = [[0, 0, 0, 0, 0, 2], [2, 1, 1, 0, 0, 1], [1, 1, 0, 0, 0, 0]]
-        return [Outcome(0, counts, 1, None)]
+        return [TaskEnd(0, counts, 1, None)]
 
     def pages(self, spark: SparkSession) -> list[Pages]:
         """Call the run off."""
@@ -46,7 +46,7 @@ async def test_letters_of_a_run_that_is_called_off_are_not_booked(
     """A signal ends the reading of them; what is counted dead has a letter."""
     ledger = Ledger.of_pipeline("e", ["t"], Account("l", StageKind.LOAD))
     letters = DeadLetters(tmp_path, pipeline="p")
-    passing = Round("e", [Stage(name="t", command=("cat",))], ledger, letters)
+    passing = StageJob("e", [Stage(name="t", command=("cat",))], ledger, letters)
     staging = CalledOff(str(tmp_path / "rows"))
     with anyio.CancelScope() as staging.scope:
         await passing.transform(spark.range(1), staging)

@@ -15,7 +15,7 @@ from etlstage.pipeline import DeadLetter, DeadLetters
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.task import chain as chain_module
-from etlstage.spark.task.chain import Chain, Outcome
+from etlstage.spark.task.chain import Chain, TaskEnd
 from etlstage.stage import (
     BatchPolicy,
     ErrorBudget,
@@ -41,19 +41,19 @@ def stage(
 
 def passed(
     stages: Sequence[Stage], *batches: pa.RecordBatch
-) -> tuple[list[tuple[int, bytes]], list[DeadLetter], Outcome]:
+) -> tuple[list[tuple[int, bytes]], list[DeadLetter], TaskEnd]:
     """Return the messages that left, each with its place, the letters, the outcome."""
     chain = Chain("extract", stages, DeadLetters(Path("nowhere"), pipeline="p"))
     messages: list[tuple[int, bytes]] = []
     letters: list[DeadLetter] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[TaskEnd] = []
     for batch in chain.run(iter(batches)):
         for row in batch.to_pylist():
             assert row["partition"] == 0
             if row["note"] is None:
                 messages.append((row["place"], row["value"]))
             elif row["place"] is None:
-                outcomes.append(Outcome.from_note(0, row["note"]))
+                outcomes.append(TaskEnd.from_note(0, row["note"]))
             else:
                 assert row["place"] == 0
                 letters.append(DeadLetter.from_line(row["note"].encode()))
@@ -91,7 +91,7 @@ def test_messages_pass_all_stages_in_order() -> None:
     assert made == list(enumerate(expected))
     out = len(expected)
     assert not letters
-    assert outcome == Outcome(
+    assert outcome == TaskEnd(
         0,
         [
             [0, 0, 0, 0, 0, 25_000],
@@ -159,7 +159,7 @@ def test_error_keeps_its_class_and_text() -> None:
     )
     assert outcome.error.stage == "extract"
     note = '{"accounts": [], "letters": 0, "error": {"kind": "MessageRefused", "text": "x", "stage": null}}'
-    error = Outcome.from_note(3, note).error
+    error = TaskEnd.from_note(3, note).error
     assert type(error) is StageError
 
 
@@ -234,7 +234,7 @@ def test_errors_hold_no_secrets() -> None:
     policy = ErrorPolicy(retries=0, then="fail")
     chain = Chain("extract", [stage(telling, on_error=policy)], letters)
     (batch,) = chain.run(iter([given(b"m")]))
-    outcome = Outcome.from_note(0, batch.column(3)[0].as_py())
+    outcome = TaskEnd.from_note(0, batch.column(3)[0].as_py())
     assert "exited with status 3" in str(outcome.error)
     assert "s3cr3t" not in str(outcome.error)
     chain = Chain("extract", [Stage(name="t", command=("no-s3cr3t",))], letters)
