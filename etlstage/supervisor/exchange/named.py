@@ -85,7 +85,11 @@ class NamedDispatcher(Dispatcher):
         """Return an exchange to open, or None."""
         self.due = None
         self._now = now
-        if room < 1 or self._alone or self.retiring:
+        if room < 1:
+            return None
+        if self._again:  # what stood around a message that can't be sent
+            return self._begin(self._again.popleft())
+        if self._alone or self.retiring:
             return None
         if self._backlog.suspects:
             if not owed and (suspect := self._take_suspect()) is not None:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from etlstage.errors import Attempt, MessageRefused, RefusedByWorker, WorkerLost
 from etlstage.messages import StageKind
-from etlstage.protocol.base import Side
+from etlstage.protocol.base import Shape, Side
 from etlstage.protocol.events import (
     ExchangeCancelled,
     ExchangeOpened,
@@ -322,8 +322,6 @@ def test_batch_is_one_exchange() -> None:
     """It waits until it is ripe; its reply is that of its last message."""
 
     class Batches(ToyDialect):
-        from etlstage.protocol.base import Shape
-
         shape = Shape.BATCH
 
     backlog = Backlog()
@@ -352,3 +350,21 @@ def test_deadline_that_has_come_has_come_for_its_exchange() -> None:
 
     assert due - 0.7 < 0.1
     assert d.expired(due, 0.7) == [1]
+
+
+def test_messages_around_one_that_can_not_be_sent_are_sent() -> None:
+    """They were taken already, and would wait for ever."""
+
+    class Batches(ToyDialect):
+        shape = Shape.BATCH
+
+    backlog = Backlog()
+    run = stage(dialect=Batches(), batch=BatchPolicy(size=3))
+    d = NamedDispatcher(run, backlog)
+    fed(backlog, b"a", b"b", b"c")
+    d.next(0.0, 0, 1)
+    d.refused(MessageRefused("is too long", index=1))
+
+    assert d.next(0.0, 0, 1) == (ExchangeOpened(2, [b"a"], "transform"),)
+    assert d.next(0.0, 1, 0) is None
+    assert d.next(0.0, 1, 1) == (ExchangeOpened(3, [b"c"], "transform"),)
