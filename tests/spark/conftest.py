@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -83,15 +84,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def active_jobs(session: Session) -> Callable[[], list[int]]:
-    """Return the jobs that run now; the server of Connect has its JVM here, too."""
+def wait_for_jobs(session: Session) -> Callable[[bool], None]:
+    """
+    Wait until a job runs, or none does; the server of Connect has its JVM here, too.
 
-    def active() -> list[int]:
+    There a client hears that its job was interrupted before Spark has ended it. (A
+    job that is interrupted just before Spark 4 submits it may even run to its end.)
+    """
+
+    def wait(active: bool) -> None:
         context = SparkContext._active_spark_context
         assert context is not None
-        return list(context.statusTracker().getActiveJobsIds())
+        while bool(context.statusTracker().getActiveJobsIds()) is not active:
+            time.sleep(0.02)
 
-    return active
+    return wait
 
 
 @pytest.fixture

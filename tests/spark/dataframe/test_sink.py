@@ -376,15 +376,13 @@ async def test_event_loop_goes_on_while_spark_writes(
 
 async def test_cancelled_write_is_not_counted(
     spark: SparkSession,
-    active_jobs: Callable[[], list[int]],
+    wait_for_jobs: Callable[[bool], None],
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cancelling interrupts Spark's job; the sink says what is in place."""
-    begun = threading.Event()
 
     def endless(self: Destination, frame: object, **which: bool) -> None:
-        begun.set()
         # Spark stops a task in Python; one that only computes in the JVM may go on.
         spark.range(10**15).mapInArrow(lambda batches: batches, "id long").count()
 
@@ -392,9 +390,9 @@ async def test_cancelled_write_is_not_counted(
     sink = DataFrameSink(spark, Destination(str(out)))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(load, sink, [b"1"])
-        await anyio.to_thread.run_sync(begun.wait)
+        await anyio.to_thread.run_sync(wait_for_jobs, True)
         tasks.cancel_scope.cancel()
-    assert active_jobs() == []
+    wait_for_jobs(False)
     assert sink.account.done == 0
     with pytest.raises(SinkFailed, match="the epoch under way was interrupted"):
         await sink.flush()

@@ -270,7 +270,7 @@ async def test_spool_that_can_not_be_made_is_told(spark: SparkSession) -> None:
 
 
 async def test_cancelled_extraction_stops_its_job(
-    spark: SparkSession, active_jobs: Callable[[], list[int]], tmp_path: Path
+    spark: SparkSession, wait_for_jobs: Callable[[bool], None], tmp_path: Path
 ) -> None:
     """Cancelling the reader interrupts the Spark job and removes the spool."""
     endless = spark.range(0, 10**12, 1, 2).selectExpr("sha2(repeat(id, 500), 512) as m")
@@ -279,7 +279,7 @@ async def test_cancelled_extraction_stops_its_job(
         tasks.start_soon(messages, source)
         await anyio.to_thread.run_sync(wait_for_spooling, tmp_path)
         tasks.cancel_scope.cancel()
-    assert active_jobs() == []
+    wait_for_jobs(False)
     assert content(tmp_path) == []
     assert await messages(DataFrameSource(spark.range(1), message="'on'")) == [b"on"]
 
