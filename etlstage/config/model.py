@@ -174,8 +174,7 @@ class ExtractKeys(StageKeys):
     offsets: Annotated[OffsetPolicy | None, Place.EXTRACT] = None
     """Who keeps the offsets of a cyclic extraction, and how they advance."""
     every: Annotated[Duration | None, Place.EXTRACT | Place.SOURCE] = None
-    """Pause before the next round, until stopped; without it there is one round, or
-    one until there is nothing new."""
+    """Pause once all is read, until stopped; without it the run ends then."""
 
 
 @dataclass(frozen=True, kw_only=True)

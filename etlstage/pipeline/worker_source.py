@@ -12,6 +12,7 @@ from etlstage.errors import SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import Source
+from etlstage.pipeline.offsets import ask_offset, fell_back, steps
 from etlstage.protocol.base import Shape
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -26,8 +27,9 @@ class WorkerSource(Source):
     Args:
         stage: The stage, in plain or cyclic mode.
         offsets: Of a cyclic stage; by default the worker keeps them.
-        every: Seconds between the end of a round and the next, forever. None:
-            a plain stage runs once, a cyclic one until there is nothing new.
+        every: Seconds to pause once all is read, forever. None: a plain stage runs
+            once, a cyclic one until all is read that was there when it began or,
+            with offsets at the worker, until there is nothing new.
         state: Directory in which the supervisor keeps its offset. None: each run
             starts from ``offsets.start``.
 
@@ -47,6 +49,7 @@ class WorkerSource(Source):
         self._every = every
         self._draining = anyio.Event()
         self._file = PositionFile(state, stage.name) if state is not None else None
+        self._reached: int | None = None
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
@@ -81,61 +84,78 @@ class WorkerSource(Source):
     async def _plain_rounds(
         self, supervisor: AsyncSupervisor
     ) -> AsyncGenerator[Run | Position, None]:
+        runs_once = self._stage.dialect.shape is Shape.STREAM
         while True:
             found = False
             async with aclosing(supervisor.extract_runs()) as runs:
                 async for run in runs:
                     found = True
                     yield run
-            if await self._pause():
-                return
-            if self._every is None and (
-                self._stage.dialect.shape is Shape.STREAM or not found
-            ):
+            if found and not runs_once:
+                # There may be more: a pause is for when all was read.
+                if self._draining.is_set():
+                    return
+            elif self._every is None or await self._pause():
                 return
 
     async def _rounds_by_offset(
         self, supervisor: AsyncSupervisor
     ) -> AsyncGenerator[Run | Position, None]:
-        policy = self._offsets
-        start = self._first_offset()
-        while policy.end is None or start < policy.end:
-            end = start + policy.step
-            if policy.end is not None:
-                end = min(end, policy.end)
-            found = False
-            async with aclosing(self._round(supervisor, start, end)) as runs:
-                async for run in runs:
-                    found = True
-                    yield run
-            if found or policy.end is not None:
-                start = end
-                yield Position(end)
-            elif self._every is None:
-                return
-            if await self._pause():
+        policy, template = self._offsets, self._offsets.template
+        reached = await self._first_offset(supervisor)
+        while True:
+            end = await self._end(supervisor, reached)
+            for start, stop in steps(reached, end, policy.step):
+                runs = supervisor.extract_runs(start=start, end=stop, template=template)
+                async with aclosing(runs):
+                    async for run in runs:
+                        yield run
+                self._reached = reached = stop
+                yield Position(stop)
+                if self._draining.is_set():
+                    return
+            if policy.end != "latest" or self._every is None or await self._pause():
                 return
 
+    async def _end(self, supervisor: AsyncSupervisor, reached: int) -> int:
+        """Return where the offsets end for now."""
+        end = self._offsets.end
+        if end != "latest":
+            return end
+        latest = await ask_offset(supervisor, end)
+        if self._reached is not None and latest < self._reached:
+            where = f"remove {self._file.path}" if self._file else "run it again"
+            raise fell_back(self.name, latest, reached, where)
+        return latest
+
     async def _pause(self) -> bool:
-        """Wait until the next round is due; return whether there shall be none."""
-        with anyio.move_on_after(self._every or 0):
+        """Wait until it is time to look again; return whether nobody shall."""
+        with anyio.move_on_after(self._every):
             await self._draining.wait()
         return self._draining.is_set()
 
-    def _round(
-        self, supervisor: AsyncSupervisor, start: int, end: int
-    ) -> AsyncGenerator[Run, None]:
-        template = self._offsets.template
-        return supervisor.extract_runs(start=start, end=end, template=template)
+    async def _first_offset(self, supervisor: AsyncSupervisor) -> int:
+        self._reached = self._stored()
+        if self._reached is not None:
+            return self._reached
+        start = self._offsets.start
+        return start if start != "initial" else await ask_offset(supervisor, start)
 
-    def _first_offset(self) -> int:
-        stored = self._file.load() if self._file is not None else None
-        if stored is None:
-            return self._offsets.start
-        if not isinstance(stored, int):
+    def _stored(self) -> int | None:
+        if self._file is None or (stored := self._file.load()) is None:
+            return None
+        start, end = self._offsets.start, self._offsets.end
+        expected = ""
+        if not isinstance(stored, int) or isinstance(stored, bool):
+            expected = "an integer"
+        elif isinstance(start, int) and stored < (least := min(start, 0)):
+            expected = f"{least} or more"
+        elif isinstance(end, int) and stored > end:
+            expected = f"no more than offsets.end, {end}"
+        if expected or not isinstance(stored, int):
             raise SourceFailed(
-                f"stage {self.name}: the stored position is {stored!r},"
-                " expected an integer",
+                f"stage {self.name}: the stored position is {stored!r}, expected"
+                f" {expected}; remove {self._file.path} to start from the beginning",
                 stage=self.name,
             )
         return stored

@@ -32,6 +32,7 @@ __all__ = (
     "Schema",
     "Text",
     "Whole",
+    "WholeOr",
 )
 
 Schema: TypeAlias = dict[str, Any]
@@ -123,6 +124,27 @@ class Whole(Kind):
             "type": ["integer", "string"],
             "pattern": f"^[+-]?[0-9]+$|{REFERENCE}",
         } | {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+class WholeOr(Whole):
+    """A whole number, or a word for one that the worker is asked for."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__()
+        self._word = word
+
+    def read(self, value: Any) -> Any:
+        if value == self._word:
+            return self._word
+        try:
+            return super().read(value)
+        except Invalid:
+            wanted = f"a whole number, or {self._word} to ask the worker"
+            raise unexpected(wanted, value) from None
+
+    def schema(self) -> Schema:
+        whole = super().schema()
+        return whole | {"pattern": f"^[+-]?[0-9]+$|^{self._word}$|{REFERENCE}"}
 
 
 class Flag(Kind):

@@ -20,6 +20,7 @@ from etlstage.settings.kind import (
     Noun,
     Schema,
     Whole,
+    WholeOr,
 )
 from etlstage.settings.problem import (
     Problem,
@@ -305,12 +306,14 @@ class OffsetPolicy(Definition):
         Literal["worker", "supervisor"], Noun("keeper of offsets"), Place.EXTRACT
     ] = "worker"
     """The worker, or the supervisor, which then asks for ranges."""
-    start: int = 0
-    """First offset of the first round; a stored one comes before it."""
+    start: Annotated[int | Literal["initial"], WholeOr("initial")] = 0
+    """First offset of the first run, or initial, which asks the worker; a stored one
+    comes before it."""
     step: Count = 1000
-    """How far a round reaches."""
-    end: int | None = None
-    """Where extraction ends; by default at the first round that gives nothing."""
+    """How far a request reaches."""
+    end: Annotated[int | Literal["latest"], WholeOr("latest")] = "latest"
+    """Where the offsets end; latest asks the worker, and a worker that can't answer
+    needs a number."""
     template: Argument | None = None
     """Text of a request, with ``{start}`` and ``{end}``; by default a JSON object."""
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,16 @@ transform:
   - worker: {command: [sh, -c, 'while read x; do printf "$$x$${x}\\n\\0"; done']}
 load:
   spark: {format: text, path: out, mode: overwrite, epoch: {messages: 1}}
+"""
+GROWING = """\
+name: growing
+state: state
+extract:
+  worker: {command: COMMAND}
+  mode: cyclic
+  offsets: {by: supervisor, step: 1000}
+load:
+  worker: {command: [sh, -c, 'while read -r x; do echo "$$x" >>out; printf "\\0"; done']}
 """
 OFFSETS = """\
 name: offsets
@@ -115,6 +127,23 @@ async def test_offsets_reach_the_worker(path: Path) -> None:
     assert [p.name for p in (path.parent / ".etlstage").iterdir()] == [
         "rounds.position.json"
     ]
+
+
+@pytest.mark.process
+async def test_lines_that_were_appended_are_read_by_the_next_run(path: Path) -> None:
+    """With the worker that is shipped, whatever the step (issue 10)."""
+    lines, state = path.parent / "in.txt", path.parent / "state"
+    worker = files("etlstage") / "examples/workers/sdk"
+    command = f"[python, {worker}/extract_cycle_supervisor_offsets.py, {lines}]"
+    write(path, GROWING.replace("COMMAND", command))
+    for start, end in (0, 1500), (1500, 1600):
+        with lines.open("a") as file:
+            file.writelines(f"{n}\n" for n in range(start, end))
+        report = await Pipeline.from_yaml(path).run()
+        assert (report.status, report.error) == ("done", None)
+        stored = (state / "extract.position.json").read_text()
+        assert json.loads(stored) == {"position": end}
+    assert (path.parent / "out").read_text() == lines.read_text()
 
 
 def test_wrong_file_is_said_at_once(path: Path) -> None:

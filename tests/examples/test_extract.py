@@ -180,6 +180,21 @@ def test_empty_range_is_answered_with_eop_alone(
     assert worker.finish() == (b"", 0)
 
 
+@each_language
+def test_latest_offset_is_behind_the_last_whole_line(
+    start: Start, language: Language, source: Path
+) -> None:
+    """What was appended is counted the next time; a line still open is not."""
+    worker = start(language, "extract_cycle_supervisor_offsets", source)
+    latest = b'{"offsets": "latest"}\n'
+
+    assert worker.answer_to(latest, until=b"\0") == b"4\n\0"
+    with source.open("ab") as file:
+        file.write(b"four\nfi")
+    assert worker.answer_to(latest, until=b"\0") == b"5\n\0"
+    assert worker.finish() == (b"", 0)
+
+
 # --- Both ----------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from etlstage.errors import ConfigError, SourceFailed, WorkerLost
 from etlstage.messages import Position, Run
 from etlstage.pipeline import WorkerSource
 from etlstage.pipeline.delivery.position import PositionFile
-from etlstage.stage import OffsetPolicy
+from etlstage.stage import OffsetPolicy, RestartPolicy
 from tests.supervisor.workers import collect, cyclic, plain
 
 pytestmark = pytest.mark.process
@@ -91,6 +91,13 @@ async def test_worker_with_offsets_can_be_asked_for_ever() -> None:
     assert await play(source, until=3) == [b"a", b"b", b"c"]
 
 
+async def test_no_pause_while_the_worker_has_more() -> None:
+    """``every`` is for when all was read (issue 10)."""
+    source = WorkerSource(cyclic("rounds", "a", "b", "c"), every=3600)
+
+    assert await play(source, until=3) == [b"a", b"b", b"c"]
+
+
 async def test_drained_source_ends_behind_its_round() -> None:
     """It can be waited for: the worker has an end in each round."""
     source = WorkerSource(cyclic("rounds", "a", "b", "c"), every=3600)
@@ -121,8 +128,8 @@ async def test_rounds_advance_by_a_step_up_to_the_end() -> None:
     ]
 
 
-async def test_without_an_end_an_empty_round_is_the_end() -> None:
-    """Nothing was covered by it, so it has no position."""
+async def test_no_range_reaches_beyond_the_latest_offset() -> None:
+    """What comes later would be taken for read (issue 10)."""
     offsets = OffsetPolicy(by="supervisor", step=5)
     source = WorkerSource(cyclic("ranges", 7), offsets=offsets)
 
@@ -130,16 +137,90 @@ async def test_without_an_end_an_empty_round_is_the_end() -> None:
         *numbers(0, 5),
         Position(5),
         *numbers(5, 7),
-        Position(10),
+        Position(7),
     ]
 
 
-async def test_empty_round_is_asked_for_again() -> None:
+async def test_gap_as_long_as_a_step_is_not_the_end() -> None:
+    """A range that gives nothing has a position, and another behind it (issue 10)."""
+    offsets = OffsetPolicy(by="supervisor", step=2)
+    source = WorkerSource(cyclic("gap", 5, 6), offsets=offsets)
+
+    assert await play(source) == [Position(2), Position(4), b"5", Position(6)]
+
+
+async def test_first_offset_may_be_asked_for(tmp_path: Path) -> None:
+    """Once: a stored one comes before it."""
+    offsets = OffsetPolicy(by="supervisor", start="initial")
+    stage = cyclic("ranges", 5)
+    first = WorkerSource(stage, offsets=offsets, state=tmp_path)
+    assert await play(first) == [*numbers(3, 5), Position(5)]
+    await first.acknowledge(Position(4))
+
+    second = WorkerSource(stage, offsets=offsets, state=tmp_path)
+    assert await play(second) == [b"4", Position(5)]
+
+
+async def test_no_pause_between_the_ranges_of_a_backlog() -> None:
+    """``every`` is for when all was read (issue 10)."""
+    offsets = OffsetPolicy(by="supervisor", step=1)
+    source = WorkerSource(cyclic("ranges", 3), offsets=offsets, every=3600)
+
+    played = await play(source, until=6)
+    assert played == [b"0", Position(1), b"1", Position(2), b"2", Position(3)]
+
+
+async def test_latest_offset_is_asked_for_again() -> None:
     """With ``every``: what is not there yet may come."""
     offsets = OffsetPolicy(by="supervisor", start=5, step=5)
-    source = WorkerSource(cyclic("late_ranges", 2), offsets=offsets, every=0.01)
+    source = WorkerSource(cyclic("ranges", 5, 5, 9), offsets=offsets, every=0.01)
 
-    assert await play(source, until=6) == [*numbers(5, 10), Position(10)]
+    assert await play(source, until=5) == [*numbers(5, 9), Position(9)]
+
+
+async def test_latest_offset_that_falls_back_in_a_run() -> None:
+    """It is told: a file that was cut off would else be read no more."""
+    offsets = OffsetPolicy(by="supervisor")
+    source = WorkerSource(cyclic("ranges", 9, 5), offsets=offsets, every=0.01)
+    with pytest.raises(SourceFailed, match="latest offset is 5, but 9 was reached"):
+        await play(source)
+
+
+async def test_worker_that_is_behind_what_it_gave(tmp_path: Path) -> None:
+    """Whoever has lost messages, or was exchanged, is not read in silence."""
+    PositionFile(tmp_path, "e").store(8)
+    offsets = OffsetPolicy(by="supervisor")
+    source = WorkerSource(cyclic("ranges", 7), offsets=offsets, state=tmp_path)
+
+    with pytest.raises(
+        SourceFailed,
+        match="stage e: the latest offset is 7, but 8 was reached before: remove"
+        r" .*/e\.position\.json to read from the beginning",
+    ):
+        await play(source)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "found"),
+    [
+        (("rounds", ""), "the worker gave 0 messages, expected one"),
+        (("rounds", "5 6"), "the worker gave 2 messages, expected one"),
+        (("rounds", "five"), "the worker gave no number, expected one"),
+        (("exits", 3), "exited with status 3"),
+    ],
+)
+async def test_worker_that_can_not_say_the_latest_offset(
+    behaviour: tuple[str, ...], found: str
+) -> None:
+    """It needs an end; no offset is made up (issue 10)."""
+    stage = cyclic(*behaviour, restart=RestartPolicy(max=0))
+    source = WorkerSource(stage, offsets=OffsetPolicy(by="supervisor"))
+    with pytest.raises(SourceFailed) as caught:
+        await play(source)
+
+    assert found in str(caught.value)
+    assert 'asked {"offsets": "latest"}' in str(caught.value)
+    assert "give end, or have the worker answer this request" in str(caught.value)
 
 
 async def test_source_may_be_left_in_the_middle_of_a_round() -> None:
@@ -208,18 +289,29 @@ async def test_without_a_state_nothing_is_stored(tmp_path: Path) -> None:
     assert len(await play(source)) == 4
 
 
-async def test_stored_position_of_another_kind(tmp_path: Path) -> None:
-    """The text has the value."""
-    PositionFile(tmp_path, "e").store("yesterday")
-    source = WorkerSource(
-        cyclic("ranges"), offsets=OffsetPolicy(by="supervisor"), state=tmp_path
-    )
+@pytest.mark.parametrize(
+    ("position", "expected"),
+    [
+        ("yesterday", "an integer"),
+        (True, "an integer"),
+        (-4, "-3 or more"),
+        (10, "no more than offsets.end, 9"),
+    ],
+)
+async def test_stored_position_that_can_not_be(
+    tmp_path: Path, position: object, expected: str
+) -> None:
+    """The text has the value (issue 10)."""
+    PositionFile(tmp_path, "e").store(position)
+    offsets = OffsetPolicy(by="supervisor", start=-3, end=9)
+    source = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
 
-    with pytest.raises(
-        SourceFailed,
-        match="stage e: the stored position is 'yesterday', expected an integer",
-    ):
+    with pytest.raises(SourceFailed) as caught:
         await play(source)
+    assert str(caught.value) == (
+        f"stage e: the stored position is {position!r}, expected {expected}; remove"
+        f" {tmp_path}/e.position.json to start from the beginning"
+    )
 
 
 @pytest.mark.parametrize(

@@ -411,24 +411,31 @@ def rounds(*outputs: str) -> None:
         reply(*(rest.pop(0).encode().split() if rest else ()))
 
 
-def ranges(end: str = "1000000000") -> None:
-    """Answer a request for a range with its numbers, up to ``end``."""
+def ranges(end: str = "1000000000", *later: str, gap: str = "0") -> None:
+    """
+    Answer a request for a range with its numbers, up to the last ``end``.
+
+    Numbers below ``gap`` there are none. The latest offset is the first ``end``, then,
+    each time that it is asked for, the next one. The initial one is 3.
+    """
     import json
 
+    latest = [int(end), *map(int, later)]
+    last = max(latest)
     for message in messages():
         asked = json.loads(message)
-        numbers = range(asked["start"], min(asked["end"], int(end)))
+        if "offsets" in asked:
+            initial = asked["offsets"] == "initial"
+            reply(b"3" if initial else b"%d" % latest[0])
+            del latest[: not initial and len(latest) > 1]
+            continue
+        numbers = range(max(asked["start"], int(gap)), min(asked["end"], last))
         reply(*(str(n).encode() for n in numbers))
 
 
-def late_ranges(empty: str) -> None:
-    """Do as ``ranges``, after so many requests that are answered with nothing."""
-    import json
-
-    for count, message in enumerate(messages()):
-        asked = json.loads(message)
-        numbers = range(asked["start"], asked["end"] if count >= int(empty) else 0)
-        reply(*(str(n).encode() for n in numbers))
+def gap(below: str, end: str) -> None:
+    """Do as ``ranges``, where numbers below the first are missing."""
+    ranges(end, gap=below)
 
 
 def requests() -> None:

@@ -30,7 +30,7 @@ class PositionFile:
     """
 
     def __init__(self, folder: Path, stage: str) -> None:
-        self._path = folder / f"{stage}{SUFFIX}"
+        self.path = folder / f"{stage}{SUFFIX}"
         self._stage = stage
 
     def load(self) -> object:
@@ -42,14 +42,14 @@ class PositionFile:
 
         """
         try:
-            return json.loads(self._path.read_bytes())["position"]
+            return json.loads(self.path.read_bytes())["position"]
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._failed("read", error) from error
         except (ValueError, KeyError, TypeError) as error:
             raise SourceFailed(
-                f"stage {self._stage}: can't read the position in {self._path}"
+                f"stage {self._stage}: can't read the position in {self.path}"
                 f" ({error}); remove the file to start from the beginning",
                 stage=self._stage,
             ) from error
@@ -63,14 +63,14 @@ class PositionFile:
 
         """
         try:
-            store(self._path, {"position": position})
+            store(self.path, {"position": position})
         except OSError as error:
             raise self._failed("store", error) from error
 
     def _failed(self, what: str, error: OSError) -> SourceFailed:
         said = (error.strerror or str(error)).lower()
         return SourceFailed(
-            f"stage {self._stage}: can't {what} the position in {self._path}: {said}",
+            f"stage {self._stage}: can't {what} the position in {self.path}: {said}",
             stage=self._stage,
         )
 

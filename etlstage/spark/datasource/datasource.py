@@ -123,7 +123,7 @@ def bound(
 
     Args:
         stage: To read from if it extracts, to write to if it loads.
-        offsets: Of a cyclic stage; without an end the worker is asked for it.
+        offsets: Of a cyclic stage.
         partitions: Tasks of a read, as the option says.
         report: File in which a write that is committed leaves its account. With it,
             messages that fail are dead-lettered as ``stage.on_error`` says.

@@ -7,7 +7,6 @@ supervisor has an event loop in a thread beside, see ``task/portal.py``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -20,6 +19,7 @@ from pyspark.sql.types import StringType, StructType
 
 from etlstage.errors import ConfigError, EtlstageError, SourceFailed
 from etlstage.messages import Run
+from etlstage.pipeline.offsets import ask_offset, steps
 from etlstage.spark.dataframe.schema import is_raw
 from etlstage.spark.datasource.json_rows import Misfit, check_types, rows_of_documents
 from etlstage.spark.task.portal import Bridge, bridged, weight
@@ -95,8 +95,7 @@ def extracted(
     if policy is not None:
         assert part.start is not None
         assert part.end is not None
-        starts = range(part.start, part.end, policy.step)
-        rounds = [(start, min(start + policy.step, part.end)) for start in starts]
+        rounds = list(steps(part.start, part.end, policy.step))
     if not rounds:
         return
     template = policy.template if policy is not None else None
@@ -158,43 +157,23 @@ class Offsets:
         self._portal = self._supervisor = None
         self._stack.close()
 
-    def ask(self, end: str) -> int:
+    def known(self, offset: int | str) -> int:
         """
-        Return the offset that the worker calls ``initial`` or ``latest``.
+        Return ``offset``, or the one that the worker calls ``initial`` or ``latest``.
 
         Raises:
             SourceFailed: If it does not answer with one whole number.
 
         """
+        if isinstance(offset, int):
+            return offset
         if self._portal is None or self._supervisor is None:
             portal = self._stack.enter_context(start_blocking_portal())
             self._supervisor = self._stack.enter_context(
                 portal.wrap_async_context_manager(AsyncSupervisor(self._stage))
             )
             self._portal = portal
-        request = json.dumps({"offsets": end})
-        try:
-            reply = self._portal.call(_reply, self._supervisor, request)
-        except EtlstageError as error:
-            raise self._failed(f"{error} (asked {request})") from error
-        try:
-            (number,) = reply
-            return int(number)
-        except ValueError:
-            found = f"{len(reply)} messages" if len(reply) != 1 else "no number"
-            raise self._failed(
-                f"asked {request}, the worker of stage {self._stage.name} gave {found},"
-                " expected one message, a whole number: give start and end, or"
-                " implement the offsets request in the worker"
-            ) from None
-
-    def _failed(self, text: str) -> SourceFailed:
-        return SourceFailed(text, stage=self._stage.name)
-
-
-async def _reply(supervisor: AsyncSupervisor, request: str) -> Run:
-    runs = supervisor.extract_runs(template=request)
-    return [message async for run in runs for message in run]
+        return self._portal.call(ask_offset, self._supervisor, offset)
 
 
 class Rows:

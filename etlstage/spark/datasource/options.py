@@ -57,9 +57,7 @@ class Reading:
 
     stage: Stage
     offsets: OffsetPolicy | None = None
-    """Of a cyclic stage. Without an end the worker is asked for it."""
-    initial: bool = False
-    """Whether the worker is asked for the first offset, too."""
+    """Of a cyclic stage."""
     partitions: int | None = None
     """Tasks: of a plain stage 1 by default, of a cyclic one a task for each step."""
     max_per_batch: int | None = None
@@ -127,22 +125,6 @@ class Writing:
             )
 
 
-class _Offset(Kind):
-    """An offset, or a word for one that the worker is asked for."""
-
-    def __init__(self, word: str) -> None:
-        self._word = word
-
-    def read(self, value: Any) -> int | str:  # noqa: ANN401
-        """Return the offset, or the word."""
-        if value == self._word:
-            return self._word
-        if not str(value).removeprefix("-").isdecimal():
-            wanted = f"a whole number, or {self._word} to ask the worker"
-            raise unexpected(wanted, value)
-        return int(value)
-
-
 class _Shared(Kind):
     """A folder that all executors see."""
 
@@ -160,14 +142,6 @@ class _Shared(Kind):
 class _Read(Definition):
     """Options that only a read has."""
 
-    start: Annotated[int | str, _Offset("initial")] = 0
-    """First offset; initial asks the worker."""
-    end: Annotated[int | str, _Offset("latest")] = "latest"
-    """Where the offsets end; latest asks the worker."""
-    step: Count = OffsetPolicy().step
-    """How far a request reaches."""
-    template: str | None = None
-    """Text of a request."""
     max_per_batch: Count | None = None
     """How far one batch of a stream reaches."""
     partitions: Count | None = None
@@ -199,23 +173,15 @@ def reading(options: Mapping[str, str]) -> Reading:
     """
     given = _given(options, _READ)
     own = _Read(**{name: given.pop(name) for name in _READ_ONLY if name in given})
+    offsets = {name: given.pop(name) for name in _OFFSETS if name in given}
     stage = _stage(given, StageKind.EXTRACT)
     cyclic = stage.dialect.shape is Shape.MESSAGE
     for name in _RANGE if not cyclic else ():
         if name in options:
             raise _refusal(f"option {name} is only for mode=cyclic")
-    initial = own.start == "initial"
-    offsets = OffsetPolicy(
-        by="supervisor",
-        start=0 if initial else int(own.start),
-        end=None if own.end == "latest" else int(own.end),
-        step=own.step,
-        template=own.template,
-    )
     return Reading(
         stage=stage,
-        offsets=offsets if cyclic else None,
-        initial=initial,
+        offsets=OffsetPolicy(by="supervisor", **offsets) if cyclic else None,
         partitions=own.partitions,
         max_per_batch=own.max_per_batch,
         binary=own.values == "binary",
@@ -350,11 +316,15 @@ def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
         inner = section_in(setting.kind)
         found |= {at.removeprefix("worker."): setting} if not inner else inner.keys
     # In the order in which a user thinks of them.
-    return {"command": found.pop("command"), **found, **settings_of(own)}
+    offsets = _OFFSETS if own is _Read else {}
+    return {"command": found.pop("command"), **found, **offsets, **settings_of(own)}
 
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-_RANGE: Final = ("start", "end", "step", "template", "max_per_batch")
+_OFFSETS: Final = {
+    name: setting for name, setting in settings_of(OffsetPolicy).items() if name != "by"
+}
+_RANGE: Final = (*_OFFSETS, "max_per_batch")
 _READ_ONLY: Final = tuple(settings_of(_Read))
 _WRITE_ONLY: Final = tuple(settings_of(_Write))
 _READ: Final = _known(StageKind.EXTRACT, Place.READ, _Read)

@@ -24,7 +24,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from etlstage.errors import ConfigError, SourceFailed
+from etlstage.errors import ConfigError
+from etlstage.pipeline.offsets import fell_back
 from etlstage.spark.datasource.extraction import Offsets, Range, Rows, extracted, ranges
 from etlstage.spark.datasource.options import Reading
 
@@ -55,11 +56,8 @@ class Reader(DataSourceReader):
             count = reading.partitions or 1
             return [InputPartition(Range(n, count)) for n in range(count)]
         with Offsets(reading.stage) as offsets:
-            start, end = reading.offsets.start, reading.offsets.end
-            if reading.initial:
-                start = offsets.ask("initial")
-            if end is None:
-                end = offsets.ask("latest")
+            start = offsets.known(reading.offsets.start)
+            end = offsets.known(reading.offsets.end)
         parts = _parts(reading, start, end)
         # Spark makes one of none.
         return parts or [InputPartition(Range(0, 1, start, start))]
@@ -96,9 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Return where a query without a checkpoint begins."""
-        if self._reading.initial:
-            return {_OFFSET: self._ask("initial")}
-        return {_OFFSET: self._policy.start}
+        return {_OFFSET: self._known(self._policy.start)}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return that the limit is ours: offsets are neither rows nor bytes."""
@@ -118,13 +114,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin = start[_OFFSET]
         latest = self._target if self._target is not None else self._latest()
-        if latest < begin and self._policy.end is None:
-            raise SourceFailed(
-                f"stage {self._reading.stage.name}: the latest offset is {latest}, but"
-                f" {begin} was reached before: start with another checkpoint to read"
-                " from the beginning",
-                stage=self._reading.stage.name,
-            )
+        if latest < begin and self._policy.end == "latest":
+            stage, remedy = self._reading.stage.name, "start with another checkpoint"
+            raise fell_back(stage, latest, begin, remedy)
         if self._reading.max_per_batch is not None:
             latest = min(latest, begin + self._reading.max_per_batch)
         return {_OFFSET: max(latest, begin)}
@@ -148,12 +140,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._offsets.close()
 
     def _latest(self) -> int:
-        return self._ask("latest") if self._policy.end is None else self._policy.end
+        return self._known(self._policy.end)
 
-    def _ask(self, end: str) -> int:
+    def _known(self, offset: int | str) -> int:
         if self._offsets is None:
             self._offsets = Offsets(self._reading.stage)
-        return self._offsets.ask(end)
+        return self._offsets.known(offset)
 
 
 class RefusedStream(DataSourceStreamReader):

@@ -74,9 +74,10 @@ def test_offsets_are_asked_for_by_default_at_the_end_alone() -> None:
     """A number is known; a word asks the worker."""
     made = reading(RUN | {"mode": "cyclic"})
     assert made.offsets is not None
-    assert (made.offsets.start, made.offsets.end, made.initial) == (0, None, False)
+    assert (made.offsets.start, made.offsets.end) == (0, "latest")
     made = reading(RUN | {"mode": "cyclic", "start": "initial", "end": "latest"})
-    assert made.initial
+    assert made.offsets is not None
+    assert made.offsets.start == "initial"
 
 
 def test_options_of_a_write() -> None:

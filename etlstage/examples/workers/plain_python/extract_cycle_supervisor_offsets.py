@@ -27,6 +27,12 @@ def extract(path: str, start: int, end: int) -> Iterator[bytes]:
             yield line.removesuffix(b"\n")
 
 
+def latest(path: str) -> int:
+    """Return how many lines there are; one that has no end yet is not counted."""
+    with open(path, "rb") as source:
+        return sum(line.endswith(b"\n") for line in source)
+
+
 def marker(name: str, default: str) -> bytes:
     r"""Return a marker; it comes escaped as ``\ooo``, so that even NUL can travel."""
     text = os.environ.get(name, default)
@@ -38,7 +44,11 @@ EOP = marker("ETLSTAGE_EOP", r"\000")
 
 
 def requests() -> Iterator[bytes]:
-    """Yield each request, ``{"start": 0, "end": 1000}``, until the input ends."""
+    """
+    Yield each request until the input ends.
+
+    It is ``{"start": 0, "end": 1000}``, or ``{"offsets": "latest"}``.
+    """
     tail = b""
     while True:
         # About to wait: what we hold back is what the supervisor waits for.
@@ -51,12 +61,15 @@ def requests() -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Answer each request with its range, maybe nothing, and one EOP."""
+    """Answer each request with its range, maybe nothing, or a number, and one EOP."""
     output = sys.stdout.buffer
     for request in requests():
-        offsets = json.loads(request)
-        for message in extract(sys.argv[1], offsets["start"], offsets["end"]):
-            output.write(message + EOM)
+        asked = json.loads(request)
+        if "offsets" in asked:
+            output.write(b"%d" % latest(sys.argv[1]) + EOM)
+        else:
+            for message in extract(sys.argv[1], asked["start"], asked["end"]):
+                output.write(message + EOM)
         output.write(EOP)
 
 

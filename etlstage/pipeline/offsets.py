@@ -1,0 +1,62 @@
+"""
+Offsets that the supervisor keeps: how far there is something, and the ranges up to it.
+
+A range never reaches beyond what the worker calls ``latest``, on any engine: of what
+comes later nobody would know that it was never read. Only where the file gives an end
+the worker is not asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from etlstage.errors import EtlstageError, SourceFailed
+from etlstage.supervisor import AsyncSupervisor
+
+__all__ = ("ask_offset", "fell_back", "steps")
+
+
+def steps(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of requests, from ``start`` up to ``end``."""
+    for first in range(start, end, step):
+        yield first, min(first + step, end)
+
+
+async def ask_offset(supervisor: AsyncSupervisor, which: str) -> int:
+    """
+    Return the offset that the worker calls ``initial`` or ``latest``.
+
+    Raises:
+        SourceFailed: If it does not answer with one whole number.
+
+    """
+    stage = supervisor.stage.name
+    key = "start" if which == "initial" else "end"
+    request = json.dumps({"offsets": which})
+    remedy = f"give {key}, or have the worker answer this request"
+    try:
+        runs = supervisor.extract_runs(template=request)
+        reply = [message async for run in runs for message in run]
+    except EtlstageError as error:
+        text = f"{error} (asked {request}: {remedy})"
+        raise SourceFailed(text, stage=stage) from error
+    try:
+        (number,) = reply
+        return int(number)
+    except ValueError:
+        found = f"{len(reply)} messages" if len(reply) != 1 else "no number"
+        raise SourceFailed(
+            f"stage {stage}: asked {request}, the worker gave {found}, expected one"
+            f" message, a whole number: {remedy}",
+            stage=stage,
+        ) from None
+
+
+def fell_back(stage: str, latest: int, reached: int, remedy: str) -> SourceFailed:
+    """Return the error of a worker that is behind what it has given already."""
+    return SourceFailed(
+        f"stage {stage}: the latest offset is {latest}, but {reached} was reached"
+        f" before: {remedy} to read from the beginning",
+        stage=stage,
+    )
