@@ -43,11 +43,19 @@ class ReceiveBuffer:
         self._searched[marker] = max(0, start)
         return found
 
-    def end_of_last(self, marker: bytes) -> int:
-        """Return where the last ``marker`` ends, or 0 when there is none."""
+    def end_of_last(self, marker: bytes, before: int | None = None) -> int:
+        """
+        Return where the last ``marker`` ends, or 0 when there is none.
+
+        Args:
+            marker: What to look for.
+            before: Where it may end, at most; None: anywhere.
+
+        """
         if self.find(marker) < 0:
             return 0
-        return self._data.rfind(marker) + len(marker)
+        at = self._data.rfind(marker, 0, before)
+        return at + len(marker) if at >= 0 else 0
 
     def take(self, count: int) -> bytes:
         """Remove and return the first ``count`` bytes."""

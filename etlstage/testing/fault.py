@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 from etlstage.errors import ConfigError
+from etlstage.protocol.marker import MARKER_NAMES
 
 __all__ = ("Fault", "FaultKind", "FaultPlan", "Moment")
 
@@ -230,7 +231,7 @@ class FaultPlan:
             separators=(",", ":"),
         )
         # What stands for a marker in a command line stays as it is.
-        for name in ("eom", "eop", "eob", "bnc"):
+        for name in MARKER_NAMES:
             text = text.replace(f"{{{name}}}", f"\\u007b{name}}}")
         return text
 

@@ -54,13 +54,14 @@ _POISON: Final = (b"poison",)
 
 def messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     """
-    Draw a message that may be sent with these markers.
+    Draw a message that may be sent with these markers, and back.
 
     It looks as much like them as it may: it begins, ends and continues as they do.
     """
     markers = markers or Markers()
-    parts = {marker[:n] for marker in markers for n in range(1, len(marker))}
-    parts |= {marker[n:] for marker in markers for n in range(1, len(marker))}
+    named = markers.named.values()
+    parts = {marker[:n] for marker in named for n in range(1, len(marker))}
+    parts |= {marker[n:] for marker in named for n in range(1, len(marker))}
     pieces = st.sampled_from([b"x", b"yy", b"\xc3\xa9", *sorted(parts)])
     free = st.binary(max_size=8)
     joined = st.lists(pieces | free, max_size=5).map(b"".join)
@@ -119,4 +120,5 @@ def _fault(kind: FaultKind, when: dict[str, Any]) -> Fault:
 def _sendable(message: bytes, markers: Markers) -> bool:
     """Return whether no marker begins in ``message``, its EOM behind it."""
     framed = message + markers.eom
-    return not any(0 <= framed.find(marker) < len(message) for marker in markers)
+    named = markers.named.values()
+    return not any(0 <= framed.find(marker) < len(message) for marker in named)

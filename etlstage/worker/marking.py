@@ -22,12 +22,15 @@ OPTIONS: Final = {
     "--end-of-process": "eop",
     "--end-of-batch": "eob",
     "--batch-not-complete": "bnc",
+    "--end-of-refusal": "err",
 }
 
 
 def find_markers(arguments: Sequence[str], environment: Mapping[str, str]) -> Markers:
     """
     Return the markers; each that is named nowhere has its default.
+
+    ERR has none: a supervisor that did not give it to us would not understand it.
 
     Args:
         arguments: Those of the command line, without the program.
@@ -37,7 +40,7 @@ def find_markers(arguments: Sequence[str], environment: Mapping[str, str]) -> Ma
         ConfigError: If a text can't be read, or the combination is refused.
 
     """
-    found = {}
+    found: dict[str, bytes] = {}
     for name, source, text in (
         *_in_environment(environment),
         *_in_arguments(arguments),
@@ -46,7 +49,8 @@ def find_markers(arguments: Sequence[str], environment: Mapping[str, str]) -> Ma
             found[name] = unescape(text)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from None
-    return Markers(**found)
+    err = found.pop("err", b"") or None
+    return Markers(err=err, **found)
 
 
 def _in_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

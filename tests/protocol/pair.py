@@ -15,6 +15,7 @@ from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
@@ -79,6 +80,8 @@ def atoms(events: Iterable[Event]) -> list[Atom]:
             case RepliesCompleted(groups):
                 for group in groups:
                     out += [*(("output", message) for message in group), ("EOP", b"")]
+            case ExchangeRefused(_, _, reason):
+                out.append(("ERR", reason.encode()))
             case BatchEnded():
                 out.append(("EOB", b""))
             case MoreRequested():

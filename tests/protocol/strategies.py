@@ -20,25 +20,27 @@ __all__ = (
     "garbage",
     "messages",
     "moderate",
+    "reasons",
     "sendable",
     "sizes",
     "thorough",
 )
 
-WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
-REPEATED: Final = Markers(b"\n\n", b"--", b"==", b"..")
-PR399: Final = Markers(b"\n", b"\0", b"EOB", b"BNC")
+WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC", b"ERR")
+REPEATED: Final = Markers(b"\n\n", b"--", b"==", b"..", b"!!")
+PR399: Final = Markers(b"\n", b"\0", b"EOB", b"BNC", None)
 
 MARKER_SETS: Final = (
     Markers(),
     Markers(eop=b"\n"),
     WORDS,
     REPEATED,
-    Markers(b"\n\n", b"\n\n", b"==", b".."),
+    Markers(b"\n\n", b"\n\n", b"==", b"..", b"!!"),
     PR399,
-    Markers(b"aab", b"cc", b"xyx", b"ded"),
+    Markers(b"aab", b"cc", b"xyx", b"ded", b"fgf"),
 )
-"""One byte, words, the same byte twice, ends as it begins; ``eop == eom`` or not."""
+"""One byte, words, the same byte twice, ends as it begins; ``eop == eom`` or not; with
+ERR or without."""
 
 # Two cores are shared by everything that runs: no deadline, few examples.
 moderate: Final = settings(deadline=None, max_examples=150)
@@ -61,15 +63,17 @@ def cut(data: bytes, lengths: list[int]) -> list[bytes]:
 
 def fragments(markers: Markers) -> st.SearchStrategy[bytes]:
     """Draw beginnings and ends of markers, and other bytes."""
-    parts = {marker[:n] for marker in markers for n in range(1, len(marker))}
-    parts |= {marker[n:] for marker in markers for n in range(1, len(marker))}
+    named = markers.named.values()
+    parts = {marker[:n] for marker in named for n in range(1, len(marker))}
+    parts |= {marker[n:] for marker in named for n in range(1, len(marker))}
     return st.sampled_from([b"x", b"yy", b"zzzzz", b"\xc3\xa9", *sorted(parts)])
 
 
 def sendable(message: bytes, markers: Markers) -> bool:
     """Return whether no marker begins in ``message``, its EOM behind it."""
     framed = message + markers.eom
-    return not any(0 <= framed.find(marker) < len(message) for marker in markers)
+    named = markers.named.values()
+    return not any(0 <= framed.find(marker) < len(message) for marker in named)
 
 
 def messages(markers: Markers) -> st.SearchStrategy[bytes]:
@@ -78,11 +82,19 @@ def messages(markers: Markers) -> st.SearchStrategy[bytes]:
     return joined.filter(lambda message: sendable(message, markers))
 
 
+def reasons(markers: Markers) -> st.SearchStrategy[str]:
+    """Draw why something is refused."""
+    err = markers.err or b""
+    drawn = messages(markers).filter(lambda said: (said + err).find(err) == len(said))
+    return drawn.map(bytes.decode)
+
+
 def garbage(markers: Markers) -> st.SearchStrategy[bytes]:
     """Draw what a peer that loses its way now and then might write."""
-    eom, eop, eob, bnc = markers
+    eom, eop, eob, bnc, err = markers
+    err = err or b"\x15"
     replies = [eop, b"x" + eom + eop, b"x" + eom + b"yy" + eom + eop]
-    parts = [eom, b"x" + eom, eob, bnc, b"x" + eom + eob, eom + eop]
+    parts = [eom, b"x" + eom, eob, bnc, b"x" + eom + eob, eom + eop, err, b"x" + err]
     return st.lists(
         st.sampled_from(replies) | st.sampled_from(parts) | fragments(markers),
         max_size=9,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-EOM, EOP, EOB, BNC = (
+EOM, EOP, EOB, BNC, ERR = (
     os.environ.get(f"ETLSTAGE_{name}", default)
     .encode()
     .decode("unicode_escape")
@@ -25,6 +25,7 @@ EOM, EOP, EOB, BNC = (
         ("EOP", r"\0"),
         ("EOB", r"\27"),
         ("BNC", r"\5"),
+        ("ERR", r"\25"),
     )
 )
 
@@ -89,6 +90,21 @@ def fast() -> None:
     for chunk in chunks():
         *whole, rest = (rest + chunk).split(EOM)
         write(b"".join(message + EOM + EOP for message in whole))
+
+
+def refuses(prefix: str) -> None:
+    """Do as ``fast``, but refuse what begins so."""
+    rest = b""
+    for chunk in chunks():
+        *whole, rest = (rest + chunk).split(EOM)
+        write(
+            b"".join(
+                b"no " + message + ERR
+                if message.startswith(prefix.encode())
+                else message + EOM + EOP
+                for message in whole
+            )
+        )
 
 
 def words() -> None:

@@ -200,6 +200,7 @@ async def test_markers_are_in_the_environment() -> None:
         "ETLSTAGE_EOM": r"\012",
         "ETLSTAGE_EOP": r"\000END\000",
         "ETLSTAGE_EOB": "EOB",
+        "ETLSTAGE_ERR": r"\025",
     }
     assert seen["ETLSTAGE_BNC"] == r"\005"
     assert seen["PYTHONUNBUFFERED"] == "1"

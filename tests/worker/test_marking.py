@@ -13,8 +13,24 @@ from tests.worker.conftest import Start
 
 
 def test_defaults() -> None:
-    """Nobody has said anything."""
-    assert find_markers([], {}) == Markers()
+    """Nobody has said anything: then nobody would understand a refusal."""
+    assert find_markers([], {}) == Markers(err=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "err"),
+    [
+        ([], {"ETLSTAGE_ERR": r"\025"}, b"\x15"),
+        ([], {"ETLSTAGE_ERR": ""}, None),
+        (["--end-of-refusal", r"\25"], {}, b"\x15"),
+        (["--end-of-refusal="], {"ETLSTAGE_ERR": r"\025"}, None),
+    ],
+)
+def test_err_is_known_where_it_was_given(
+    arguments: list[str], environment: dict[str, str], err: bytes | None
+) -> None:
+    """Nothing in its place says that there is none, as ``{err}`` does."""
+    assert find_markers(arguments, environment).err == err
 
 
 def test_environment() -> None:
@@ -24,10 +40,11 @@ def test_environment() -> None:
         "ETLSTAGE_EOP": r"\x06",
         "ETLSTAGE_EOB": "EOB",
         "ETLSTAGE_BNC": r"\u00e9",
+        "ETLSTAGE_ERR": "ERR",
         "EOM": "x",
     }
     assert find_markers([], environment) == Markers(
-        b"\x1e", b"\x06", b"EOB", "é".encode()
+        b"\x1e", b"\x06", b"EOB", "é".encode(), b"ERR"
     )
 
 
@@ -40,7 +57,7 @@ def test_environment() -> None:
 )
 def test_arguments(arguments: list[str]) -> None:
     """There are two ways to write them."""
-    assert find_markers(arguments, {}) == Markers(b"\x1e", b"\x06", b"EOB")
+    assert find_markers(arguments, {}) == Markers(b"\x1e", b"\x06", b"EOB", err=None)
 
 
 def test_last_argument_counts() -> None:
@@ -54,18 +71,18 @@ def test_arguments_win_over_the_environment() -> None:
     markers = find_markers(
         ["--end-of-process=c", "--batch-not-complete=="], environment
     )
-    assert markers == Markers(b"a", b"c", bnc=b"=")
+    assert markers == Markers(b"a", b"c", bnc=b"=", err=None)
 
 
 def test_arguments_of_others_are_left_alone() -> None:
     """The command line is the worker's own."""
     arguments = ["in.txt", "-v", "--end", "x", "-e=x", "-ex", "--out=-e", "-"]
-    assert find_markers(arguments, {}) == Markers()
+    assert find_markers(arguments, {}) == Markers(err=None)
 
 
 def test_arguments_end_at_two_dashes() -> None:
     """What follows are file names."""
-    assert find_markers(["--", "-e", "x"], {}) == Markers()
+    assert find_markers(["--", "-e", "x"], {}) == Markers(err=None)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import structlog
 from etlstage.errors import (
     EtlstageError,
     MessageRefused,
+    RefusedByWorker,
     RemoteProtocolError,
     SinkFailed,
     StageError,
@@ -36,7 +37,13 @@ __all__ = ("DeadLetterPolicy", "check_budget", "config_of", "letter_time")
 
 _log = structlog.get_logger("etlstage")
 
-OF_A_MESSAGE: Final = (MessageRefused, RemoteProtocolError, SinkFailed, WorkerLost)
+OF_A_MESSAGE: Final = (
+    MessageRefused,
+    RefusedByWorker,
+    RemoteProtocolError,
+    SinkFailed,
+    WorkerLost,
+)
 """Errors that say something of their message; others say it of the whole stage."""
 
 

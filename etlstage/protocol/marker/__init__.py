@@ -1,8 +1,8 @@
 """
-Dialect ``marker``: the stage protocol with EOM, EOP, EOB and BNC.
+Dialect ``marker``: the stage protocol with EOM, EOP, EOB, BNC and ERR.
 
 Source: "Internal communication protocol" of PanDAWMS/dkb, and, where its text can't
-be meant as it stands, what the stages written for it do.
+be meant as it stands, what the stages written for it do. ERR is ours.
 """
 
 from __future__ import annotations

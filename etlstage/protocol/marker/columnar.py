@@ -101,6 +101,7 @@ def _clean(wire: bytes, messages: Column, markers: Markers) -> bool:
         and (markers.eop == eom or markers.eop not in wire)
         and markers.eob not in wire
         and markers.bnc not in wire
+        and (markers.err is None or markers.err not in wire)
     )
 
 

@@ -13,13 +13,14 @@ from typing import Final, NamedTuple
 
 from etlstage.errors import MessageRefused, RemoteProtocolError
 from etlstage.messages import Groups, Run
-from etlstage.protocol.marker.markers import MARKER_NAMES, Markers, escape
+from etlstage.protocol.marker.markers import Markers, escape
 
 __all__ = (
     "LISTS",
     "Framing",
     "Unterminated",
     "encode_groups",
+    "encode_refusal",
     "encode_run",
     "split_groups",
     "split_run",
@@ -73,6 +74,20 @@ def encode_groups(groups: Groups, markers: Markers, *, limit: int) -> bytes:
     if len(messages) == len(groups) and all(groups):
         return (eom + eop).join((*messages, b""))
     return eop.join([*(eom.join((*g, b"")) if g else b"" for g in groups), b""])
+
+
+def encode_refusal(reason: bytes, markers: Markers, *, limit: int) -> bytes:
+    """
+    Return a refusal with its ERR; raises as :func:`encode_run`.
+
+    No EOM ends the reason: in an extraction that would be a message to pass on.
+    """
+    assert markers.err is not None, "unreachable: who has no ERR can't refuse"
+    encode_run([reason], markers, limit=limit)
+    wire = reason + markers.err
+    if wire.find(markers.err) < len(reason):
+        raise MessageRefused("reason ends as marker err begins", index=0)
+    return wire
 
 
 def split_run(data: bytes, eom: bytes) -> tuple[list[bytes], bytes]:
@@ -139,6 +154,7 @@ def _clean(wire: bytes, messages: Run, markers: Markers) -> bool:
         and (markers.eop == eom or markers.eop not in wire)
         and markers.eob not in wire
         and markers.bnc not in wire
+        and (markers.err is None or markers.err not in wire)
     )
 
 
@@ -151,7 +167,7 @@ def _complain(messages: Run, markers: Markers, limit: int) -> None:
                 index=index,
             )
         framed = message + markers.eom
-        for name, marker in zip(MARKER_NAMES, markers, strict=True):
+        for name, marker in markers.named.items():
             at = framed.find(marker)
             if 0 <= at < len(message):
                 raise MessageRefused(

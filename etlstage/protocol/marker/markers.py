@@ -1,5 +1,5 @@
 """
-The four markers, and how they are written down.
+The five markers, and how they are written down.
 
 A marker may be any bytes, NUL among them, but neither an environment variable nor
 an argument can hold NUL: there it is text, with backslash escapes.
@@ -15,8 +15,8 @@ from etlstage.errors import ConfigError
 
 __all__ = ("MARKER_NAMES", "Markers", "escape", "unescape")
 
-MARKER_NAMES: Final = ("eom", "eop", "eob", "bnc")
-"""End of message, end of process, end of batch, batch not complete."""
+MARKER_NAMES: Final = ("eom", "eop", "eob", "bnc", "err")
+"""End of message, end of process, end of batch, batch not complete, error."""
 
 _SIMPLE = {"n": 10, "r": 13, "t": 9, "a": 7, "b": 8, "f": 12, "v": 11}
 _OCTAL = "01234567"
@@ -28,6 +28,7 @@ class _Fields(NamedTuple):
     eop: bytes
     eob: bytes
     bnc: bytes
+    err: bytes | None
 
 
 class Markers(_Fields):
@@ -36,6 +37,8 @@ class Markers(_Fields):
 
     The page names no default values; these are the ones that the stages written for
     it use. ``eop == eom`` says that each message has exactly one reply.
+    ERR is ours: it ends a refusal, in place of EOP. None: no worker can refuse, and
+    what would be ERR is a byte like any other.
 
     Raises:
         ConfigError: If one is empty, or if a boundary could be read in two ways.
@@ -50,22 +53,39 @@ class Markers(_Fields):
         eop: bytes = b"\0",
         eob: bytes = b"\x17",
         bnc: bytes = b"\x05",
+        err: bytes | None = b"\x15",
     ) -> Self:
         """Check the combination, which a named tuple can't do in ``__init__``."""
-        self = super().__new__(cls, eom, eop, eob, bnc)
+        self = super().__new__(cls, eom, eop, eob, bnc, err)
         for problem in _problems(self):
             raise ConfigError(problem)
         return self
+
+    @property
+    def named(self) -> dict[str, bytes]:
+        """Those that there are, by name."""
+        named = zip(MARKER_NAMES, self, strict=True)
+        return {name: value for name, value in named if value is not None}
+
+    def without_err(self) -> Markers:
+        """Return these markers where nobody can refuse."""
+        return self._replace(err=None)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that tell a worker its markers."""
         return {
             f"ETLSTAGE_{name.upper()}": escape(value)
-            for name, value in zip(MARKER_NAMES, self, strict=True)
+            for name, value in self.named.items()
+        }
+
+    def to_text(self) -> dict[str, str | None]:
+        """Return what :meth:`from_text` reads."""
+        return dict.fromkeys(MARKER_NAMES) | {
+            name: escape(value) for name, value in self.named.items()
         }
 
     @classmethod
-    def from_text(cls, **texts: str) -> Markers:
+    def from_text(cls, **texts: str | None) -> Markers:
         """
         Build from escaped texts by name; a marker that is not named has its default.
 
@@ -73,11 +93,14 @@ class Markers(_Fields):
             ConfigError: If an escape can't be read, or the combination is refused.
 
         """
-        return cls(**{name: unescape(text) for name, text in texts.items()})
+        given = {n: unescape(text) for n, text in texts.items() if text is not None}
+        if texts.get("err", "") is None:
+            return cls(err=None, **given)
+        return cls(**given)
 
 
 def _problems(markers: Markers) -> Iterator[str]:
-    named = dict(zip(MARKER_NAMES, markers, strict=True))
+    named = markers.named
     for name, value in named.items():
         if not value:
             yield f"marker {name} is empty, expected at least one byte"
@@ -85,8 +108,9 @@ def _problems(markers: Markers) -> Iterator[str]:
         if x == y and (a, b) != ("eom", "eop"):
             yield f"markers {a} and {b} are both '{escape(x)}', expected them to differ"
     # Only markers of one direction can be mistaken for each other. To the worker
-    # go EOM and EOB; from it come EOM, EOP and BNC.
-    for a, b in ("eom", "eob"), ("eom", "eop"), ("eom", "bnc"), ("eop", "bnc"):
+    # go EOM and EOB; from it come EOM, EOP, BNC and ERR.
+    answering = (name for name in named if name != "eob")
+    for a, b in ("eom", "eob"), *combinations(answering, 2):
         x, y = named[a], named[b]
         if x != y and (x in y or y in x):
             inner, outer = (a, b) if x in y else (b, a)

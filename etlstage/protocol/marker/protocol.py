@@ -19,6 +19,7 @@ from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
@@ -26,7 +27,12 @@ from etlstage.protocol.events import (
     RepliesCompleted,
     StreamEnded,
 )
-from etlstage.protocol.marker.framing import LISTS, Framing, encode_groups
+from etlstage.protocol.marker.framing import (
+    LISTS,
+    Framing,
+    encode_groups,
+    encode_refusal,
+)
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.reader import Reader
 from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
@@ -41,7 +47,7 @@ class MarkerProtocol:
     Args:
         side: Which end we are.
         mode: The scenario of the stage.
-        markers: The four markers.
+        markers: The five markers.
         limits: How much the peer may make us hold.
         eob_then_eom: An EOM follows each EOB. A worker that fills its batches takes
             this for an empty message and answers it, behind EOP, with a BNC that
@@ -67,6 +73,9 @@ class MarkerProtocol:
         self._eob_then_eom = eob_then_eom
         self._session = Session(mode)
         self._asked = mode is Mode.BATCH_WORKER
+        replies = side is Side.WORKER and mode is not Mode.PLAIN
+        # Only in replies is ERR searched for: in all else it is a byte like any other.
+        self._unsendable = self.markers if replies else self.markers.without_err()
         self._framing_of = framing_of
         self._reader = Reader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
@@ -163,6 +172,8 @@ class MarkerProtocol:
                 self._out.append(self.markers.eob + tail)
             case RepliesCompleted(groups) if self.side is Side.WORKER:
                 self._send_replies(groups)
+            case ExchangeRefused(_, _, reason) if self.side is Side.WORKER:
+                self._send_refusal(reason.encode(errors="replace"))
             case OutputPassed(messages) if self.side is Side.WORKER:
                 self._send_output(messages)
             case MoreRequested() if self.side is Side.WORKER:
@@ -207,8 +218,18 @@ class MarkerProtocol:
         wire = self._encode(encode_groups, groups)
         if groups:
             self._pass(Token.EOP, len(groups))
-            echoes, self._reader.echoes_owed = self._reader.echoes_owed, 0
-            self._out.append(wire + echoes * self.markers.bnc)
+            self._out.append(wire + self._echoes())
+
+    def _send_refusal(self, reason: bytes) -> None:
+        if self.markers.err is None:
+            raise LocalProtocolError("can't refuse: there is no marker err")
+        wire = self._encode(encode_refusal, reason)
+        self._pass(Token.ERR)
+        self._out.append(wire + self._echoes())
+
+    def _echoes(self) -> bytes:
+        echoes, self._reader.echoes_owed = self._reader.echoes_owed, 0
+        return echoes * self.markers.bnc
 
     def _send_eof(self, tail: bytes) -> None:
         if tail:
@@ -223,7 +244,7 @@ class MarkerProtocol:
         self._out.append(SEND_EOF)
 
     def _encode(self, encode: Callable[..., bytes], what: object) -> bytes:
-        return encode(what, self.markers, limit=self._limits.max_message_bytes)
+        return encode(what, self._unsendable, limit=self._limits.max_message_bytes)
 
     def _pass(self, token: Token, count: int = 1) -> None:
         if self._ended:

@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from etlstage.errors import PayloadTooBig, RemoteProtocolError
-from etlstage.messages import Groups, Run
+from etlstage.errors import RemoteProtocolError
+from etlstage.messages import Groups
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.buffer import ReceiveBuffer
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
     RepliesCompleted,
 )
+from etlstage.protocol.marker.bounds import Bounds
 from etlstage.protocol.marker.framing import LISTS, Unterminated, split_run
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
@@ -29,6 +31,7 @@ from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
 __all__ = ("Reader",)
 
 _DUMPED = 16  # bytes shown of what the peer did wrong
+_REASON = 1000  # characters of what it says why it refuses
 
 
 class Reader:
@@ -58,13 +61,11 @@ class Reader:
         self._session = session
         self._markers = markers
         self.split_groups = LISTS.split_groups
-        self._limits = limits
         self._buffer = ReceiveBuffer()
-        # A part of a marker may be here already, behind what the limits are for.
-        self._slack = max(map(len, markers)) - 1
-        self._holds_replies = side is Side.SUPERVISOR and not session.mode.extracts
+        replies = side is Side.SUPERVISOR and not session.mode.extracts
+        self._bounds = Bounds(limits, markers, replies=replies)
         self._parse = self._parser(side, session.mode)
-        self._pairs = self._holds_replies and session.mode is not Mode.BATCH_WORKER
+        self._pairs = replies and session.mode is not Mode.BATCH_WORKER
         self._smallest_limit = min(limits)
 
     def feed(self, data: bytes) -> None:
@@ -84,7 +85,7 @@ class Reader:
             return
         self._buffer.feed(data)
         self._parse()
-        self._check_size()
+        self._bounds.check_rest(self._buffer)
 
     def tail(self) -> bytes:
         """
@@ -96,17 +97,18 @@ class Reader:
         """
         tail = self._buffer.take(len(self._buffer))
         messages, _ = split_run(tail, self._markers.eom)
-        self._refuse_size(messages[self._sound(messages) :])
+        self._bounds.check_messages(messages)
         return tail
 
     def _end_of_replies(self, data: bytes) -> int:
         """Return where in ``data`` the last EOP ends, or 0 if there is more to see."""
-        eop, bnc = self._markers.eop, self._markers.bnc
+        eop, _, bnc, err = self._markers[1:]
         held = len(self._buffer)
         if (
             (held and len(bnc) > 1)  # which may have begun there
             or held + len(data) > self._smallest_limit
             or bnc in data
+            or (err is not None and ((held and len(err) > 1) or err in data))
         ):
             return 0
         at = data.rfind(eop)
@@ -155,6 +157,11 @@ class Reader:
         self._take_output(self._buffer.end_of_last(self._markers.eom))
 
     def _parse_replies(self) -> None:
+        while (at := self._find_err()) >= 0:
+            end = self._buffer.end_of_last(self._markers.eop, at)
+            if end:
+                self._take_replies(end)
+            self._take_refusal()
         end = self._buffer.end_of_last(self._markers.eop)
         if end:
             self._take_replies(end)
@@ -162,14 +169,19 @@ class Reader:
 
     def _parse_cycles(self) -> None:
         eom, eop = self._markers.eom, self._markers.eop
-        while (end := self._buffer.find(eop)) >= 0:
+        while (end := self._find_end()) >= 0:
+            if end == self._find_err():
+                if eop != eom:
+                    self._take_output(self._buffer.end_of_last(eom, end))
+                self._take_refusal()
+                continue
             if eop == eom:
                 # Then a round is one message, by definition: nothing else could tell
                 # the end of a message from that of a round.
                 if end:
                     self._got(Token.OUTPUT)
                 reply = self._buffer.take(end)
-                self._refuse_size([reply][self._sound([reply]) :])
+                self._bounds.check_messages([reply])
                 self._got(Token.EOP)
                 self.events.append(RepliesCompleted([(reply,)]))
             else:
@@ -186,7 +198,7 @@ class Reader:
     def _parse_worker_driven(self) -> None:
         bnc, eop = self._markers.bnc, self._markers.eop
         while len(self._buffer):
-            end = self._buffer.find(eop)
+            end = self._find_end()
             stray = self._buffer.find(bnc)
             # Only where a message may begin is it BNC; inside of one it is a fault, for
             # no message contains a marker ("General terms", 4).
@@ -197,6 +209,8 @@ class Reader:
             elif stray > 0 and not 0 <= end < stray:
                 self._got(Token.OUTPUT)
                 self._got(Token.BNC, at=self._buffer.offset + stray, found=bnc)
+            elif end >= 0 and end == self._find_err():
+                self._take_refusal()
             elif end >= 0 and self._session.owed:
                 self._take_replies(end + len(eop))
             else:
@@ -236,10 +250,10 @@ class Reader:
             return
         self._got(Token.OUTPUT)
         messages = self._take_run(end)
-        sound = self._sound(messages)
+        sound = self._bounds.sound(messages)
         if sound:
             self.events.append(OutputPassed(messages[:sound]))
-        self._refuse_size(messages[sound:])
+        self._bounds.check_messages(messages[sound:])
 
     def _take_messages(self, end: int) -> None:
         start, width = self._buffer.offset, len(self._markers.eom)
@@ -249,7 +263,7 @@ class Reader:
             if not messages[0]:
                 del messages[0]
                 start += width
-        sound = self._sound(messages)
+        sound = self._bounds.sound(messages)
         # In lock-step each message needs a BNC before it: the first may be sound.
         step = 1 if self._session.mode is Mode.BATCH_WORKER else max(1, sound)
         for at in range(0, sound, step):
@@ -258,13 +272,39 @@ class Reader:
             found = (run[0][:_DUMPED] + self._markers.eom)[:_DUMPED]
             self._got(Token.MESSAGE, len(run), at=offset, found=found)
             self.events.append(MessagesPassed(run))
-        self._refuse_size(messages[sound:])
+        self._bounds.check_messages(messages[sound:])
 
     def _take_run(self, end: int) -> list[bytes]:
         messages, rest = split_run(self._buffer.take(end), self._markers.eom)
         # Not empty when EOM overlaps itself, or an unfinished message is cut.
         self._buffer.put_back(rest)
         return messages
+
+    def _find_err(self) -> int:
+        """Return where the next ERR begins, or -1."""
+        err = self._markers.err
+        return -1 if err is None else self._buffer.find(err)
+
+    def _find_end(self) -> int:
+        """Return where the next EOP or ERR begins, or -1."""
+        found = self._buffer.find(self._markers.eop), self._find_err()
+        return min((at for at in found if at >= 0), default=-1)
+
+    def _take_refusal(self) -> None:
+        """Take the next ERR and what comes before it, in which there is no EOP."""
+        err = self._markers.err
+        assert err is not None, "unreachable: none was found"
+        self._check_rest()
+        messages = self._buffer.take(self._find_err()).split(self._markers.eom)
+        self._bounds.check_reply(messages)
+        self._got(Token.ERR)
+        self._buffer.drop(len(err))
+        # What was made before counts for nothing: the reason is what it wrote last.
+        *_, before, rest = (b"", *messages)
+        reason = (rest or before).decode(errors="replace")
+        if len(reason) > _REASON:
+            reason = f"{reason[:_REASON]}..."
+        self.events.append(ExchangeRefused(0, 0, reason))
 
     def _take_replies(self, end: int) -> None:
         start = self._buffer.offset
@@ -286,10 +326,9 @@ class Reader:
             fault = self._blame(str(broken), start + at, data[at : at + _DUMPED])
         self._buffer.put_back(rest)
         if len(data) > self._smallest_limit:
-            sound = next(
-                (n for n, g in enumerate(groups) if self._too_big(g)), len(groups)
-            )
-            fault = self._size_fault(groups[sound]) if sound < len(groups) else fault
+            sound = self._bounds.sound_replies(groups)
+            if sound < len(groups):
+                fault = self._bounds.fault(groups[sound])
             groups = groups[:sound]
         if groups:
             self._got(Token.EOP, len(groups))
@@ -305,20 +344,22 @@ class Reader:
 
     def _check_rest(self) -> None:
         """Refuse what can't be a part of a reply, as soon as it is there."""
-        eop = self._markers.eop
         if not len(self._buffer):
             return
         if self._session.owed:
             self._got(Token.OUTPUT)
             return
-        at = self._buffer.find(eop)
+        eop, _, bnc, err = self._markers[1:]
         if not any(
-            marker.startswith(self._buffer.peek(len(marker)))
-            for marker in (eop, self._markers.bnc)
+            marker is not None and marker.startswith(self._buffer.peek(len(marker)))
+            for marker in (eop, bnc, err)
         ):
             self._got(Token.OUTPUT)
+        at = self._find_end()
         if at >= 0:
-            self._got(Token.EOP, at=self._buffer.offset + at, found=eop)
+            refused = at == self._find_err()
+            token, found = (Token.ERR, err) if refused else (Token.EOP, eop)
+            self._got(token, at=self._buffer.offset + at, found=found)
 
     # --- what the peer did wrong --------------------------------------------
 
@@ -342,54 +383,6 @@ class Reader:
         found = self._buffer.peek(_DUMPED) if found is None else found
         dump = f", found {found.hex(' ')}" if found else ""
         return RemoteProtocolError(f"{text} (offset {at}{dump})")
-
-    def _sound(self, messages: Run) -> int:
-        """Return how many messages come before the first that is too long."""
-        limit = self._limits.max_message_bytes
-        return next(
-            (n for n, m in enumerate(messages) if len(m) > limit), len(messages)
-        )
-
-    def _refuse_size(self, messages: Run) -> None:
-        if messages:
-            raise self._size_fault((messages[0],))
-
-    def _too_big(self, group: tuple[bytes, ...]) -> bool:
-        return (
-            self._on_wire(group) > self._limits.max_reply_bytes
-            or max(map(len, group), default=0) > self._limits.max_message_bytes
-        )
-
-    def _on_wire(self, group: tuple[bytes, ...]) -> int:
-        return sum(map(len, group)) + len(group) * len(self._markers.eom)
-
-    def _size_fault(self, group: tuple[bytes, ...]) -> PayloadTooBig:
-        longest, limit = max(map(len, group)), self._limits.max_message_bytes
-        if longest > limit:
-            return PayloadTooBig(
-                f"message is {longest} bytes long, expected no more than {limit} bytes;"
-                " see max_message"
-            )
-        return PayloadTooBig(
-            f"reply is {self._on_wire(group)} bytes long, expected no more than"
-            f" {self._limits.max_reply_bytes} bytes; see max_reply"
-        )
-
-    def _check_size(self) -> None:
-        """Refuse what is still incomplete and too long already."""
-        held = len(self._buffer)
-        limit = self._limits.max_message_bytes
-        most = limit + self._slack
-        if held > most and held - self._buffer.end_of_last(self._markers.eom) > most:
-            raise PayloadTooBig(
-                f"message is more than {limit} bytes long, with no EOM yet at offset"
-                f" {self._buffer.offset + held}; see max_message"
-            )
-        if self._holds_replies and held > self._limits.max_reply_bytes + self._slack:
-            raise PayloadTooBig(
-                f"reply is more than {self._limits.max_reply_bytes} bytes long, with no"
-                f" EOP yet at offset {self._buffer.offset + held}; see max_reply"
-            )
 
 
 def _end_of(data: bytes, marker: bytes, count: int) -> int:

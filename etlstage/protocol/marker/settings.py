@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.marker.framing import LISTS, Framing
-from etlstage.protocol.marker.markers import MARKER_NAMES, Markers, escape
+from etlstage.protocol.marker.markers import Markers, escape
 from etlstage.protocol.marker.protocol import MarkerProtocol
 from etlstage.protocol.marker.state import Mode
 from etlstage.settings.definition import (
@@ -25,6 +25,7 @@ from etlstage.settings.definition import (
 )
 from etlstage.settings.kind import (
     Choice,
+    Maybe,
     Text,
 )
 from etlstage.settings.problem import (
@@ -48,12 +49,18 @@ _MEANINGS: Final = (
     "End of process: the end of a reply",
     "End of batch",
     "Batch not complete: the worker asks for one more message",
+    "Error: the end of a reply that says no, and why; null: a worker can't say no",
 )
 _MARKERS: Final = Section(
     {
-        name: Setting(name, Text(), default=escape(marker), doc=f"{meaning}.")
-        for name, marker, meaning in zip(
-            MARKER_NAMES, Markers(), _MEANINGS, strict=True
+        name: Setting(
+            name,
+            Maybe(Text()) if name == "err" else Text(),
+            default=default,
+            doc=f"{meaning}.",
+        )
+        for (name, default), meaning in zip(
+            Markers().to_text().items(), _MEANINGS, strict=True
         )
     },
     lambda given: Markers.from_text(**given),
@@ -63,7 +70,7 @@ _MARKERS: Final = Section(
 
 @dataclass(frozen=True, kw_only=True)
 class MarkerDialect(Definition, Dialect):
-    """The stage protocol with EOM, EOP, EOB and BNC."""
+    """The stage protocol with EOM, EOP, EOB, BNC and ERR."""
 
     name: ClassVar[str] = "marker"
     label: ClassVar = ("dialect",)
@@ -153,7 +160,7 @@ class MarkerDialect(Definition, Dialect):
 
     def placeholders(self) -> dict[str, str]:
         """Return what stands for ``{eom}`` and its like in a command."""
-        return dict(zip(MARKER_NAMES, map(escape, self.markers), strict=True))
+        return {name: text or "" for name, text in self.markers.to_text().items()}
 
     def silence(self, received: int) -> str:
         """Say what a worker did that did not answer in time."""
@@ -183,7 +190,7 @@ class MarkerDialect(Definition, Dialect):
         return {
             "name": self.name,
             "mode": self.mode.value,
-            "markers": self.placeholders(),
+            "markers": self.markers.to_text(),
             "eob_then_eom": self.eob_then_eom,
             "bnc_after_last": self.bnc_after_last,
         }

@@ -9,7 +9,7 @@ Two rules:
    through the same table; only who is to blame for a refusal differs.
 
 Theory of operation. The page describes two loops, one for the supervisor S and one
-for the worker W. What matters on the wire is the order of six tokens:
+for the worker W. What matters on the wire is the order of seven tokens:
 
 ====== ======= ====================================================
 token  from    meaning
@@ -19,6 +19,7 @@ EOB      S     end of the batch
 END      S     no more input
 OUTPUT   W     (part of) a message of a reply
 EOP      W     the reply is complete
+ERR      W     in place of EOP: the worker says no
 BNC      W     one more message for this batch, please
 ====== ======= ====================================================
 
@@ -26,6 +27,7 @@ A session is one of five modes, each with its table. Beside the state there is o
 counter, ``owed``: how many EOP the worker still has to write. The k-th EOP answers
 the k-th exchange, so S may write ahead and pairs by order; the table sees the last
 owed EOP as a token of its own, LAST_EOP, because only that one leads back to IDLE.
+ERR counts as an EOP, in the table, too.
 
 Where the page and its implementations (PanDAWMS/dkb) differ, the table follows these:
 
@@ -105,6 +107,7 @@ class Token(Enum):
     OUTPUT = "output"
     EOP = "EOP"
     LAST_EOP = "the last EOP owed"
+    ERR = "ERR"
     BNC = "BNC"
 
     __hash__ = object.__hash__
@@ -178,6 +181,9 @@ _OWES: Final[Mapping[Mode, frozenset[tuple[State, Token]]]] = {
 }
 """``{mode: {(state, token)}}``: after which tokens the worker owes one more EOP."""
 
+_ENDS: Final = frozenset({Token.EOP, Token.ERR})
+"""What ends a reply."""
+
 _HINTS: Final[Mapping[tuple[Mode, Token] | tuple[State, Token], str]] = {
     (Mode.SINGLE, Token.BNC): "the worker fills batches; set batch.driver: worker",
     (Mode.CYCLIC, Token.BNC): "an extract stage has no batches",
@@ -231,7 +237,8 @@ class Session:
         """
         after = self.state
         owed = self.owed
-        if token is Token.EOP:
+        asked = token
+        if token in _ENDS:
             if count > owed:
                 raise self._refusal(token)
             owed -= count
@@ -244,7 +251,7 @@ class Session:
             try:
                 after = self._table[after, token]
             except KeyError:
-                raise self._refusal(token, after) from None
+                raise self._refusal(asked, after) from None
         self.state, self.owed = after, owed
 
     def fail(self) -> None:
@@ -253,8 +260,7 @@ class Session:
 
     def _refusal(self, token: Token, state: State | None = None) -> Refused:
         state = state or self.state
-        if token is Token.LAST_EOP:
-            token = Token.EOP
-        hint = _HINTS.get((self.mode, token)) or _HINTS.get((state, token))
+        kind = Token.EOP if token is Token.ERR else token
+        hint = _HINTS.get((self.mode, kind)) or _HINTS.get((state, kind))
         text = f"can't handle {token.value} in state {state.value}"
         return Refused(f"{text}: {hint}" if hint else text)

@@ -14,6 +14,7 @@ from etlstage.errors import (
     EtlstageError,
     MessageRefused,
     PayloadTooBig,
+    RefusedByWorker,
     RemoteProtocolError,
     SinkFailed,
     StageError,
@@ -35,6 +36,7 @@ from etlstage.stage import Stage as Configured
 
 OF_A_MESSAGE = [
     MessageRefused("r", index=0),
+    RefusedByWorker("n", stage="s", code=0, reason="n"),
     RemoteProtocolError("p"),
     PayloadTooBig("b"),
     WorkerLost("l", stage="s"),

@@ -36,19 +36,20 @@ def problem(**markers: bytes) -> str:
 
 
 def test_defaults_are_those_of_the_real_stages() -> None:
-    """The page names none; pyDKB has LF and NUL, its branch ETB, and BNC is ENQ."""
-    assert Markers() == (b"\n", b"\0", b"\x17", b"\x05")
+    """The page names none; pyDKB has LF and NUL, its branch ETB, BNC is ENQ, ERR NAK."""
+    assert Markers() == (b"\n", b"\0", b"\x17", b"\x05", b"\x15")
     assert Markers()._asdict() == {
         "eom": b"\n",
         "eop": b"\0",
         "eob": b"\x17",
         "bnc": b"\x05",
+        "err": b"\x15",
     }
 
 
 def test_names_are_in_the_order_of_the_fields() -> None:
     """Names and markers are zipped in several places."""
-    assert Markers._fields == MARKER_NAMES == ("eom", "eop", "eob", "bnc")
+    assert Markers._fields == MARKER_NAMES == ("eom", "eop", "eob", "bnc", "err")
 
 
 def test_environment_carries_escaped_markers() -> None:
@@ -58,19 +59,29 @@ def test_environment_carries_escaped_markers() -> None:
         "ETLSTAGE_EOP": r"\000",
         "ETLSTAGE_EOB": r"\027",
         "ETLSTAGE_BNC": r"\005",
+        "ETLSTAGE_ERR": r"\025",
     }
+
+
+def test_worker_that_may_not_refuse_is_told_of_no_err() -> None:
+    """Also not in its command line, where it stands for nothing."""
+    markers = Markers(err=None)
+    assert "ETLSTAGE_ERR" not in markers.environment()
+    assert markers.to_text()["err"] is None
+    assert Markers.from_text(**markers.to_text()) == markers
 
 
 def test_words_are_written_as_they_are() -> None:
     """Printable markers need no escapes."""
-    markers = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
-    assert list(markers.environment().values()) == ["EOM", "EOP", "EOB", "BNC"]
+    names = ["EOM", "EOP", "EOB", "BNC", "ERR"]
+    markers = Markers(*(name.encode() for name in names))
+    assert list(markers.environment().values()) == names
 
 
 def test_markers_are_read_from_escaped_texts() -> None:
     """The YAML's way: a marker that is not named has its default."""
     markers = Markers.from_text(eom=r"\x1e", eop="END")
-    assert markers == (b"\x1e", b"END", b"\x17", b"\x05")
+    assert markers == (b"\x1e", b"END", b"\x17", b"\x05", b"\x15")
     assert Markers.from_text() == Markers()
 
 
@@ -99,7 +110,17 @@ def test_empty_marker_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("eom", "eob"), ("eom", "bnc"), ("eop", "eob"), ("eop", "bnc"), ("eob", "bnc")],
+    [
+        ("eom", "eob"),
+        ("eom", "bnc"),
+        ("eop", "eob"),
+        ("eop", "bnc"),
+        ("eob", "bnc"),
+        ("eom", "err"),
+        ("eop", "err"),
+        ("eob", "err"),
+        ("bnc", "err"),
+    ],
 )
 def test_equal_markers_are_refused(first: str, second: str) -> None:
     """A marker says one thing."""
@@ -110,7 +131,7 @@ def test_equal_markers_are_refused(first: str, second: str) -> None:
 
 def test_eop_may_be_eom() -> None:
     """The Java processor's setting: exactly one output for each input."""
-    assert Markers(eop=b"\n") == (b"\n", b"\n", b"\x17", b"\x05")
+    assert Markers(eop=b"\n") == (b"\n", b"\n", b"\x17", b"\x05", b"\x15")
 
 
 def test_eop_that_is_eom_is_no_excuse_for_bnc() -> None:
@@ -130,6 +151,9 @@ def test_eop_that_is_eom_is_no_excuse_for_bnc() -> None:
         ("bnc", "eom"),
         ("eop", "bnc"),
         ("bnc", "eop"),
+        ("eom", "err"),
+        ("err", "eop"),
+        ("bnc", "err"),
     ],
 )
 @pytest.mark.parametrize("whole", [b"x12", b"1x2", b"12x"])
@@ -153,6 +177,9 @@ def test_marker_in_a_marker_is_refused(inner: str, outer: str, whole: bytes) -> 
         ("bnc", "eom"),
         ("eop", "bnc"),
         ("bnc", "eop"),
+        ("eom", "err"),
+        ("err", "eop"),
+        ("bnc", "err"),
     ],
 )
 def test_marker_that_ends_as_another_begins_is_refused(first: str, second: str) -> None:
@@ -170,9 +197,9 @@ def test_overlap_of_all_but_one_byte_is_refused() -> None:
     assert text.startswith("marker eom '1234' ends as eop '2345' begins")
 
 
-@pytest.mark.parametrize("first", ["eop", "bnc"])
+@pytest.mark.parametrize("first", ["eop", "bnc", "err"])
 def test_markers_of_two_directions_may_overlap(first: str) -> None:
-    """EOB goes to the worker, EOP and BNC come from it: they never meet."""
+    """EOB goes to the worker, EOP, BNC and ERR come from it: they never meet."""
     assert Markers(**{first: b"123", "eob": b"345"}).eob == b"345"
     assert Markers(**{first: b"12", "eob": b"123"}).eob == b"123"
 

@@ -26,6 +26,7 @@ from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
@@ -34,7 +35,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from tests.protocol.pair import Atom, S, W, atoms
-from tests.protocol.strategies import MARKER_SETS, messages
+from tests.protocol.strategies import MARKER_SETS, messages, reasons
 
 Exchanges = list[list[bytes]]
 
@@ -199,6 +200,21 @@ class Talk(RuleBasedStateMachine):
         self.tell(W, RepliesCompleted(groups))
         self.answered += len(groups)
 
+    @precondition(lambda self: self.may_answer and self.w.owed and self.markers.err)
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        """Say no to the oldest exchange, whatever was made of it before."""
+        if self.mode is Mode.BATCH_WORKER and self.filling:
+            self.taken.append(self.filling)
+            self.filling = []
+        while self.mode is not Mode.CYCLIC and self.sent[W][-1:]:
+            if self.sent[W][-1][0] != "output":
+                break
+            self.sent[W].pop()
+        reason = data.draw(reasons(self.markers))
+        self.tell(W, ExchangeRefused(0, 0, f"{self.answered}|{reason}"))
+        self.answered += 1
+
     @precondition(lambda self: self.mode is Mode.BATCH_WORKER)
     @precondition(lambda self: self.w.state is State.FILLING)
     @rule()
@@ -234,7 +250,7 @@ class Talk(RuleBasedStateMachine):
         """Let bytes arrive at the supervisor."""
         for atom in atoms(self.to_s.arrive(count)):
             self.seen[S].append(atom)
-            if atom[0] == "EOP" and self.mode is Mode.BATCH_WORKER:
+            if atom[0] in ("EOP", "ERR") and self.mode is Mode.BATCH_WORKER:
                 self.open_at_s = False
 
     # --- what must hold -----------------------------------------------------
@@ -252,9 +268,9 @@ class Talk(RuleBasedStateMachine):
         """The k-th EOP ends what the worker made of the k-th exchange."""
         number = 0
         for kind, message in self.seen[S]:
-            if kind == "output":
+            if kind in ("output", "ERR"):
                 assert message.startswith(b"%d|" % number)
-            number += kind == "EOP"
+            number += kind in ("EOP", "ERR")
         assert self.taken == self.asked[: len(self.taken)]
 
     @precondition(lambda self: hasattr(self, "s"))
@@ -288,7 +304,7 @@ class Talk(RuleBasedStateMachine):
         self.settle()
         assert self.seen == {S: self.sent[W], W: self.sent[S]}
         assert self.taken == self.asked
-        replies = sum(kind == "EOP" for kind, _ in self.seen[S])
+        replies = sum(kind in ("EOP", "ERR") for kind, _ in self.seen[S])
         assert replies == len(self.asked)
 
     @property

@@ -252,11 +252,11 @@ def test_messages_may_be_written_ahead_of_their_eop(mode: Mode) -> None:
 @pytest.mark.parametrize(
     "mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER]
 )
-@pytest.mark.parametrize("marker", Markers())
+@pytest.mark.parametrize("marker", Markers()[:4])
 def test_message_with_a_marker_is_not_sent_by_a_supervisor(
     mode: Mode, marker: bytes
 ) -> None:
-    """Any of the four, in any mode; nothing of its run is queued."""
+    """Any of the four that it reads, in any mode; nothing of its run is queued."""
     pair = ConnectionPair(mode)
     text = pair.refusal(S, MessagesPassed([b"a", b"b" + marker]))
     assert text.startswith("MessageRefused: message contains marker ")

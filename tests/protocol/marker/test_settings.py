@@ -65,6 +65,7 @@ def test_worker_is_told_the_markers() -> None:
         "eop": r"\000\377",
         "eob": r"\027",
         "bnc": r"\005",
+        "err": r"\025",
     }
     assert ODD.environment()["ETLSTAGE_EOP"] == r"\000\377"
 

@@ -72,7 +72,8 @@ def test_token_is_in_the_table_or_refused(
     tested.state = state
     last = token is Token.LAST_EOP
     tested.owed = 1 if last else 2
-    after = TRANSITIONS[mode].get((state, token))
+    counts_as = Token.EOP if token is Token.ERR else token
+    after = TRANSITIONS[mode].get((state, counts_as))
     if after is None:
         text = refusal(tested, Token.EOP if last else token)
         name = "EOP" if last else token.value
@@ -80,7 +81,7 @@ def test_token_is_in_the_table_or_refused(
     else:
         tested.handle(Token.EOP if last else token)
         assert tested.state is after
-        if token in (Token.EOP, Token.LAST_EOP):
+        if token in (Token.EOP, Token.LAST_EOP, Token.ERR):
             assert tested.owed == (0 if last else 1)
 
 
@@ -228,6 +229,13 @@ REFUSALS = [
         "the end of input in state AHEAD: a batch is open; close it with EOB",
     ),
     (Mode.BATCH_SUPERVISOR, [M], BNC, FILLS_ITSELF),
+    (Mode.SINGLE, [], Token.ERR, "ERR in state IDLE: no message is to be answered"),
+    (
+        Mode.BATCH_SUPERVISOR,
+        [M],
+        Token.ERR,
+        "ERR in state FILLING: the batch is not closed yet; EOP follows EOB",
+    ),
     (Mode.BATCH_SUPERVISOR, [], OUT, STRAY),
 ]
 

@@ -1,0 +1,52 @@
+"""Workers that say no to a message, and live on."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from etlstage.errors import RefusedByWorker
+from etlstage.messages import Result
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor, WorkerStarted
+from tests.supervisor.workers import stage
+
+
+async def submit(run: Stage, messages: list[bytes]) -> tuple[list[Result], int]:
+    """Return the results, and how often a worker was started."""
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(run) as supervisor:
+            events = supervisor.events()
+            results = await supervisor.submit(messages)
+        async with events:
+            starts = [e async for e in events if isinstance(e, WorkerStarted)]
+    assert [r.message for r in results] == messages
+    return results, len(starts)
+
+
+@pytest.mark.parametrize("window", [1, 8, None])
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_refusal_is_that_message_s_alone(
+    window: int | None, workers: int
+) -> None:
+    """All others are answered, and no worker is started again."""
+    messages = [b"bad %d" % n if n % 7 == 3 else b"%d" % n for n in range(2000)]
+    run = stage("refuses", "bad", window=window, workers=workers)
+    results, starts = await submit(run, messages)
+
+    assert starts == workers
+    for result in results:
+        if result.message.startswith(b"bad"):
+            assert isinstance(result.error, RefusedByWorker)
+            assert result.error.reason == f"no {result.message.decode()}"
+            assert result.outputs == ()
+        else:
+            assert (result.outputs, result.error) == ((result.message,), None)
+
+
+async def test_refusal_names_stage_worker_and_reason() -> None:
+    """Who said no, and why."""
+    ((result,), _) = await submit(stage("refuses", "bad"), [b"bad"])
+    text = str(result.error)
+    assert text.startswith("stage t: worker t-1 (pid ")
+    assert text.endswith(") refused the message: no bad")
