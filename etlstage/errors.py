@@ -178,6 +178,10 @@ class SinkFailed(StageError):
     """Raised when the load stage can't write, or a message does not fit its schema."""
 
 
+class StateUnusable(EtlstageError):
+    """Raised when another run has the state directory, or it can't be ours."""
+
+
 class SparkUnavailable(EtlstageError):
     """Raised when PySpark, a usable Java or the session can't be had."""
 

@@ -142,7 +142,7 @@ def _on(file: Path, engine: str, state: Path, sink: Sink) -> Runner:
 
 
 def _side(build: Build, state: Path, load_stage: str) -> _Side:
-    state.mkdir()
+    state.mkdir(mode=0o700)
     capture = Capture(state / "messages", name=load_stage)
     return _Side(build(state, capture), state, capture)
 

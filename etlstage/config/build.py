@@ -22,6 +22,7 @@ from etlstage.config.model import (
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import stage_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.runner import Runner
@@ -141,6 +142,7 @@ class _Builder:
             dead_letters=self._letters,
             dead_letter_sink=letters,
             release=self._shared.release if self._shared is not None else None,
+            delivery=self._delivery(),
         )
 
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
@@ -179,6 +181,7 @@ class _Builder:
             dead_letter_sink=self._letter_sink(keys.dead_letters),
             staging=keys.spark.staging,
             shipment=shipment,
+            delivery=self._delivery(),
         )
 
     def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:
@@ -207,6 +210,11 @@ class _Builder:
             staging=keys.spark.staging,
             shipment=shipment,
         )
+
+    def _delivery(self) -> Delivery | None:
+        # Without state nothing outlives a run but dead letters, which runs may share.
+        state = self._keys.state
+        return Delivery(self._folder / state) if state is not None else None
 
     def _source(self, keys: ExtractKeys) -> Source:
         name = self._names["extract",]

@@ -15,6 +15,7 @@ from typing import Self
 
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.ledger import Account
 
 __all__ = ("DeadLetterSink", "Landing", "Sink", "Source")
@@ -31,6 +32,8 @@ class Source(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.delivery: Delivery | None = None
+        """Of the positions that it stores, if it does; for who runs it to hold."""
 
     @abstractmethod
     def runs(self) -> AsyncGenerator[Run | Position, None]:

@@ -26,6 +26,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from etlstage.messages import Position, Run, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.report import Status
@@ -63,6 +64,8 @@ class Pipeline(Runner):
             lets go of what its parts have in common, as a Spark session.
         judged_of: Messages of which the share of an error budget is taken, at least:
             a part of an input may be worse than the whole.
+        delivery: What is to be ours alone during the run; by default the source's, if
+            it stores positions.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -83,6 +86,7 @@ class Pipeline(Runner):
         meter: Meter | None = None,
         release: Callable[[Exception | None], Awaitable[None]] | None = None,
         judged_of: int = 0,
+        delivery: Delivery | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -92,6 +96,7 @@ class Pipeline(Runner):
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
             release=release,
+            delivery=delivery or source.delivery,
         )
         self._source = source
         self._sink = sink

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 
 import anyio
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink, Landing
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import Report, Status
@@ -37,6 +39,7 @@ class Runner(ABC):
         dead_letter_sink: What is given the dead letters at the end of the run.
         release: Called behind all else, with the error of the run if there is one:
             lets go of what its parts have in common, as a Spark session.
+        delivery: What is to be ours alone during the run, if anything outlives it.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -54,6 +57,7 @@ class Runner(ABC):
         dead_letters: DeadLetters | None,
         dead_letter_sink: DeadLetterSink | None,
         release: Callable[[Exception | None], Awaitable[None]] | None = None,
+        delivery: Delivery | None = None,
     ) -> None:
         self.name = name
         names = [stage.name for stage in stages]
@@ -66,6 +70,7 @@ class Runner(ABC):
         self._landing = sink
         self._letter_sink = dead_letter_sink
         self._release = release
+        self._delivery = delivery
         self._check()
 
     @abstractmethod
@@ -83,7 +88,8 @@ class Runner(ABC):
         status: Status | None = None
         try:
             try:
-                status = await self._run()
+                with self._delivery or nullcontext():
+                    status = await self._run()
             except Exception as error:
                 self._fail(error)
             await self._hand_over_letters()

@@ -10,6 +10,7 @@ import anyio
 
 from etlstage.errors import SourceFailed
 from etlstage.messages import Position, Run
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.offsets import ask_offset, fell_back, steps
@@ -49,6 +50,7 @@ class WorkerSource(Source):
         self._every = every
         self._draining = anyio.Event()
         self._file = PositionFile(state, stage.name) if state is not None else None
+        self.delivery = Delivery(state) if state is not None else None
         self._reached: int | None = None
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:

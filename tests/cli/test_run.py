@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 
 from tests.cli.conftest import (
+    PIPELINE,
     Etlstage,
     Started,
     command,
@@ -143,6 +144,31 @@ def test_worker_that_exits_at_once(etlstage: Etlstage, pipeline: Path) -> None:
     assert "stage upper" in error
     assert "no licence" in error
     assert "Traceback" not in result.stderr
+
+
+def test_second_run_with_one_state_is_refused(
+    start: Started, etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """At once, with who has it; after him, however he ends, it is free (issue 10)."""
+    pipeline.write_text(f"state: state\n{ENDLESS}")
+    worker(tmp_path / "slow.py", SLOW)
+    process = start("run", pipeline)
+    wait_for(process.stderr, "first message is here")
+    refused = etlstage("run", pipeline, "--report", "r.json")
+    assert refused.returncode == 1
+    assert re.fullmatch(
+        rf"etlstage: error: another run uses the state directory {tmp_path}/state \(pid"
+        rf" {process.pid} on \S+, since \S+\): wait until it has ended, or set another"
+        r" state\n",
+        refused.stderr,
+    )
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["status"] == "failed"
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    pipeline.write_text(f"state: state\n{PIPELINE}")
+    assert etlstage("run", pipeline).returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

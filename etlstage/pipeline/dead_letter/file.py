@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.delivery.folder import make, sync
 
 __all__ = ("FOLDER", "SUFFIX", "LetterFile", "Torn", "letter_files", "read_letters")
 
@@ -46,15 +47,19 @@ class LetterFile:
     """
 
     def __init__(self, state: Path, stage: str) -> None:
-        folder = _folder(state)
+        folder = state / FOLDER
+        make(state)
+        make(folder)
         self.path = folder / f"{quote(stage, safe=' ')}{SUFFIX}"
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)
         self.start = os.fstat(self._fd).st_size
         """Where the letters of this run begin, at the earliest."""
         self.dirty = False
         """Whether there is anything that may not be durable."""
-        _sync_folders(folder)
+        # The file's name, and those of the folders that were made.
+        for path in (folder, folder.parent, folder.parent.parent):
+            sync(path)
 
     def append(self, line: bytes) -> None:
         """Append a line; raises OSError, and leaves nothing of it then."""
@@ -115,20 +120,3 @@ def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:
                 yield DeadLetter.from_line(line)
             except ValueError:
                 yield Torn(path, number, len(line))
-
-
-def _folder(state: Path) -> Path:
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = state / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def _sync_folders(folder: Path) -> None:
-    """Make a new file's name durable, and those of the folders that were made."""
-    for path in (folder, folder.parent, folder.parent.parent):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

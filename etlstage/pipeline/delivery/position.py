@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from etlstage.errors import SourceFailed
+from etlstage.pipeline.delivery.folder import check, make, opened, reason, sync
 
-__all__ = ("POSITIONS", "PositionFile", "locked", "store")
+__all__ = ("POSITIONS", "PositionFile", "store")
 
 SUFFIX: Final = ".position.json"
 POSITIONS: Final = f"*{SUFFIX}"
 """What such files are called, as a pattern."""
+_LENGTH: Final = 1024 * 1024  # bytes; a position is a few
 
 
 class PositionFile:
@@ -42,12 +41,14 @@ class PositionFile:
 
         """
         try:
-            return json.loads(self.path.read_bytes())["position"]
+            check(self.path.parent)
+            with opened(self.path, os.O_RDONLY) as file:
+                return json.loads(file.read(_LENGTH))["position"]
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._failed("read", error) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise SourceFailed(
                 f"stage {self._stage}: can't read the position in {self.path}"
                 f" ({error}); remove the file to start from the beginning",
@@ -68,9 +69,9 @@ class PositionFile:
             raise self._failed("store", error) from error
 
     def _failed(self, what: str, error: OSError) -> SourceFailed:
-        said = (error.strerror or str(error)).lower()
         return SourceFailed(
-            f"stage {self._stage}: can't {what} the position in {self.path}: {said}",
+            f"stage {self._stage}: can't {what} the position in {self.path}:"
+            f" {reason(error)}",
             stage=self._stage,
         )
 
@@ -85,37 +86,12 @@ def store(path: Path, value: object) -> None:
 
     """
     new = path.with_suffix(".new")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with new.open("w") as file:
-        json.dump(value, file)
+    text = json.dumps(value)
+    make(path.parent)
+    new.unlink(missing_ok=True)  # of a run that was killed
+    with opened(new, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """
-    Keep a state directory to ourselves; give False if another process has it.
-
-    Args:
-        folder: The state directory; made, for us alone, if it is not there.
-
-    Raises:
-        OSError: If it can't be made or written to.
-
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The lock goes with the process, however that ends; the file stays.
-    with (folder / "lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+    sync(path.parent)

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
@@ -41,6 +42,7 @@ class ExecutorPipeline(Runner):
         staging: Folder, or URL of one, that all executors see. By default one in the
             system's temporary directory, if the executors are on this machine.
         shipment: What was sent to the executors for the stages.
+        delivery: What is to be ours alone during the run.
 
     """
 
@@ -56,6 +58,7 @@ class ExecutorPipeline(Runner):
         dead_letter_sink: DeadLetterSink | None = None,
         staging: str | None = None,
         shipment: Shipment | None = None,
+        delivery: Delivery | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -65,6 +68,7 @@ class ExecutorPipeline(Runner):
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
             release=session.release,
+            delivery=delivery,
         )
         self.ledger.awaited = "the tasks on Spark's executors"
         self._origin = origin

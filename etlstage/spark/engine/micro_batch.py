@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import EtlstageError
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.folder import make
 from etlstage.pipeline.delivery.position import store
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
@@ -247,7 +248,7 @@ class Batches:
                 batches begin again.
 
         """
-        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make(self._state)
         (self._state / _STOP).touch()
         if at_once:
             (self._state / _STOP_NOW).touch()

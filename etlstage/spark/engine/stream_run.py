@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.position import locked
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import Landing
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
@@ -84,6 +84,7 @@ class StreamingPipeline(Runner):
             dead_letters=dead_letters,
             dead_letter_sink=None,
             release=session.release,
+            delivery=Delivery(state.absolute()),
         )
         self.ledger.awaited = "the first batch"
         self._origin = origin
@@ -116,7 +117,7 @@ class StreamingPipeline(Runner):
             if self._drained:
                 self._batches.forget_stop()
             else:
-                await self._run_alone()
+                await self._run_batches()
         finally:
             self._book()
         return "drained" if self._drained else "done"
@@ -127,28 +128,12 @@ class StreamingPipeline(Runner):
         self._letters.count = sum(account.dead for account in self.ledger)
         return super().report(status)
 
-    async def _run_alone(self) -> None:
-        with ExitStack() as stack:
-            try:
-                alone = stack.enter_context(locked(self._state))
-            except OSError as error:
-                said = (error.strerror or str(error)).lower()
-                raise SourceFailed(
-                    f"{self._origin.name}: can't use the state directory {self._state}:"
-                    f" {said}; set another state",
-                    stage=self._origin.name,
-                ) from error
-            if not alone:
-                raise SourceFailed(
-                    f"{self._origin.name}: another process uses the state directory"
-                    f" {self._state}: wait until it has ended, or set another state",
-                    stage=self._origin.name,
-                )
-            self._batches.begin(anew=not self._checkpoint.exists())
-            try:
-                await self._run_query()
-            finally:
-                self._batches.forget_stop()
+    async def _run_batches(self) -> None:
+        self._batches.begin(anew=not self._checkpoint.exists())
+        try:
+            await self._run_query()
+        finally:
+            self._batches.forget_stop()
 
     async def _run_query(self) -> None:
         try:

@@ -99,6 +99,25 @@ async def test_letters_are_ours_alone(letters: DeadLetters, tmp_path: Path) -> N
     assert modes == [0o700, 0o700, 0o600]
 
 
+async def test_letters_are_not_written_where_a_link_says(
+    letters: DeadLetters, tmp_path: Path
+) -> None:
+    """Nor into a folder of others (issue 10)."""
+    other = tmp_path / "other"
+    other.touch()
+    path = file_of(letters)
+    path.parent.mkdir(mode=0o700, parents=True)
+    path.parent.parent.chmod(0o700)
+    path.symlink_to(other)
+    with pytest.raises(StageError, match="too many levels of symbolic links"):
+        await put(letters)
+    path.unlink()
+    path.parent.chmod(0o777)
+    with pytest.raises(StageError, match="others may write to the folder"):
+        await put(letters)
+    assert other.read_bytes() == b""
+
+
 async def test_runs_append_to_the_same_file(tmp_path: Path) -> None:
     """Also at the same time; ids never meet."""
     first, second = (DeadLetters(tmp_path, pipeline="p") for _ in range(2))
@@ -221,7 +240,7 @@ async def test_folder_that_can_not_be_made(tmp_path: Path) -> None:
     """Something else is in the way."""
     (tmp_path / "state").write_text("")
     letters = DeadLetters(tmp_path / "state", pipeline="p")
-    with pytest.raises(StageError, match=r"dead letters to .*: file exists"):
+    with pytest.raises(StageError, match=r"dead letters to .*: not a directory"):
         await put(letters)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import SourceFailed
-from etlstage.pipeline.delivery.position import PositionFile, locked
+from etlstage.pipeline.delivery.position import PositionFile
 
 
 def test_nothing_stored_is_none(tmp_path: Path) -> None:
@@ -35,7 +35,11 @@ def test_folder_is_for_us_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '"position"', "\xff", '{"other": 1}']
+    "text",
+    [
+        *("", "{", "[]", "{}", '"position"', "\xff", '{"other": 1}'),
+        '{"position": ' + "[" * 100_000,
+    ],
 )
 def test_file_that_can_not_be_understood(tmp_path: Path, text: str) -> None:
     """The text names the stage, the file and the remedy."""
@@ -94,11 +98,37 @@ def test_name_with_a_dot_is_kept_apart(tmp_path: Path) -> None:
     assert [PositionFile(tmp_path, name).load() for name in names] == [0, 1, 2, 3]
 
 
-def test_state_directory_is_locked_once(tmp_path: Path) -> None:
-    """Until who has it lets it go."""
-    folder = tmp_path / "a" / "state"
-    with locked(folder) as first, locked(folder) as second:
-        assert (first, second) == (True, False)
-    with locked(folder) as again:
-        assert again
-    assert folder.stat().st_mode & 0o777 == 0o700
+def test_file_of_a_run_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    """And if it is a link, what it points to is left alone (issue 10)."""
+    other = tmp_path / "other"
+    other.write_text("theirs")
+    folder = tmp_path / "state"
+    file = PositionFile(folder, "read")
+    file.store(1)
+    (folder / "read.position.new").symlink_to(other)
+    file.store(2)
+
+    assert (file.load(), other.read_text()) == (2, "theirs")
+
+
+def test_link_is_not_followed(tmp_path: Path) -> None:
+    """Somebody else would say where to read on (issue 10)."""
+    (tmp_path / "other").write_text('{"position": 7}')
+    PositionFile(tmp_path, "read").path.symlink_to(tmp_path / "other")
+
+    with pytest.raises(SourceFailed, match="too many levels of symbolic links"):
+        PositionFile(tmp_path, "read").load()
+
+
+def test_position_in_a_folder_of_others_is_not_read(tmp_path: Path) -> None:
+    """They may write to it, so it says nothing (issue 10)."""
+    folder = tmp_path / "state"
+    PositionFile(folder, "read").store(1)
+    folder.chmod(0o770)
+
+    with pytest.raises(
+        SourceFailed,
+        match=r"can't read the position in .*: others may write to the folder \(mode"
+        r" 770\): chmod go-w it",
+    ):
+        PositionFile(folder, "read").load()

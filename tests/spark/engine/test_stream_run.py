@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter.file import letter_files, read_letters
-from etlstage.pipeline.delivery.position import locked
+from etlstage.pipeline.delivery.delivery import Delivery
 from tests.spark.driver import environment
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
@@ -240,14 +240,12 @@ async def test_state_is_used_by_one_process_at_a_time(
     path = write()
     feed(tmp_path, "a", 1)
     stop = tmp_path / "state" / "stop"
-    with locked(stop.parent):
+    with Delivery(stop.parent):
         stop.touch()
         report = await run(path, spark)
         assert report.status == "failed"
-        assert str(report.error) == (
-            f"extract: another process uses the state directory {tmp_path / 'state'}:"
-            " wait until it has ended, or set another state"
-        )
+        why = f"another run uses the state directory {tmp_path / 'state'} (pid "
+        assert str(report.error).startswith(why)
         assert stop.exists()
     assert (await run(path, spark)).status == "done"
 
@@ -260,7 +258,7 @@ async def test_state_that_can_not_be_written(
     (tmp_path / "state").write_text("a file")
     report = await run(path, spark)
     assert str(report.error) == (
-        f"extract: can't use the state directory {tmp_path / 'state'}: file exists;"
+        f"can't use the state directory {tmp_path / 'state'}: not a directory;"
         " set another state"
     )
 

@@ -1,0 +1,99 @@
+"""
+Folders and files of a state directory, which are nobody's but ours.
+
+They tell of data, and what is read from them decides what is read and loaded. So a
+folder that belongs to somebody else, or that others may write to, is refused, no link
+in it is followed, and what is made is for us alone, whatever the umask.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+__all__ = ("check", "make", "opened", "reason", "sync")
+
+_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make(folder: Path) -> None:
+    """
+    Make a folder, and its parents, for us alone; check it if it is there.
+
+    Raises:
+        OSError: If it can't be made, or :func:`check` refuses it.
+
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+    check(folder)
+
+
+def check(folder: Path) -> None:
+    """
+    Assert that a folder, if it is there, is ours.
+
+    Raises:
+        OSError: If it is no folder, somebody else's, or others may write to it.
+
+    """
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            errno.EPERM,
+            f"the folder belongs to user {found.st_uid}, and we are {os.geteuid()}",
+        )
+    if found.st_mode & _OTHERS:
+        mode = stat.S_IMODE(found.st_mode)
+        raise PermissionError(
+            errno.EPERM,
+            f"others may write to the folder (mode {mode:o}): chmod go-w it",
+        )
+
+
+@contextmanager
+def opened(path: Path, flags: int) -> Iterator[BinaryIO]:
+    """
+    Open a file that is no link, and no pipe either; a new one is for us alone.
+
+    Args:
+        path: The file.
+        flags: As ``os.open`` takes them.
+
+    Raises:
+        OSError: If that can't be done.
+
+    """
+    # Without waiting: whoever opens a pipe waits for its other end.
+    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags | safe, 0o600)
+    reads = flags & os.O_ACCMODE == os.O_RDONLY
+    with open(fd, "rb") if reads else open(fd, "r+b") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        yield file
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def reason(error: OSError) -> str:
+    """Return what the system says, as a part of a sentence."""
+    return (error.strerror or str(error)).lower()

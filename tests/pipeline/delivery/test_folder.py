@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from etlstage.pipeline.delivery.folder import check, make, opened
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Let everything be made as it is asked for."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    """Return who may do what."""
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_folder_and_its_parents_are_made_for_us_alone(tmp_path: Path) -> None:
+    """Whatever the umask; what is there is left as it is (issue 10)."""
+    tmp_path.chmod(0o755)
+    make(tmp_path / "a" / "b" / "c")
+    folders = [tmp_path, tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]
+    assert [mode(folder) for folder in folders] == [0o755, 0o700, 0o700, 0o700]
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_file_is_made_for_us_alone(tmp_path: Path) -> None:
+    """And closed again."""
+    with opened(tmp_path / "x", os.O_RDWR | os.O_CREAT) as file:
+        assert not os.get_inheritable(file.fileno())
+    assert mode(tmp_path / "x") == 0o600
+
+
+def test_folder_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He would say what is read and loaded (issue 10)."""
+    us = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: us + 1)
+    with pytest.raises(PermissionError) as caught:
+        make(tmp_path)
+    said = f"the folder belongs to user {us}, and we are {us + 1}"
+    assert caught.value.strerror == said
+
+
+@pytest.mark.parametrize("others", [0o720, 0o702, 0o777])
+def test_folder_that_others_may_write_to_is_refused(
+    tmp_path: Path, others: int
+) -> None:
+    """With the remedy (issue 10)."""
+    tmp_path.chmod(others)
+    with pytest.raises(PermissionError, match=f"mode {others:o}\\): chmod go-w it"):
+        check(tmp_path)
+    tmp_path.chmod(0o755)
+    check(tmp_path)
+
+
+def test_folder_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
+    """It is made when something is stored."""
+    check(tmp_path / "state")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_in_place_of_a_folder(tmp_path: Path) -> None:
+    """The system's words."""
+    (tmp_path / "state").touch()
+    with pytest.raises(NotADirectoryError):
+        make(tmp_path / "state")
+
+
+def test_pipe_is_no_file(tmp_path: Path) -> None:
+    """Nobody waits for its other end (issue 10)."""
+    os.mkfifo(tmp_path / "pipe")
+    with (
+        pytest.raises(OSError, match="it is not a regular file"),
+        opened(tmp_path / "pipe", os.O_RDONLY),
+    ):
+        pass
