@@ -208,6 +208,8 @@ class ErrorPolicy(Definition):
     retries: Annotated[CountOrZero, Place.FED | Place.OPTION] = 2
     """How often a message is given to a fresh worker after the first was lost; more
     often where it could have been another message's fault."""
+    retries_refused: Annotated[CountOrZero, Place.FED] = 0
+    """How often a message that a worker refused is tried again."""
     then: Annotated[
         Literal["dead_letter", "fail"],
         Noun("end of a message"),

@@ -20,10 +20,11 @@ from etlstage.errors import (
     RemoteProtocolError,
     WorkerLost,
 )
-from etlstage.messages import counted
+from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
 from etlstage.supervisor.stderr.log import StderrLog
+from etlstage.telemetry.terminal import harmless
 from etlstage.transport import Launch
 from etlstage.transport.base import describe_status
 
@@ -215,13 +216,20 @@ class ChildProcess:
 
     def refused(self, code: int, reason: str) -> RefusedByWorker:
         """Return the error of a message to which the worker said no."""
-        return RefusedByWorker(
+        what = "request" if self._stage.kind is StageKind.EXTRACT else "message"
+        said = reason or (f"code {code}" if code else "it gave no reason")
+        fate = f"refused the {what}: {harmless(' '.join(said.split()))}"
+        error = RefusedByWorker(
             f"stage {self._stage.name}: worker {self.name} (pid {self.child.pid})"
-            f" refused the message: {reason or f'code {code}'}",
+            f" {fate}",
             stage=self._stage.name,
             code=code,
             reason=reason,
         )
+        # Its stderr as far as it was read: of refusals there may be thousands a second.
+        attempt = Attempt(self.name, self.child.pid, fate, (), self._stderr.tail)
+        error.attempts = (attempt,)
+        return error
 
     def attempt(self, fate: str) -> Attempt:
         """Return the record of this worker's failure at what it held."""

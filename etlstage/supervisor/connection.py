@@ -377,7 +377,7 @@ class Connection:
                 self._named.passed_by(id_, messages)
             case ExchangeRefused(id_, code, reason):
                 error = self._host.refused(code, reason)
-                answered = self.dispatch.refused_by(id_, error)
+                answered = self.dispatch.refused_by(id_, error, now)
                 self._take_note(1, answered, now)
             case CommitAsked(position):
                 self._host.commit(position, partial(self._answer_commit, position))

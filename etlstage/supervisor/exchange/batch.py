@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etlstage.errors import MessageRefused
+from etlstage.errors import EtlstageError, MessageRefused
 from etlstage.messages import Groups
 from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
 from etlstage.stage.policy import BatchPolicy
-from etlstage.supervisor.exchange.dispatch import SLICE, Dispatcher
+from etlstage.supervisor.exchange.dispatch import SLICE, Answered, Dispatcher
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.submission import Submission
 
@@ -91,6 +91,9 @@ class AskedDispatcher(_Batches):
             return None
         if owed:
             return self._continue(now)
+        if self._retried:
+            self._alone = True
+            return self._begin(self._retried.popleft())
         if self.retiring:
             return None
         self._closes_at = now + self._stage.batch.seconds
@@ -150,11 +153,20 @@ class AskedDispatcher(_Batches):
         self._held_bytes += more.size
         return (MessagesPassed(more.messages),)
 
+    def refused_by(self, id_: int, error: EtlstageError, now: float) -> Answered:
+        """Refuse the batch, as far as the worker had it."""
+        self._spare_rest()
+        return super().refused_by(id_, error, now)
+
     def _deliver(self, groups: Groups, at: int, reply_size: int) -> Outcome:
+        self._spare_rest()
+        return super()._deliver(groups, at, reply_size)
+
+    def _spare_rest(self) -> None:
+        """Give back what the worker did not ask for before it answered."""
         rest, self._rest = self._rest, None
         if rest is not None:
-            rest.submission.give_back(rest)  # answered before it had all of its batch
-        return super()._deliver(groups, at, reply_size)
+            rest.submission.give_back(rest)
 
     def _let_go(self) -> list[Exchange]:
         held = super()._let_go()

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from etlstage.errors import Attempt, MessageRefused
+from etlstage.errors import Attempt, EtlstageError, MessageRefused
 from etlstage.messages import Groups, Run, StageKind
 from etlstage.protocol.events import Event, MessagesPassed
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
-from etlstage.supervisor.exchange.retry import Judgement, judge, tried
+from etlstage.supervisor.exchange.retry import Judgement, judge, refused, tried
 from etlstage.supervisor.exchange.window import Window
 
 __all__ = ("SLICE", "Answered", "Dispatcher", "Loss", "StreamDispatcher")
@@ -82,6 +82,7 @@ class Dispatcher:
         self._held: deque[Exchange] = deque()
         self._held_bytes = 0
         self._again: deque[Exchange] = deque()  # taken, and not sent yet
+        self._retried: deque[Exchange] = deque()  # refused, and to be sent once more
         self._fresh = True  # it was given nothing but suspects
         self._answered_any = False
         self._alone = False  # what is held is a suspect
@@ -139,10 +140,12 @@ class Dispatcher:
         room = min(room, self._window.size - owed)
         if room <= 0 or (self._held and self._held_bytes >= _IN_FLIGHT):
             return None
-        if self._alone or self.retiring:
+        if self._alone or (self.retiring and not self._retried):
             return None
         if not owed:
             self._window.started(now)
+        if self._retried:
+            return self._begin(self._retried.popleft())
         return self._give(int(room), now)
 
     def refused(self, error: MessageRefused) -> None:
@@ -164,9 +167,10 @@ class Dispatcher:
             return 0
         return self.answered([()], 0, now)[0]
 
-    def refused_by(self, _id: int, error: Exception) -> Answered:
+    def refused_by(self, _id: int, error: EtlstageError, now: float) -> Answered:
         """End the exchange whose turn it is with the worker's refusal."""
         oldest = self._held[0]
+        self._window.answered(1, now)
         self._answered_any = True
         self._alone = False
         if self._batches or oldest.left == 1:
@@ -174,8 +178,7 @@ class Dispatcher:
         else:
             culprit = oldest.take(1, oldest.size)
         self._held_bytes -= culprit.size
-        culprit.fail(error)
-        return culprit.left, culprit.size
+        return self._take_no(culprit, error)
 
     def answered(self, groups: Groups, reply_size: int, now: float) -> Answered:
         """Deliver replies to the oldest exchanges."""
@@ -300,8 +303,23 @@ class Dispatcher:
         return held
 
     def _unsent(self) -> list[Exchange]:
-        unsent, self._again = list(self._again), deque()
+        unsent = [*self._again, *self._retried]
+        self._again.clear()
+        self._retried.clear()
         return unsent
+
+    def _take_no(self, culprit: Exchange, error: EtlstageError) -> Answered:
+        """Try again what a worker refused, or end it."""
+        # To try a round again would double what was passed on already.
+        streams = culprit.submission.streams
+        retries = 0 if streams else self._stage.on_error.retries_refused
+        culprit, again = refused(culprit, error.attempts, retries=retries)
+        if again:
+            self._retried.extendleft(reversed(again))
+            return 0, 0
+        error.attempts = culprit.attempts
+        culprit.fail(error)
+        return culprit.left, culprit.size
 
     def _carry_out(
         self,

@@ -59,9 +59,11 @@ class Exchange:
     size: int
     """Bytes of the messages that are left."""
     attempts: tuple[Attempt, ...] = ()
-    """The workers that were lost with it, oldest first; then it is tried alone."""
+    """The workers that failed at it, oldest first; then it is tried alone."""
     tries: int = 0
     """How many of these had it as a single message, and not in a batch."""
+    refusals: int = 0
+    """How often a worker said no to it, as a single message."""
     at: int = 0
     """Messages in front that are done with: taken from it, or answered."""
     since: float = 0.0
@@ -84,7 +86,8 @@ class Exchange:
         It is the exchange itself if that is all of it.
         """
         messages, taken = self.messages, self.size
-        if not self.at and len(messages) <= count and taken <= size:
+        single = len(messages) == 1  # however long: it keeps its history
+        if not self.at and len(messages) <= count and (single or taken <= size):
             return self
         messages = messages[self.at : self.at + count]
         taken = size_of(messages)
@@ -101,26 +104,27 @@ class Exchange:
         if not self.at:
             return self
         messages = self.messages[self.at :]
-        return Exchange(
-            self.submission, self.next, messages, self.size, self.attempts, self.tries
-        )
+        return Exchange(self.submission, self.next, messages, self.size, *self._history)
 
     def split(self, count: int) -> tuple[Exchange, Exchange]:
         """Return the first ``count`` messages, and the others; none may be done with."""
         assert not self.at, "what is done with can't be split"
         first = self.messages[:count]
         size = size_of(first)
-        history = self.attempts, self.tries
         return (
-            Exchange(self.submission, self.start, first, size, *history),
+            Exchange(self.submission, self.start, first, size, *self._history),
             Exchange(
                 self.submission,
                 self.start + count,
                 self.messages[count:],
                 self.size - size,
-                *history,
+                *self._history,
             ),
         )
+
+    @property
+    def _history(self) -> tuple[tuple[Attempt, ...], int, int]:
+        return self.attempts, self.tries, self.refusals
 
     def fail(self, error: Exception) -> None:
         """End what is left with an error."""

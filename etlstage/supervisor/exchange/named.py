@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from etlstage.errors import Attempt
+from etlstage.errors import Attempt, EtlstageError
 from etlstage.messages import Groups, Run
 from etlstage.protocol.events import Event, ExchangeOpened
 from etlstage.stage.stage import Stage
@@ -89,6 +89,8 @@ class NamedDispatcher(Dispatcher):
             return None
         if self._again:  # what stood around a message that can't be sent
             return self._begin(self._again.popleft())
+        if self._retried and not self._alone:
+            return self._begin(self._retried.popleft())
         if self._alone or self.retiring:
             return None
         if self._backlog.suspects:
@@ -129,14 +131,13 @@ class NamedDispatcher(Dispatcher):
             size += exchange.size
         return messages, size
 
-    def refused_by(self, id_: int, error: Exception) -> Answered:
+    def refused_by(self, id_: int, error: EtlstageError, _now: float) -> Answered:
         """End an exchange that the worker refused, if it is still open."""
         item = self._close(id_)
         if item is None:
             return 0, 0
         self._answered_any = True
-        item.exchange.fail(error)
-        return item.exchange.left, item.exchange.size
+        return self._take_no(item.exchange, error)
 
     def expired(self, now: float, limit: float) -> list[int]:
         """Return the exchanges that have been open for ``limit`` seconds or longer."""

@@ -1,5 +1,5 @@
 """
-What becomes of the messages that a lost worker held.
+What becomes of the messages that a worker was lost with, or refused.
 
 The oldest exchange is the suspect: a worker that answers in order was busy with it. It
 is tried again alone. Those behind it were only sent ahead: they go back to where they
@@ -9,6 +9,9 @@ that was lost more often than it may be, the last time as the only thing that it
 process was ever given, has failed. So nothing is blamed for what another message did.
 
 What a worker had not even begun to read can't have killed it, and is no suspect.
+
+A worker that refuses a batch does not say whose fault it is: it is halved, too, until
+a single message is refused, and no worker need be fresh for that.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import NamedTuple
 from etlstage.errors import Attempt
 from etlstage.supervisor.exchange.exchange import Exchange
 
-__all__ = ("Judgement", "judge", "tried")
+__all__ = ("Judgement", "judge", "refused", "tried")
 
 
 class Judgement(NamedTuple):
@@ -72,6 +75,29 @@ def judge(
     if first and again.tries > retries:
         return Judgement([], [], [again])
     return Judgement([again], [], [])
+
+
+def refused(
+    exchange: Exchange, attempts: tuple[Attempt, ...], *, retries: int
+) -> tuple[Exchange, list[Exchange]]:
+    """
+    Return an exchange that a worker refused, and what of it is to be tried again.
+
+    Args:
+        exchange: All of it was refused.
+        attempts: The refusal.
+        retries: How often a single message may be refused beyond the first time.
+
+    """
+    single = len(exchange.messages) == 1
+    again = replace(
+        exchange,
+        attempts=(*exchange.attempts, *attempts),
+        refusals=exchange.refusals + single,
+    )
+    if not single:
+        return again, list(again.split((len(exchange.messages) + 1) // 2))
+    return again, [again] if again.refusals <= retries else []
 
 
 def tried(exchange: Exchange, attempt: Attempt) -> Exchange:

@@ -7,6 +7,7 @@ then; time is a number. What the supervisor does around it is in ``pump``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -14,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import MessageRefused
+from etlstage.errors import Attempt, MessageRefused, RefusedByWorker
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Session, Shape, Side
 from etlstage.protocol.events import (
     BatchEnded,
+    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     ProtocolFailed,
@@ -26,7 +28,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import BatchPolicy, Stage
+from etlstage.stage import BatchPolicy, ErrorPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
 from etlstage.supervisor.exchange.dispatch import Dispatcher
@@ -57,6 +59,8 @@ class Peer:
     """Messages that it wants in a batch of its own."""
     protocol: MarkerProtocol = field(init=False)
     batches: list[list[bytes]] = field(default_factory=list)
+    refusals: Counter[bytes] = field(default_factory=Counter)
+    """How often it refused a message, alone; it gives in when it is a ``maybe``."""
     _held: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -90,12 +94,23 @@ class Peer:
                 self._answer()
 
     def _answer(self) -> None:
+        if any(self._refuses(message) for message in self._held):
+            if len(self._held) == 1:
+                self.refusals.update(self._held)
+            self._held = []
+            self.protocol.send(ExchangeRefused(0, 0, "no"))
+            return
         self.batches.append(self._held)
         reply = b"+".join(self._held)
         # Some get no reply, some one, some two.
         group = (reply,) * (len(reply) % 3)
         self._held = []
         self.protocol.send(RepliesCompleted([group]))
+
+    def _refuses(self, message: bytes) -> bool:
+        return message.startswith(b"no") or (
+            message.startswith(b"maybe") and not self.refusals[message]
+        )
 
 
 def give(dispatcher: Dispatcher, session: Session, now: float) -> bool:
@@ -150,6 +165,10 @@ class Line:
             match event:
                 case RepliesCompleted(groups):
                     self.dispatcher.answered(groups, len(reply), now)
+                case ExchangeRefused():
+                    no = RefusedByWorker("no", stage="t", code=0, reason="no")
+                    no.attempts = (Attempt("t-1", 1, "no"),)
+                    self.dispatcher.refused_by(0, no, now)
                 case MoreRequested():
                     pass
                 case _:
@@ -179,8 +198,13 @@ def policies() -> st.SearchStrategy[BatchPolicy]:
 
 message = st.one_of(
     st.sampled_from([b"", b"a", b"bc", b"def"]),
-    st.sampled_from([b"ba\nd", b"\0", b"\x17bad", b"bad\x05"]),
+    st.sampled_from([b"ba\nd", b"\0", b"\x17bad", b"bad\x05", b"no"]),
 )
+
+
+def fails(message: bytes) -> bool:
+    """Return whether a message can't be sent, or is refused."""
+    return message == b"no" or any(c in message for c in b"\n\0\x17\x05")
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -218,17 +242,14 @@ def test_every_message_is_answered_in_order(mode: Mode, data: st.DataObject) -> 
         assert (caller.held_bytes, caller.waiting, caller.waiting_bytes) == (0, 0, 0)
         seen = list(outcome(answers[index]))
         assert [m for m, _, _ in seen] == fed[index]
-        bad = [any(c in m for c in b"\n\0\x17\x05") for m in fed[index]]
-        assert [failed for _, _, failed in seen] == bad
+        assert [failed for _, _, failed in seen] == list(map(fails, fed[index]))
     assert line.dispatcher.held == line.protocol.owed == 0
     if window is not None:
         assert line.most_owed <= window
     if mode.batches:
-        # Each batch came from one caller, and nothing was sent twice.
+        # Each batch came from one caller, and nothing was answered twice.
         sent = [m for batch in line.peer.batches for m in batch]
-        good = [
-            m for run in fed for m in run if not any(c in m for c in b"\n\0\x17\x05")
-        ]
+        good = [m for run in fed for m in run if not fails(m)]
         assert sorted(sent) == sorted(good)
         assert all(len(batch) <= policy.size for batch in line.peer.batches)
         assert all(
@@ -268,6 +289,86 @@ def test_what_a_dead_worker_held_is_given_back_whole(
     failed = [a for a in answers if isinstance(a, Outcome) and a.error is not None]
     assert sum(len(a.messages) for a in failed) >= held
     assert {a.error for a in failed} <= {LOST}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_refused_messages_are_tried_as_often_as_they_may_be(
+    mode: Mode, data: st.DataObject
+) -> None:
+    """One by one: the others of their batches are answered; no window is passed."""
+    drawn = data.draw(st.lists(st.sampled_from([b"a", b"no", b"maybe"]), max_size=12))
+    messages = [b"%s %d" % (word, n) for n, word in enumerate(drawn)]
+    retries = data.draw(st.integers(0, 2))
+    window = data.draw(st.integers(1, 4))
+    run = stage(
+        mode,
+        batch=data.draw(policies()),
+        window=window,
+        on_error=ErrorPolicy(retries_refused=retries),
+    )
+    line = Line(run)
+    caller = line.submission()
+    caller.feed(messages, 0.0)
+    caller.close()
+    line.pump()
+    while line.move(data.draw(st.integers(1, 9))):
+        pass
+
+    said = list(outcome(caller.collect()))
+    assert [m for m, _, _ in said] == messages
+    for message, _, failed in said:
+        word = message.split()[0]
+        assert failed == (word == b"no" or (word == b"maybe" and not retries))
+        wanted = {b"no": 1 + retries, b"maybe": 1, b"a": 0}[word]
+        assert line.peer.refusals[message] == wanted
+    assert line.most_owed <= window
+
+
+def test_error_of_a_refused_message_tells_every_attempt() -> None:
+    """Also those at the batches that it was in."""
+    line = Line(stage(Mode.BATCH_SUPERVISOR, batch=BatchPolicy(size=3)))
+    caller = line.submission()
+    caller.feed([b"1", b"no", b"3"], 0.0)
+    line.pump()
+    while line.move(100):
+        pass
+    _, refused, _ = caller.collect()
+
+    assert isinstance(refused, Outcome)
+    assert isinstance(refused.error, RefusedByWorker)
+    assert len(refused.error.attempts) == 3  # of three, of two, alone
+
+
+def test_refusals_are_answers_to_the_window() -> None:
+    """A worker that refuses everything is not fed in lock-step."""
+    line = Line(stage())
+    line.submission().feed([b"no"] * 100, 0.0)
+    line.pump()
+    while line.move(1000):
+        pass
+    assert line.most_owed > 10
+
+
+def test_what_is_to_be_tried_again_survives_the_worker() -> None:
+    """Another gets it, with its history, however long it is."""
+    run = stage(on_error=ErrorPolicy(retries_refused=1), window=1)
+    line = Line(run)
+    caller = line.submission()
+    long = b"no" * 500_000
+    caller.feed([long], 0.0)
+    line.give(0.0)
+    refused = RefusedByWorker("no", stage="t", code=0, reason="no")
+    line.dispatcher.refused_by(0, refused, 0.0)
+    line.dispatcher.lose(Attempt("t-1", 1, "died"), lambda _: LOST, untouched=False)
+    assert caller.waiting == 1
+    other = Dispatcher(run, line.backlog, 1)
+    assert other.next(0.0, 0, 1) is not None
+    other.refused_by(0, refused, 0.0)
+    (outcome,) = caller.collect()
+    assert isinstance(outcome, Outcome)
+    assert outcome.error is refused
 
 
 def test_the_kth_reply_answers_the_kth_message() -> None:

@@ -220,7 +220,7 @@ class Interleaving(RuleBasedStateMachine):
                     ends = [(id_, tuple(group)) for id_, group in ends]
                     worker.dispatcher.ended(ends, len(data))
                 case ExchangeRefused(id_):
-                    worker.dispatcher.refused_by(id_, NO)
+                    worker.dispatcher.refused_by(id_, NO, self.now)
 
 
 Interleaving.TestCase.settings = settings(
@@ -265,7 +265,7 @@ def test_late_end_hits_no_other_exchange() -> None:
     caller = fed(backlog, b"a")
     d.next(0.0, 0, 1)
     assert d.ended([(7, (b"x",))], 1) == (0, 0)
-    assert d.refused_by(7, NO) == (0, 0)
+    assert d.refused_by(7, NO, 0.0) == (0, 0)
     d.passed_by(7, [b"x"])
 
     assert caller.collect() == []
@@ -278,12 +278,25 @@ def test_refusal_ends_one_exchange() -> None:
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 2)
     d.next(0.0, 1, 1)
-    d.refused_by(1, NO)
+    d.refused_by(1, NO, 0.0)
     d.ended([(2, (b"B",))], 1)
     outcomes = {o.start: o for o in caller.collect() if isinstance(o, Outcome)}
 
     assert outcomes[0].error is NO
     assert outcomes[1].groups == [(b"B",)]
+
+
+def test_refused_exchange_is_opened_again_if_it_may_be() -> None:
+    """Under a new number, in front of what waits; the last refusal ends it."""
+    d, backlog = dispatcher(on_error=ErrorPolicy(retries_refused=1))
+    caller = fed(backlog, b"a", b"b")
+    d.next(0.0, 0, 1)
+    d.refused_by(1, NO, 0.0)
+    assert d.next(0.0, 0, 1) == (ExchangeOpened(2, [b"a"], "transform"),)
+    d.refused_by(2, NO, 0.0)
+    (outcome,) = caller.collect()
+    assert isinstance(outcome, Outcome)
+    assert (outcome.error, outcome.messages) == (NO, [b"a"])
 
 
 def test_message_that_can_not_be_sent_is_refused() -> None:

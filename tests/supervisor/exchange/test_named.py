@@ -94,7 +94,7 @@ def test_end_of_what_is_not_open_means_nothing() -> None:
 
     w.dispatcher.passed_by(9, [b"x"])
     assert w.dispatcher.ended([(9, (b"x",))], 1) == (0, 0)
-    assert w.dispatcher.refused_by(9, REFUSED) == (0, 0)
+    assert w.dispatcher.refused_by(9, REFUSED, 0.0) == (0, 0)
     assert w.dispatcher.held == 1
 
 
@@ -103,7 +103,7 @@ def test_refusal_is_a_matter_of_one_exchange() -> None:
     w = Worker(b"a", b"b")
     w.open()
 
-    assert w.dispatcher.refused_by(1, REFUSED) == (1, 1)
+    assert w.dispatcher.refused_by(1, REFUSED, 0.0) == (1, 1)
     w.dispatcher.ended([(2, ())], 0)
     assert w.replies == {b"a": "refused", b"b": "()"}
 

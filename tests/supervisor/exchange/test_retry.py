@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from etlstage.errors import Attempt
 from etlstage.supervisor.exchange.exchange import Exchange
-from etlstage.supervisor.exchange.retry import Judgement, judge
+from etlstage.supervisor.exchange.retry import Judgement, judge, refused
 from etlstage.supervisor.exchange.submission import Submission
 
 DIED = Attempt("t-1", 1, "died")
@@ -115,6 +115,23 @@ def test_all_exchanges_under_way_are_suspects() -> None:
     (alone, _) = found.suspects
     found = judge([alone], DIED, retries=0, batches=False, first=True, concurrent=True)
     assert found.failed == [tried(taken(0, b"a"), DIED, DIED, tries=2)]
+
+
+def test_refused_message_is_tried_as_often_as_it_may_be() -> None:
+    """Each refusal counts, and what else happened to it does not."""
+    before = tried(taken(0, b"a"), BEFORE, tries=1)
+    once, again = refused(before, (DIED,), retries=1)
+    assert again == [once]
+    assert (once.attempts, once.tries, once.refusals) == ((BEFORE, DIED), 1, 1)
+    twice, again = refused(once, (DIED,), retries=1)
+    assert again == []
+    assert (twice.attempts, twice.refusals) == ((BEFORE, DIED, DIED), 2)
+
+
+def test_refused_batch_is_halved() -> None:
+    """Whether it may be tried again or not: whose fault it is, nobody said."""
+    _, halves = refused(taken(3, b"a", b"b", b"c"), (DIED,), retries=0)
+    assert halves == [tried(taken(3, b"a", b"b"), DIED), tried(taken(5, b"c"), DIED)]
 
 
 @given(
