@@ -15,12 +15,12 @@ from typing import overload
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etlstage.messages import Groups
+from etlstage.messages import Groups, Packed
 
 __all__ = ("Column", "Replies", "content", "extent", "from_zero")
 
 
-class Column(Sequence[bytes]):
+class Column(Packed):
     """
     Messages that are one Arrow array.
 
@@ -59,6 +59,15 @@ class Column(Sequence[bytes]):
     def size(self) -> int:
         """Bytes of the messages."""
         return extent(self.array)
+
+    @property
+    def problem(self) -> str | None:
+        """Why they are no messages, or None."""
+        if self.array.type != pa.binary():
+            return f"expected an Arrow array of binary, got {self.array.type}"
+        if self.array.null_count:
+            return f"message is null in {self.array.null_count} of {len(self)}"
+        return None
 
     @property
     def longest(self) -> int:

@@ -9,6 +9,7 @@ one on its way through.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import chain
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, overload
 __all__ = (
     "AnnotatedRun",
     "Groups",
+    "Packed",
     "Position",
     "Result",
     "Run",
@@ -25,7 +27,9 @@ __all__ = (
     "counted",
     "joined",
     "plain",
+    "refuse_one",
     "size_of",
+    "sound",
 )
 
 Run: TypeAlias = Sequence[bytes]
@@ -35,6 +39,22 @@ Run: TypeAlias = Sequence[bytes]
 Groups: TypeAlias = Sequence[tuple[bytes, ...]]
 """For each of some messages what was made of it: a list, or
 :class:`~etlstage.columns.Replies`."""
+
+
+class Packed(Sequence[bytes]):
+    """Messages without an object for each of them, such as those of an Arrow array."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes of the messages."""
+
+    @property
+    @abstractmethod
+    def problem(self) -> str | None:
+        """Why they are no messages, or None."""
 
 
 class AnnotatedRun(Sequence[bytes]):
@@ -87,6 +107,69 @@ class AnnotatedRun(Sequence[bytes]):
 def counted(count: int, noun: str) -> str:
     """Return a count in words, such as ``1 message`` or ``4,000 messages``."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def sound(run: object, number: int = 0) -> tuple[Run, TypeError | None]:
+    """
+    Return what a caller gave as messages, up to the first that is none, and its error.
+
+    Lists are copied: the caller may use his again.
+
+    Args:
+        run: What he gave.
+        number: Messages that he gave before.
+
+    """
+    if isinstance(run, Packed):
+        return (run, None) if run.problem is None else ([], TypeError(run.problem))
+    if isinstance(run, AnnotatedRun):
+        return _annotated(run, number)
+    if type(run) is not list and (_is_one(run) or not isinstance(run, Sequence)):
+        return [], TypeError(f"expected a run of messages, got {_kind(run)}")
+    messages = [*run]
+    # Of all ways to look at each, this is the fastest.
+    if list(map(type, messages)).count(bytes) == len(messages):
+        return messages, None
+    for at, message in enumerate(messages):
+        if type(message) is not bytes:
+            try:
+                messages[at] = bytes(memoryview(message))
+            except TypeError:
+                text = f"message {number + at + 1} is {_kind(message)}, expected bytes"
+                return messages[:at], TypeError(text)
+    return messages, None
+
+
+def refuse_one(messages: object) -> None:
+    """Raise TypeError if that is one message and not an iterable of messages."""
+    if _is_one(messages):
+        raise TypeError(
+            f"expected an iterable of messages, got {_kind(messages)};"
+            " a single message goes into a list: [message]"
+        )
+
+
+def _is_one(what: object) -> bool:
+    return isinstance(what, str | bytes | bytearray | memoryview)
+
+
+def _kind(what: object) -> str:
+    return "None" if what is None else type(what).__name__
+
+
+def _annotated(run: AnnotatedRun, number: int) -> tuple[Run, TypeError | None]:
+    messages, error = sound(run.messages, number)
+    columns: dict[str, Sequence[Any]] = {}
+    for name, column in run.columns.items():
+        try:
+            columns[name] = column[: len(messages)]
+            fits = len(column) == len(run.messages)
+        except TypeError:
+            fits = False
+        if not fits:
+            text = f"column {name} does not hold a value for each of the messages"
+            return [], error or TypeError(text)
+    return AnnotatedRun(messages, **columns), error
 
 
 def plain(messages: Run) -> Run:

@@ -14,6 +14,7 @@ from etlstage.messages import (
     joined,
     plain,
     size_of,
+    sound,
 )
 
 MESSAGES = [b"one", b"", b"three"]
@@ -69,3 +70,57 @@ def test_runs_of_one_kind_stay_of_that_kind() -> None:
     assert concatenated([b"a"], [b"b"]) == [b"a", b"b"]
     assert isinstance(concatenated(COLUMN, COLUMN), Column)
     assert concatenated(COLUMN, [b"b"]) == [*MESSAGES, b"b"]
+
+
+# --- what callers give ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "run", [MESSAGES, tuple(MESSAGES), [bytearray(b"one"), b"", memoryview(b"three")]]
+)
+def test_messages_of_a_caller_become_a_list_of_bytes(run: object) -> None:
+    """He may use his own list, and his buffers, again (issue 10)."""
+    messages, error = sound(run)
+
+    assert (messages, error) == (MESSAGES, None)
+    assert messages is not run
+    assert set(map(type, messages)) == {bytes}
+
+
+@pytest.mark.parametrize("run", [COLUMN, AnnotatedRun(COLUMN, key=[7, 8, 9])])
+def test_columns_of_a_caller_stay_columns(run: Run) -> None:
+    """An object for each message would cost more than the message."""
+    messages, error = sound(run)
+
+    assert error is None
+    assert plain(messages) is COLUMN
+
+
+def test_what_comes_before_a_mistake_is_sound() -> None:
+    """What is beside the messages is cut with them (issue 10)."""
+    run = AnnotatedRun([b"a", b"b", "c", b"d"], key=[1, 2, 3, 4])  # type: ignore[list-item]
+    messages, error = sound(run, 10)
+
+    assert list(messages) == [b"a", b"b"]
+    assert isinstance(messages, AnnotatedRun)
+    assert messages.columns == {"key": [1, 2]}
+    assert str(error) == "message 13 is str, expected bytes"
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (b"abc", "expected a run of messages, got bytes"),
+        ({b"abc"}, "expected a run of messages, got set"),
+        (None, "expected a run of messages, got None"),
+        (AnnotatedRun([b"a"], key=[]), "column key does not hold a value for each"),
+        (Column(pa.array(["a"])), "expected an Arrow array of binary, got string"),
+        (Column(pa.array([None], pa.binary())), "message is null in 1 of 1"),
+    ],
+)
+def test_what_is_no_run_is_told(run: object, text: str) -> None:
+    """None of it is sound (issue 10)."""
+    messages, error = sound(run)
+
+    assert len(messages) == 0
+    assert str(error).startswith(text)

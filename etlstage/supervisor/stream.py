@@ -7,27 +7,31 @@ wait for each other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Callable,
     Iterable,
+    Iterator,
+    Sequence,
 )
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from etlstage.messages import Position, Run
+from etlstage.messages import Position, Run, refuse_one, sound
 from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("Intake", "Signal", "in_runs")
+__all__ = ("Intake", "Signal", "as_run", "in_runs")
 
-_RUN = 1024  # messages taken at once from an iterable
+_RUN: Final = 1024  # messages taken at once from an iterable
+_RUN_BYTES: Final = 1024 * 1024  # which is about as many bytes, unless one has more
 
 _T = TypeVar("_T")
 
@@ -80,12 +84,13 @@ class Intake:
         """Set it when there may be room again."""
         self.scope = anyio.CancelScope()
         self.ended = anyio.Event()
-        self.error: Exception | None = closed
+        self.error: BaseException | None = closed
         """What ended the input, or None when it ended by itself."""
         self._submission = submission
         self._items = items
         self._has_room = has_room
         self._fed = fed
+        self._count = 0  # messages fed
 
     async def run(self) -> None:
         """Feed until the input ends, or the stream or the supervisor is closed."""
@@ -108,6 +113,10 @@ class Intake:
                     await self._feed(item)
         except Exception as error:
             self.error = error
+        except anyio.get_cancelled_exc_class() as error:
+            if anyio.current_effective_deadline() == -math.inf:
+                raise  # it is we who are cancelled
+            self.error = error  # of a task that the input waits for, for example
         else:
             self.error = None
         self._submission.close()
@@ -117,10 +126,14 @@ class Intake:
         if isinstance(item, Position):
             self._submission.mark(item)
             return
+        run, error = sound(item, self._count)
         while not self._has_room(self._submission):
             await self.room.wait()
-        self._submission.feed(item, anyio.current_time())
+        self._submission.feed(run, anyio.current_time())
+        self._count += len(run)
         self._fed()
+        if error is not None:
+            raise error
 
 
 async def in_runs(
@@ -132,18 +145,49 @@ async def in_runs(
             async for message in rest:
                 yield [message]
         return
+    refuse_one(messages)
+    for run in _pieces(messages):
+        yield run
+        await anyio.lowlevel.checkpoint()
+
+
+async def as_run(messages: Iterable[bytes]) -> Run:
+    """Return all messages as one run; others have their turns in between."""
+    refuse_one(messages)
+    if isinstance(messages, Sequence):
+        return messages
+    run: list[bytes] = []
+    for piece in _pieces(messages):
+        run += piece
+        await anyio.lowlevel.checkpoint()
+    return run
+
+
+def _pieces(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield bounded runs of the messages; what comes before an error, too."""
     taken = iter(messages)
+    count = 1
     while True:
         run: list[bytes] = []
         try:
-            run.extend(islice(taken, _RUN))
+            run.extend(islice(taken, count))
         except Exception:
-            yield run  # what came before the error
+            yield run
             raise
         if not run:
             return
         yield run
-        await anyio.lowlevel.checkpoint()
+        count = _next_count(run, count)
+
+
+def _next_count(run: list[bytes], count: int) -> int:
+    """Return how many messages to take next: the first one may be big, or none."""
+    some = run[::8]
+    try:
+        size = sum(map(len, some)) // len(some)
+    except TypeError:
+        return count  # who takes the run says what is wrong with it
+    return max(1, min(2 * count, _RUN, _RUN_BYTES // max(1, size)))
 
 
 @asynccontextmanager

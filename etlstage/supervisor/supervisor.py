@@ -27,7 +27,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import LocalProtocolError, WorkerLost
-from etlstage.messages import AnnotatedRun, Position, Result, Run, StageKind
+from etlstage.messages import Position, Result, Run, StageKind, sound
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
@@ -37,7 +37,7 @@ from etlstage.supervisor.exchange.submission import Collected, Round, Submission
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
-from etlstage.supervisor.stream import Intake, Signal, in_runs
+from etlstage.supervisor.stream import Intake, Signal, as_run, in_runs
 from etlstage.telemetry import Meter, StageMetrics
 from etlstage.transport import Launch, launch_over_pipes
 
@@ -160,14 +160,16 @@ class AsyncSupervisor:
         Pass messages through the workers and return their results in input order.
 
         Never raises for what a worker does: see :attr:`Result.error`.
+
+        Raises:
+            TypeError: If one of the messages is not bytes; none has been passed then.
+
         """
         results: dict[int, list[Result]] = {}
         async with self._submission() as (submission, changed):
-            run: Run
-            if type(messages) is not list and isinstance(messages, AnnotatedRun):
-                run = messages
-            else:
-                run = list(messages)
+            run, error = sound(await as_run(messages))
+            if error is not None:
+                raise error
             submission.feed(run, anyio.current_time())
             submission.close()
             self._kick()
@@ -191,7 +193,8 @@ class AsyncSupervisor:
 
         They come in the order of the input, or as ``stage.order`` says. The input is
         read ahead within ``max_messages`` and ``max_bytes``. What it raises is raised
-        here, behind the results of what came before.
+        here, behind the results of what came before; so is a TypeError for what is
+        not bytes.
         """
         async with aclosing(self.answers(in_runs(messages))) as outcomes:
             async for outcome in outcomes:
