@@ -339,7 +339,7 @@ def test_others_get_what_is_theirs(
     run_virtually(play, supervisor(script), HONEST, [caller, caller], 7)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     script=st.sampled_from([single, batches, toy]),
     workers=st.integers(1, 3),
@@ -362,6 +362,13 @@ def test_any_callers_together(
     key = "/k" if order is Order.KEY else None
     subject = supervisor(script, workers=workers, order=order, key=key, window=window)
     run_virtually(play, subject, honest, rude, seed)
+
+
+def test_a_lane_that_moves_is_not_forgotten() -> None:
+    """A worker gave it to one that was not told, and had nothing to do (issue 10)."""
+    subject = supervisor(workers=3, order=Order.KEY, key="/k")
+    rude = [uses_its_list_again] * 2 + [poisons, streams_text, raises, raises]
+    run_virtually(play, subject, [submits, streams], rude, 450519)
 
 
 # --- what a caller is told -----------------------------------------------------------

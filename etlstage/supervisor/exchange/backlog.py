@@ -77,7 +77,7 @@ class Backlog:
         return [
             s
             for s in self._submissions
-            if s.waiting and s.takeable and (not s.keyed or self._owner(s) == worker)
+            if s.waiting and s.takeable and self._may_take(worker, s)
         ]
 
     def has_suspect(self, worker: int) -> bool:
@@ -101,18 +101,19 @@ class Backlog:
             submission.fail(error)
 
     def _may_take(self, worker: int, submission: Submission) -> bool:
-        return not submission.keyed or self._owner(submission) == worker
+        return not submission.keyed or self._owner(submission, worker) == worker
 
-    def _owner(self, submission: Submission) -> int | None:
+    def _owner(self, submission: Submission, asking: int) -> int | None:
         """Return who takes from a lane; what is in flight keeps it where it is."""
         owner = self._owners.get(id(submission))
-        if owner in self._workers and submission.in_flight:
-            return owner
-        if not self._workers:
-            return None
         lanes = Counter(self._owners.values())
-        idlest = min(self._workers, key=lambda n: (lanes[n], n))
+        if owner not in self._workers:
+            if not self._workers:
+                return None
+            owner = min(self._workers, key=lambda n: (lanes[n], n != asking, n))
         # Without a gain of two it would wander between workers that have equally much.
-        if owner not in self._workers or lanes[owner] > lanes[idlest] + 1:
-            owner = self._owners[id(submission)] = idlest
+        # It is taken and never given: nobody would tell the one who is given it.
+        elif not submission.in_flight and lanes[owner] > lanes[asking] + 1:
+            owner = asking if asking in self._workers else owner
+        self._owners[id(submission)] = owner
         return owner

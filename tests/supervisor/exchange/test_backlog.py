@@ -129,3 +129,19 @@ def test_lane_of_a_worker_that_is_gone_has_an_heir() -> None:
 def test_lane_without_workers_waits() -> None:
     """Somebody may come yet."""
     assert backlog(keyed(), workers=0).in_turn(0) == []
+
+
+def test_lane_is_taken_and_never_given() -> None:
+    """Nobody would tell a worker that it was given one (issue 10)."""
+    waiting = Backlog()
+    lanes = [Submission(lambda: None, keyed=True) for _ in range(3)]
+    waiting.join(0)
+    for lane in lanes:
+        waiting.open(lane)
+        lane.feed([b"a"], 0.0)
+    assert len(waiting.in_turn(0)) == 3
+    waiting.join(1)
+
+    assert len(waiting.in_turn(0)) == 3
+    assert len(waiting.in_turn(1)) == 1
+    assert len(waiting.in_turn(0)) == 2
