@@ -147,7 +147,8 @@ class Timeouts(Definition):
     heartbeat: Annotated[Duration | None, Place.WORKER] = None
     """Between two heartbeats of a worker that has nothing to do."""
     stop: Duration = 5.0
-    """For each step of stopping: closed stdin, SIGTERM, SIGKILL."""
+    """For each step of stopping: closed stdin, SIGTERM, SIGKILL; and, where a worker
+    ends by itself, for what it has started to end, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

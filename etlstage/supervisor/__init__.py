@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from etlstage.supervisor.exchange.exchange import Outcome as Outcome
+from etlstage.supervisor.lifecycle.events import RemainsEnded as RemainsEnded
 from etlstage.supervisor.lifecycle.events import StartFailed as StartFailed
 from etlstage.supervisor.lifecycle.events import SupervisorEvent as SupervisorEvent
 from etlstage.supervisor.lifecycle.events import WorkerExited as WorkerExited
@@ -19,6 +20,7 @@ from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 __all__ = (
     "AsyncSupervisor",
     "Outcome",
+    "RemainsEnded",
     "StartFailed",
     "SupervisorEvent",
     "WorkerExited",

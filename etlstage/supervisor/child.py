@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 from signal import SIGKILL, SIGTERM
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import anyio
 
@@ -29,6 +30,8 @@ from etlstage.transport import Launch
 from etlstage.transport.base import describe_status
 
 __all__ = ("ChildProcess",)
+
+_Task: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 _DRAIN: Final = (0.1, 1.0)  # seconds for the pipes of a dead process to end
 _SHOWN: Final = 5  # events of its story that an error shows
@@ -70,14 +73,13 @@ class ChildProcess:
         self.quit = anyio.Event()
         """The worker is to go; set it by :meth:`stop`."""
         self.told = False
-        """The same, for who looks often."""
+        """The same, or it is gone, for who looks often."""
         self.exited = anyio.Event()
-        """The process is gone and reaped."""
-        self.finished = anyio.Event()
-        """Behind that, :meth:`run` touches nothing any more."""
+        """The process is gone; what it has left behind may live."""
         self.status: int | None = None
         """Exit status, negative for a signal, once it is gone."""
         self._stage = stage
+        self._asked = stdin
         self._farewell = farewell
         self._story = story
         self._stderr = StderrLog(
@@ -87,9 +89,12 @@ class ChildProcess:
             pid=self.child.pid,
             counted=counted,
         )
-        self._silent = anyio.Event()
+        self._silent = anyio.Event()  # stderr has ended
+        self._mute = anyio.Event()  # stdout has
         self._patient = True
         self._signalled = False
+        self._by_us = False  # it was we who ended it
+        self._waiting = anyio.CancelScope()  # what impatience ends
         self.unread = 0
         """Bytes that it left in its stdin, when it ended by itself."""
 
@@ -98,34 +103,45 @@ class ChildProcess:
 
     def stop(self, *, patient: bool = True) -> None:
         """
-        Let :meth:`run` stop the process: stdin, SIGTERM, SIGKILL.
+        Let :meth:`run` stop the process: farewell, stdin, SIGTERM, SIGKILL.
 
         Args:
-            patient: Whether it may finish by itself, once its stdin is closed.
+            patient: Whether it may finish by itself, once its stdin is closed; and what
+                it leaves behind, once it has ended by itself.
 
         """
-        self._patient = patient
+        self._patient = self._patient and patient
         self.told = True
         self.quit.set()
+        if not patient:
+            self._waiting.cancel()
 
     async def run(
         self,
-        *tasks: Callable[[], Coroutine[Any, Any, object]],
-        drained: anyio.Event | None = None,
+        read: _Task,
+        *tasks: _Task,
+        owes: Callable[[int], bool],
+        ended: Callable[[int], None],
     ) -> int:
         """
-        Return the exit status when the process is gone and reaped.
+        See the process, and what it leaves behind, to their end, and reap it.
 
         Cancelling has no effect: call :meth:`stop`, after which this is bounded.
 
         Args:
+            read: Reads its stdout to the end.
             tasks: Run as long as the process does.
-            drained: What else to wait for, for a moment, behind the exit.
+            owes: Reads what is in its stdout, and returns whether, after an exit with
+                this status, others may still write there what it owes.
+            ended: Called with the exit status, once its output was read.
+
+        Returns:
+            How many processes were killed that it had left behind.
 
         """
         with anyio.CancelScope(shield=True):
             try:
-                status = await self._run(tasks, drained)
+                killed = await self._run(read, tasks, owes, ended)
                 self._stderr.drain()
                 self.wire.stop_waiting()
                 if self.child.status is not None:
@@ -137,31 +153,89 @@ class ChildProcess:
                 raise
             finally:
                 self.exited.set()
-                self.finished.set()
-        return status
+        return killed
 
     async def _run(
         self,
-        tasks: Iterable[Callable[[], Coroutine[Any, Any, object]]],
-        drained: anyio.Event | None,
+        read: _Task,
+        tasks: Iterable[_Task],
+        owes: Callable[[int], bool],
+        ended: Callable[[int], None],
     ) -> int:
-        async with anyio.create_task_group() as group:
-            for task in (self._read_stderr, self._stop_when_told, *tasks):
-                group.start_soon(task)
-            self.status = status = await self.child.wait()
-            self._note_unread()
-            self.exited.set()
-            # What it wrote last is in the pipes. If they don't end now, then
-            # somebody in a session of its own has them: a part of this worker.
-            for patience in _DRAIN:
-                with anyio.move_on_after(patience):
-                    await self._silent.wait()
-                    if drained is not None:
-                        await drained.wait()
-                    break
-                self.child.kill_heirs()
-            group.cancel_scope.cancel()
-        return status
+        async with anyio.create_task_group() as readers:
+            readers.start_soon(self._read_stderr)
+            readers.start_soon(self._read_stdout, read)
+            async with anyio.create_task_group() as group:
+                for task in (self._stop_when_told, *tasks):
+                    group.start_soon(task)
+                self.status = status = await self.child.wait()
+                patience = anyio.current_time() + self._stage.timeout.stop
+                self._note_exit()
+                await self._read_rest(partial(owes, status), patience)
+                group.cancel_scope.cancel()
+            # Whoever follows it need not wait for what it has left behind.
+            ended(status)
+            killed = await self._outlast(patience)
+            readers.cancel_scope.cancel()
+        return killed
+
+    def _note_exit(self) -> None:
+        self._note_unread()
+        # One that is asked for nothing has perhaps written all of a round that is to
+        # begin now.
+        self.told = self.told or self._asked
+        # Who shares its stdin would else wait for more.
+        self.wire.close_write()
+        self.exited.set()
+        self._by_us = self._signalled or not self._patient
+        if self._by_us:
+            # We have ended it: that goes for its whole group.
+            self.child.kill()
+
+    async def _read_rest(self, owes: Callable[[], bool], patience: float) -> None:
+        """Read what it has written, and what others write on its behalf."""
+        if self._by_us:
+            await self._drain()
+            return
+        with anyio.move_on_after(_DRAIN[0]):
+            await self._both_ended()
+            return
+        # Somebody else has its pipes: what it wrote itself is in them.
+        if owes():
+            await self._wait(patience, self._mute.wait)
+
+    async def _outlast(self, patience: float) -> int:
+        """Wait for what it has left behind, then kill it; return how many that were."""
+        if self._by_us:
+            return 0
+        await self._wait(patience, self._desertion)
+        return self.child.kill() + await self._drain()
+
+    async def _desertion(self) -> None:
+        await self.child.deserted()
+        await self._both_ended()
+
+    async def _drain(self) -> int:
+        """Wait for the end of the pipes; return how many were killed that had them."""
+        killed = 0
+        # If they don't end now, then somebody in a session of its own has them: a part
+        # of this worker.
+        for patience in _DRAIN:
+            with anyio.move_on_after(patience):
+                await self._both_ended()
+                break
+            killed += self.child.kill_heirs()
+        return killed
+
+    async def _both_ended(self) -> None:
+        await self._silent.wait()
+        await self._mute.wait()
+
+    async def _wait(self, until: float, what: _Task) -> None:
+        """Wait for something, but neither too long nor when there is no patience."""
+        with anyio.CancelScope(deadline=until) as self._waiting:
+            if self._patient:
+                await what()
 
     async def _abandon(self) -> None:
         """Kill the process, whatever else goes wrong."""
@@ -169,6 +243,8 @@ class ChildProcess:
             self.child.signal(SIGKILL)
         with suppress(Exception), anyio.move_on_after(self._stage.timeout.stop):
             await self.child.wait()
+        with suppress(Exception):
+            self.child.kill()
         status = self.child.returncode
         self.status = -SIGKILL if status is None else status
 
@@ -241,24 +317,35 @@ class ChildProcess:
         await self._stderr.run()
         self._silent.set()
 
+    async def _read_stdout(self, read: _Task) -> None:
+        await read()
+        self._mute.set()
+
     async def _stop_when_told(self) -> None:
         await self.quit.wait()
+        if self.exited.is_set():
+            return
         if self._patient and self._farewell():
-            with anyio.move_on_after(self._stage.timeout.stop):
-                await self.exited.wait()
-                return
-        for signal in (None, SIGTERM, SIGKILL) if self._patient else (SIGTERM, SIGKILL):
-            if signal is not None:
-                self._signalled = True
-                self.child.signal(signal)
+            await self._wait(self._step(), self.exited.wait)
+        if self._patient and not self.exited.is_set():
             # What it has not read is of interest, and gone with the pipe.
             self._note_unread()
-            # Behind the signal, if there is one: which of the two it dies of is then
-            # no matter of chance.
+            self.wire.close_write()
+            await self._wait(self._step(), self.exited.wait)
+        for signal in (SIGTERM, SIGKILL):
+            if self.exited.is_set():
+                return
+            self._signalled = True
+            self.child.signal(signal)
+            # Behind the signal: which of the two it dies of is then no matter of
+            # chance.
             self.wire.close_write()
             with anyio.move_on_after(self._stage.timeout.stop):
                 await self.exited.wait()
-                return
+
+    def _step(self) -> float:
+        """Return when the step of stopping ends that begins now."""
+        return anyio.current_time() + self._stage.timeout.stop
 
     def _note_unread(self) -> None:
         if not self._signalled:

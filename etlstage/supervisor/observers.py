@@ -12,6 +12,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
+    RemainsEnded,
     StartFailed,
     SupervisorEvent,
     WorkerExited,
@@ -120,6 +121,14 @@ class Observers:
                     fate=event.fate,
                     held=event.lost,
                     answered=event.answered,
+                )
+            case RemainsEnded():
+                log.warning(
+                    "worker left processes behind",
+                    worker=event.worker,
+                    pid=event.pid,
+                    killed=event.killed,
+                    dropped_bytes=event.late,
                 )
             case WorkerRestarting(worker, delay):
                 log.info("worker is restarted", worker=worker, seconds=round(delay, 3))

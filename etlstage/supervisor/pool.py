@@ -56,6 +56,7 @@ from etlstage.transport import Launch, launch_over_pipes
 
 __all__ = ("WorkerPool",)
 
+_MOST_REMAINS: Final = 16  # workers whose children still have time to end
 _LOOK: Final = 1.0  # seconds between two looks at the memory of the workers
 
 
@@ -93,11 +94,12 @@ class WorkerPool:
         self._tell = tell
         self._state = PoolState(stage, random.random)
         self._running: dict[str, RunningWorker] = {}
+        self._served: dict[RunningWorker, None] = {}  # and what others left behind
         self._timers: dict[str, Deadline] = {}
         self._instructions: deque[Instruction] = deque()
         self._performing = False
         self._elastic = stage.pool.varies
-        self._orphaned = False  # what only one worker might take, others may
+        self._kick_due = False  # what a worker had, others may take
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
         self._last_errors: dict[str, str] = {}
@@ -143,7 +145,9 @@ class WorkerPool:
 
         """
         self.handle(StopRequested(patient))
-        while self._running or not (self._state.finished or self._broken):
+        if not patient:
+            self._clear_remains(0)
+        while self._served or not (self._state.finished or self._broken):
             await self._gone.wait()
 
     def handle(self, event: Event) -> None:
@@ -190,8 +194,8 @@ class WorkerPool:
                 self._perform(self._instructions.popleft())
         finally:
             self._performing = False
-        if self._orphaned:
-            self._orphaned = False
+        if self._kick_due:
+            self._kick_due = False
             self.kick()
 
     def _perform(self, instruction: Instruction) -> None:
@@ -221,6 +225,8 @@ class WorkerPool:
         if self._state.stopping:
             self._never_started(name)
             return
+        # One that crashes again and again must not fill the machine with its children.
+        self._clear_remains(_MOST_REMAINS)
         try:
             running = RunningWorker(
                 self,
@@ -236,6 +242,7 @@ class WorkerPool:
             self.handle(StartFailed(name, error))
             return
         self._running[name] = running
+        self._served[running] = None
         self.backlog.join(_number(name))
         self._tasks.start_soon(self._serve, running)
         self.handle(WorkerStarted(name, running.pid, wanted.start))
@@ -251,9 +258,15 @@ class WorkerPool:
         finally:
             if self._running.get(running.name) is running:
                 del self._running[running.name]
+            del self._served[running]
             self._gone.set()
             self._gone = anyio.Event()
-        self.kick()
+
+    def _clear_remains(self, most: int) -> None:
+        """Wait for no more than so many of those who have left something behind."""
+        left = [running for running in self._served if running.exited]
+        for running in left[: max(0, len(left) - most)]:
+            running.hurry()
 
     def _tell_demand(self) -> None:
         if self._elastic and self._state.may_grow and self.backlog.messages:
@@ -280,7 +293,8 @@ class WorkerPool:
 
     def _note(self, event: SupervisorEvent) -> None:
         if isinstance(event, WorkerExited):
-            error = self._running[event.worker].error
+            error = self._running.pop(event.worker).error
+            self._kick_due = True
             if error is not None:
                 self._last_errors[event.worker] = str(error)
             if not self._state.wanted(event.worker):
@@ -293,7 +307,7 @@ class WorkerPool:
 
     def _bury(self, worker: str) -> None:
         self.backlog.leave(_number(worker))
-        self._orphaned = True
+        self._kick_due = True
 
     async def _store(
         self,

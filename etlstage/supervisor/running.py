@@ -25,6 +25,7 @@ from etlstage.supervisor.exchange.dispatch import Loss
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
+    RemainsEnded,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
@@ -116,10 +117,13 @@ class RunningWorker:
         )
         self._open = False  # it is given messages
         self._told_to_stop = False
+        self._all_read = False
+        self._late = 0  # bytes that had come too late at its end
         self._closed = ""  # the pipe that the worker closed first
         self._reason = ""  # why it is of no more use, as a part of a sentence
         self._blame: EtlstageError | None = None  # how it broke the protocol
-        self._drained = anyio.Event()
+        self.ended = False
+        """Its end was told; what it has left behind may live."""
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was told to stop."""
 
@@ -133,8 +137,8 @@ class RunningWorker:
 
     @property
     def failed(self) -> bool:
-        """Whether it was at fault: what it writes then is no reply."""
-        return self.error is not None
+        """Whether it was at fault, or is gone: what is written then is no reply."""
+        return self.error is not None or self.ended
 
     @property
     def exited(self) -> bool:
@@ -147,12 +151,18 @@ class RunningWorker:
         self.connection.pump_all(anyio.current_time())
 
     def stop(self, *, patient: bool = True) -> None:
-        """Let :meth:`run` stop the worker."""
+        """Let :meth:`run` stop the worker, but not what it has left behind."""
         self._told_to_stop = True
+        if self.exited:
+            return
         # In the middle of a round there is nothing that it could finish.
         extracts = self._stage.kind is StageKind.EXTRACT
         busy = extracts and self.connection.dispatch.busy
         self._worker.stop(patient=patient and not busy)
+
+    def hurry(self) -> None:
+        """Let :meth:`run` wait no more for what the worker has left behind."""
+        self._worker.stop(patient=False)
 
     def broke(self, pipe: str) -> None:
         """Take note that the worker closed a pipe; it is stopped if it does not exit."""
@@ -211,10 +221,9 @@ class RunningWorker:
         return self._worker.attempt(reason), last_error
 
     async def run(self) -> None:
-        """Serve the worker until its process is gone; see :meth:`ChildProcess.run`."""
+        """Serve the worker until nothing is left; see :meth:`ChildProcess.run`."""
         status_pipe = self._worker.child.status
         tasks: list[Callable[[], Coroutine[Any, Any, object]]] = [
-            self._read,
             self.connection.write,
             self.connection.watch,
         ]
@@ -223,14 +232,18 @@ class RunningWorker:
         if self._stage.kind is StageKind.EXTRACT:
             tasks.append(self._read_on_at_exit)
         try:
-            status = await self._worker.run(*tasks, drained=self._drained)
-            self._end(status)
+            killed = await self._worker.run(
+                self._read, *tasks, owes=self._owes, ended=self._end
+            )
         finally:
             self._worker.close()
+        late = self.connection.late - self._late
+        if killed or late:
+            self._owner.handle(RemainsEnded(self.name, self.pid, killed, late))
 
     async def _read(self) -> None:
         await self.connection.read()
-        self._drained.set()
+        self._all_read = True
         # Normally the process exits now; if it doesn't, it is stopped.
         self.broke("stdout")
 
@@ -257,10 +270,23 @@ class RunningWorker:
 
     # --- the end ------------------------------------------------------------
 
+    def _owes(self, status: int) -> bool:
+        """Read what is there; return whether others may still write what it owes."""
+        self.connection.catch_up()
+        # One that failed is not waited for. What it had not begun nobody else will.
+        if status or self.error is not None or not self.connection.dispatch.busy:
+            return False
+        return self._streams or not self.connection.unread(self._worker.unread)
+
     def _end(self, status: int) -> None:
+        self.connection.catch_up()
         fate = self._worker.fate(self._closed if self.error is None else "")
         if not self._told_to_stop and self._streams and not status:
-            self.connection.complete_stream()
+            if self._all_read:
+                self.connection.complete_stream()
+            else:
+                seconds = f"{self._stage.timeout.stop:g} s"
+                fate += f", but what it had started held its stdout open for {seconds}"
         if self.error is None:
             self._reason = "was stopped" if self._told_to_stop else fate
         told = self._told_to_stop and self.error is None
@@ -273,6 +299,8 @@ class RunningWorker:
         loss = self._lose(untouched=untouched)
         if self.error is None and not told:
             self.error = self._describe(loss.held)
+        self.ended = True
+        self._late = self.connection.late
         # What it held is with others before anybody hears of its end.
         self._owner.handle(
             WorkerExited(

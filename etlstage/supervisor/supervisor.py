@@ -125,14 +125,20 @@ class AsyncSupervisor:
         """
         Stop the workers and wait until they are gone.
 
-        What they still hold is answered with an error.
+        What they still hold is answered with an error. Who is cancelled meanwhile has
+        them stopped at once.
         """
         await self._stop(patient=True)
 
     async def _stop(self, *, patient: bool) -> None:
-        with anyio.CancelScope(shield=True):
-            if self._pool is not None:
-                await self._pool.stop(patient=patient)
+        if self._pool is None:
+            return
+        try:
+            if patient:
+                await self._pool.stop()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._pool.stop(patient=False)
                 self._backlog.fail(self._closed())
 
     def scale(self, workers: int) -> None:

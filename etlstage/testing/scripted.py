@@ -236,8 +236,17 @@ class _ScriptedChild:
             if not self._begun:
                 self._end(0)
 
-    def kill_heirs(self) -> None:
-        """Do nothing: a script starts nothing that it does not wait for."""
+    def kill(self) -> int:
+        self.signal(SIGKILL)
+        return 0
+
+    # A script starts nothing that it does not wait for.
+
+    def kill_heirs(self) -> int:
+        return 0
+
+    async def deserted(self) -> None:
+        pass
 
     async def wait(self) -> int:
         # The script runs here, in who waits for it, and so is never left behind.

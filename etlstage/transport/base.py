@@ -92,12 +92,20 @@ class Child(Protocol):
         """Send a signal to it and to what it started in its group; SIGKILL to all."""
         ...
 
-    def kill_heirs(self) -> None:
-        """Kill what it has left behind elsewhere, once it is gone."""
+    async def wait(self) -> int:
+        """Return the exit status; what it has left in its group and session lives."""
         ...
 
-    async def wait(self) -> int:
-        """Return the exit status; what is left of its process group is killed."""
+    async def deserted(self) -> None:
+        """Wait, behind its exit, until nothing is left of its group and session."""
+        ...
+
+    def kill(self) -> int:
+        """Kill it and its session, reap it; return how many others that killed."""
+        ...
+
+    def kill_heirs(self) -> int:
+        """Kill what it has left behind elsewhere, once it is gone; return how many."""
         ...
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ("descendants", "heirs", "session_members")
+__all__ = ("descendants", "heirs", "lives", "session_members")
 
 
 def session_members(leader: int) -> list[int]:
@@ -45,6 +45,16 @@ def descendants(pid: int) -> list[int]:
                 child for child in map(int, children.split()) if child not in found
             ]
     return found[1:]
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended; a zombie has."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    # Behind the name, which may hold anything: proc_pid_stat(5).
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 def heirs(entry: bytes) -> list[int]:

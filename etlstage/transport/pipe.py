@@ -22,7 +22,7 @@ from typing import IO, Final
 import anyio
 
 from etlstage.transport.base import LaunchRequest, describe_status
-from etlstage.transport.descent import descendants, heirs, session_members
+from etlstage.transport.descent import descendants, heirs, lives, session_members
 from etlstage.transport.launcher import Launcher, Terms
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 
@@ -145,6 +145,7 @@ class PipeChild:
         assert popen.stderr is not None
         self._popen = popen
         self._mark = mark
+        self._ended: int | None = None  # the exit status, before it is reaped
         self.pid = popen.pid
         self.stderr = PipeReader(popen.stderr)
         _enlarge(popen.stderr.fileno())
@@ -160,8 +161,9 @@ class PipeChild:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status once reaped, negative for a signal, else None."""
-        return self._popen.returncode
+        """Exit status once it is known, negative for a signal, else None."""
+        reaped = self._popen.returncode
+        return self._ended if reaped is None else reaped
 
     def signal(self, number: Signals, /) -> None:
         """
@@ -171,38 +173,65 @@ class PipeChild:
         """
         if self._popen.returncode is not None:
             return
-        others = []
-        if number is SIGKILL:
-            # To be looked for first: the dead have no children.
-            others = [*descendants(self.pid), *session_members(self.pid)]
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-        for pid in others:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-
-    def kill(self) -> None:
-        """Kill it at once, with its group, and reap it; safe to call twice."""
-        self.signal(SIGKILL)
-        WATCHDOG.unregister(self.pid)
-        self._popen.wait()
-
-    def kill_heirs(self) -> None:
-        """Kill what it has left in other sessions, if it still bears our mark."""
-        for pid in heirs(self._mark):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, SIGKILL)
+        self._send(number, self._others() if number is SIGKILL else [])
 
     async def wait(self) -> int:
-        """Return the exit status; what is left of the process group is killed."""
+        """
+        Return the exit status; what it has left in its group and session lives.
+
+        It is not reaped before :meth:`kill`: until then its pid, and so the id of its
+        group and session, can't be another's.
+        """
         if self._pidfd is not None:
             await anyio.wait_readable(self._pidfd)
         else:
-            while not _exited(self.pid):  # noqa: ASYNC110 - there is nothing to wait for
+            while _status_of(self.pid) is None:  # noqa: ASYNC110 - there is no event
                 await anyio.sleep(_POLL)
-        # Until it is reaped, its pid, and so the group's id, can't be another's.
-        self.kill()
-        return self._popen.returncode
+        try:
+            self._ended = _status_of(self.pid)
+        except ChildProcessError:  # the host reaps whatever ends
+            self.kill()
+            return self._popen.returncode
+        assert self._ended is not None, "it has ended"
+        return self._ended
+
+    async def deserted(self) -> None:
+        """Wait, behind its exit, until nothing is left of its group and session."""
+        while others := self._others():
+            await _look_again(others[0])
+
+    def kill(self) -> int:
+        """
+        Kill it at once, with its session, and reap it; safe to call twice.
+
+        Returns:
+            How many others were killed.
+
+        """
+        if self._popen.returncode is not None:
+            return 0
+        # To be looked for first: the dead have no children.
+        others = self._others()
+        self._send(SIGKILL, others)
+        WATCHDOG.unregister(self.pid)
+        self._popen.wait()
+        return len(others)
+
+    def kill_heirs(self) -> int:
+        """Kill what it has left in other sessions, if it still bears our mark."""
+        return _signal(heirs(self._mark), SIGKILL)
+
+    def _others(self) -> list[int]:
+        """Return what it has started, where that can be told, the eldest first."""
+        found = dict.fromkeys(descendants(self.pid))
+        for member in session_members(self.pid):
+            found |= dict.fromkeys((member, *descendants(member)))
+        return [pid for pid in found if lives(pid)]
+
+    def _send(self, number: Signals, others: list[int]) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+        _signal(others, number)
 
     def close(self) -> None:
         """Close all that is open here; call it when nobody waits any more."""
@@ -301,5 +330,33 @@ def _enlarge(fd: int) -> None:
             fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_SIZE)
 
 
-def _exited(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+def _signal(pids: list[int], number: Signals) -> int:
+    """Send a signal to processes; return how many got it."""
+    count = 0
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            count += 1
+    return count
+
+
+async def _look_again(pid: int) -> None:
+    """Wait until a process has ended, or for a moment if that can't be told."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        await anyio.sleep(_POLL)
+        return
+    try:
+        await anyio.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def _status_of(pid: int) -> int | None:
+    """Return the exit status of a child that is not reaped; None if it runs."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    if ended is None:
+        return None
+    well = ended.si_code == os.CLD_EXITED
+    return ended.si_status if well else -ended.si_status

@@ -364,7 +364,53 @@ def has_child(ends: str, own_session: str = "") -> None:
         reply(message, str(child.pid).encode())
 
 
+def leaves(gate: str, target: str, end: str) -> None:
+    """
+    Leave a child behind with each message, which goes on when we are gone.
+
+    It waits until somebody opens the gate, appends the message to the target, and
+    writes to stdout, too, if that is what the message says.
+
+    Args:
+        gate: A FIFO, or nothing.
+        target: A file.
+        end: What to do behind each answer, with the pid of the child: ``exit``, ``fail``
+            or ``crash``, or nothing.
+
+    """
+    us = os.getpid()
+    for message in messages():
+        child = os.fork()
+        if not child:
+            while os.getppid() == us:
+                time.sleep(0.001)
+            if gate:
+                Path(gate).read_bytes()
+            with Path(target).open("ab", buffering=0) as file:
+                file.write(message + b"\n")
+            if message == b"write":
+                write(b"too late")
+            os._exit(0)
+        reply(str(child).encode())
+        if end == "crash":
+            os.kill(us, signal.SIGKILL)
+        elif end:
+            os._exit(("exit", "fail").index(end))
+
+
 # --- extraction --------------------------------------------------------------------
+
+
+def extract_behind(gate: str, *outputs: str) -> None:
+    """Exit at once; a child writes the arguments then, when the gate is opened."""
+    us = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == us:
+        time.sleep(0.001)
+    if gate:
+        Path(gate).read_bytes()
+    extract(*outputs)
 
 
 def extract(*outputs: str) -> None:

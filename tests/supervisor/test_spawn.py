@@ -8,7 +8,6 @@ import resource
 import shlex
 import sys
 from pathlib import Path
-from signal import SIGKILL
 from typing import Unpack
 
 import anyio
@@ -223,8 +222,7 @@ async def printed(run: Stage, *, start: int = 1) -> str:
                 output += data or b""
                 await wire.readable()
     finally:
-        child.signal(SIGKILL)
-        await child.wait()
+        child.kill()
         wire.close()
         child.close()
     return output.decode()
@@ -419,8 +417,7 @@ async def test_status_is_there_when_it_is_asked_for(
             assert child.status.read(10) == b"x\n"
             await wire.readable()
     finally:
-        child.signal(SIGKILL)
-        await child.wait()
+        child.kill()
         output = wire.read(65536) or b""
         wire.close()
         child.close()

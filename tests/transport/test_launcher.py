@@ -440,6 +440,7 @@ async def test_end_by_the_cpu_limit_says_what_it_was(wrapper: str) -> None:
     wire, child = start("sh", "-c", "while :; do :; done", terms=terms)
     with anyio.fail_after(15):
         assert await child.wait() == -signal.SIGXCPU
+    child.kill()
     wire.close()
     child.close()
 

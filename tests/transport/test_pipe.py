@@ -253,10 +253,45 @@ async def test_exit_can_be_awaited_without_a_pidfd(
         assert child.returncode == 3
 
 
-async def test_what_the_worker_started_goes_with_it() -> None:
-    """Its process group is killed before it is reaped."""
+async def test_what_the_worker_started_may_outlive_it() -> None:
+    """Until we kill it: then its group is killed, before the worker is reaped."""
     with started("sleep 3600 & echo $!") as (wire, child):
         grandchild = int(await read_line(wire))
+        assert await wait(child) == 0
+        assert runs(grandchild)
+        assert child.kill() == 1
+        assert ends(grandchild)
+        assert child.kill() == 0
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+async def test_end_of_what_the_worker_started_can_be_awaited(
+    pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, whoever ends first; also where the kernel has no pidfd."""
+
+    def refuse(pid: int) -> int:
+        raise OSError
+
+    waiting = "for n in 1 2 3; do (read x) <&3 & done"
+    with started("bash", "-c", f"exec 3<&0; {waiting}") as (wire, child):
+        assert await wait(child) == 0
+        if not pidfd:
+            monkeypatch.setattr(os, "pidfd_open", refuse)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(child.deserted)
+                wire.write(b"\n")
+                await anyio.wait_all_tasks_blocked()
+                wire.close_write()
+        assert child.kill() == 0
+
+
+async def test_host_that_reaps_whatever_ends() -> None:
+    """The exit status is gone with it; what the worker has left is killed."""
+    with started("sleep 3600 & echo $!; exit 3") as (wire, child):
+        grandchild = int(await read_line(wire))
+        os.waitpid(child.pid, 0)  # noqa: ASYNC222 - it ends at once
         assert await wait(child) == 0
         assert ends(grandchild)
 
@@ -269,15 +304,17 @@ async def test_signal_reaches_the_whole_group() -> None:
         child.signal(signal.SIGTERM)
         assert await wait(child) == -signal.SIGTERM
         assert ends(grandchild)
+        child.kill()
         child.signal(signal.SIGTERM)
 
 
-async def test_jobs_of_a_shell_go_with_it() -> None:
+async def test_jobs_of_a_shell_are_killed_with_it() -> None:
     """They have groups of their own, but its session, even when it is dead."""
     with started("bash", "-c", "set -m; sleep 3600 & echo $!") as (wire, child):
         grandchild = int(await read_line(wire))
         assert os.getpgid(grandchild) == grandchild
         assert await wait(child) == 0
+        assert child.kill() == 1
         assert ends(grandchild)
 
 
@@ -302,6 +339,7 @@ async def test_daemon_may_outlive_a_worker_that_ends_by_itself() -> None:
         while os.getsid(grandchild) != grandchild:
             await anyio.lowlevel.checkpoint()
         assert await wait(child) == 0
+        assert child.kill() == 0
         assert runs(grandchild)
         os.kill(grandchild, signal.SIGKILL)
 
@@ -333,6 +371,8 @@ async def test_worker_is_forgotten_before_it_is_reaped(
         with monkeypatch.context() as patch:
             patch.setattr(WATCHDOG, "unregister", unregister)
             assert await wait(child) == 3
+            assert seen == []
+            child.kill()
         assert seen == [None]
         WATCHDOG.unregister(child.pid)
 
@@ -352,6 +392,7 @@ async def test_worker_dies_with_the_thread_that_started_it() -> None:
     await anyio.to_thread.run_sync(thread.join)
     wire, child = started[0]
     assert await wait(child) == -signal.SIGKILL
+    child.kill()
     wire.close()
     child.close()
 

@@ -16,6 +16,7 @@ __all__ = (
     "AliveSeen",
     "DemandSeen",
     "Event",
+    "RemainsEnded",
     "ScaleRequested",
     "StartFailed",
     "StopRequested",
@@ -112,6 +113,18 @@ class WorkerExited(NamedTuple):
     """What became of it, such as ``was killed by SIGSEGV``."""
 
 
+class RemainsEnded(NamedTuple):
+    """What a worker left behind had to be killed, or wrote what nobody read."""
+
+    worker: str
+    pid: int
+    """Of the worker, which is gone."""
+    killed: int
+    """Processes that had not ended in time."""
+    late: int = 0
+    """Bytes that came on its stdout behind its end."""
+
+
 class WorkerRestarting(NamedTuple):
     """A worker is to be started again."""
 
@@ -155,6 +168,7 @@ Event: TypeAlias = (
     | WorkerFailed
     | WorkerWorn
     | WorkerExited
+    | RemainsEnded
     | DemandSeen
     | ScaleRequested
     | StopRequested
@@ -168,6 +182,7 @@ SupervisorEvent: TypeAlias = (
     | WorkerFailed
     | WorkerWorn
     | WorkerExited
+    | RemainsEnded
     | WorkerRestarting
     | WorkerFailedPermanently
 )

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
+    RemainsEnded,
     StartFailed,
     StopRequested,
     TimerRang,
@@ -75,5 +76,7 @@ TRANSITIONS: Final[Mapping[tuple[State, type[Event]], frozenset[State]]] = {
     (_S.BACKOFF, StopRequested): frozenset({_S.EXITED}),
     (_S.EXITED, StopRequested): frozenset({_S.EXITED}),
     (_S.FATAL, StopRequested): frozenset({_S.FATAL}),
+    # What an earlier start has left behind.
+    **{(state, RemainsEnded): frozenset({state}) for state in State},
 }
 """Into which states each event may lead; an event that is not here can't happen."""

@@ -18,6 +18,7 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
+    RemainsEnded,
     StartFailed,
     StopRequested,
     TimerRang,
@@ -238,6 +239,12 @@ class WorkerLife:
             tries=event.tries,
         )
 
+    def _remains_ended(self, event: RemainsEnded, now: float) -> None:
+        if event.killed:
+            left = f"{event.killed:,} left behind by pid {event.pid}"
+            self.story.note(now, f"{left} killed")
+        self._out.append(Tell(event))
+
     def _rang(self, event: TimerRang, now: float) -> None:
         self.timer = None
         if self.state is State.BACKOFF:
@@ -397,6 +404,7 @@ _HANDLERS: Final[Mapping[type[Event], Callable[..., None]]] = {
     WorkerFailed: WorkerLife._failed,
     WorkerWorn: WorkerLife._worn,
     WorkerExited: WorkerLife._exited,
+    RemainsEnded: WorkerLife._remains_ended,
     StopRequested: WorkerLife._told_to_stop,
 }
 

@@ -9,6 +9,7 @@ from etlstage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
+    RemainsEnded,
     StopRequested,
     WorkerExited,
     WorkerFailed,
@@ -22,6 +23,7 @@ from etlstage.supervisor.lifecycle.instructions import (
     Retire,
     Spawn,
     Stop,
+    Tell,
 )
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.lifecycle.worker import History, WorkerLife
@@ -102,6 +104,23 @@ def test_worker_that_is_started_again_is_fed_again() -> None:
     out = life.handle(STARTED, WorkerExited("t-1", 7, 1, lost=0, answered=3))
     assert [i for i in out if isinstance(i, Spawn)] == [Spawn("t-1", 2, float("inf"))]
     assert Feed("t-1") in life.handle(WorkerStarted("t-1", 8, 2))
+
+
+def test_what_an_earlier_start_left_behind_is_told_in_any_state() -> None:
+    """And remembered, if it had to be killed; the worker goes its way (issue 10)."""
+    life = Life()
+    killed, late = RemainsEnded("t-1", 7, 2), RemainsEnded("t-1", 7, 0, late=9)
+    exited = WorkerExited("t-1", 7, 0, lost=0)
+
+    for event in (STARTED, StopRequested(patient=True), exited):
+        for remains in (killed, late):
+            state = life.worker.state
+            assert life.handle(remains) == [Tell(remains)]
+            assert life.worker.state is state
+        life.handle(event)
+    story = life.worker.story.tell(0.0)
+    assert story.count("2 left behind by pid 7 killed 0.00 s ago") == 3
+    assert len(story) == 6
 
 
 def test_history_is_told_from_now() -> None:

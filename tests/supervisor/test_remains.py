@@ -1,0 +1,260 @@
+"""What a worker that ends by itself leaves behind has time to end, too."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.streams.memory import MemoryObjectReceiveStream
+from structlog.testing import capture_logs
+
+from etlstage.messages import Result
+from etlstage.stage import RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    RemainsEnded,
+    SupervisorEvent,
+    WorkerExited,
+)
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
+from etlstage.transport import Child, LaunchRequest, Wire
+from tests.supervisor.workers import QUICK, ends, load, numbers, outputs, plain, runs
+
+LONG = Timeouts(stop=3600)
+ENDLESS = "sleep 3600 & echo $!"
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Make a gate that :func:`open_gate` opens."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    return path
+
+
+async def open_gate(gate: Path) -> None:
+    """Let all children go on that wait there."""
+    await anyio.to_thread.run_sync(gate.write_bytes, b"")
+
+
+def lines(target: Path) -> list[bytes]:
+    """Return what has arrived, sorted."""
+    return sorted(target.read_bytes().split())
+
+
+def remains(events: list[SupervisorEvent]) -> list[RemainsEnded]:
+    """Return what is told of what was left behind."""
+    return [event for event in events if isinstance(event, RemainsEnded)]
+
+
+async def exit_in(events: MemoryObjectReceiveStream[SupervisorEvent]) -> None:
+    """Wait until a worker has ended."""
+    while not isinstance(await events.receive(), WorkerExited):
+        pass
+
+
+async def pids(supervisor: AsyncSupervisor, *messages: bytes) -> list[int]:
+    """Return the pids that are the answers to these messages."""
+    results: list[Result] = []
+    for message in messages:
+        results += await supervisor.submit([message])
+    return [int(reply) for (reply,) in outputs(results)]
+
+
+async def test_uploads_in_the_background_arrive(tmp_path: Path) -> None:
+    """
+    The supervisor is there until they have: they began when their worker was gone.
+
+    (issue 10)
+    """
+    target = tmp_path / "target"
+    with anyio.fail_after(15):
+        async with AsyncSupervisor(load("leaves", "", target, "")) as supervisor:
+            events = supervisor.events()
+            outputs(await supervisor.submit([b"a", b"b", b"c"]))
+        with events:
+            told = [event async for event in events]
+
+    assert lines(target) == [b"a", b"b", b"c"]
+    assert remains(told) == []
+
+
+@pytest.mark.parametrize("end", ["exit", "fail", "crash"])
+async def test_next_worker_does_not_wait_for_them(
+    tmp_path: Path, gate: Path, end: str
+) -> None:
+    """However the worker ended, another one goes on at once (issue 10)."""
+    target = tmp_path / "target"
+    run = load(
+        "leaves", gate, target, end, timeout=LONG, restart=RestartPolicy(delay=0.01)
+    )
+    with anyio.fail_after(15), capture_logs():
+        async with AsyncSupervisor(run) as supervisor:
+            children = await pids(supervisor, b"a", b"b", b"c")
+            assert all(map(runs, children))
+            # One that comes when another has opened it goes on with that one.
+            async with anyio.create_task_group() as tasks:
+                for child in children:
+                    tasks.start_soon(open_gate_for, gate, child)
+
+    assert lines(target) == [b"a", b"b", b"c"]
+
+
+async def open_gate_for(gate: Path, child: int) -> None:
+    """Open the gate until that child has gone through."""
+    while runs(child):
+        with suppress(OSError):  # nobody waits there now
+            os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        await anyio.sleep(0.001)
+
+
+@pytest.mark.parametrize("command", [ENDLESS, "setsid sleep 3600 & echo $!"])
+async def test_what_does_not_end_in_time_is_killed_and_told(command: str) -> None:
+    """In the events and in the log; also what has left the session (issue 10)."""
+    script = f"read x; {command}; printf '\\0'"
+    run = Stage(name="t", command=("sh", "-c", script), timeout=QUICK)
+    with anyio.fail_after(15), capture_logs() as logs:
+        async with AsyncSupervisor(run) as supervisor:
+            events = supervisor.events()
+            (child,) = await pids(supervisor, b"one")
+        with events:
+            told = [event async for event in events]
+
+    assert ends(child)
+    (event,) = remains(told)
+    assert (event.worker, event.killed, event.late) == ("t-1", 1, 0)
+    (entry,) = [entry for entry in logs if "left" in entry["event"]]
+    assert entry == {
+        "event": "worker left processes behind",
+        "log_level": "warning",
+        "stage": "t",
+        "worker": "t-1",
+        "pid": event.pid,
+        "killed": 1,
+        "dropped_bytes": 0,
+    }
+
+
+async def test_what_is_written_behind_the_end_is_dropped_and_told(
+    tmp_path: Path, gate: Path
+) -> None:
+    """It is no reply to anything, and nobody is stopped for it (issue 10)."""
+    target = tmp_path / "target"
+    run = load("leaves", gate, target, "exit", timeout=LONG)
+    with anyio.fail_after(15), capture_logs():
+        async with AsyncSupervisor(run) as supervisor:
+            events = supervisor.events()
+            await pids(supervisor, b"write")
+            await exit_in(events)
+            await open_gate(gate)
+        with events:
+            told = [event async for event in events]
+
+    assert lines(target) == [b"write"]
+    (event,) = remains(told)
+    assert (event.killed, event.late) == (0, len(b"too late"))
+
+
+async def test_cancelling_ends_their_time() -> None:
+    """They are killed at once, and told (issue 10)."""
+    script = f"read x; {ENDLESS}; printf '\\0'"
+    run = Stage(name="t", command=("sh", "-c", script), timeout=LONG)
+    with anyio.fail_after(15), capture_logs() as logs:
+        with anyio.CancelScope() as scope:
+            async with AsyncSupervisor(run) as supervisor:
+                with supervisor.events() as events:
+                    (child,) = await pids(supervisor, b"one")
+                    await exit_in(events)
+                scope.cancel()
+    assert ends(child)
+    assert [entry["killed"] for entry in logs if "killed" in entry] == [1]
+
+
+async def test_cancelling_the_end_ends_all_patience() -> None:
+    """A worker that is deaf to the end of its input gets its signal (issue 10)."""
+    run = Stage(name="t", command=("sleep", "3600"), timeout=LONG)
+    with anyio.fail_after(15):
+        async with AsyncSupervisor(run) as supervisor:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(supervisor.aclose)
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+            assert await supervisor.submit(numbers(1)) != []
+
+
+# --- extraction ----------------------------------------------------------------------
+
+
+async def test_extraction_goes_on_behind_the_exit(gate: Path) -> None:
+    """A shell does not wait for what it writes through (issue 10)."""
+    run = plain("extract_behind", gate, "one", "two", timeout=LONG)
+    messages: list[bytes] = []
+    with anyio.fail_after(15):
+        async with (
+            AsyncSupervisor(run) as supervisor,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def read() -> None:
+                messages.extend([m async for m in supervisor.extract()])
+
+            tasks.start_soon(read)
+            await open_gate(gate)
+
+    assert messages == [b"one", b"two"]
+
+
+# --- many ----------------------------------------------------------------------------
+
+
+def test_not_too_many_have_time_at_once() -> None:
+    """A worker that crashes again and again does not fill the machine (issue 10)."""
+    living: list[int] = []
+    most = 0
+
+    class Leaving:
+        """Leaves a process behind that only a kill ends."""
+
+        def __init__(self, child: Child) -> None:
+            self._child = child
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._child, name)
+
+        async def deserted(self) -> None:
+            living.append(self._child.pid)
+            await anyio.sleep_forever()
+
+        def kill(self) -> int:
+            living.remove(self._child.pid)
+            return 1 + self._child.kill()
+
+    async def crash(worker: ScriptedWorker) -> int:
+        nonlocal most
+        most = max(most, len(living))
+        async for message in worker.messages():
+            await worker.reply(message)
+            return 1
+        return 0
+
+    launch = ScriptedLaunch(crash)
+
+    def leave(request: LaunchRequest, /) -> tuple[Wire, Child]:
+        wire, child = launch(request)
+        return wire, Leaving(child)  # type: ignore[return-value]
+
+    async def main() -> None:
+        run = Stage(name="t", command=("x",), timeout=LONG)
+        async with AsyncSupervisor(run, launch=leave) as supervisor:
+            for message in numbers(100):
+                outputs(await supervisor.submit([message]))
+                await anyio.sleep(1)
+
+    with capture_logs():
+        run_virtually(partial(main))
+    assert living == []
+    assert 10 < most < 20
