@@ -118,7 +118,8 @@ class Stage(Definition):
     user: Annotated[Argument | None, Place.WORKER, _WORKER] = None
     """Who the worker runs as, by name or number; by default we."""
     group: Annotated[Argument | None, Place.WORKER, _WORKER] = None
-    """Its group, by name or number; by default the user's, or ours."""
+    """Its group, by name or number; by default the user's, or ours. Without a user it
+    has no supplementary groups."""
     umask: Annotated[Mask | None, Place.WORKER, _WORKER] = None
     """Its file mode mask; by default ours."""
     max_message: Annotated[Size, _PROGRAM] = 64 * MiB

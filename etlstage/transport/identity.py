@@ -29,7 +29,7 @@ def look_up(user: str | None, group: str | None) -> Identity:
     Return who is meant, by names or numbers.
 
     A user brings his own group, unless another one is named, and his own
-    supplementary groups.
+    supplementary groups. A group alone comes without any: ours may be root's.
 
     Raises:
         UnknownIdentity: If there is no such user or group.
@@ -37,7 +37,7 @@ def look_up(user: str | None, group: str | None) -> Identity:
     """
     gid = None if group is None else _group(group)
     if user is None:
-        return Identity(None, gid, None)
+        return Identity(None, gid, None if gid is None else ())
     entry = _user(user)
     if entry is None and gid is None:
         # Ours would stay, which may be root's.

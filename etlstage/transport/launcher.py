@@ -137,7 +137,7 @@ class Launcher:
         if terms.group is not None:
             settings.append(f"group={terms.group}")
         if terms.user is not None:
-            settings.append(f"user={terms.user}")
+            settings += [f"user={terms.user}", "nonewprivs"]
         # Python changes it at its start, when the locale is C.
         settings.append(f"locale={env.get('LC_CTYPE', '')}")
         self._report, self._said = os.pipe()

@@ -8,8 +8,8 @@ Its arguments are the descriptor on which to report, the pid of who starts it, s
 is closed unwritten by a successful exec.
 
 Settings, performed in this order whatever theirs is: ``limit=NUMBER,SOFT,HARD``,
-``nice=INCREMENT``, ``groups=GID,...``, ``group=GID``, ``user=UID``, ``deathsig``,
-``locale=LC_CTYPE``.
+``nice=INCREMENT``, ``groups=GID,...``, ``group=GID``, ``user=UID``, ``nonewprivs``,
+``deathsig``, ``locale=LC_CTYPE``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from _signal import (  # type: ignore[import-not-found]
     SIGXFSZ,
     signal,
 )
-from errno import EINVAL, ENOENT, EPERM
+from errno import EINVAL, ENOENT, ENOSYS, EPERM
 from resource import setrlimit
 
 TYPE_CHECKING = False
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ("main",)
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 def main(arguments: list[str]) -> None:  # pragma: no cover
@@ -45,14 +46,13 @@ def main(arguments: list[str]) -> None:  # pragma: no cover
     settings, command = arguments[2:end], arguments[end + 1 :]
     what = ""
     try:
-        ask_for_signal = _signal_setter() if "deathsig" in settings else None
+        # Before anything else: the user may not read our library.
+        prctl = _prctl()
         for what in sorted(settings, key=_order):
-            _apply(*what.partition("=")[::2])
-        if ask_for_signal is not None:
-            ask_for_signal()
-            # Who started us may have died before we asked to be told.
-            if os.getppid() != parent:
-                os.kill(os.getpid(), SIGKILL)
+            _apply(*what.partition("=")[::2], prctl)
+        # Who started us may have died before we asked to be told.
+        if "deathsig" in settings and os.getppid() != parent:
+            os.kill(os.getpid(), SIGKILL)
         # Python ignores these, and what is ignored stays so over an exec.
         signal(SIGPIPE, SIG_DFL)
         signal(SIGXFSZ, SIG_DFL)
@@ -85,7 +85,16 @@ def _become(command: list[str]) -> None:  # pragma: no cover
     raise first or last
 
 
-_ORDER = ("limit", "nice", "groups", "group", "user", "deathsig", "locale")
+_ORDER = (
+    "limit",
+    "nice",
+    "groups",
+    "group",
+    "user",
+    "nonewprivs",
+    "deathsig",
+    "locale",
+)
 
 
 def _order(setting: str) -> int:  # pragma: no cover
@@ -94,7 +103,9 @@ def _order(setting: str) -> int:  # pragma: no cover
     return _ORDER.index(setting.partition("=")[0])
 
 
-def _apply(name: str, value: str) -> None:  # pragma: no cover
+def _apply(
+    name: str, value: str, prctl: Callable[..., int] | None
+) -> None:  # pragma: no cover
     if name == "limit":
         number, soft, hard = map(int, value.split(","))
         setrlimit(number, (soft, hard))
@@ -106,21 +117,29 @@ def _apply(name: str, value: str) -> None:  # pragma: no cover
         os.setgid(int(value))
     elif name == "user":
         os.setuid(int(value))
+    elif name == "nonewprivs":
+        # Else a set-user-ID program would undo all that. Only Linux knows of it.
+        if prctl is None and sys.platform == "linux":
+            raise OSError(ENOSYS, name)
+        if prctl is not None and prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+            raise OSError(EPERM, name)
+    elif name == "deathsig" and prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(SIGKILL), 0, 0, 0)
     elif name == "locale":
         os.environ.pop("LC_CTYPE", None)
         if value:
             os.environ["LC_CTYPE"] = value
 
 
-def _signal_setter() -> Callable[[], object] | None:  # pragma: no cover
-    """Return what sets the parent-death signal; None where there is no such thing."""
+def _prctl() -> Callable[..., int] | None:  # pragma: no cover
+    """Return prctl(2); None where there is no such thing."""
     try:
         from ctypes import CDLL
 
-        prctl = CDLL(None).prctl
+        prctl: Callable[..., int] = CDLL(None).prctl
     except (ImportError, OSError, AttributeError):
         return None
-    return lambda: prctl(_PR_SET_PDEATHSIG, int(SIGKILL), 0, 0, 0)
+    return prctl
 
 
 if __name__ == "__main__":  # pragma: no cover

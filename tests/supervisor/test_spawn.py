@@ -389,6 +389,12 @@ async def test_user_has_his_own_groups_and_home(
     assert (await printed(run)).split() == ["12345", "/x"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may have another group")
+async def test_group_alone_has_no_supplementary_groups() -> None:
+    """Ours may be root's (issue 10)."""
+    assert await printed(shell("id -u; id -G", group="12345")) == "0\n12345\n"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
 async def test_another_user_can_open_the_status() -> None:
     """A pipe has an owner, too."""

@@ -38,8 +38,8 @@ def test_group_may_be_another_one() -> None:
 
 @pytest.mark.parametrize("group", [OURS.gr_name, str(OURS.gr_gid)])
 def test_group_alone(group: str) -> None:
-    """By name or number; the user stays."""
-    assert look_up(None, group) == Identity(None, OURS.gr_gid, None)
+    """By name or number; the user stays, our supplementary groups don't (issue 10)."""
+    assert look_up(None, group) == Identity(None, OURS.gr_gid, ())
 
 
 def test_number_without_an_entry_needs_a_group() -> None:

@@ -473,6 +473,17 @@ async def test_user_and_groups(wrapper: str) -> None:
 
 
 @root_only
+async def test_user_gets_no_new_privileges(wrapper: str) -> None:
+    """A set-user-ID program would undo the change; who is as we are may (issue 10)."""
+    script = "grep ^NoNewPrivs /proc/$$/status"
+    ours = await output_of_shell(script)
+    other = Terms(user=54321, group=12345, groups=())
+    assert (await output_of_shell(script, terms=other)).split() == ["NoNewPrivs:", "1"]
+    alone = Terms(group=12345, groups=())
+    assert await output_of_shell(script, terms=alone) == ours
+
+
+@root_only
 async def test_parent_death_signal_survives_a_change_of_user(wrapper: str) -> None:
     """Such a change clears one that is set before."""
     code = (
