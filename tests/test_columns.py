@@ -21,6 +21,15 @@ def three() -> Column:
     return column(b"cut", *MESSAGES)[1:]
 
 
+def test_fingerprint_of_a_column_is_that_of_its_messages(three: Column) -> None:
+    """However it is cut; where one ends and the next begins makes a difference."""
+    whole = three.fingerprint((0, 0))
+    assert three[1:].fingerprint(three[:1].fingerprint((0, 0))) == whole
+    assert three[:0].fingerprint(whole) == whole
+    assert column(b"one", b"thre", b"e").fingerprint((0, 0)) != whole
+    assert column(b"one", b"", b"threE").fingerprint((0, 0)) != whole
+
+
 def test_column_is_a_sequence_of_messages(three: Column) -> None:
     """Length, elements, slices, order."""
     assert len(three) == 3

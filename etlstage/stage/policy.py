@@ -206,7 +206,7 @@ class ErrorPolicy(Definition):
     """What becomes of a message that a stage can't process."""
 
     label: ClassVar = ("on_error",)
-    retries: Annotated[CountOrZero, Place.FED | Place.OPTION] = 2
+    retries: Annotated[CountOrZero, Place.FED | Place.WRITE] = 2
     """How often a message is given to a fresh worker after the first was lost; more
     often where it could have been another message's fault."""
     retries_refused: Annotated[CountOrZero, Place.FED] = 0

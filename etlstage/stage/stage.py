@@ -97,7 +97,7 @@ class Stage(Definition):
     ready: Annotated[bool, _PROGRAM, _WORKER] = False
     """The worker says when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
     names; it is given nothing before that."""
-    restart: Annotated[RestartPolicy, Place.WORKER] = field(
+    restart: Annotated[RestartPolicy, Place.WORKER | Place.READ] = field(
         default_factory=RestartPolicy
     )
     """When a worker is started again."""

@@ -312,6 +312,7 @@ class RunningWorker:
                 retried=loss.retried,
                 failed=loss.failed,
                 tries=loss.tries,
+                progress=loss.progress,
                 untouched=untouched,
                 told=told,
                 late=self.connection.late,

@@ -28,12 +28,14 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import LocalProtocolError, WorkerLost
 from etlstage.messages import Position, Result, Run, StageKind, sound
+from etlstage.protocol.base import Shape
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
-from etlstage.supervisor.exchange.submission import Collected, Round, Submission
+from etlstage.supervisor.exchange.round import Repeat, Round
+from etlstage.supervisor.exchange.submission import Collected, Submission
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
@@ -264,10 +266,16 @@ class AsyncSupervisor:
         In cyclic mode it is one request, which carries ``start`` and ``end`` when
         they are given: offsets at the supervisor's side.
 
+        When a worker is lost another is asked, as ``restart`` says. Of a range what
+        was yielded before is left out then; where the worker keeps the offsets, it is
+        yielded again if the worker gives it again.
+
         Raises:
             WorkerLost: If the worker died, did not answer in time, or, in plain
-                mode, failed; what was yielded before stays valid.
-            RemoteProtocolError: If the worker broke the protocol.
+                mode, failed, and is not restarted, or had yielded something in plain
+                mode; what was yielded before stays valid.
+            RemoteProtocolError: If it broke the protocol, likewise.
+            SourceFailed: If a range that is asked for again gives other messages.
 
         """
         async with aclosing(self.extract_runs(start=start, end=end)) as runs:
@@ -296,7 +304,11 @@ class AsyncSupervisor:
             )
         changed = Signal()
         asked = Round(
-            changed.set, _request(start, end, template), max_unread=_OUTPUTS_UNREAD
+            changed.set,
+            _request(start, end, template),
+            max_unread=_OUTPUTS_UNREAD,
+            repeat=self._repeat(ranged=start is not None or end is not None),
+            stage=self.stage.name,
         )
         self._backlog.open(asked)
         try:
@@ -313,6 +325,11 @@ class AsyncSupervisor:
         finally:
             self._backlog.drop(asked)
             self._kick()
+
+    def _repeat(self, *, ranged: bool) -> Repeat:
+        if self.stage.dialect.shape is Shape.STREAM:
+            return Repeat.NEVER
+        return Repeat.BEHIND if ranged else Repeat.ANEW
 
     def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:
         """

@@ -262,6 +262,19 @@ async def test_drained_source_ends_at_a_position() -> None:
     assert seen == [b"0", b"1", Position(2)]
 
 
+async def test_worker_that_is_killed_in_the_middle_of_a_range(tmp_path: Path) -> None:
+    """An outage: nothing is missing, nothing is there twice (issue 10)."""
+    offsets = OffsetPolicy(by="supervisor", step=6, end=12)
+    stage = cyclic("killed_in_range", tmp_path, 3, 4, 6, restart=RestartPolicy(max=1))
+
+    assert await play(WorkerSource(stage, offsets=offsets)) == [
+        *numbers(0, 6),
+        Position(6),
+        *numbers(6, 12),
+        Position(12),
+    ]
+
+
 async def test_second_run_reads_on(tmp_path: Path) -> None:
     """From what was acknowledged, and not from what was read."""
     offsets = OffsetPolicy(by="supervisor", start=0, step=3, end=9)

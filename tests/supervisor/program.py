@@ -522,6 +522,29 @@ def slow_round(cue: str) -> None:
         reply(b"second")
 
 
+def killed_in_range(folder: str, *numbers: str) -> None:
+    """Give the numbers of ranges; be killed behind some, once if ``folder`` is there."""
+    import json
+
+    for message in messages():
+        asked = json.loads(message)
+        for number in range(asked["start"], asked["end"]):
+            write(b"%d" % number + EOM)
+            mark = Path(folder, str(number))
+            if str(number) in numbers and not mark.exists():
+                if Path(folder).exists():
+                    mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        reply()
+
+
+def dies_after_pid() -> None:
+    """Answer each request with our pid, and die in the middle of it."""
+    for _ in messages():
+        write(b"%d" % os.getpid() + EOM)
+        sys.exit(1)
+
+
 def dies_in_round(number: str) -> None:
     """Die in the middle of that round."""
     for count, _ in enumerate(messages(), 1):

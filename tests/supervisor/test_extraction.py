@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import AsyncIterator
@@ -302,21 +303,61 @@ async def test_round_that_is_left_open_does_not_block_the_next() -> None:
         assert await take(supervisor.extract(start=7, end=8)) == [b"7"]
 
 
-async def test_worker_that_dies_in_a_round() -> None:
-    """What it wrote is valid, the error tells its story, and the next round works."""
-    async with AsyncSupervisor(cyclic("dies_in_round", 2)) as supervisor:
-        for number in 1, 2:
-            seen = await take(supervisor.extract())
-            with anyio.fail_after(10), pytest.raises(faults.WorkerLost) as caught:
-                await collect(seen, supervisor.extract())
-            assert seen == [b"first"] * 2
-            assert re.fullmatch(
-                r"stage e: worker e-1 \(pid \d+\) exited with status 1 while it"
-                r" held 1 message; last stderr lines: out of luck;"
-                rf" last events: .*start {number}\).*;"
-                r" command: .* dies_in_round 2",
-                str(caught.value),
-            )
+async def test_worker_that_dies_in_every_round() -> None:
+    """What it wrote is valid, and the error tells its story."""
+    stage = cyclic("dies_in_round", 1, restart=RestartPolicy(max=2, delay=0.01))
+    seen, error = await broken(stage)
+
+    assert seen == [b"first"] * 3
+    assert re.fullmatch(
+        r"stage e: worker e-1 \(pid \d+\) exited with status 1 while it held 1 message,"
+        r" after 3 tries; last stderr lines: out of luck; last events: .*start 3\).*;"
+        r" command: .* dies_in_round 1",
+        error,
+    )
+
+
+async def test_round_survives_its_worker() -> None:
+    """Where the worker keeps the offsets, it may give the same again (issue 10)."""
+    stage = cyclic("dies_in_round", 2, restart=RestartPolicy(max=1))
+    async with AsyncSupervisor(stage) as supervisor:
+        assert await take(supervisor.extract()) == [b"first"]
+        assert await take(supervisor.extract()) == [b"first"] * 2
+
+
+async def test_range_survives_workers_that_are_killed(tmp_path: Path) -> None:
+    """As long as each gets further: nothing is missing, or there twice (issue 10)."""
+    policy = RestartPolicy(max=1, delay=0.01)
+    stage = cyclic("killed_in_range", tmp_path, 0, 7, 8, 19, 20, 25, restart=policy)
+    async with AsyncSupervisor(stage) as supervisor:
+        for start in 0, 20:
+            expected = [b"%d" % n for n in range(start, start + 20)]
+            seen = await take(supervisor.extract(start=start, end=start + 20))
+            assert seen == expected
+    assert sorted(os.listdir(tmp_path)) == ["0", "19", "20", "25", "7", "8"]
+
+
+async def test_range_that_kills_its_worker_each_time(tmp_path: Path) -> None:
+    """Restarts without progress are counted: it is not tried for ever."""
+    policy = RestartPolicy(max=2, delay=0.01)
+    stage = cyclic("killed_in_range", tmp_path / "missing", 7, restart=policy)
+    seen: list[bytes] = []
+    async with AsyncSupervisor(stage) as supervisor:
+        with anyio.fail_after(10), pytest.raises(faults.WorkerLost) as caught:
+            await collect(seen, supervisor.extract(start=0, end=20))
+    assert seen == [b"%d" % n for n in range(8)]
+    assert "killed by SIGKILL while it held 1 message, after 3 tr" in str(caught.value)
+
+
+async def test_range_that_gives_other_messages_when_it_is_asked_again() -> None:
+    """It is told; no message is left out in place of another (issue 10)."""
+    seen: list[bytes] = []
+    stage = cyclic("dies_after_pid", restart=RestartPolicy(delay=0.01))
+    async with AsyncSupervisor(stage) as supervisor:
+        with anyio.fail_after(10), pytest.raises(faults.SourceFailed) as caught:
+            await collect(seen, supervisor.extract(start=0, end=20))
+    assert len(seen) == 1
+    assert "had given 1 messages of a range; asked for it again" in str(caught.value)
 
 
 async def test_worker_that_exits_between_rounds() -> None:

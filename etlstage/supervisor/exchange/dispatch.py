@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
 from etlstage.errors import Attempt, EtlstageError, MessageRefused
@@ -44,6 +45,8 @@ class Loss(NamedTuple):
     """How many of them have failed for good."""
     tries: int = 0
     """How often the one that is suspected now has failed; 0 for a batch, or none."""
+    progress: bool = False
+    """Whether outputs came that no worker before it had given, in a round."""
 
 
 Answered: TypeAlias = tuple[int, int]
@@ -68,6 +71,7 @@ class Dispatcher:
 
     _batches = False
     _concurrent = False
+    _streams = False
 
     def __init__(self, stage: Stage, backlog: Backlog, number: int = 0) -> None:
         self.due: float | None = None
@@ -216,16 +220,11 @@ class Dispatcher:
             untouched: Whether the worker had read nothing of what it was given.
 
         """
+        if self._stage.kind is StageKind.EXTRACT:
+            return self._lose_rounds(self._let_go(), attempt, error, untouched)
         count = self.held
-        # A round is not blamed on the rounds before it: its worker had ended them all.
-        extracts = self._stage.kind is StageKind.EXTRACT
-        alone, first = self._alone, extracts or not self._answered_any
+        alone, first = self._alone, not self._answered_any
         held = self._let_go()
-        passed = [exchange for exchange in held if exchange.submission.passed]
-        if passed:
-            # To try a round again would double what was passed on already.
-            found = Judgement([], [], [tried(exchange, attempt) for exchange in passed])
-            return self._carry_out(found, count, error)
         for exchange in self._unsent():
             exchange.submission.give_back(exchange)
         if untouched:
@@ -240,6 +239,29 @@ class Dispatcher:
                 concurrent=self._concurrent,
             )
         return self._carry_out(found, count, error)
+
+    def _lose_rounds(
+        self,
+        held: Sequence[Exchange],
+        attempt: Attempt,
+        error: Callable[[tuple[Attempt, ...]], Exception],
+        untouched: bool = False,
+    ) -> Loss:
+        """Have rounds asked again, as often as a worker is restarted in vain."""
+        count, progress = (0 if self._streams else len(held)), False
+        found = Judgement([], [], [])
+        for exchange in held:
+            lost, repeatable = exchange, exchange.submission.repeatable
+            if repeatable and exchange.submission.rewind():
+                progress = True
+                lost = replace(lost, attempts=(), tries=0)
+            if not untouched:
+                lost = tried(lost, attempt)
+            again = repeatable and lost.tries <= self._stage.restart.max
+            # Nobody waits for a round whose caller is gone, and no restart is counted.
+            again = again and not lost.submission.forgotten
+            (found.innocent if again else found.failed).append(lost)
+        return self._carry_out(found, count, error)._replace(progress=progress)
 
     # --- for the other kinds of exchanges -------------------------------------
 
@@ -346,6 +368,8 @@ class StreamDispatcher(Dispatcher):
 
     Its only exchange is a round, which ends with the process.
     """
+
+    _streams = True
 
     @property
     def held(self) -> int:

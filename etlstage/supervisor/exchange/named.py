@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from etlstage.errors import Attempt, EtlstageError
-from etlstage.messages import Groups, Run
+from etlstage.messages import Groups, Run, StageKind
 from etlstage.protocol.events import Event, ExchangeOpened
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
@@ -154,6 +154,8 @@ class NamedDispatcher(Dispatcher):
         """Let others try one exchange, which was cancelled; the worker lives on."""
         item = self._close(id_)
         assert item is not None, "what is not open can't be cancelled"
+        if self._stage.kind is StageKind.EXTRACT:
+            return self._lose_rounds([item.exchange], attempt, error)
         found = judge(
             [item.exchange],
             attempt,

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
-from etlstage.messages import Position, Run, concatenated, joined, size_of
+from etlstage.messages import Position, Run, concatenated, size_of
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 
-__all__ = ("Collected", "Marks", "Round", "Submission", "Watermark", "due")
+__all__ = ("Collected", "Marks", "Submission", "Watermark", "due")
 
 Collected: TypeAlias = Outcome | Position
 
@@ -61,8 +61,6 @@ class Submission:
 
     streams = False
     """Whether outputs are passed on before their exchange has ended."""
-    passed = False
-    """Whether some have been."""
 
     def __init__(
         self,
@@ -97,6 +95,11 @@ class Submission:
         """Messages that were fed and not collected."""
         self.held_bytes = 0
         """Bytes of these messages and of the replies to them."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether another worker may be asked when one is lost."""
+        return True
 
     @property
     def finished(self) -> bool:
@@ -206,6 +209,10 @@ class Submission:
         """Take outputs of an exchange that has not ended."""
         raise AssertionError("unreachable: only a round streams its outputs")
 
+    def rewind(self) -> bool:
+        """Expect outputs again that have been passed on."""
+        raise AssertionError("unreachable: only a round streams its outputs")
+
     def collect(self) -> list[Collected]:
         """
         Return, once, what is due: outcomes, and positions behind what was before them.
@@ -257,49 +264,3 @@ class Submission:
         self.waiting -= taken.left
         self.waiting_bytes -= taken.size
         self.in_flight += taken.left
-
-
-class Round(Submission):
-    """
-    One request to extract: its outputs are collected as they come.
-
-    Args:
-        on_outcome: Called when :meth:`outputs` has something new, or the round ended.
-        request: What the worker is asked with; one that is not asked reads nothing.
-        max_unread: Bytes of outputs that may lie here until no more are read.
-
-    """
-
-    streams = True
-
-    def __init__(
-        self, on_outcome: Callable[[], None], request: bytes, *, max_unread: int
-    ) -> None:
-        super().__init__(on_outcome, max_unread=max_unread)
-        self._outputs: deque[Run] = deque()
-        self.error: Exception | None = None
-        """Why the round has ended early."""
-        self.feed([request], 0.0)
-        self.close()
-
-    def deliver(self, outcome: Outcome) -> None:
-        """Take the outcome: the end of the round."""
-        self.error = outcome.error
-        outputs = joined(outcome.groups)
-        if len(outputs):  # where EOP is EOM the end is the only message
-            self._outputs.append(outputs)
-        super().deliver(outcome._replace(reply_size=0))
-        super().collect()
-
-    def pass_on(self, outputs: Run) -> None:
-        """Take outputs before the end."""
-        self.passed = True
-        self._outputs.append(outputs)
-        self._unread += size_of(outputs)
-        self._on_outcome()
-
-    def outputs(self) -> list[Run]:
-        """Return, once, what has come."""
-        outputs, self._outputs = list(self._outputs), deque()
-        self._unread = 0
-        return outputs

@@ -103,6 +103,8 @@ class WorkerExited(NamedTuple):
     """Messages that have now failed once too often, of those that it held."""
     tries: int = 0
     """How often the message that is suspected now has failed alone; 0 for a batch."""
+    progress: bool = False
+    """It had given some of what it held, more than all before it."""
     untouched: bool = False
     """It had read nothing of what it held."""
     told: bool = False

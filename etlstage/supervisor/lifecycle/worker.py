@@ -225,7 +225,8 @@ class WorkerLife:
         retired = self.retiring and not failed
         policy = self._stage.restart
         self.retiring = False
-        if self._stage.kind is StageKind.EXTRACT:
+        extracts = self._stage.kind is StageKind.EXTRACT
+        if extracts:
             # Who extracts is started when the next round is asked for. One that went
             # well may have gone before it saw that it was asked again.
             went = event.untouched and event.answered and not event.status
@@ -234,8 +235,10 @@ class WorkerLife:
             now,
             _fate(event),
             wanted=retired or policy.wanted(failed=failed, status=event.status),
-            useful=retired or event.answered > 0,
-            blamed=event.lost > 0 and not event.untouched,
+            useful=retired or event.answered > 0 or event.progress,
+            # A request is like any other: what is the matter is the worker, or
+            # what it reads from, and time may help.
+            blamed=event.lost > 0 and not event.untouched and not extracts,
             tries=event.tries,
         )
 

@@ -9,6 +9,7 @@ from etlstage.errors import ConfigError
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.datasource.options import reading, writing
+from etlstage.stage import RestartPolicy
 
 RUN = {"command": "./run"}
 
@@ -41,7 +42,8 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
             "timeout.start": "5s",
             "timeout.message": "null",
             "timeout.stop": "500ms",
-            "on_error.retries": "0",
+            "restart.max": "0",
+            "restart.never_on": "3",
             "max_message": "1MiB",
             "max_reply": "2MiB",
             "mode": "cyclic",
@@ -62,7 +64,7 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
     )
     timeout = stage.timeout
     assert (timeout.start, timeout.message, timeout.stop) == (5.0, None, 0.5)
-    assert stage.on_error.retries == 0
+    assert stage.restart == RestartPolicy(max=0, never_on=frozenset({3}))
     assert (stage.max_message, stage.max_reply) == (2**20, 2**21)
     assert offsets is not None
     assert (offsets.start, offsets.end, offsets.step) == (-5, 10, 3)
@@ -132,7 +134,8 @@ def test_worker_that_stages_is_not_replaced() -> None:
         ({"max_message": "big"}, "expected a size such as 512KiB, 1MiB or 10MB"),
         ({"mode": "cycle"}, "unknown mode 'cycle' (did you mean 'cyclic'?)"),
         ({"ready": "yes"}, "option ready: expected true or false, got 'yes'"),
-        ({"on_error__retries": "-1"}, "on_error.retries: expected 0 or more, got '-1'"),
+        ({"restart__max": "-1"}, "restart.max: expected 0 or more, got '-1'"),
+        ({"on_error__retries": "1"}, "option on_error.retries is only for writing"),
         ({"step": "5"}, "option step is only for mode=cyclic"),
         ({"eom": "x", "eob": "x"}, "markers eom and eob are both 'x'"),
         ({"mode": "cyclic", "start": "5", "end": "2"}, "before offsets.start 5"),

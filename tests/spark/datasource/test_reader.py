@@ -176,7 +176,7 @@ def test_worker_that_fails_fails_the_task(spark: SparkSession) -> None:
     """Its fate is told, and what it was asked for."""
     program = "worker.extract_cycle(lambda a, b: os._exit(3), offsets='supervisor')"
     options = {"command": command(program), "mode": "cyclic", "start": 3, "end": 9}
-    text = failure(read(spark, **options, on_error__retries=0).collect)
+    text = failure(read(spark, **options, restart__max=0).collect)
     assert "exited with status 3" in text
     assert "(offsets 3 to 9, partition 0)" in text
 
@@ -221,7 +221,7 @@ def test_read_that_is_retried_gives_the_same_rows(
         command = [sys.executable, "-c", __import__("textwrap").dedent(PROGRAM), marker]
         frame = (spark.read.format("etlstage").option("command", json.dumps(command))
             .option("mode", "cyclic").option("end", "20000").option("step", "20000")
-            .option("on_error.retries", "0").load())
+            .option("restart.max", "0").load())
         found = [int(row.value) for row in frame.collect()]
         print(found == list(range(20_000)), pathlib.Path(marker).exists())
         spark.stop()

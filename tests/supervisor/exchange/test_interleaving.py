@@ -35,7 +35,8 @@ from etlstage.stage import BatchPolicy, ErrorPolicy
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.named import NamedDispatcher
-from etlstage.supervisor.exchange.submission import Round, Submission
+from etlstage.supervisor.exchange.round import Round
+from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.exchange.test_dispatch import give, stage
 from tests.supervisor.toy import ToyDialect, ToySession
 

@@ -13,7 +13,8 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Loss
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.named import NamedDispatcher
-from etlstage.supervisor.exchange.submission import Round, Submission
+from etlstage.supervisor.exchange.round import Round
+from etlstage.supervisor.exchange.submission import Submission
 
 CANCELLED = Attempt("t-1", 7, "took too long")
 REFUSED = RemoteProtocolError("refused")

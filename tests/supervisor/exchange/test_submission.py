@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from etlstage.messages import Position
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
-from etlstage.supervisor.exchange.submission import Round, Submission
+from etlstage.supervisor.exchange.submission import Submission
 
 DEAD = RuntimeError("all backlogers are gone")
 
@@ -311,34 +311,3 @@ def test_position_is_collected_behind_all_before_it(
     assert seen == list(range(len(runs)))
     assert ended == set(range(total))
     assert s.finished
-
-
-# --- rounds --------------------------------------------------------------------------
-
-
-def test_outputs_of_a_round_are_there_before_its_end() -> None:
-    """Too many of them stall it until they are taken."""
-    calls: list[int] = []
-    asked = Round(lambda: calls.append(1), b"ask", max_unread=3)
-    exchange = asked.take(1, 9)
-    asked.pass_on([b"1", b"22"])
-    assert (asked.stalled, asked.passed, asked.finished) == (False, True, False)
-    asked.pass_on([b"3"])
-    assert asked.stalled
-    assert asked.outputs() == [[b"1", b"22"], [b"3"]]
-    assert not asked.stalled
-    asked.deliver(Outcome(exchange.start, exchange.messages, [()], exchange.size))
-
-    assert asked.finished
-    assert asked.error is None
-    assert asked.outputs() == []
-
-
-def test_end_of_a_round_may_bring_its_only_message() -> None:
-    """Where each request has exactly one reply."""
-    asked = Round(lambda: None, b"ask", max_unread=3)
-    exchange = asked.take(1, 9)
-    asked.deliver(Outcome(0, exchange.messages, [(b"one",)], exchange.size, 4))
-
-    assert asked.outputs() == [[b"one"]]
-    assert (asked.finished, asked.held_bytes) == (True, 0)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from etlstage.errors import WorkerLost
-from etlstage.stage import Stage
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
@@ -121,6 +126,33 @@ def test_what_an_earlier_start_left_behind_is_told_in_any_state() -> None:
     story = life.worker.story.tell(0.0)
     assert story.count("2 left behind by pid 7 killed 0.00 s ago") == 3
     assert len(story) == 6
+
+
+def extractor() -> Life:
+    """Return the life of a worker that extracts, and may be restarted once."""
+    return Life(
+        kind=StageKind.EXTRACT,
+        dialect=MarkerDialect(mode=Mode.CYCLIC),
+        restart=RestartPolicy(max=1),
+    )
+
+
+def test_extractor_is_restarted_as_long_as_it_gets_further() -> None:
+    """Its restarts count from there (issue 10)."""
+    life = extractor()
+    gone = WorkerExited("t-1", 7, -9, lost=1, retried=1, progress=True)
+    for start in 2, 3, 4:
+        out = life.handle(WorkerStarted("t-1", 7, start - 1), gone)
+        assert Spawn("t-1", start, math.inf) in out
+
+
+def test_extractor_that_gets_no_further_fails_permanently() -> None:
+    """A request is not to blame as a message is: what it reads from may be gone."""
+    life = extractor()
+    gone = WorkerExited("t-1", 7, -9, lost=1, retried=1)
+    assert Spawn("t-1", 2, math.inf) in life.handle(STARTED, gone)
+    life.handle(WorkerStarted("t-1", 7, 2), gone)
+    assert life.worker.state is State.FATAL
 
 
 def test_history_is_told_from_now() -> None:

@@ -1,0 +1,170 @@
+"""
+One request to extract, whatever becomes of the workers that answer it.
+
+Its outputs are passed on as they come, for a reply may be larger than memory. So when
+a worker is lost in the middle, some of them are gone already. Another worker is asked
+for the same, and what it gives again is left out: a range gives the same messages each
+time. That it does so is checked, by the sizes and a checksum of what was passed on.
+
+How often that is tried is decided in ``dispatch.py``.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol, runtime_checkable
+from zlib import crc32
+
+from etlstage.errors import SourceFailed
+from etlstage.messages import Run, joined, size_of
+from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.submission import Submission
+
+__all__ = ("Repeat", "Round")
+
+
+class Repeat(Enum):
+    """What becomes of a round whose worker was lost when it had outputs already."""
+
+    NEVER = "never"
+    """It has failed: nobody knows what another worker would give."""
+    ANEW = "anew"
+    """It is asked again, and what was passed on may come twice."""
+    BEHIND = "behind"
+    """It is asked again, and what was passed on is left out: it must be the same."""
+
+
+class Round(Submission):
+    """
+    One request to extract: its outputs are collected as they come.
+
+    Args:
+        on_outcome: Called when :meth:`outputs` has something new, or the round ended.
+        request: What the worker is asked with; one that is not asked reads nothing.
+        max_unread: Bytes of outputs that may lie here until no more are read.
+        repeat: What to do about outputs that were passed on when the worker is lost.
+        stage: Its name, for errors.
+
+    """
+
+    streams = True
+
+    def __init__(
+        self,
+        on_outcome: Callable[[], None],
+        request: bytes,
+        *,
+        max_unread: int,
+        repeat: Repeat = Repeat.NEVER,
+        stage: str = "",
+    ) -> None:
+        super().__init__(on_outcome, max_unread=max_unread)
+        self._outputs: deque[Run] = deque()
+        self._repeat = repeat
+        self._stage = stage
+        self._given = 0  # outputs, by the worker that has it now
+        self._print = (0, 0)  # and what tells them from others
+        self._known = 0  # the same, of all that were lost
+        self._known_print = (0, 0)
+        self.error: Exception | None = None
+        """Why the round has ended early."""
+        self.feed([request], 0.0)
+        self.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.error is not None or super().finished
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether another worker may be asked."""
+        return self._repeat is not Repeat.NEVER or not self._given
+
+    def rewind(self) -> bool:
+        """
+        Expect all outputs again, from another worker.
+
+        Returns:
+            Whether the one that was lost got further than all before it.
+
+        """
+        further = self._repeat is Repeat.BEHIND and self._given > self._known
+        if further:
+            self._known, self._known_print = self._given, self._print
+        self._given, self._print = 0, (0, 0)
+        return further
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Take the outcome: the end of the round."""
+        outputs = joined(outcome.groups)
+        if len(outputs):  # where EOP is EOM the end is the only message
+            self._outputs.append(outputs)
+        elif outcome.error is None and self._given < self._known:
+            self._fail(f"{self._given} messages, and ended")
+        self.error = self.error or outcome.error
+        super().deliver(outcome._replace(reply_size=0))
+        super().collect()
+
+    def pass_on(self, outputs: Run) -> None:
+        """Take outputs before the end."""
+        if self._repeat is Repeat.BEHIND:
+            outputs = self._fresh(outputs)
+        else:
+            self._given += len(outputs)
+        if len(outputs) and self.error is None:
+            self._outputs.append(outputs)
+            self._unread += size_of(outputs)
+            self._on_outcome()
+
+    def outputs(self) -> list[Run]:
+        """Return, once, what has come."""
+        outputs, self._outputs = list(self._outputs), deque()
+        self._unread = 0
+        return outputs
+
+    def _fresh(self, outputs: Run) -> Run:
+        """Return the outputs without those that were passed on before a loss."""
+        again = self._known - self._given
+        self._given += len(outputs)
+        if again <= 0:
+            self._print = _fingerprint(outputs, self._print)
+            return outputs
+        self._print = _fingerprint(outputs[:again], self._print)
+        if self._given < self._known:
+            return ()
+        if self._print != self._known_print:
+            self._fail("others")
+        outputs = outputs[again:]
+        self._print = _fingerprint(outputs, self._print)
+        return outputs
+
+    def _fail(self, found: str) -> None:
+        """End the round: what was passed on is not what comes now."""
+        self.error = SourceFailed(
+            f"stage {self._stage}: a worker was lost when it had given {self._known}"
+            f" messages of a range; asked for it again, another gave {found}: a range"
+            " must give the same messages each time",
+            stage=self._stage,
+        )
+        self._on_outcome()
+
+
+@runtime_checkable
+class _Knows(Protocol):
+    """A run, such as a column, that need not be taken apart for it."""
+
+    def fingerprint(self, before: tuple[int, int]) -> tuple[int, int]:
+        """Return what tells these messages, behind those before, from others."""
+        ...
+
+
+def _fingerprint(messages: Run, before: tuple[int, int]) -> tuple[int, int]:
+    """Return what tells these messages, behind those before, from others."""
+    if isinstance(messages, _Knows):
+        return messages.fingerprint(before)
+    sizes = array("i", map(len, messages))
+    return crc32(sizes, before[0]), crc32(b"".join(messages), before[1])
