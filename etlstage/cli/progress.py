@@ -66,7 +66,9 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("stage", no_wrap=True)
-    for heading in ("in", "out", "dead", "failed", "lost", last):
+    skipped = any(account.skipped for account in ledger)
+    headings = ["in", "out", "dead", "failed", "lost", *["skipped"] * skipped, last]
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for account, value in zip(ledger, values, strict=True):
         table.add_row(
@@ -76,6 +78,7 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
             _alarming(account.dead),
             _alarming(account.failed),
             _alarming(account.lost),
+            *[_alarming(account.skipped)] * skipped,
             value,
         )
     return table
@@ -144,6 +147,7 @@ def _stage_state(account: Account, rate: float) -> str:
             ("dead", account.dead),
             ("failed", account.failed),
             ("lost", account.lost),
+            ("skipped", account.skipped),
         )
         if count
     ]

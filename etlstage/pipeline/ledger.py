@@ -19,7 +19,7 @@ from etlstage.messages import StageKind
 
 __all__ = ("COUNTS", "Account", "Ledger")
 
-COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced")
+COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced", "skipped")
 """What an account counts."""
 
 
@@ -41,6 +41,9 @@ class Account:
     """Messages whose worker died, or was stopped, while it held them."""
     produced: int = 0
     """Messages made for the next stage."""
+    skipped: int = 0
+    """Of the messages that are done: those that a worker says it could not process and
+    answered without output."""
     seconds: float = 0.0
     """Time from the stage's start to its end, or until now."""
 

@@ -197,21 +197,26 @@ class Pipeline(Runner):
         """Return what leaves the last stage; each reads what leaves the one before."""
         for stage, account in zip(self._stages, list(self.ledger)[1:], strict=False):
             ended = anyio.Event()
-            supervisor = await tasks.start(self._supervise, stage, ended)
+            supervisor = await tasks.start(self._supervise, stage, account, ended)
             items = self._transformed(supervisor, account, items, ended)
         return items
 
     async def _supervise(
         self,
         stage: Stage,
+        account: Account,
         ended: anyio.Event,
         *,
         task_status: TaskStatus[AsyncSupervisor],
     ) -> None:
         # In a task of its own: when the run fails all workers are stopped at once.
-        async with AsyncSupervisor(stage, meter=self._meter) as supervisor:
-            task_status.started(supervisor)
-            await ended.wait()
+        supervisor = AsyncSupervisor(stage, meter=self._meter)
+        try:
+            async with supervisor:
+                task_status.started(supervisor)
+                await ended.wait()
+        finally:
+            account.skipped += supervisor.skipped
 
     async def _transformed(
         self,

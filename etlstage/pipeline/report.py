@@ -50,6 +50,7 @@ class Report:
                     "failed": account.failed,
                     "lost": account.lost,
                     "out": account.produced,
+                    "skipped": account.skipped,
                     "seconds": round(account.seconds, 3),
                 }
                 for account in self.ledger

@@ -58,6 +58,7 @@ class WorkerSink(Sink):
     ) -> None:
         """Stop the workers."""
         await self._supervisor.__aexit__(kind, error, trace)
+        self.account.skipped += self._supervisor.skipped
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""

@@ -103,6 +103,8 @@ class WorkerPool:
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
         self._last_errors: dict[str, str] = {}
+        self.skipped = 0
+        """Messages that workers say that they have skipped."""
 
     @property
     def alive(self) -> int:
@@ -182,6 +184,12 @@ class WorkerPool:
             answer(f"stage {self.stage.name} has nobody who stores positions")
         else:
             self._tasks.start_soon(self._store, self._commit, position, answer)
+
+    def skip(self, worker: str, messages: int) -> None:
+        """Count messages that a worker has answered without a look at them."""
+        self.skipped += messages
+        if self.metrics is not None:
+            self.metrics.skipped(worker, messages)
 
     # --- performing -----------------------------------------------------------
 

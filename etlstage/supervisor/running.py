@@ -30,12 +30,14 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerFailed,
     WorkerReady,
 )
+from etlstage.supervisor.status import StatusReader
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, Readable
 
 __all__ = ("Owner", "RunningWorker")
 
 _CHUNK: Final = 4096  # bytes of its status a read
+_TURN: Final = 16  # reads in a row
 
 
 class Owner(Protocol):
@@ -56,6 +58,10 @@ class Owner(Protocol):
 
     def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
         """Have a position stored, then call ``answer``, with the error if it failed."""
+        ...
+
+    def skip(self, worker: str, messages: int) -> None:
+        """Count messages that a worker has answered without a look at them."""
         ...
 
     @property
@@ -122,6 +128,8 @@ class RunningWorker:
         self._closed = ""  # the pipe that the worker closed first
         self._reason = ""  # why it is of no more use, as a part of a sentence
         self._blame: EtlstageError | None = None  # how it broke the protocol
+        self._announced = not stage.ready
+        self._status = StatusReader()
         self.ended = False
         """Its end was told; what it has left behind may live."""
         self.error: EtlstageError | None = None
@@ -206,6 +214,8 @@ class RunningWorker:
 
     def refused(self, code: int, reason: str) -> EtlstageError:
         """Return the error of a message to which the worker said no."""
+        if self._owner.metrics is not None:
+            self._owner.metrics.refused(self.name)
         return self._worker.refused(code, reason)
 
     def cancelled(
@@ -252,18 +262,26 @@ class RunningWorker:
         self.connection.read_on()
 
     async def _read_status(self, status: Readable) -> None:
-        announced = not self._stage.ready
-        while True:
+        while self._take_status(status):
+            await status.readable()
+
+    def _take_status(self, status: Readable) -> bool:
+        """Read what the worker has told; return whether there may be more."""
+        for _ in range(_TURN):
             data = status.read(_CHUNK)
-            if data is None:
-                await status.readable()
-            elif not data:
-                return
-            elif announced:
+            if not data:
+                return data is None
+            skipped = self._status.receive(data)
+            if skipped:
+                self._owner.skip(self.name, skipped)
+            if self.exited:
+                continue
+            if self._announced:
                 self._owner.handle(AliveSeen(self.name))
             else:
-                announced = True
+                self._announced = True
                 self.announce()
+        return True
 
     def _say_farewell(self) -> bool:
         return self.connection.say_farewell()
@@ -280,6 +298,8 @@ class RunningWorker:
 
     def _end(self, status: int) -> None:
         self.connection.catch_up()
+        if self._worker.child.status is not None:
+            self._take_status(self._worker.child.status)
         fate = self._worker.fate(self._closed if self.error is None else "")
         if not self._told_to_stop and self._streams and not status:
             if self._all_read:

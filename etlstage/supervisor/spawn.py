@@ -64,7 +64,6 @@ def spawn(
 
     """
     command = _substitute(stage.command, stage.dialect.placeholders())
-    heartbeat = stage.timeout.heartbeat
     try:
         identity = look_up(stage.user, stage.group)
         request = LaunchRequest(
@@ -72,7 +71,7 @@ def spawn(
             env=_environment(stage, worker, start, identity),
             cwd=stage.cwd,
             stdin=stdin,
-            status=stage.ready or heartbeat is not None,
+            status=True,
             terms=_terms(stage, identity),
             stage=stage.name,
             worker=worker,

@@ -163,6 +163,15 @@ class AsyncSupervisor:
         assert self._pool is not None
         self._pool.scale(workers)
 
+    @property
+    def skipped(self) -> int:
+        """
+        Messages that workers say that they have skipped.
+
+        Those are done, without output; see ``on_error="skip"`` of ``etlstage.worker``.
+        """
+        return self._pool.skipped if self._pool is not None else 0
+
     async def submit(self, messages: Iterable[bytes]) -> list[Result]:
         """
         Pass messages through the workers and return their results in input order.

@@ -24,6 +24,10 @@ name                                       kind      labels counts
                                                             worker
 ``etlstage_messages_failed_total``         counter          messages that ended with an
                                                             error
+``etlstage_refusals_total``                counter   w      exchanges that a worker
+                                                            refused
+``etlstage_messages_skipped_total``        counter   w      messages that a worker says
+                                                            that it has skipped
 ``etlstage_stderr_lines_total``            counter   w      lines written to stderr,
                                                             logged or not
 ========================================== ========= ====== ==========================
@@ -177,6 +181,22 @@ class StageMetrics:
     def failed(self, count: int) -> None:
         """Count messages that ended with an error."""
         self._failed.add(count)
+
+    @_harmless
+    def refused(self, worker: str) -> None:
+        """Count an exchange that a worker has refused."""
+        self._rare(
+            "etlstage_refusals_total", "Exchanges that a worker refused.", worker=worker
+        )
+
+    @_harmless
+    def skipped(self, worker: str, count: int) -> None:
+        """Count messages that a worker has skipped."""
+        self._counter(
+            "etlstage_messages_skipped_total",
+            "Messages that a worker says that it has skipped.",
+            worker=self._label(worker),
+        ).add(count)
 
     @_harmless
     def waiting(self, count: int) -> None:

@@ -21,15 +21,30 @@ input is there, after 0.05 seconds, or when so much has been collected.
 
 The markers are, in this order, those of ``markers=``, of the command line
 (``-e``/``--end-of-message``, ``-E``/``--end-of-process``, ``--end-of-batch``,
-``--batch-not-complete``, each with a text such as ``\n``), of the environment
-(``ETLSTAGE_EOM``, ``..._EOP``, ``..._EOB``, ``..._BNC``), or the defaults.
-``sys.argv`` is left as it is; with ``markers=`` it is not looked at.
+``--batch-not-complete``, ``--end-of-refusal``, each with a text such as ``\n``), of
+the environment (``ETLSTAGE_EOM``, ``..._EOP``, ``..._EOB``, ``..._BNC``,
+``..._ERR``), or the defaults. ``sys.argv`` is left as it is; with ``markers=`` it is
+not looked at.
 
-A function that raises ends the worker: what it has answered before is passed on,
-the traceback goes to stderr, the exit status is 1. With ``on_error="skip"`` the
-traceback goes to stderr and the message, or batch, is answered without messages.
-An output that contains a marker counts as raised, though this is noticed only when
-it is sent: the function may have seen more messages by then.
+A function that can't process a message, or batch, says so by ``raise
+worker.Refuse("no date")``: it is refused for that reason, and the worker goes on. What
+becomes of any other exception, ``on_error`` says:
+
+``refuse``
+    It refuses, too: its name and text are the reason. Of all exceptions of one kind
+    from one line the first one's traceback goes to stderr.
+``skip``
+    The message is answered without messages, and counted by the supervisor as skipped;
+    each traceback goes to stderr.
+``exit``
+    The worker ends with status 1 and the traceback on stderr; what it has answered
+    before is passed on.
+
+A supervisor that gives no marker ERR can't be refused anything: then ``refuse`` is
+``exit``. An output that contains a marker counts as raised, though this is noticed
+only when it is sent: the function may have seen more messages by then. Of a large
+reply some outputs may have been sent when the function raises: if it refuses, they
+count for nothing, and if it skips, they can't be called back.
 
 A supervisor that waits for a worker to be ready, or for its heartbeat, is told so
 from here: when the first message is about to be read, and while none is there. Load
@@ -50,9 +65,11 @@ from etlstage.worker.answering import Answering
 from etlstage.worker.extraction import Extraction
 from etlstage.worker.function import Function
 from etlstage.worker.opening import open_session
+from etlstage.worker.refusal import Refuse as Refuse
 
 __all__ = (
     "Markers",
+    "Refuse",
     "extract",
     "extract_cycle",
     "load",
@@ -62,7 +79,7 @@ __all__ = (
 )
 
 Driver: TypeAlias = Literal["supervisor", "worker"]
-OnError: TypeAlias = Literal["exit", "skip"]
+OnError: TypeAlias = Literal["refuse", "skip", "exit"]
 
 _OFFSETS = b'{"offsets"'  # begins a request for an offset, and none for a range
 
@@ -70,7 +87,7 @@ _OFFSETS = b'{"offsets"'  # begins a request for an offset, and none for a range
 def transform(
     f: Callable[[bytes], Iterable[bytes]],
     *,
-    on_error: OnError = "exit",
+    on_error: OnError = "refuse",
     markers: Markers | None = None,
 ) -> None:
     """
@@ -83,9 +100,9 @@ def transform(
 
     """
     function = Function(f, "transform")
-    skip = _skips(on_error)
-    session = open_session(Mode.SINGLE, markers, makes_one=not skip)
-    answering = Answering(function, *session, skip=skip)
+    skips = _check(on_error) == "skip"
+    session = open_session(Mode.SINGLE, markers, makes_one=not skips)
+    answering = Answering(function, *session, on_error=on_error)
     _until_interrupted(answering.answer_messages, f)
 
 
@@ -94,7 +111,7 @@ def transform_batch(
     *,
     driver: Driver = "supervisor",
     size: int = 100,
-    on_error: OnError = "exit",
+    on_error: OnError = "refuse",
     markers: Markers | None = None,
 ) -> None:
     """
@@ -114,16 +131,16 @@ def transform_batch(
     """
     function = Function(f, "transform")
     mode = _mode(driver, size)
-    skip = _skips(on_error)
-    session = open_session(mode, markers, makes_one=not skip)
-    answering = Answering(function, *session, skip=skip)
+    skips = _check(on_error) == "skip"
+    session = open_session(mode, markers, makes_one=not skips)
+    answering = Answering(function, *session, on_error=on_error)
     _until_interrupted(answering.answer_batches, f, size)
 
 
 def load(
     f: Callable[[bytes], None],
     *,
-    on_error: OnError = "exit",
+    on_error: OnError = "refuse",
     markers: Markers | None = None,
 ) -> None:
     """
@@ -138,9 +155,9 @@ def load(
 
     """
     function = Function(f, "load")
-    skip = _skips(on_error)
+    _check(on_error)
     session = open_session(Mode.SINGLE, markers, makes_one=False)
-    answering = Answering(function, *session, skip=skip)
+    answering = Answering(function, *session, on_error=on_error)
     _until_interrupted(answering.answer_messages, function.load)
 
 
@@ -149,7 +166,7 @@ def load_batch(
     *,
     driver: Driver = "supervisor",
     size: int = 100,
-    on_error: OnError = "exit",
+    on_error: OnError = "refuse",
     markers: Markers | None = None,
 ) -> None:
     """
@@ -168,9 +185,9 @@ def load_batch(
     """
     function = Function(f, "load")
     mode = _mode(driver, size)
-    skip = _skips(on_error)
+    _check(on_error)
     session = open_session(mode, markers, makes_one=False)
-    answering = Answering(function, *session, skip=skip)
+    answering = Answering(function, *session, on_error=on_error)
     _until_interrupted(answering.answer_batches, function.load, size)
 
 
@@ -202,8 +219,9 @@ def extract_cycle(
     """
     Answer each request with what ``f`` gives, as it comes; return at the end of input.
 
-    A function that raises ends the worker: were it skipped, the supervisor would
-    take the range for extracted.
+    ``raise Refuse("...")`` refuses a request, and with it what was extracted for it.
+    A function that raises anything else ends the worker: were it skipped, the
+    supervisor would take the range for extracted.
 
     Args:
         f: Gives messages. With ``offsets="worker"`` it takes nothing and knows by
@@ -289,10 +307,12 @@ def _mode(driver: str, size: int) -> Mode:
     return Mode.BATCH_WORKER if driver == "worker" else Mode.BATCH_SUPERVISOR
 
 
-def _skips(on_error: str) -> bool:
-    if on_error not in ("exit", "skip"):
-        raise ValueError(f"on_error is {on_error!r}, expected 'exit' or 'skip'")
-    return on_error == "skip"
+def _check(on_error: str) -> str:
+    if on_error not in ("refuse", "skip", "exit"):
+        raise ValueError(
+            f"on_error is {on_error!r}, expected 'refuse', 'skip' or 'exit'"
+        )
+    return on_error
 
 
 def _until_interrupted(work: Callable[..., None], *arguments: object) -> None:

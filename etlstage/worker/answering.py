@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from etlstage.errors import MessageRefused
 from etlstage.protocol.events import (
+    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
@@ -22,8 +23,14 @@ from etlstage.protocol.events import (
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.worker.connection import BLOCK, Connection
 from etlstage.worker.function import ITERABLE, Function
+from etlstage.worker.refusal import Refuse, Traces, reason_of
 
 __all__ = ("Answering",)
+
+_CAN_NOT: Final = (
+    "this worker ends: it can't refuse, as its supervisor gave it no marker err"
+    " (ETLSTAGE_ERR)"
+)
 
 
 class Answering:
@@ -34,7 +41,8 @@ class Answering:
         function: The user's function.
         protocol: The session, worker's side.
         descriptors: Where to read and where to write.
-        skip: Whether a failure is answered without messages, and not raised.
+        on_error: What becomes of a message for which the function raises: it is
+            refused, answered without messages, or the exception is raised again.
 
     """
 
@@ -44,10 +52,14 @@ class Answering:
         protocol: MarkerProtocol,
         descriptors: tuple[int, int],
         *,
-        skip: bool = False,
+        on_error: str = "exit",
     ) -> None:
         self._function = function
-        self._skip = skip
+        self._markers = protocol.markers
+        self._on_error = on_error
+        self._can_refuse = protocol.markers.err is not None
+        self._traces = Traces()
+        self._weight = 1  # messages that are answered at once
         self._fills = protocol.mode is Mode.BATCH_WORKER
         self._unit = "batch" if protocol.mode.batches else "message"
         self._one_to_one = protocol.markers.eop == protocol.markers.eom
@@ -83,7 +95,11 @@ class Answering:
         """
         spared: Callable[[list[bytes]], Iterable[bytes]] = lambda batch: ()  # noqa: E731
         for batch in self._batches(size):
+            self._weight = len(batch)
             self._answer(call if batch or self._one_to_one else spared, [batch])
+            if self._on_error == "skip":
+                # A reply that can't be sent is found while we know of how many.
+                self._connection.flush()
         self._connection.close()
 
     def _batches(self, size: int) -> Iterator[list[bytes]]:
@@ -128,7 +144,7 @@ class Answering:
                     append(group)
                     size += count
             except BaseException as error:
-                if not self._skipped(error, asked):
+                if self._over or not self._went_on(error, asked):
                     raise
             if size > BLOCK:
                 connection.flush()
@@ -161,29 +177,51 @@ class Answering:
 
     # --- what goes wrong ----------------------------------------------------
 
-    def _skipped(self, error: BaseException, asked: bytes | list[bytes]) -> bool:
-        """Return whether, after ``error``, the answer is none and work goes on."""
-        if self._over:
-            return False
-        # What was answered before is not to be lost with this one.
-        self._connection.flush()
-        self._size = 0
-        if not isinstance(error, Exception):
-            return False
-        unit = "bytes" if isinstance(asked, bytes) else "messages"
-        error.add_note(f"{self._place()}, {len(asked)} {unit} long")
-        if self._skip:
+    def _went_on(self, error: BaseException, asked: bytes | list[bytes]) -> bool:
+        """Answer although the function has raised; return whether that is to be."""
+        refuses = isinstance(error, Exception) and (
+            isinstance(error, Refuse) or self._on_error == "refuse"
+        )
+        if refuses and self._can_refuse:
+            if not isinstance(error, Refuse) and self._traces.new(error):
+                self._explain(error, asked)
+                sys.excepthook(type(error), error, error.__traceback__)
+            self._connection.refuse(reason_of(error, self._markers))
+            return True
+        self._explain(error, asked)
+        if refuses:
+            error.add_note(_CAN_NOT)
+        elif self._on_error == "skip" and isinstance(error, Exception):
             sys.excepthook(type(error), error, error.__traceback__)
             self._connection.pending.append(())
-        return self._skip
+            self._connection.skipped += self._weight
+            return True
+        return False
 
-    def _refused(self, refusal: MessageRefused) -> None:
+    def _explain(self, error: BaseException, asked: bytes | list[bytes]) -> None:
+        """Send what was answered before, and note where we were."""
+        self._connection.flush()
+        self._size = 0
+        if isinstance(error, Exception):
+            unit = "bytes" if isinstance(asked, bytes) else "messages"
+            error.add_note(f"{self._place()}, {len(asked)} {unit} long")
+
+    def _refused(self, refusal: MessageRefused) -> tuple[Any, ...]:
         """Treat a reply that can't be sent as if its function had raised."""
         refusal.add_note(self._place())
-        if not self._skip:
-            self._over = True
-            raise refusal
-        sys.excepthook(type(refusal), refusal, refusal.__traceback__)
+        refuses = self._on_error == "refuse"
+        if refuses and self._can_refuse:
+            if self._traces.new(refusal):
+                sys.excepthook(type(refusal), refusal, refusal.__traceback__)
+            return ExchangeRefused(0, 0, reason_of(refusal, self._markers))
+        if self._on_error == "skip":
+            sys.excepthook(type(refusal), refusal, refusal.__traceback__)
+            self._connection.skipped += self._weight
+            return ()
+        if refuses:
+            refusal.add_note(_CAN_NOT)
+        self._over = True
+        raise refusal
 
     def _place(self) -> str:
         number = self._connection.sent + 1

@@ -33,6 +33,7 @@ from etlstage.errors import MessageRefused
 from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.events import (
     Event,
+    ExchangeRefused,
     OutputPassed,
     ProtocolFailed,
     RepliesCompleted,
@@ -59,11 +60,13 @@ class Connection:
         descriptors: Where to read and where to write.
         event: What pending things are sent as: replies, or output.
         refused: Called with what the protocol refuses to send, when it stands first
-            in ``pending``; raises, or else a reply without messages takes its place.
+            in ``pending``; raises, or else returns what takes its place.
 
     Attributes:
-        pending: What is to be sent next; append to it, from one thread.
+        pending: What is to be sent next; append to it, from one thread. A refusal
+            among replies is appended by :meth:`refuse`.
         sent: How many have been sent.
+        skipped: Messages answered without a look at them, of which nobody was told.
 
     """
 
@@ -72,15 +75,17 @@ class Connection:
         protocol: MarkerProtocol,
         descriptors: tuple[int, int],
         event: type[RepliesCompleted | OutputPassed],
-        refused: Callable[[MessageRefused], None],
+        refused: Callable[[MessageRefused], Any],
     ) -> None:
         self.pending: list[Any] = []
         self.sent = 0
+        self.skipped = 0
         self._protocol = protocol
         self._source, self._target = descriptors
         self._event: Callable[[list[Any]], Event] = event
         self._groups = event is RepliesCompleted
         self._refused = refused
+        self._refusals = 0  # that are pending, at most
         self._lock = allocate_lock()
         self._parked = allocate_lock()
         self._started = self._awake = self._working = False
@@ -146,18 +151,27 @@ class Connection:
 
     def flush(self) -> None:
         """Send all that is pending; exit if nobody is left to read it."""
-        refusal: MessageRefused | None = None
+        instead: Any = None
         while True:
             # Also with nothing pending: the other thread may still be writing.
             with self._lock:
                 if self._failure:
                     raise self._failure
-                if refusal:
-                    self.pending[0] = ()
+                if instead is not None:
+                    self._refusals += isinstance(instead, ExchangeRefused)
+                    self.pending[0] = instead
                 refusal = self._send_pending() if self.pending else None
             if not refusal:
-                return
-            self._refused(refusal)
+                break
+            instead = self._refused(refusal)
+        if self.skipped and self._status is not None:
+            self.skipped -= self._status.count("skipped", self.skipped)
+
+    def refuse(self, reason: str) -> None:
+        """Have a refusal take its turn among the replies."""
+        with self._lock:
+            self._refusals += 1
+            self.pending.append(ExchangeRefused(0, 0, reason))
 
     def send(self, event: Event) -> None:
         """
@@ -175,22 +189,45 @@ class Connection:
     def close(self) -> None:
         """Send the end of output behind all that is pending."""
         self._working = False
+        self.flush()
+        if self.skipped and self._status is not None:
+            self._status.wait_for_room()
         self.send(StreamEnded())
 
     def _send_pending(self) -> MessageRefused | None:
         """Send what is sound; return what is wrong with the first that is not."""
-        sound = self.pending[:]
-        refusal = None
-        try:
-            self._protocol.send(self._event(sound))
-        except MessageRefused as error:
-            refusal = error
-            del sound[self._holder(sound, error.index) :]
-            self._protocol.send(self._event(sound))
-        del self.pending[: len(sound)]
-        self.sent += len(sound)
+        pending = self.pending[:]
+        refusal, done = None, 0
+        while done < len(pending) and not refusal:
+            sound = self._until_refusal(pending, done)
+            try:
+                if sound:
+                    self._protocol.send(self._event(sound))
+                else:
+                    self._protocol.send(pending[done])
+                    self._refusals -= 1
+                    done += 1
+            except MessageRefused as error:
+                refusal = error
+                del sound[self._holder(sound, error.index) :]
+                self._protocol.send(self._event(sound))
+            done += len(sound)
+        del self.pending[:done]
+        self.sent += done
         self._write()
         return refusal
+
+    def _until_refusal(self, pending: list[Any], start: int) -> list[Any]:
+        """Return what is pending in front of the next refusal."""
+        end = len(pending)
+        if self._refusals:
+            # Nearly always there is none, and nothing is looked at one by one.
+            kinds = map(type, pending[start:])
+            end = next(
+                (n for n, kind in enumerate(kinds, start) if kind is ExchangeRefused),
+                end,
+            )
+        return pending[start:end]
 
     def _holder(self, sound: list[Any], index: int) -> int:
         """Return in which of the pending replies message number ``index`` is."""
@@ -203,15 +240,14 @@ class Connection:
         return place
 
     def _write(self) -> None:
-        for data in self._protocol.data_to_send():
-            if data == SEND_EOF:
-                os.close(self._source)
-                os.close(self._target)
-                self._source = self._target = -1
-                if self._status is not None:
-                    self._status.close()
-            else:
-                write(self._target, data)
+        chunks = self._protocol.data_to_send()
+        write(self._target, b"".join(chunks))
+        if SEND_EOF in chunks:
+            os.close(self._source)
+            os.close(self._target)
+            self._source = self._target = -1
+            if self._status is not None:
+                self._status.close()
 
     # Threads that threading does not know are not seen by coverage.
     def _flush_when_old(self) -> None:  # pragma: no cover

@@ -12,10 +12,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from etlstage.errors import MessageRefused
-from etlstage.protocol.events import MessagesPassed, OutputPassed, RepliesCompleted
+from etlstage.protocol.events import (
+    ExchangeRefused,
+    MessagesPassed,
+    OutputPassed,
+    RepliesCompleted,
+)
 from etlstage.protocol.marker import MarkerProtocol
 from etlstage.worker.connection import BLOCK, Connection
 from etlstage.worker.function import Function
+from etlstage.worker.refusal import Refuse, reason_of
 
 __all__ = ("Extraction",)
 
@@ -38,6 +44,7 @@ class Extraction:
         descriptors: tuple[int, int],
     ) -> None:
         self._function = function
+        self._markers = protocol.markers
         self._over = False
         self._connection = Connection(
             protocol, descriptors, OutputPassed, self._refused
@@ -55,8 +62,16 @@ class Extraction:
         for event in connection.events():
             if isinstance(event, MessagesPassed):
                 for request in event.messages:
-                    self._pass(partial(call, request))
-                    connection.send(RepliesCompleted([()]))
+                    try:
+                        self._pass(partial(call, request))
+                    except Refuse as error:
+                        if self._markers.err is None:
+                            raise
+                        connection.send(
+                            ExchangeRefused(0, 0, reason_of(error, self._markers))
+                        )
+                    else:
+                        connection.send(RepliesCompleted([()]))
         connection.close()
 
     def _pass(self, call: Callable[[], Iterable[bytes]]) -> None:

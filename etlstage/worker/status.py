@@ -1,10 +1,11 @@
 """
-A worker's heartbeats, for a supervisor that asks for them.
+What a worker tells its supervisor beside its replies.
 
-It says by two variables that it does: ``ETLSTAGE_STATUS`` names a file in which any
-byte means "ready, alive", ``ETLSTAGE_HEARTBEAT`` after how many seconds without one a
-worker that has nothing to do counts as dead. We write a byte when we are about to
-read the first message, and then, while there is nothing to read, three in that time.
+``ETLSTAGE_STATUS`` names a file in which any byte means "ready, alive", and
+``ETLSTAGE_HEARTBEAT``, where a supervisor asks for heartbeats, after how many seconds
+without one a worker that has nothing to do counts as dead. We write a byte when we are
+about to read the first message, and then, while there is nothing to read, three in
+that time. A line of JSON says more: how many messages we have skipped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from etlstage.worker.descriptors import complain
 __all__ = ("Status", "open_status")
 
 _BEATS = 3  # in the time that is allowed: one may be late
+_PATIENCE = 1.0  # seconds that a supervisor may take to read what it was told
 
 
 class Status:
@@ -51,18 +53,33 @@ class Status:
             self._announced = True
             self._tell()
 
+    def count(self, name: str, add: int) -> int:
+        """Have so many more counted; return how many, 0 if there is no room now."""
+        line = b'{"metric": "%s", "add": %d}\n' % (name.encode(), add)
+        return add if self._tell(line) else 0
+
+    def wait_for_room(self) -> None:
+        """Wait, not for long, until more can be told."""
+        import select
+
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        poll.poll(_PATIENCE * 1000)
+
     def close(self) -> None:
         """Say no more; safe to call twice."""
         if self._descriptor != -1:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _tell(self) -> None:
+    def _tell(self, line: bytes = b"\n") -> bool:
         try:
-            os.write(self._descriptor, b"\n")
+            os.write(self._descriptor, line)
+        except BlockingIOError:
+            return False  # it is full, or has no room for all of it
         except OSError:
-            # Full or closed: who does not listen is not to be told.
-            return
+            pass  # who does not listen is not to be told
+        return True
 
 
 def open_status() -> Status | None:

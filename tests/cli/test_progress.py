@@ -62,6 +62,18 @@ def test_table_has_a_row_for_each_stage(ledger: Ledger) -> None:
     ]
 
 
+def test_skipped_messages_have_a_column_where_there_are_any(ledger: Ledger) -> None:
+    """Most workers skip nothing (issue 10)."""
+    ledger[1].skipped = 12
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as capture:
+        console.print(accounts_table(ledger, "seconds", ["1", "2", "3"]))
+    head, _, clean, _ = (line.split() for line in capture.get().splitlines())
+    assert head[-2:] == ["skipped", "seconds"]
+    assert clean[-2:] == ["12", "2"]
+    assert " lost 1 skipped 12 " in state_line(ledger, 12.3, [800, 1500.4, 0])
+
+
 def test_line_names_what_went_wrong_only_if_it_did(ledger: Ledger) -> None:
     """A line of zeros hides the one number that matters."""
     assert state_line(ledger, 12.3, [800, 1500.4, 0]) == (

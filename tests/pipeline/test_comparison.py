@@ -154,6 +154,7 @@ def ledger(**counts: int) -> Ledger:
         ("failed", "failed"),
         ("lost", "lost"),
         ("produced", "out"),
+        ("skipped", "skipped"),
     ],
 )
 def test_each_count_of_a_ledger_is_compared(name: str, word: str) -> None:

@@ -208,6 +208,7 @@ async def test_report_as_json() -> None:
                 "failed": 0,
                 "lost": 0,
                 "out": 1,
+                "skipped": 0,
             },
             {
                 "stage": "words",
@@ -218,6 +219,7 @@ async def test_report_as_json() -> None:
                 "failed": 0,
                 "lost": 0,
                 "out": 2,
+                "skipped": 0,
             },
             {
                 "stage": "sink",
@@ -228,6 +230,7 @@ async def test_report_as_json() -> None:
                 "failed": 0,
                 "lost": 0,
                 "out": 0,
+                "skipped": 0,
             },
         ],
         "undelivered": 0,

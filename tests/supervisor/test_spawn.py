@@ -234,7 +234,8 @@ async def test_worker_is_told_who_it_is() -> None:
     assert seen["ETLSTAGE_STAGE"] == "clean"
     assert seen["ETLSTAGE_WORKER"] == "clean-2"
     assert seen["ETLSTAGE_START"] == "1"
-    assert not {"ETLSTAGE_STATUS", "ETLSTAGE_HEARTBEAT"} & set(seen)
+    assert "ETLSTAGE_STATUS" in seen
+    assert "ETLSTAGE_HEARTBEAT" not in seen
 
     seen = await launched(stage_of("env", "-0"), start=3)
     assert seen["ETLSTAGE_START"] == "3"

@@ -43,6 +43,8 @@ def busy(metrics: StageMetrics) -> None:
     metrics.worker_started("clean-1")
     metrics.retried(5)
     metrics.failed(1)
+    metrics.refused("clean-1")
+    metrics.skipped("clean-1", 4)
 
 
 def test_everything() -> None:
@@ -65,6 +67,8 @@ def test_everything() -> None:
         "messages_waiting": 7,
         "messages_retried_total": 5,
         "messages_failed_total": 1,
+        "refusals_total worker=clean-1": 1,
+        "messages_skipped_total worker=clean-1": 4,
         "stderr_lines_total worker=clean-1": 3,
     }
 

@@ -281,7 +281,10 @@ def test_endless_reply_is_noticed_when_eop_is_eom(start: Start) -> None:
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        ("transform(f, on_error='ignore')", "on_error is 'ignore', expected 'exit' or"),
+        (
+            "transform(f, on_error='ignore')",
+            "on_error is 'ignore', expected 'refuse', 'skip' or 'exit'",
+        ),
         ("load_batch(f, driver='me')", "driver is 'me', expected 'supervisor' or"),
         ("transform_batch(f, driver='worker', size=0)", "size must be at least one"),
         ("extract_cycle(f, offsets='me')", "offsets is 'me', expected 'worker' or"),

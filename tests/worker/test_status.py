@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.worker.status import Status as StatusOfWorker
 from tests.conversation import PATIENCE
 from tests.worker.conftest import ENVIRONMENT, Fence, Start
 
@@ -46,6 +48,21 @@ class Status:
         """Whether nobody has it open any more."""
         assert select.select([self._reading], [], [], PATIENCE)[0]
         return os.read(self._reading, 1) == b""
+
+    def drain(self) -> None:
+        """Forget what is there now."""
+        while not self.silent:
+            os.read(self._reading, 65536)
+
+    def rest(self) -> list[str]:
+        """Return the lines up to the end."""
+        text = b""
+        while select.select([self._reading], [], [], PATIENCE)[0]:
+            chunk = os.read(self._reading, 65536)
+            if not chunk:
+                return text.decode().splitlines()
+            text += chunk
+        raise AssertionError("the worker did not close it")
 
     def close(self) -> None:
         """Look at it no more; safe to call twice."""
@@ -222,3 +239,49 @@ worker.transform(f)
     assert os.read(reading, 10) == b"\n"
     assert os.read(reading, 10) == b""
     os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("call", "asked", "skipped"),
+    [
+        ("transform(f, on_error='skip')", b"a\nbad\nb\nbad\n", 2),
+        ("transform(g, on_error='skip')", b"a\nbad\nb\nbad\n", 2),
+        ("load(f, on_error='skip')", b"bad\n", 1),
+        ("transform_batch(f, on_error='skip')", b"a\nbad\nb\n\x17c\n\x17", 3),
+        ("transform_batch(g, on_error='skip')", b"a\nbad\nb\n\x17c\n\x17", 3),
+    ],
+)
+def test_skipped_messages_are_counted(
+    start: Start, status: Status, call: str, asked: bytes, skipped: int
+) -> None:
+    """By the supervisor: else they would pass for messages without output (issue 10)."""
+    stage = start(
+        f"""
+        def f(asked):
+            if b"bad" in asked:
+                raise ValueError("no such thing")
+            return [b"fine"]
+        def g(asked):
+            return [b"not\\0fine" if b"bad" in asked else b"fine"]
+        worker.{call}
+        """,
+        env=status.env,
+    )
+    stage.write(asked)
+    _, exited = stage.finish()
+    assert exited == 0
+    lines = [json.loads(line) for line in status.rest() if line]
+    assert {line["metric"] for line in lines} == {"skipped"}
+    assert sum(line["add"] for line in lines) == skipped
+
+
+def test_count_for_which_there_is_no_room_is_told_later(status: Status) -> None:
+    """The supervisor may be busy; what is not told is not forgotten."""
+    told = StatusOfWorker(os.open(status.path, os.O_WRONLY | os.O_NONBLOCK))
+    while told.count("skipped", 1):
+        pass
+    status.drain()
+    told.wait_for_room()
+    assert told.count("skipped", 7) == 7
+    told.close()
+    assert status.rest() == ['{"metric": "skipped", "add": 7}']

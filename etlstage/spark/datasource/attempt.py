@@ -28,6 +28,7 @@ from etlstage.errors import EtlstageError, StageFailed
 from etlstage.messages import Run
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.spark.datasource.commit import AttemptFiles
@@ -40,8 +41,8 @@ from etlstage.supervisor import SupervisorEvent, WorkerExited
 
 __all__ = ("Feed", "Written")
 
-_Item: TypeAlias = "DeadLetter | int"
-"""What comes of an attempt: dead letters, and at its end how many messages it had."""
+_Item: TypeAlias = "DeadLetter | Account"
+"""What comes of an attempt: dead letters, and at its end its account."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Written(WriterCommitMessage):
     attempt: str
     """What tells the attempt from all others."""
     messages: int
+    skipped: int
     """How many its worker was given."""
     dead: tuple[tuple[int, DeadLetter], ...] = ()
     """What it has dead-lettered; only with a report. The number beside each, and the
@@ -104,20 +106,21 @@ class Feed:
             if folder is not None:
                 about["ETLSTAGE_STAGING"] = str(folder)
             stage = self._writing.place(self._writing.stage)
-            messages, dead = self._load(batches, _stage(stage, about, folder))
+            account, dead = self._load(batches, _stage(stage, about, folder))
         return Written(
             write=write,
             partition=partition,
             attempt=attempt,
-            messages=messages,
+            messages=account.received,
+            skipped=account.skipped,
             dead=tuple(dead),
         )
 
     def _load(
         self, batches: Iterator[pa.RecordBatch], stage: Stage
-    ) -> tuple[int, list[tuple[int, DeadLetter]]]:
-        """Return how many messages there were, and which of them are dead letters."""
-        writing, messages = self._writing, 0
+    ) -> tuple[Account, list[tuple[int, DeadLetter]]]:
+        """Return the account, and which messages are dead letters."""
+        writing, account = self._writing, Account(stage.name, stage.kind)
         dead: list[tuple[int, DeadLetter]] = []
         places = _Places()
 
@@ -129,12 +132,12 @@ class Feed:
 
         with bridged(partial(_serve, writing, stage)) as bridge:
             for item in bridge.cross(runs()):
-                if isinstance(item, int):
-                    messages = item
+                if isinstance(item, Account):
+                    account = item
                 else:
                     number, place = places.of(item.place)
                     dead.append((number, replace(item, place=place)))
-        return messages, dead
+        return account, dead
 
 
 class _Places:
@@ -184,7 +187,7 @@ async def _serve(writing: Writing, stage: Stage, bridge: Bridge[_Item]) -> None:
         raise StageFailed(text, stage=stage.name) from None
     if error is not None:
         raise error
-    await bridge.put(report.ledger[-1].received)
+    await bridge.put(report.ledger[-1])
 
 
 class _Staging(WorkerSink):

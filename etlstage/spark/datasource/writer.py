@@ -216,6 +216,7 @@ class Loaded(NamedTuple):
     """What became of the messages of a write."""
 
     messages: int
+    skipped: int
     dead: list[tuple[int, DeadLetter]]
     """Those that are dead-lettered, see :class:`Written`."""
 
@@ -232,6 +233,7 @@ def _report(writing: Writing, written: Sequence[Written]) -> None:
         return
     letters = [letter for one in written for letter in one.dead]
     messages = sum(one.messages for one in written)
+    skipped = sum(one.skipped for one in written)
     new = writing.report.with_name(writing.report.name + ".new")
-    new.write_bytes(pickle.dumps(Loaded(messages, letters)))
+    new.write_bytes(pickle.dumps(Loaded(messages, skipped, letters)))
     new.replace(writing.report)

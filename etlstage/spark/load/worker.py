@@ -84,6 +84,7 @@ class StagedWorker(StagedLoad):
             raise SinkFailed(text, stage=self.name) from error
         self.account.dead = len(loaded.dead)
         self.account.done = loaded.messages - len(loaded.dead)
+        self.account.skipped = loaded.skipped
         self._whole = True
         await anyio.to_thread.run_sync(self._adopt, loaded.dead, starts)
         if loaded.dead:

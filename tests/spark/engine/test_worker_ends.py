@@ -32,8 +32,10 @@ file = open(f"loaded/{os.getpid()}", "ab", buffering=0)
 def load(message):
     if message == b"13!":
         os._exit(3)
+    if message in (b"7!", b"9!"):
+        raise ValueError
     file.write(message + b"\\n")
-worker.load(load)
+worker.load(load, on_error="skip")
 """
 FILE = """\
 name: w
@@ -97,12 +99,12 @@ async def test_engine_spark_runs_all_three_kinds(
     (tmp_path / "load.py").write_text(LOAD.replace("13!", "33!"))
     report = await run(path, spark)
     assert report.error is None
-    assert loaded(tmp_path) == Counter(n for n in range(5, 48) if n != 33)
+    assert loaded(tmp_path) == Counter(n for n in range(5, 48) if n not in (7, 9, 33))
     (letter,) = dead(tmp_path)
     assert (letter.stage, letter.message, letter.place) == ("load", b"33!", 28)
     assert (letter.kind, len(letter.attempts)) == ("WorkerLost", 3)
     load = report.ledger[2]
-    assert (load.received, load.done, load.dead) == (43, 42, 1)
+    assert (load.received, load.done, load.dead, load.skipped) == (43, 42, 1, 2)
     assert report.landed == "42 messages loaded; output complete"
 
 
@@ -114,13 +116,14 @@ async def test_stream_asks_its_worker_how_far_it_can_go(
     (tmp_path / "latest").write_text("20")
     report = await run(path, spark)
     assert report.error is None
-    assert loaded(tmp_path) == Counter(n for n in range(5, 20) if n != 13)
+    assert loaded(tmp_path) == Counter(n for n in range(5, 20) if n not in (7, 9, 13))
     assert [letter.message for letter in dead(tmp_path)] == [b"13!"]
     (tmp_path / "latest").write_text("31")
     report = await run(path, spark)
     assert report.error is None
-    assert loaded(tmp_path) == Counter(n for n in range(5, 31) if n != 13)
+    assert loaded(tmp_path) == Counter(n for n in range(5, 31) if n not in (7, 9, 13))
     assert report.ledger[0].produced == 11
+    assert report.ledger[2].skipped == 0
 
 
 async def test_worker_that_can_not_load_fails_the_run(
