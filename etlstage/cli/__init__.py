@@ -11,6 +11,13 @@ __all__ = ("main",)
 
 def main() -> None:
     """Run the command line, then exit with its code."""
+    from etlstage.cli.signals import deafen, quit_at_once
+
+    # Before all else is imported, which takes a while.
+    quit_at_once()
     from etlstage.cli.app import main as run
 
-    run()
+    try:
+        run()
+    finally:
+        deafen()

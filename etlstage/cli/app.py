@@ -14,12 +14,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from etlstage.cli.failure import (
-    FORCED,
-    WRONG_USAGE,
-    complain,
-    show_error,
-)
+from etlstage.cli.failure import WRONG_USAGE, complain, show_error
+from etlstage.cli.signals import FORCED
 
 __all__ = ("app", "main")
 

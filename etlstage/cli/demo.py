@@ -14,6 +14,7 @@ from rich.text import Text
 from etlstage.cli.run import exit_code, run_pipeline
 from etlstage.cli.scaffold import copy_examples
 from etlstage.cli.screen import Screen
+from etlstage.cli.signals import Signals, interruptible
 from etlstage.config.loader import load
 from etlstage.config.stages import located
 from etlstage.pipeline.pipeline import Pipeline
@@ -40,9 +41,12 @@ def demo(folder: Path | None, *, debug: bool) -> int:
     file = folder / "pipeline.yaml"
     out = Screen()
     out.print(f"running {file}", soft_wrap=True, highlight=False, markup=False)
-    report = run_pipeline(Pipeline.from_yaml(file), debug=debug)
+    pipeline = Pipeline.from_yaml(file)
+    with Signals() as signals:
+        report = run_pipeline(pipeline, signals, debug=debug)
     if report.status == "done":
-        _show_rows(out, file)
+        with interruptible():
+            _show_rows(out, file)
     return exit_code(report, debug=debug)
 
 

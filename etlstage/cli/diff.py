@@ -19,6 +19,7 @@ from etlstage.cli.failure import FAILED, complain, show_error
 from etlstage.cli.logs import configure
 from etlstage.cli.run import watch
 from etlstage.cli.screen import Screen
+from etlstage.cli.signals import Signals, interruptible
 from etlstage.config.build import Trial, pipeline_from_yaml
 from etlstage.config.loader import load
 from etlstage.config.rules import stage_names
@@ -104,14 +105,18 @@ def compare(
     names = first[0], second[0]
     out, err = Screen(), Screen(stderr=True)
     configure(err, debug=debug)
-    with tempfile.TemporaryDirectory(prefix="etlstage-diff-") as folder:
+    with (
+        interruptible(),
+        tempfile.TemporaryDirectory(prefix="etlstage-diff-") as folder,
+    ):
         # What is wrong with the second is known before the first runs.
         trials = [
             _side(build, Path(folder) / str(number), load_stage)
             for number, (_, build) in enumerate((first, second))
         ]
         for name, trial in zip(names, trials, strict=True):
-            report = watch(trial.pipeline, err, err)
+            with Signals() as signals:
+                report = watch(trial.pipeline, signals, err, err)
             if report.status != "done":
                 return _not_compared(name, report, debug=debug)
         differences = list(_differences(names, *trials, ordered=ordered))

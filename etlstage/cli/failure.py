@@ -9,11 +9,10 @@ import typer
 from etlstage.errors import ConfigError, EtlstageError
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("FAILED", "FORCED", "WRONG_USAGE", "complain", "show_error")
+__all__ = ("FAILED", "WRONG_USAGE", "complain", "show_error")
 
 FAILED = 1
 WRONG_USAGE = 2
-FORCED = 5
 
 
 def show_error(error: Exception, *, debug: bool) -> int:

@@ -1,24 +1,24 @@
 """
 ``etlstage run``: one pipeline, watched, to its end.
 
-The first SIGINT or SIGTERM drains: no more is extracted, what is under way is
-finished. The second stops at once. The library itself touches no signals.
+The first SIGINT, SIGTERM or SIGHUP drains: no more is extracted, what is under way is
+finished. The second stops at once, all others do nothing: what is left is bounded, and
+ends with the report. The library itself touches no signals.
 """
 
 from __future__ import annotations
 
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
-from anyio.abc import TaskStatus
 
 from etlstage.cli.closing import EXIT_CODES, ReportFile, show_report
 from etlstage.cli.failure import show_error
 from etlstage.cli.logs import configure
 from etlstage.cli.progress import show_lines, show_table
 from etlstage.cli.screen import Screen
+from etlstage.cli.signals import Signals
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
@@ -42,8 +42,9 @@ def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
     """
     with ExitStack() as stack:
         pipeline = Pipeline.from_yaml(file)
+        signals = stack.enter_context(Signals())
         place = stack.enter_context(ReportFile(report)) if report else None
-        result = run_pipeline(pipeline, debug=debug)
+        result = run_pipeline(pipeline, signals, debug=debug)
         # Why the run failed is told also if the report can't be written, and the
         # report is written also if nothing can be told.
         try:
@@ -60,35 +61,38 @@ def exit_code(report: Report, *, debug: bool) -> int:
     return EXIT_CODES[report.status]
 
 
-def run_pipeline(pipeline: Runner, *, debug: bool = False) -> Report:
+def run_pipeline(pipeline: Runner, signals: Signals, *, debug: bool = False) -> Report:
     """Run a pipeline, show its progress and its closing report."""
     out = Screen()
     err = Screen(stderr=True)
     configure(err, debug=debug)
-    report = watch(pipeline, err if err.renews else out, err)
+    report = watch(pipeline, signals, err if err.renews else out, err)
     show_report(report, out)
     return report
 
 
-def watch(pipeline: Runner, progress: Screen, err: Screen) -> Report:
+def watch(pipeline: Runner, signals: Signals, progress: Screen, err: Screen) -> Report:
     """
     Run a pipeline; meanwhile show its progress and obey signals.
 
     Args:
         pipeline: The pipeline.
+        signals: What it obeys.
         progress: Where its progress is shown: on ``err``, if that renews itself, in
             a table, else as lines.
         err: Where it says that it drains.
 
     """
-    return anyio.run(_watched, pipeline, progress, err)
+    return anyio.run(_watched, pipeline, signals, progress, err)
 
 
-async def _watched(pipeline: Runner, progress: Screen, err: Screen) -> Report:
+async def _watched(
+    pipeline: Runner, signals: Signals, progress: Screen, err: Screen
+) -> Report:
     show = show_table if progress is err and err.renews else show_lines
     async with anyio.create_task_group() as tasks:
         stop = anyio.CancelScope()
-        await tasks.start(_obey_signals, pipeline, stop, err)
+        tasks.start_soon(_obey, signals, pipeline, stop, err)
         tasks.start_soon(show, pipeline.ledger, progress)
         with stop:
             report = await pipeline.run()
@@ -96,17 +100,12 @@ async def _watched(pipeline: Runner, progress: Screen, err: Screen) -> Report:
     return pipeline.report("forced") if stop.cancelled_caught else report
 
 
-async def _obey_signals(
-    pipeline: Runner,
-    stop: anyio.CancelScope,
-    err: Screen,
-    *,
-    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+async def _obey(
+    signals: Signals, pipeline: Runner, stop: anyio.CancelScope, err: Screen
 ) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        await anext(signals)
-        pipeline.drain()
-        err.print("draining: press Ctrl-C again to stop at once", highlight=False)
-        await anext(signals)
-        stop.cancel()
+    await signals.receive()
+    pipeline.drain()
+    err.print("draining: press Ctrl-C again to stop at once", highlight=False)
+    await signals.receive()
+    stop.cancel()
+    err.print("stopping", highlight=False)

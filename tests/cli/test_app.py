@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from etlstage.cli import app, main
+from etlstage.cli import app
+from etlstage.cli.app import main
 from etlstage.errors import ConfigError, EtlstageError, SparkUnavailable
 
 Ended = Callable[..., tuple[object, str]]

@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import subprocess
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -171,7 +172,7 @@ def test_second_run_with_one_state_is_refused(
     assert etlstage("run", pipeline).returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_one_signal_drains(
     start: Started, pipeline: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -208,6 +209,30 @@ def test_two_signals_stop_at_once(
     assert process.returncode == 5
     assert "endless: stopped by force" in out
     assert "Traceback" not in err
+    assert json.loads((tmp_path / "r.json").read_text())["status"] == "forced"
+    assert left_behind(tmp_path) == []
+
+
+def test_more_signals_do_nothing(
+    start: Started, pipeline: Path, tmp_path: Path
+) -> None:
+    """The process ends with its ledger and report, and nobody is left (issue 10)."""
+    pipeline.write_text(ENDLESS)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    worker(tmp_path / "slow.py", deaf + textwrap.dedent(STUCK))
+    process = start("run", pipeline, "--report", "r.json")
+    wait_for(process.stderr, "first message is here")
+    os.killpg(process.pid, signal.SIGTERM)
+    wait_for(process.stderr, "draining")
+    os.killpg(process.pid, signal.SIGTERM)
+    wait_for(process.stderr, "stopping")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) * 9:
+        os.killpg(process.pid, number)
+    out, err = process.communicate()
+    assert process.returncode == 5
+    assert "endless: stopped by force" in out
+    assert "accounted for: " in out
+    assert err == ""
     assert json.loads((tmp_path / "r.json").read_text())["status"] == "forced"
     assert left_behind(tmp_path) == []
 

@@ -1,0 +1,114 @@
+"""
+What SIGINT, SIGTERM and SIGHUP do to a command.
+
+Before there is anything to lose they end it at once, with one line; also while modules
+are imported, where an exception would end as a traceback. During a run they are only
+counted, from before it begins until its report is written: nothing that is said twice,
+or ten times, ends the process without its report.
+
+Nothing heavy is imported here: it is what a command does first.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Final, Self, TypeAlias
+
+__all__ = ("FORCED", "Signals", "deafen", "interruptible", "quit_at_once")
+
+FORCED: Final = 5
+"""Exit code of who was stopped by force."""
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
+
+
+def quit_at_once() -> None:
+    """Let signals end the process, without a traceback, from now on."""
+    _install(_quit)
+
+
+def deafen() -> None:
+    """Let signals do nothing from now on: all is done but the exit."""
+    _install(_ignore)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let signals raise :class:`KeyboardInterrupt`: there is something to clean up."""
+    before = _install(_interrupt)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+class Signals:
+    """Counts signals in place of what else they would do."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._wake: Callable[[], object] | None = None
+        self._before: dict[signal.Signals, _Handler] = {}
+
+    def __enter__(self) -> Self:
+        self._before = _install(self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _restore(self._before)
+
+    async def receive(self) -> None:
+        """Wait for the next signal, or return at once if one came before."""
+        import asyncio
+
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        # In this order: one may come in between.
+        self._wake = lambda: loop.call_soon_threadsafe(came.set)
+        try:
+            if not self._left:
+                await came.wait()
+        finally:
+            self._wake = None
+        self._left -= 1
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._left += 1
+        if self._wake is not None:
+            self._wake()
+
+
+def _install(handler: _Handler) -> dict[signal.Signals, _Handler]:
+    """Have signals handled so; return how they were."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number, was in before.items():
+        # nohup, or a shell that runs us in the background.
+        if was is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    return before
+
+
+def _restore(before: dict[signal.Signals, _Handler]) -> None:
+    for number, was in before.items():
+        signal.signal(number, was)
+
+
+def _quit(_number: int, _frame: FrameType | None) -> None:
+    os.write(2, b"etlstage: error: interrupted\n")
+    os._exit(FORCED)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
