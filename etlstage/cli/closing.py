@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -12,8 +13,9 @@ from typing import Final, Self
 
 from rich.console import Console
 
+from etlstage.cli.failure import complain
 from etlstage.cli.progress import accounts_table
-from etlstage.errors import ConfigError, EtlstageError, LedgerImbalance
+from etlstage.errors import ConfigError, LedgerImbalance
 from etlstage.pipeline.report import Report
 
 __all__ = ("EXIT_CODES", "ReportFile", "show_report")
@@ -32,7 +34,7 @@ def show_report(report: Report, console: Console) -> None:
     """Print the closing report."""
     seconds = [f"{account.seconds:.1f}" for account in report.ledger]
     console.print(accounts_table(report.ledger, "seconds", seconds))
-    lines = [balance(report), report.landed]
+    lines = [balance(report), report.secrets.conceal(report.landed)]
     if report.dead_letters is not None:
         lines.append(f"to see the dead letters: {report.dead_letters}")
     ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
@@ -64,7 +66,8 @@ class ReportFile:
     """
     Holds the place for a report from before the run until it is written.
 
-    The file appears whole or not at all; that it can be written is known at once.
+    The file appears whole or not at all, for us alone to read; that it can be written
+    is known at once.
 
     Raises:
         ConfigError: If it can't.
@@ -72,17 +75,20 @@ class ReportFile:
     """
 
     def __init__(self, path: Path) -> None:
-        # A link stays a link; what it points to is replaced.
-        self._path = path.resolve()
-        if self._path.exists() and not self._path.is_file():
-            raise ConfigError(f"report {path} is not a regular file")
         try:
+            # A link stays a link; what it points to is replaced.
+            self._path = path.resolve()
+            if self._path.exists() and not self._path.is_file():
+                raise ConfigError(f"report {path} is not a regular file")
             handle, self._part = tempfile.mkstemp(
                 prefix=f".{self._path.name}.", dir=self._path.parent
             )
             os.close(handle)
         except OSError as error:
             raise ConfigError(_unwritten(path, error)) from None
+        except RuntimeError:
+            loop = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            raise ConfigError(_unwritten(path, loop)) from None
 
     def __enter__(self) -> Self:
         return self
@@ -100,9 +106,8 @@ class ReportFile:
         """
         Put the report in its place; may be called once.
 
-        Raises:
-            EtlstageError: If there is no room, or no folder any more.
-
+        If there is no room by now, or no folder, that is told, and no more: what was
+        loaded is loaded, and a failure would have it loaded again.
         """
         try:
             with open(self._part, "w", encoding="utf-8") as file:
@@ -110,19 +115,12 @@ class ReportFile:
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(self._part, 0o666 & ~_umask())
             os.replace(self._part, self._path)
         except OSError as error:
-            raise EtlstageError(_unwritten(self._path, error)) from error
+            with suppress(OSError):  # nor may stderr
+                complain(_unwritten(self._path, error), as_="warning")
 
 
 def _unwritten(path: Path, error: OSError) -> str:
     said = (error.strerror or str(error)).lower()
     return f"report {path} can't be written: {said}"
-
-
-def _umask() -> int:
-    """Return the umask; there is no way to read it but to set it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

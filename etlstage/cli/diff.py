@@ -104,7 +104,6 @@ def compare(
     """
     names = first[0], second[0]
     out, err = Screen(), Screen(stderr=True)
-    configure(err, debug=debug)
     with (
         interruptible(),
         tempfile.TemporaryDirectory(prefix="etlstage-diff-") as folder,
@@ -114,6 +113,7 @@ def compare(
             _side(build, Path(folder) / str(number), load_stage)
             for number, (_, build) in enumerate((first, second))
         ]
+        configure(err, debug=debug, secrets=trials[0].pipeline.secrets)
         for name, trial in zip(names, trials, strict=True):
             with Signals() as signals:
                 report = watch(trial.pipeline, signals, err, err)
@@ -154,7 +154,7 @@ def _side(build: Build, state: Path, load_stage: str) -> _Side:
 
 def _not_compared(name: str, report: Report, *, debug: bool) -> int:
     if report.error is not None:
-        show_error(report.error, debug=debug)
+        show_error(report.error, debug=debug, secrets=report.secrets)
     complain(f"not compared: the run on {name} {ENDINGS[report.status]}")
     return EXIT_CODES[report.status]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from rich.text import Text
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from etlstage.cli.screen import Screen
+from etlstage.pipeline.secret import Secrets
 from etlstage.telemetry.terminal import harmless
 
 __all__ = ("configure",)
@@ -35,7 +37,7 @@ RESTARTED: Final = "worker is restarted"
 EXITED: Final = "worker exited"
 
 
-def configure(screen: Screen, *, debug: bool) -> None:
+def configure(screen: Screen, *, debug: bool, secrets: Secrets | None = None) -> None:
     """
     Set up structlog for this process.
 
@@ -43,12 +45,14 @@ def configure(screen: Screen, *, debug: bool) -> None:
         screen: Stderr, where the progress display may be, too.
         debug: Whether to let everything through: also debug events, and each step
             on the way to a message's outcome.
+        secrets: What is not to be shown.
 
     """
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
+        partial(_without_secrets, secrets or Secrets()),
+        structlog.processors.add_log_level,
     ]
     if not debug:
         common.insert(0, _without_steps)
@@ -85,6 +89,14 @@ def _is_for_us(record: logging.LogRecord) -> bool:
             return False
         logger = logger.parent
     return Path(record.pathname).parent.name != "py4j"
+
+
+def _without_secrets(
+    secrets: Secrets, _logger: WrappedLogger, _method: str, event: EventDict
+) -> EventDict:
+    """Conceal what an event tells, which has no level and no time yet."""
+    concealed: EventDict = secrets.concealed(event)
+    return concealed
 
 
 def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

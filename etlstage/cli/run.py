@@ -37,7 +37,6 @@ def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
 
     Raises:
         ConfigError: If the file is wrong, or the report can't be written there.
-        EtlstageError: If it can't be written at the end.
 
     """
     with ExitStack() as stack:
@@ -57,7 +56,7 @@ def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
 def exit_code(report: Report, *, debug: bool) -> int:
     """Print the error of a run that failed; return the exit code of any."""
     if report.error is not None:
-        show_error(report.error, debug=debug)
+        show_error(report.error, debug=debug, secrets=report.secrets)
     return EXIT_CODES[report.status]
 
 
@@ -65,7 +64,7 @@ def run_pipeline(pipeline: Runner, signals: Signals, *, debug: bool = False) -> 
     """Run a pipeline, show its progress and its closing report."""
     out = Screen()
     err = Screen(stderr=True)
-    configure(err, debug=debug)
+    configure(err, debug=debug, secrets=pipeline.secrets)
     report = watch(pipeline, signals, err if err.renews else out, err)
     show_report(report, out)
     return report

@@ -257,8 +257,19 @@ class _Builder:
                 for loc, name in self._names.items()
                 if document.secret((*loc, "worker", "command"))
             },
-            hidden=document.hidden,
+            hidden={**self._variables(), **document.hidden},
         )
+
+    def _variables(self) -> dict[str, str]:
+        """Return what workers get in their environment, and what stands in for it."""
+        keys = (self._keys.extract, *self._keys.transform, self._keys.load)
+        return {
+            value: f"${name}"
+            for stage in keys
+            for name, value in (stage.written.get("worker") or {})
+            .get("env", {})
+            .items()
+        }
 
     def _session(self) -> Session:
         from etlstage.config import build_spark

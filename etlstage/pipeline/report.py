@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.secret import Secrets
 
 __all__ = ("Report", "Status")
 
@@ -27,6 +28,8 @@ class Report:
     """What reached the destination, in one line."""
     dead_letters: str | None = None
     """The command that shows the dead letters, if there are any."""
+    secrets: Secrets = field(default_factory=Secrets, repr=False)
+    """What is not to be shown of ``error`` and ``landed``."""
 
     @property
     def undelivered(self) -> int:
@@ -34,11 +37,12 @@ class Report:
         return self.ledger.undelivered
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain JSON."""
+        """Return the report as plain JSON, without secrets."""
+        conceal = self.secrets.conceal
         return {
             "pipeline": self.name,
             "status": self.status,
-            "error": str(self.error) if self.error is not None else None,
+            "error": conceal(str(self.error)) if self.error is not None else None,
             "seconds": round(self.seconds, 3),
             "stages": [
                 {
@@ -56,6 +60,6 @@ class Report:
                 for account in self.ledger
             ],
             "undelivered": self.undelivered,
-            "landed": self.landed,
+            "landed": conceal(self.landed),
             "dead_letters": self.dead_letters,
         }

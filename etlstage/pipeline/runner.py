@@ -20,6 +20,7 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink, Landing
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import Report, Status
+from etlstage.pipeline.secret import Secrets
 from etlstage.stage import Stage
 
 __all__ = ("Runner",)
@@ -107,6 +108,12 @@ class Runner(ABC):
         self.ledger.check()
         return self.report(status)
 
+    @property
+    def secrets(self) -> Secrets:
+        """What is not to be shown of this pipeline."""
+        letters = self._dead_letters
+        return letters.secrets if letters is not None else Secrets()
+
     @abstractmethod
     async def _run(self) -> Status:
         """Move the messages; return whether that was all, or raise the first error."""
@@ -122,6 +129,7 @@ class Runner(ABC):
             ledger=self.ledger,
             landed=self._landing.landed(),
             dead_letters=letters.look if letters and letters.count else None,
+            secrets=self.secrets,
         )
 
     def _fail(self, error: Exception) -> None:

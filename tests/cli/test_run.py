@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.conftest import (
     PIPELINE,
+    UPPER,
     Etlstage,
     Started,
     command,
@@ -77,25 +78,88 @@ def test_report_file(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -> None
     assert etlstage("run", pipeline, "--report", "r.json").returncode == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["pipeline"], report["status"]) == ("letters", "done")
+    assert (tmp_path / "r.json").stat().st_mode & 0o777 == 0o600
     assert sorted(p.name for p in tmp_path.iterdir() if "json" in p.name) == ["r.json"]
 
 
 def test_report_that_can_not_be_written_at_the_end(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
-    """One line for it, and one for what the run failed of."""
+    """One line for it, and one for what the run failed of, if it did (issue 10)."""
     (folder := tmp_path / "reports").mkdir()
+    (tmp_path / "upper.py").write_text(
+        f"import shutil; shutil.rmtree('reports', True)\n{UPPER}"
+    )
+    line = (
+        f"etlstage: warning: report {folder / 'r.json'} can't be written:"
+        " no such file or directory"
+    )
+    result = etlstage("run", pipeline, "--report", "reports/r.json")
+    assert (result.returncode, result.stderr) == (0, line + "\n")
+    assert (tmp_path / "loaded.txt").read_text() == "A\nB\nC\n"
+
+    folder.mkdir()
     (tmp_path / "upper.py").write_text(
         "import shutil, sys; shutil.rmtree('reports', True); sys.exit(3)"
     )
     result = etlstage("run", pipeline, "--report", "reports/r.json")
     assert result.returncode == 1
-    *_, why, line = result.stderr.splitlines()
+    *_, why, last = result.stderr.splitlines()
     assert why.startswith("etlstage: error: stage upper: no worker is left")
-    assert line == (
-        f"etlstage: error: report {folder / 'r.json'} can't be written:"
-        " no such file or directory"
+    assert last == line
+
+
+HIDING = """\
+name: secret
+extract: {worker: {command: [sh, -c, "echo a"]}}
+load:
+  worker:
+    command: COMMAND
+    env: {PASSWORD: plain-word, BOTH: "Bearer ${TOKEN}"}
+  restart: {max: 0}
+  on_error: {retries: 0, then: fail}
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        '["./${TOKEN}"]',
+        '["${TOKEN}", x]',
+        '[sh, -c, "echo ${TOKEN} $$PASSWORD >&2; exit 3", "it\'s ${TOKEN}"]',
+    ],
+)
+@pytest.mark.parametrize("debug", [(), ("--debug",)])
+def test_secrets_are_shown_nowhere(
+    etlstage: Etlstage, tmp_path: Path, command: str, debug: tuple[str, ...]
+) -> None:
+    """Neither on the terminal, nor in the log, nor in the report (issue 10)."""
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(HIDING.replace("COMMAND", command))
+    result = etlstage(
+        *("run", path, "--report", "r.json", *debug), env={"TOKEN": "hunter 2's"}
     )
+    assert result.returncode == 1
+    report = (tmp_path / "r.json").read_text()
+    for text in (result.stdout, result.stderr, report):
+        assert "hunter" not in text
+        assert "plain-word" not in text
+    assert "${TOKEN}" in result.stderr
+    assert "${TOKEN}" in json.loads(report)["error"]
+
+
+def test_report_on_a_loop_of_links(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """It is told before anything runs (issue 10)."""
+    (tmp_path / "r.json").symlink_to("r.json")
+    result = etlstage("run", pipeline, "--report", "r.json")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "etlstage: error: report r.json can't be written: too many levels of symbolic"
+        " links\n"
+    )
+    assert not (tmp_path / "loaded.txt").exists()
 
 
 def test_report_of_a_run_that_can_tell_nothing(pipeline: Path, tmp_path: Path) -> None:

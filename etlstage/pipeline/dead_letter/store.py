@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import anyio.to_thread
 
@@ -26,11 +26,9 @@ from etlstage.pipeline.dead_letter.file import (
     read_letters,
 )
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.secret import Secrets
 
 __all__ = ("DeadLetters",)
-
-SECRET: Final = 4
-"""Shorter texts are no secrets, and stand in too many others."""
 
 
 class DeadLetters:
@@ -64,11 +62,8 @@ class DeadLetters:
         self._state = state
         self._shown = shown or str(state)
         self._commands = commands or {}
-        texts = {t: to for t, to in (hidden or {}).items() if len(t) >= SECRET}
-        # As errors show commands: quoted for a shell.
-        texts |= {shlex.quote(t).strip("'"): to for t, to in texts.items()}
-        # The longest first: one may hold another.
-        self._hidden = sorted(texts.items(), key=lambda pair: -len(pair[0]))
+        self.secrets = Secrets(hidden)
+        """What is not to be shown, here or elsewhere."""
         self._numbered = 0
         # Of those that were there before, the ids.
         self._known: dict[tuple[str, int, bytes], str] = {}
@@ -117,10 +112,12 @@ class DeadLetters:
             stage=stage,
             place=place,
             message=message,
-            error=self.conceal(str(error)),
+            error=self.secrets.conceal(str(error)),
             kind=type(error).__name__,
             attempts=tuple(map(self._attempt, getattr(error, "attempts", ()))),
-            config=self._concealed({**self._configs.get(stage, config), **written}),
+            config=self.secrets.concealed(
+                {**self._configs.get(stage, config), **written}
+            ),
         )
         await (self._keep or self._to_file)(letter)
         self.count += 1
@@ -193,12 +190,6 @@ class DeadLetters:
         for file in self._files.values():
             file.close()
 
-    def conceal(self, text: str) -> str:
-        """Return ``text`` with references in place of what is to be hidden."""
-        for value, reference in self._hidden:
-            text = text.replace(value, reference)
-        return text
-
     def _id_of(self, stage: str, place: int, message: bytes) -> str:
         if known := self._known.get((stage, place, message)):
             return known
@@ -236,19 +227,9 @@ class DeadLetters:
         )
 
     def _attempt(self, attempt: Attempt) -> Attempt:
+        conceal = self.secrets.conceal
         return attempt._replace(
-            error=self.conceal(attempt.error),
-            story=tuple(map(self.conceal, attempt.story)),
-            stderr=tuple(map(self.conceal, attempt.stderr)),
+            error=conceal(attempt.error),
+            story=tuple(map(conceal, attempt.story)),
+            stderr=tuple(map(conceal, attempt.stderr)),
         )
-
-    def _concealed(self, plain: Any) -> Any:  # noqa: ANN401 - any JSON
-        if not self._hidden:
-            return plain
-        if isinstance(plain, str):
-            return self.conceal(plain)
-        if isinstance(plain, Mapping):
-            return {name: self._concealed(value) for name, value in plain.items()}
-        if isinstance(plain, list | tuple):
-            return [self._concealed(value) for value in plain]
-        return plain

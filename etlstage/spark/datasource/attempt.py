@@ -183,7 +183,7 @@ async def _serve(writing: Writing, stage: Stage, bridge: Bridge[_Item]) -> None:
     if isinstance(error, EtlstageError) and error.place is not None:
         text = f"{error} ({message_of_partition(error.place)})"
         # It is logged by Spark.
-        text = text if letters is None else letters.conceal(text)
+        text = text if letters is None else letters.secrets.conceal(text)
         raise StageFailed(text, stage=stage.name) from None
     if error is not None:
         raise error

@@ -140,7 +140,7 @@ class Chain:
         report = await pipeline.run()
         error = report.error
         # It is logged by Spark, or staged with the rows.
-        text = self._letters.conceal(str(error))
+        text = self._letters.secrets.conceal(str(error))
         if isinstance(error, WorkerStartFailed | StageFailed):
             # It may be this machine's fault: Spark is to try another one.
             raise type(error)(text, stage=error.stage) from None

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import io
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from etlstage.cli.closing import show_report
+from etlstage.messages import StageKind
+from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.report import Report
+from etlstage.pipeline.secret import Secrets
+
+SECRETS = Secrets(
+    {
+        "hunter2": "${TOKEN}",
+        'it\'s "me"\\': "${ME}",
+        "a//b/": "${PLACE}",
+        "-----BEGIN-----\nabcdef\n}": "${file:key.pem}",
+        "Bearer hunter2": "$AUTH",
+        "abc": "${SHORT}",
+        "": "${EMPTY}",
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a hunter2!", "a ${TOKEN}!"),
+        ("Bearer hunter2", "$AUTH"),
+        ("file:/data/a//b/", "file:/data/${PLACE}"),
+        ("abc", "abc"),
+        ("line abcdef", "line ${file:key.pem}"),
+        ("} is short", "} is short"),
+    ],
+)
+def test_text_is_concealed_wherever_it_stands(text: str, shown: str) -> None:
+    """The longest first; what is too short is no secret."""
+    assert SECRETS.conceal(text) == shown
+
+
+def test_path_is_concealed_as_it_is_shown() -> None:
+    """Without what means nothing in it (issue 10)."""
+    secrets = Secrets({"secret//place/": "${PLACE}"})
+    assert secrets.conceal("/data/secret/place") == "/data/${PLACE}"
+
+
+def test_text_is_concealed_however_it_is_quoted() -> None:
+    """For a shell, for Python, in JSON (issue 10)."""
+    text = 'it\'s "me"\\'
+    for quoted in (shlex.quote(text), repr(text), json.dumps(text)):
+        assert "me" not in SECRETS.conceal(quoted).lower().replace("${me}", "")
+
+
+def test_values_in_anything_are_concealed() -> None:
+    """Names are left as they are, and so are numbers."""
+    event = {
+        "hunter2": ["hunter2", 7, None],
+        "error": ValueError("hunter2"),
+        "path": Path("/hunter2"),
+    }
+    assert SECRETS.concealed(event) == {
+        "hunter2": ["${TOKEN}", 7, None],
+        "error": "${TOKEN}",
+        "path": "/${TOKEN}",
+    }
+
+
+def test_nothing_is_hidden_by_default() -> None:
+    """And nothing copied; no secret is in its repr."""
+    event = {"a": ["hunter2"]}
+    assert Secrets().concealed(event) is event
+    assert "hunter2" not in repr(SECRETS)
+
+
+def test_report_as_json_has_no_secrets() -> None:
+    """Neither of what failed, nor of where the output is (issue 10)."""
+    report = Report(
+        name="p",
+        status="failed",
+        error=ValueError("no hunter2"),
+        seconds=1.0,
+        ledger=Ledger.of_pipeline("e", (), Account("l", StageKind.LOAD)),
+        landed="wrote 1 epoch to /data/hunter2",
+        secrets=SECRETS,
+    )
+    assert "hunter2" not in json.dumps(report.to_dict())
+    assert report.to_dict()["landed"] == "wrote 1 epoch to /data/${TOKEN}"
+    assert "hunter2" not in repr(report.secrets)
+    screen = io.StringIO()
+    show_report(report, Console(file=screen))
+    assert "hunter2" not in screen.getvalue()
