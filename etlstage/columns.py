@@ -10,7 +10,7 @@ No worker imports this module.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Final, overload
 from zlib import crc32
 
 import pyarrow as pa
@@ -18,7 +18,11 @@ import pyarrow.compute as pc
 
 from etlstage.messages import Groups, Packed
 
-__all__ = ("Column", "Replies", "content", "extent", "from_zero")
+__all__ = ("OVERHEAD", "Column", "Replies", "content", "extent", "from_zero")
+
+OVERHEAD: Final = 8
+"""Bytes of memory that a message in Arrow takes beside its own: where it ends, and in
+which reply it is."""
 
 
 class Column(Packed):
@@ -67,6 +71,11 @@ class Column(Packed):
             return before
         sizes = pc.binary_length(self.array).buffers()[1].slice(0, 4 * len(self))
         return crc32(sizes, before[0]), crc32(content(self.array), before[1])
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory that they take."""
+        return self.size + OVERHEAD * len(self)
 
     @property
     def problem(self) -> str | None:

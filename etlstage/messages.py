@@ -13,9 +13,10 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, Final, NamedTuple, TypeAlias, overload
 
 __all__ = (
+    "OVERHEAD",
     "AnnotatedRun",
     "Groups",
     "Packed",
@@ -24,6 +25,7 @@ __all__ = (
     "Run",
     "StageKind",
     "concatenated",
+    "cost_of",
     "counted",
     "joined",
     "plain",
@@ -41,6 +43,12 @@ Groups: TypeAlias = Sequence[tuple[bytes, ...]]
 :class:`~etlstage.columns.Replies`."""
 
 
+OVERHEAD: Final = 56
+"""Bytes of memory that a message in a list takes beside its own: 33 of its object, up
+to 15 that round it to a multiple of 16, and 8 of each of its places, in a list and in a
+tuple. It is what bounds are judged by: short messages take thirty times their size."""
+
+
 class Packed(Sequence[bytes]):
     """Messages without an object for each of them, such as those of an Arrow array."""
 
@@ -50,6 +58,11 @@ class Packed(Sequence[bytes]):
     @abstractmethod
     def size(self) -> int:
         """Bytes of the messages."""
+
+    @property
+    @abstractmethod
+    def cost(self) -> int:
+        """Bytes of memory that they take."""
 
     @property
     @abstractmethod
@@ -185,6 +198,14 @@ def size_of(messages: Run) -> int:
     # A column knows, and need not be taken apart.
     size: int | None = getattr(messages, "size", None)
     return sum(map(len, messages)) if size is None else size
+
+
+def cost_of(messages: Run) -> int:
+    """Return how many bytes of memory the messages take."""
+    messages = plain(messages)
+    if isinstance(messages, Packed):
+        return messages.cost
+    return sum(map(len, messages)) + OVERHEAD * len(messages)
 
 
 def joined(groups: Groups) -> Run:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+
 import pyarrow as pa
 import pytest
 
+from etlstage.columns import OVERHEAD as COLUMN_OVERHEAD
 from etlstage.columns import Column, Replies
 from etlstage.messages import (
+    OVERHEAD,
     AnnotatedRun,
     Run,
     concatenated,
+    cost_of,
     counted,
     joined,
     plain,
@@ -53,6 +58,15 @@ def test_plain_messages_have_nothing_beside_them() -> None:
 def test_size_is_that_of_the_messages(run: Run) -> None:
     """However they are held; no marker counts."""
     assert size_of(run) == 8
+
+
+def test_cost_is_that_of_memory() -> None:
+    """An object takes many times what a short message has, Arrow does not (issue 10)."""
+    assert cost_of(MESSAGES) == 8 + 3 * OVERHEAD
+    assert cost_of(COLUMN) == cost_of(AnnotatedRun(COLUMN)) == 8 + 3 * COLUMN_OVERHEAD
+    for length in range(2, 100):
+        size = sys.getsizeof(b"x" * length)
+        assert -(-size // 16) * 16 + 8 <= length + OVERHEAD
 
 
 def test_joined_groups_are_held_as_before() -> None:

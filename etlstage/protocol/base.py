@@ -40,7 +40,9 @@ class Limits(NamedTuple):
     """One message. Precedents: h11 16 KiB for a header, websockets 1 MiB for a
     message, Meltano 50 MiB for a record; a message here is a document."""
     max_reply_bytes: int = 256 * 1024 * 1024
-    """All messages of one reply, with their markers."""
+    """All messages of one reply, with their markers, in memory: each costs
+    :data:`~etlstage.messages.OVERHEAD` more, or else a reply that is all EOM would take
+    fifty times what it may."""
 
 
 class Session(Protocol):

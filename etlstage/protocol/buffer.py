@@ -17,6 +17,8 @@ class ReceiveBuffer:
         self._data = bytearray()
         # Where the next search for each marker may begin.
         self._searched: dict[bytes, int] = {}
+        # How many of each marker begin before which byte.
+        self._counted: dict[bytes, tuple[int, int]] = {}
         self.offset = 0
         """Place in the stream of the first byte held, in bytes."""
 
@@ -57,6 +59,13 @@ class ReceiveBuffer:
         at = self._data.rfind(marker, 0, before)
         return at + len(marker) if at >= 0 else 0
 
+    def count(self, marker: bytes) -> int:
+        """Return how many of ``marker`` are held."""
+        count, start = self._counted.get(marker, (0, 0))
+        count += self._data.count(marker, start)
+        self._counted[marker] = count, max(0, len(self._data) - len(marker) + 1)
+        return count
+
     def take(self, count: int) -> bytes:
         """Remove and return the first ``count`` bytes."""
         with memoryview(self._data) as view:
@@ -74,23 +83,28 @@ class ReceiveBuffer:
             taken = b"".join((self._data, view[:count]))
             self._data = bytearray(view[count:])
         self.offset += len(taken)
-        self._searched.clear()
+        self._forget()
         return taken
 
     def drop(self, count: int) -> None:
         """Remove the first ``count`` bytes."""
         del self._data[:count]
         self.offset += count
-        self._searched.clear()
+        self._forget()
 
     def truncate(self, count: int) -> None:
         """Forget all but the first ``count`` bytes."""
         del self._data[count:]
-        self._searched.clear()
+        self._forget()
 
     def put_back(self, data: bytes) -> None:
         """Insert ``data``, just taken, in front of what is held."""
         if data:
             self._data[:0] = data
             self.offset -= len(data)
-            self._searched.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Search from the beginning again: it is another one."""
+        self._searched.clear()
+        self._counted.clear()

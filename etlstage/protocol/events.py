@@ -67,6 +67,8 @@ class RepliesCompleted(NamedTuple):
     """
 
     groups: Groups
+    overhead: int = 0
+    """Bytes of memory that these take beside those that were read."""
 
 
 class ExchangeOpened(NamedTuple):

@@ -26,8 +26,9 @@ from etlstage.errors import (
     FailureCause,
     LocalProtocolError,
     MessageRefused,
+    PayloadTooBig,
 )
-from etlstage.messages import Groups, StageKind, counted
+from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.events import (
     BatchEnded,
@@ -222,7 +223,7 @@ class Connection:
 
     def pump(self, now: float) -> bool:
         """Give the worker what it may have now; return whether there was anything."""
-        if self._extracts:
+        if self._extracts or self._paused is not None:
             self._follow_consumer(now)
         writer = self._writer
         if not self._host.usable or not (writer.empty or writer.flush()):
@@ -289,7 +290,7 @@ class Connection:
         # A dialect may have something to say first.
         self._settle(anyio.current_time())
         while True:
-            if self._extracts:
+            if self.dispatch.stalled:
                 await self._wait_for_consumer()
             data = read(chunk)
             if data is None:
@@ -341,7 +342,7 @@ class Connection:
         for event in self._session.events_received():
             # Nearly all events are of this kind, and lock-step waits for each.
             if type(event) is RepliesCompleted:
-                self._take_replies(event.groups, now)
+                self._take_replies(event, now)
             else:
                 self._handle(event, now)
         self._write_on(now)
@@ -374,8 +375,8 @@ class Connection:
 
     def _handle(self, event: Passed, now: float) -> None:
         match event:
-            case RepliesCompleted(groups):
-                self._take_replies(groups, now)
+            case RepliesCompleted():
+                self._take_replies(event, now)
             case OutputPassed(messages):
                 self.dispatch.passed(messages)
                 self._expect_answer(now)
@@ -385,7 +386,10 @@ class Connection:
                 answered = self._named.ended(ends, self._unanswered_bytes)
                 self._take_note(len(ends), answered, now)
             case OutputOf(id_, messages) if self._named is not None:
-                self._named.passed_by(id_, messages)
+                try:
+                    self._named.passed_by(id_, messages)
+                except PayloadTooBig as blame:
+                    self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
             case ExchangeRefused(id_, code, reason):
                 error = self._host.refused(code, reason)
                 answered = self.dispatch.refused_by(id_, error, now)
@@ -418,9 +422,10 @@ class Connection:
             case _:
                 assert_never(event)
 
-    def _take_replies(self, groups: Groups, now: float) -> None:
-        answered = self.dispatch.answered(groups, self._unanswered_bytes, now)
-        self._take_note(len(groups), answered, now)
+    def _take_replies(self, replies: RepliesCompleted, now: float) -> None:
+        groups, overhead = replies
+        size = self._unanswered_bytes + overhead
+        self._take_note(len(groups), self.dispatch.answered(groups, size, now), now)
 
     def _take_note(self, exchanges: int, answered: Answered, now: float) -> None:
         messages, message_bytes = answered

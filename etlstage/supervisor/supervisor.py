@@ -396,14 +396,20 @@ class AsyncSupervisor:
         self._running()
         changed = Signal()
         submission: Submission | Lanes
-        order, most = self.stage.order, self._max_bytes
+        order, reply = self.stage.order, self.stage.max_reply
+        most = self._max_bytes
         if order is Order.KEY:
             count = max(1, self.stage.pool.max)
-            submission = Lanes(self.stage, count, changed.set, max_unread=most)
+            submission = Lanes(
+                self.stage, count, changed.set, max_unread=most, max_reply=reply
+            )
             lanes = submission.lanes
         else:
             submission = Submission(
-                changed.set, max_unread=most, ordered=order is Order.TOTAL
+                changed.set,
+                max_unread=most,
+                max_reply=reply,
+                ordered=order is Order.TOTAL,
             )
             lanes = [submission]
         for lane in lanes:
@@ -411,8 +417,11 @@ class AsyncSupervisor:
         try:
             yield submission, changed
         finally:
+            stalled = submission.stalled
             for lane in lanes:
                 self._backlog.drop(lane)
+            if stalled:
+                self._kick()  # what waited for its consumer waits for nobody now
             if isinstance(submission, Lanes) and submission.unkeyed:
                 self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
 

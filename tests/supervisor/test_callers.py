@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import LocalProtocolError, WorkerLost
-from etlstage.messages import AnnotatedRun, Result, Run
+from etlstage.messages import OVERHEAD, AnnotatedRun, Result, Run
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.events import Ready
 from etlstage.protocol.marker import Mode
@@ -496,6 +496,44 @@ def test_a_caller_that_collects_for_ever_lets_others_go_on() -> None:
             (result,) = await subject.submit([b"one"])
             assert result.outputs == (b"eno",)
             tasks.cancel_scope.cancel()
+
+    run_virtually(main)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_worker_is_not_read_while_its_replies_are_too_many(goes_on: bool) -> None:
+    """What was sent ahead may be answered without bound, but is not held (issue 10)."""
+    written = 0
+    messages = [b"%d" % n for n in range(20)]
+
+    async def answers(worker: ScriptedWorker) -> int:
+        nonlocal written
+        async for message in worker.messages():
+            await worker.reply(*[message] * 100)
+            written += 100 * (len(message) + OVERHEAD)
+        return 0
+
+    async def main() -> None:
+        launch = ScriptedLaunch(answers, pipe_size=100)
+        stage = Stage(name="t", command=("scripted",), window=30, max_reply=20_000)
+        subject = AsyncSupervisor(stage, max_bytes=10_000, launch=launch)
+        async with subject, anyio.create_task_group() as tasks:
+            results = subject.stream(messages)
+            one = await anext(results)
+            await anyio.sleep(1000)
+            # One reply was taken, 30,000 bytes may lie there, one is on its way.
+            assert 30_000 < written < 30_000 + 3 * 6_000
+            tasks.start_soon(other, subject)
+            await anyio.sleep(1)
+            if goes_on:
+                others = [result async for result in results]
+                replies = [len(result.outputs) for result in (one, *others)]
+                assert replies == [100] * len(messages)
+            await results.aclose()
+
+    async def other(subject: AsyncSupervisor) -> None:
+        (result,) = await subject.submit([b"x"])
+        assert len(result.outputs) == 100
 
     run_virtually(main)
 

@@ -405,6 +405,27 @@ async def test_bytes_that_are_no_frame_end_the_worker_alone() -> None:
 
 
 @virtually
+async def test_reply_without_end_is_refused() -> None:
+    """Its pieces are held until it is complete, within bounds (issue 10)."""
+
+    async def floods(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        async for message in toy.messages():
+            while message == b"flood":
+                await toy.say(OutputOf(toy.current, [b"x" * 100]))
+            await toy.reply(message)
+        return 0
+
+    run = stage(max_reply=10_000, on_error=ErrorPolicy(retries=0))
+    async with AsyncSupervisor(run, launch=ScriptedLaunch(floods)) as supervisor:
+        flood, other = await supervisor.submit([b"flood", b"a"])
+
+    assert "reply takes more than 10000 bytes of memory" in str(flood.error)
+    assert other.outputs == (b"a",)
+
+
+@virtually
 async def test_extraction_passes_outputs_on_as_they_come() -> None:
     """A round that nobody wants any more is cancelled, and its worker stays."""
     cancelled: list[int] = []

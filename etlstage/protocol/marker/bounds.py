@@ -1,7 +1,9 @@
 """
 What is too big: messages and replies, against the limits of a session.
 
-``reader.py`` asks; here is how sizes are counted, and what is said.
+``reader.py`` asks; here is how sizes are counted, and what is said. A message is as
+long as it is; a reply costs what it takes in memory, where each message has an
+overhead: the bytes that were read are the smaller part of short ones.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from etlstage.errors import PayloadTooBig
-from etlstage.messages import Groups, Run
+from etlstage.messages import OVERHEAD, Groups, Run, counted
 from etlstage.protocol.base import Limits
 from etlstage.protocol.buffer import ReceiveBuffer
 from etlstage.protocol.marker.markers import Markers
@@ -42,9 +44,29 @@ class Bounds:
             (n for n, m in enumerate(messages) if len(m) > limit), len(messages)
         )
 
-    def sound_replies(self, groups: Groups) -> int:
-        """Return how many replies come before the first that is too big."""
-        return next((n for n, g in enumerate(groups) if self._too_big(g)), len(groups))
+    def sound_replies(
+        self, groups: Groups, size: int, count: int, overhead: int
+    ) -> int:
+        """
+        Return how many replies come before the first that is too big.
+
+        Args:
+            groups: The replies.
+            size: Bytes in all of them, with their markers.
+            count: Messages in all of them.
+            overhead: Bytes of memory that each takes beside its own.
+
+        """
+        # Nearly always it takes no look at each of them.
+        if size <= self._message and (
+            size + overhead * count <= self._reply
+            or size + overhead * max(map(len, groups), default=0) <= self._reply
+        ):
+            return len(groups)
+        return next(
+            (n for n, group in enumerate(groups) if self._too_big(group, overhead)),
+            len(groups),
+        )
 
     def check_messages(self, messages: Run) -> None:
         """Raise for the first message that is too long."""
@@ -57,7 +79,7 @@ class Bounds:
         if self._too_big(reply):
             raise self.fault(reply)
 
-    def fault(self, reply: Sequence[bytes]) -> PayloadTooBig:
+    def fault(self, reply: Sequence[bytes], overhead: int = OVERHEAD) -> PayloadTooBig:
         """Return the error of a reply that is too big."""
         longest = max(map(len, reply))
         if longest > self._message:
@@ -66,11 +88,24 @@ class Bounds:
                 f" {self._message} bytes; see max_message"
             )
         return PayloadTooBig(
-            f"reply is {self._on_wire(reply)} bytes long, expected no more than"
+            f"reply of {counted(len(reply), 'message')} takes"
+            f" {self._cost(reply, overhead)} bytes of memory, expected no more than"
             f" {self._reply} bytes; see max_reply"
         )
 
-    def check_rest(self, buffer: ReceiveBuffer) -> None:
+    def check_tail(self, tail: bytes) -> None:
+        """Raise for the first complete message that is too long in what came last."""
+        eom, most, at = self._eom, self._message, 0
+        # From one EOM to another as far away as may be: split up, it would be larger.
+        while len(tail) - at > most:
+            last = tail.rfind(eom, at, at + most + len(eom))
+            if last < 0 and (last := tail.find(eom, at)) >= 0:
+                raise self.fault((tail[at:last],))
+            if last < 0:
+                return
+            at = last + len(eom)
+
+    def check_rest(self, buffer: ReceiveBuffer, overhead: int) -> None:
         """Raise for what is still incomplete and too long already."""
         held, at = len(buffer), buffer.offset + len(buffer)
         most = self._message + self._slack
@@ -79,17 +114,24 @@ class Bounds:
                 f"message is more than {self._message} bytes long, with no EOM yet at"
                 f" offset {at}; see max_message"
             )
-        if self._holds_replies and held > self._reply + self._slack:
+        most = self._reply + self._slack
+        # Counted only where so many bytes may be too many messages.
+        if (
+            self._holds_replies
+            and held * (1 + overhead) > most
+            and held + overhead * buffer.count(self._eom) > most
+        ):
             raise PayloadTooBig(
-                f"reply is more than {self._reply} bytes long, with no EOP yet at"
-                f" offset {at}; see max_reply"
+                f"reply takes more than {self._reply} bytes of memory, with no EOP yet"
+                f" at offset {at}; see max_reply"
             )
 
-    def _too_big(self, reply: Sequence[bytes]) -> bool:
+    def _too_big(self, reply: Sequence[bytes], overhead: int = OVERHEAD) -> bool:
         return (
-            self._on_wire(reply) > self._reply
+            self._cost(reply, overhead) > self._reply
             or max(map(len, reply), default=0) > self._message
         )
 
-    def _on_wire(self, reply: Sequence[bytes]) -> int:
-        return sum(map(len, reply)) + len(reply) * len(self._eom)
+    def _cost(self, reply: Sequence[bytes], overhead: int) -> int:
+        """Return what a reply takes: as it was read, and beside that."""
+        return sum(map(len, reply)) + len(reply) * (len(self._eom) + overhead)

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etlstage.columns import Column, Replies, content, extent, from_zero
+from etlstage.columns import OVERHEAD, Column, Replies, content, extent, from_zero
 from etlstage.messages import Groups, Run
 from etlstage.protocol.marker import framing
 from etlstage.protocol.marker.markers import Markers
@@ -36,7 +36,7 @@ def encode_column(messages: Run, markers: Markers, *, limit: int) -> bytes:
     return wire
 
 
-def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes]:
+def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
     """
     Do as :func:`~etlstage.protocol.marker.framing.split_groups`, in bulk.
 
@@ -47,9 +47,10 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes]:
     eom, eop = markers.eom, markers.eop
     end = _end_of_last(data, eop)
     if not end:
-        return [], data
+        return [], data, 0
     if eop == eom:
-        return Replies(_split(data[:end], eom)), data[end:]
+        replies = Replies(_split(data[:end], eom))
+        return replies, data[end:], len(replies)
     values = _split(data[:end], eom + eop)
     body = content(values)
     # One to one, if that is all there is of them. To search for what is not there is
@@ -59,7 +60,7 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes]:
         and eom not in body
         and eop not in body
     ):
-        return Replies(values), data[end:]
+        return Replies(values), data[end:], len(values)
     parts = _split(data[:end], eop)
     counts = pc.count_substring(parts, eom)
     body = content(parts)
@@ -76,10 +77,10 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes]:
     if not sound:
         return framing.split_groups(data, markers)
     ends = pc.cumulative_sum(counts.cast(pa.int32()))
-    return Replies(values, from_zero(ends)), data[end:]
+    return Replies(values, from_zero(ends)), data[end:], len(values)
 
 
-COLUMNS: Final = framing.Framing(encode_column, split_column)
+COLUMNS: Final = framing.Framing(encode_column, split_column, OVERHEAD)
 """Messages are a :class:`Column`, and replies to them :class:`Replies`, or lists where
 a closer look was needed."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from etlstage.errors import MessageRefused, RemoteProtocolError
-from etlstage.messages import Groups, Run
+from etlstage.messages import OVERHEAD, Groups, Run
 from etlstage.protocol.marker.markers import Markers, escape
 
 __all__ = (
@@ -98,9 +98,11 @@ def split_run(data: bytes, eom: bytes) -> tuple[list[bytes], bytes]:
 
 def split_groups(
     data: bytes, markers: Markers
-) -> tuple[list[tuple[bytes, ...]], bytes]:
+) -> tuple[list[tuple[bytes, ...]], bytes, int]:
     """
-    Return the complete replies in ``data`` and what follows the last of them.
+    Return the complete replies in ``data``, what follows them, and their messages.
+
+    These are a number: to count them afterwards would cost more.
 
     Raises:
         Unterminated: If an EOP follows a message that has no EOM.
@@ -109,20 +111,21 @@ def split_groups(
     eom, eop = markers.eom, markers.eop
     if eop == eom:
         *messages, rest = data.split(eom)
-        return list(zip(messages, strict=False)), rest
+        return list(zip(messages, strict=False)), rest, len(messages)
     *parts, rest = data.split(eop)
-    if data.count(eom) == len(parts) and not rest:
+    count = data.count(eom)
+    if count == len(parts) and not rest:
         # As many EOM as EOP: one to one, if each EOP stands right behind an EOM.
         *messages, end = data.split(eom + eop)
         if len(messages) == len(parts) and not end:
-            return list(zip(messages, strict=False)), rest
+            return list(zip(messages, strict=False)), rest, count
     width = len(eom)
     groups: list[tuple[bytes, ...]] = []
     for part in parts:
         if part and not part.endswith(eom):
             raise Unterminated(groups)
         groups.append(tuple(part[:-width].split(eom)) if part else ())
-    return groups, rest
+    return groups, rest, count - rest.count(eom)
 
 
 class Framing(NamedTuple):
@@ -134,11 +137,13 @@ class Framing(NamedTuple):
 
     encode_run: Callable[..., bytes]
     """As :func:`encode_run`."""
-    split_groups: Callable[[bytes, Markers], tuple[Groups, bytes]]
+    split_groups: Callable[[bytes, Markers], tuple[Groups, bytes, int]]
     """As :func:`split_groups`."""
+    overhead: int
+    """Bytes of memory that a message takes beside its own."""
 
 
-LISTS: Final = Framing(encode_run, split_groups)
+LISTS: Final = Framing(encode_run, split_groups, OVERHEAD)
 """Messages are lists of bytes. For those that are Arrow see ``columnar.py``."""
 
 

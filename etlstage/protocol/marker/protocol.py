@@ -197,7 +197,7 @@ class MarkerProtocol:
         framing = self._framing_of(messages)
         wire = self._encode(framing.encode_run, messages)
         if len(messages):
-            self._reader.split_groups = framing.split_groups
+            self._reader.framing = framing
             self._pass(Token.MESSAGE, len(messages))
             self._out.append(wire)
 

@@ -43,7 +43,7 @@ class Reader:
         echoes: EOM behind an EOB that are still to come, or, at the supervisor's
             side, the BNC that answer them; both are left out.
         echoes_owed: Such BNC that we, the worker, have still to write.
-        split_groups: Finds the replies in what has come; as :class:`Framing` has it.
+        framing: How replies are found in what has come, and held.
 
     """
 
@@ -60,7 +60,7 @@ class Reader:
         self.eob_then_eom = False
         self._session = session
         self._markers = markers
-        self.split_groups = LISTS.split_groups
+        self.framing = LISTS
         self._buffer = ReceiveBuffer()
         replies = side is Side.SUPERVISOR and not session.mode.extracts
         self._bounds = Bounds(limits, markers, replies=replies)
@@ -85,7 +85,7 @@ class Reader:
             return
         self._buffer.feed(data)
         self._parse()
-        self._bounds.check_rest(self._buffer)
+        self._bounds.check_rest(self._buffer, self.framing.overhead)
 
     def tail(self) -> bytes:
         """
@@ -96,8 +96,7 @@ class Reader:
 
         """
         tail = self._buffer.take(len(self._buffer))
-        messages, _ = split_run(tail, self._markers.eom)
-        self._bounds.check_messages(messages)
+        self._bounds.check_tail(tail)
         return tail
 
     def _end_of_replies(self, data: bytes) -> int:
@@ -313,34 +312,35 @@ class Reader:
     def _split_replies(self, data: bytes, start: int) -> None:
         """Deliver the replies in ``data``, which began at offset ``start``."""
         eop, owed = self._markers.eop, self._session.owed
-        groups, rest, broken = self._split(data)
+        groups, rest, count, broken = self._split(data)
         # Not counted before: nearly always there are no more than are owed.
         if len(groups) + (broken is not None) > owed:
             cut = _end_of(data, eop, owed)
             self._buffer.put_back(data[cut:])
             data = data[:cut]
-            groups, rest, broken = self._split(data)
+            groups, rest, count, broken = self._split(data)
+        overhead = self.framing.overhead
         fault: RemoteProtocolError | None = None
         if broken is not None:
             at = _end_of(data, eop, len(groups))
             fault = self._blame(str(broken), start + at, data[at : at + _DUMPED])
         self._buffer.put_back(rest)
-        if len(data) > self._smallest_limit:
-            sound = self._bounds.sound_replies(groups)
-            if sound < len(groups):
-                fault = self._bounds.fault(groups[sound])
+        sound = self._bounds.sound_replies(groups, len(data), count, overhead)
+        if sound < len(groups):
+            fault = self._bounds.fault(groups[sound], overhead)
             groups = groups[:sound]
         if groups:
             self._got(Token.EOP, len(groups))
-            self.events.append(RepliesCompleted(groups))
+            beside = overhead * (count + len(groups))
+            self.events.append(RepliesCompleted(groups, beside))
         if fault:
             raise fault
 
-    def _split(self, data: bytes) -> tuple[Groups, bytes, Unterminated | None]:
+    def _split(self, data: bytes) -> tuple[Groups, bytes, int, Unterminated | None]:
         try:
-            return *self.split_groups(data, self._markers), None
+            return *self.framing.split_groups(data, self._markers), None
         except Unterminated as error:
-            return error.groups, b"", error
+            return error.groups, b"", data.count(self._markers.eom), error
 
     def _check_rest(self) -> None:
         """Refuse what can't be a part of a reply, as soon as it is there."""

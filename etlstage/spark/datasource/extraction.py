@@ -18,11 +18,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
 from etlstage.errors import ConfigError, EtlstageError, SourceFailed
-from etlstage.messages import Run
+from etlstage.messages import Run, cost_of
 from etlstage.pipeline.offsets import ask_offset, steps
 from etlstage.spark.dataframe.schema import is_raw
 from etlstage.spark.datasource.json_rows import Misfit, check_types, rows_of_documents
-from etlstage.spark.task.portal import Bridge, bridged, weight
+from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
@@ -124,7 +124,7 @@ async def _extract(
             async for run in supervisor.extract_runs(
                 start=start, end=end, template=template
             ):
-                await bridge.put(run, weight(run))
+                await bridge.put(run, cost_of(run))
 
 
 class Offsets:

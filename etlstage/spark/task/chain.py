@@ -22,7 +22,7 @@ from pyspark import TaskContext
 from etlstage import errors
 from etlstage.columns import Column
 from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
-from etlstage.messages import AnnotatedRun, Run, counted, plain, size_of
+from etlstage.messages import AnnotatedRun, Run, cost_of, counted, plain, size_of
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -31,7 +31,7 @@ from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.ship.plan import Shipment
-from etlstage.spark.task.portal import Bridge, bridged, weight
+from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import Stage
 
 __all__ = ("ROWS", "Chain", "Given", "TaskEnd", "message_of_partition", "run_of")
@@ -234,7 +234,7 @@ class _Sink(Sink):
 
     async def write(self, run: Run) -> None:
         self.account.received += len(run)
-        await self._bridge.put(run, weight(run))
+        await self._bridge.put(run, cost_of(run))
         self.account.done = self.account.received
 
     def landed(self) -> str:

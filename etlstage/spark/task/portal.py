@@ -32,21 +32,15 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from pyspark import TaskContext
 
-from etlstage.messages import Run, size_of
+from etlstage.messages import Run
 
-__all__ = ("Bridge", "bridged", "weight")
+__all__ = ("Bridge", "bridged")
 
 T = TypeVar("T")
 
 _AHEAD: Final = 4  # runs passed in that nobody has read
 _UNREAD: Final = 64 * 1024 * 1024  # bytes that wait for Spark
 _ITEM: Final = 512  # bytes that each item has beside its own
-_OBJECT: Final = 48  # bytes of a message in a list, beside its own
-
-
-def weight(run: Run) -> int:
-    """Return how many bytes a run keeps from others, for :meth:`Bridge.put`."""
-    return size_of(run) + _OBJECT * len(run)
 
 
 class _Taken:

@@ -106,8 +106,7 @@ class Dispatcher:
         """Whether no more outputs are to be read before some are consumed."""
         if not self._held:
             return False
-        oldest = self._held[0].submission
-        return oldest.streams and oldest.stalled
+        return self._held[0].submission.flooded
 
     @property
     def forgotten(self) -> bool:

@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
     size: int
     """Bytes of the messages."""
     reply_size: int = 0
-    """Bytes of the replies, with their markers."""
+    """Bytes of memory that the replies take."""
     error: Exception | None = None
     """Why there are no outputs: the messages were refused, or lost."""
 

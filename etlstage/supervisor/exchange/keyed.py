@@ -9,6 +9,7 @@ answered in order, and waits only for what is before it in its lane.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ class Lanes:
         on_outcome: Called when :meth:`collect` has something new.
         max_unread: Bytes of replies that may lie in each lane; see
             :class:`~etlstage.supervisor.exchange.submission.Submission`.
+        max_reply: Likewise.
 
     """
 
@@ -51,10 +53,13 @@ class Lanes:
         on_outcome: Callable[[], None],
         *,
         max_unread: float,
+        max_reply: float = math.inf,
     ) -> None:
         self._stage = stage
         self.lanes = [
-            Submission(on_outcome, max_unread=max_unread, keyed=True)
+            Submission(
+                on_outcome, max_unread=max_unread, max_reply=max_reply, keyed=True
+            )
             for _ in range(count)
         ]
         # Of each lane, where its uncollected messages are in the caller's input.

@@ -9,10 +9,10 @@ one that is refused is its own matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
-from etlstage.errors import Attempt, EtlstageError
-from etlstage.messages import Groups, Run, StageKind
+from etlstage.errors import Attempt, EtlstageError, PayloadTooBig
+from etlstage.messages import OVERHEAD, Groups, Run, StageKind, cost_of
 from etlstage.protocol.events import Event, ExchangeOpened
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
@@ -29,10 +29,12 @@ from etlstage.supervisor.exchange.retry import judge
 __all__ = ("NamedDispatcher",)
 
 
-class _Open(NamedTuple):
+@dataclass(slots=True)
+class _Open:
     exchange: Exchange
     since: float
-    outputs: list[bytes]
+    outputs: list[bytes] = field(default_factory=list)
+    cost: int = 0  # bytes of memory that these take
 
 
 class NamedDispatcher(Dispatcher):
@@ -60,10 +62,7 @@ class NamedDispatcher(Dispatcher):
     @property
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
-        return any(
-            item.exchange.submission.streams and item.exchange.submission.stalled
-            for item in self._open.values()
-        )
+        return any(item.exchange.submission.flooded for item in self._open.values())
 
     @property
     def oldest(self) -> float | None:
@@ -102,12 +101,24 @@ class NamedDispatcher(Dispatcher):
         return self._give(1, now)
 
     def passed_by(self, id_: int, outputs: Run) -> None:
-        """Take outputs of an exchange that has not ended; one that is gone has none."""
+        """
+        Take outputs of an exchange that has not ended; one that is gone has none.
+
+        Raises:
+            PayloadTooBig: If they take more memory than a reply may.
+
+        """
         if (item := self._open.get(id_)) is None:
             return
         if item.exchange.submission.streams:
             item.exchange.submission.pass_on(outputs)
         else:
+            item.cost += cost_of(outputs)
+            if item.cost > (most := self._stage.max_reply):
+                raise PayloadTooBig(
+                    f"reply takes more than {most} bytes of memory, with no end yet;"
+                    " see max_reply"
+                )
             item.outputs.extend(outputs)
 
     def ended(
@@ -123,7 +134,11 @@ class NamedDispatcher(Dispatcher):
             groups: Groups = [(*item.outputs, *group)]
             exchange.submission.deliver(
                 Outcome(
-                    exchange.start, exchange.messages, groups, exchange.size, reply_size
+                    exchange.start,
+                    exchange.messages,
+                    groups,
+                    exchange.size,
+                    reply_size + OVERHEAD * len(groups[0]),
                 )
             )
             reply_size = 0
@@ -167,7 +182,7 @@ class NamedDispatcher(Dispatcher):
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
         self._last += 1
-        self._open[self._last] = _Open(exchange, self._now, [])
+        self._open[self._last] = _Open(exchange, self._now)
         kind = self._stage.kind.value
         return (ExchangeOpened(self._last, exchange.messages, kind),)
 

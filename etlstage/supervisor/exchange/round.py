@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 from etlstage.errors import SourceFailed
-from etlstage.messages import Run, joined, size_of
+from etlstage.messages import Run, cost_of, joined
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.submission import Submission
 
@@ -117,8 +117,13 @@ class Round(Submission):
             self._given += len(outputs)
         if len(outputs) and self.error is None:
             self._outputs.append(outputs)
-            self._unread += size_of(outputs)
+            self._unread += cost_of(outputs)
             self._on_outcome()
+
+    @property
+    def flooded(self) -> bool:
+        """Whether nothing more is to be read for it until some is collected."""
+        return self.stalled
 
     def outputs(self) -> list[Run]:
         """Return, once, what has come."""

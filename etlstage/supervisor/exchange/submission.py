@@ -54,6 +54,8 @@ class Submission:
         on_outcome: Called when :meth:`collect` has something new.
         max_unread: Bytes of replies that may lie here; when there are more, workers
             are given no further messages but the one that is collected next.
+        max_reply: Bytes that may come beyond that, for what was given already: with
+            still more, nothing is read until some are collected.
         ordered: Whether outcomes are collected in the order of the messages.
         keyed: Whether one worker is to take all of it: a lane of one key or several.
 
@@ -67,12 +69,14 @@ class Submission:
         on_outcome: Callable[[], None],
         *,
         max_unread: float = math.inf,
+        max_reply: float = math.inf,
         ordered: bool = True,
         keyed: bool = False,
     ) -> None:
         self.keyed = keyed
         self._on_outcome = on_outcome
         self._max_unread = max_unread
+        self._flood = max_unread + max_reply
         self._unread = 0
         self._ordered = ordered
         self._waiting: deque[Exchange] = deque()
@@ -116,6 +120,17 @@ class Submission:
         """Whether a worker may take messages, where there are any."""
         # What a lost worker held may be what the consumer waits for.
         return not self.stalled or self._waiting[0].next == self._next
+
+    @property
+    def flooded(self) -> bool:
+        """Whether nothing more is to be read for it until some is collected."""
+        # What was sent ahead is read all the same, or others would wait for it; but
+        # not without bound. The consumer must have something to go on with, though.
+        return (
+            self._unread > self._flood
+            and not self.forgotten
+            and (not self._ordered or self._next in self._outcomes)
+        )
 
     @property
     def oldest(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etlstage.errors import PayloadTooBig
+from etlstage.messages import OVERHEAD
 from etlstage.protocol.base import Limits
 from etlstage.protocol.buffer import ReceiveBuffer
 from etlstage.protocol.marker import Markers
@@ -19,19 +20,19 @@ def bounds(message: int, reply: int, *, replies: bool = True) -> Bounds:
 
 
 def test_bounds_are_inclusive() -> None:
-    """A reply is counted as it is on the wire, a message without its EOM."""
-    bounds(3, 12).check_reply([b"abc", b"abc"])
-    with pytest.raises(PayloadTooBig, match="reply is 12 bytes long, expected no more"):
-        bounds(3, 11).check_reply([b"abc", b"abc"])
+    """A reply costs what it takes in memory, a message what it is without its EOM."""
+    cost = 12 + 2 * OVERHEAD
+    bounds(3, cost).check_reply([b"abc", b"abc"])
+    with pytest.raises(PayloadTooBig, match=f"2 messages takes {cost} bytes of memory"):
+        bounds(3, cost - 1).check_reply([b"abc", b"abc"])
     with pytest.raises(PayloadTooBig, match="message is 3 bytes long, expected no"):
         bounds(2, 99).check_reply([b"a", b"abc"])
 
 
 def test_sound_ones_come_first() -> None:
     """What is in front of the first that is too big is passed on."""
-    tight = bounds(2, 9)
+    tight = bounds(2, 99)
     assert tight.sound([b"", b"ab", b"abc", b""]) == 2
-    assert tight.sound_replies([(), (b"ab",), (b"a", b"a", b"a"), ()]) == 2
     tight.check_messages([b"ab"])
     with pytest.raises(PayloadTooBig, match="message is 3 bytes long"):
         tight.check_messages([b"ab", b"abc"])
@@ -42,10 +43,53 @@ def test_rest_may_hold_a_part_of_a_marker(replies: bool) -> None:
     """Two bytes of EOM, or ERR, may be there already."""
     held = ReceiveBuffer()
     held.feed(b"abcdeEO")
-    bounds(5, 5, replies=replies).check_rest(held)
+    bounds(5, 5, replies=replies).check_rest(held, 0)
     held.feed(b"M" if replies else b"x")
     what = "reply" if replies else "message"
     with pytest.raises(
-        PayloadTooBig, match=rf"{what} is more than 5 bytes .* offset 8"
+        PayloadTooBig, match=rf"{what} (is|takes) more than 5 bytes .* offset 8"
     ):
-        bounds(5, 5, replies=replies).check_rest(held)
+        bounds(5, 5, replies=replies).check_rest(held, 0)
+
+
+TEN, ELEVEN = b"x" * 10, b"y" * 11
+BOUNDS = Bounds(Limits(10, 22 + 2 * OVERHEAD), Markers(), replies=True)
+
+
+@pytest.mark.parametrize(
+    ("tail", "fits"),
+    [
+        (TEN + b"\n" + TEN + b"\n" + TEN, True),
+        (TEN + b"\n" + ELEVEN, True),  # which has no end yet
+        (b"\n" * 30, True),
+        (b"a\nb\n" + ELEVEN + b"\n", False),
+        (ELEVEN + b"\nc", False),
+    ],
+)
+def test_tail_is_searched_for_what_is_too_long(tail: bytes, fits: bool) -> None:
+    """Without a look at each message, of which there may be millions (issue 10)."""
+    if fits:
+        BOUNDS.check_tail(tail)
+    else:
+        with pytest.raises(PayloadTooBig, match="message is 11 bytes long"):
+            BOUNDS.check_tail(tail)
+
+
+@pytest.mark.parametrize(
+    ("groups", "sound"),
+    [
+        ([], 0),
+        ([()] * 50, 50),
+        ([(b"a",)] * 50, 50),
+        ([(TEN, TEN), (TEN, TEN, b"")], 1),
+        ([(), (b"",) * 3], 1),
+        ([(TEN,), (ELEVEN,)], 1),
+    ],
+)
+def test_each_reply_is_counted_for_itself(
+    groups: list[tuple[bytes, ...]], sound: int
+) -> None:
+    """As many and as big as they are together (issue 10)."""
+    size = sum(len(m) + 1 for group in groups for m in group) + len(groups)
+    count = sum(map(len, groups))
+    assert BOUNDS.sound_replies(groups, size, count, OVERHEAD) == sound

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
+from etlstage.columns import OVERHEAD as COLUMN_OVERHEAD
+from etlstage.columns import Column
 from etlstage.errors import PayloadTooBig
+from etlstage.messages import OVERHEAD
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
@@ -16,11 +20,13 @@ from etlstage.protocol.events import (
     StreamEnded,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.protocol.marker.columnar import framing_of
 from tests.protocol.marker.reading import ONE_TO_ONE, Chop
 from tests.protocol.pair import S, W, receive, typed
 from tests.protocol.strategies import MARKER_SETS, REPEATED, WORDS
 
-LIMITS = Limits(max_message_bytes=10, max_reply_bytes=22)
+REPLY = 22 + 2 * OVERHEAD  # two messages of the limit, with their EOM
+LIMITS = Limits(max_message_bytes=10, max_reply_bytes=REPLY)
 TEN, ELEVEN = b"x" * 10, b"y" * 11
 TOO_LONG = "message is 11 bytes long, expected no more than 10 bytes; see max_message"
 
@@ -174,7 +180,7 @@ def test_endless_message_behind_others_is_refused() -> None:
 @pytest.mark.parametrize("markers", [Markers(), WORDS, REPEATED])
 def test_reply_of_the_limit_is_received(chop: Chop, markers: Markers) -> None:
     """Its EOM count, its EOP does not, and half an EOP does not either."""
-    limits = Limits(10, 2 * (10 + len(markers.eom)))
+    limits = Limits(10, 2 * (10 + len(markers.eom) + OVERHEAD))
     protocol = waiting(Mode.SINGLE, markers, limits=limits)
     wire = (TEN + markers.eom) * 2 + markers.eop
     assert receive(protocol, *chop(wire)) == typed([RepliesCompleted([(TEN, TEN)])])
@@ -182,12 +188,14 @@ def test_reply_of_the_limit_is_received(chop: Chop, markers: Markers) -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_WORKER])
 def test_reply_over_the_limit_is_refused(mode: Mode) -> None:
-    """The number in the text is the one that is compared: with all EOM."""
+    """A message costs what it takes in memory, be it empty (issue 10)."""
     assert failure(waiting(mode), [(TEN + b"\n") * 2 + b"\n\0"]) == (
-        "reply is 23 bytes long, expected no more than 22 bytes; see max_reply"
+        f"reply of 3 messages takes {23 + 3 * OVERHEAD} bytes of memory,"
+        f" expected no more than {REPLY} bytes; see max_reply"
     )
     assert failure(waiting(mode), [b"\n" * 23 + b"\0"]) == (
-        "reply is 23 bytes long, expected no more than 22 bytes; see max_reply"
+        f"reply of 23 messages takes {23 + 23 * OVERHEAD} bytes of memory,"
+        f" expected no more than {REPLY} bytes; see max_reply"
     )
 
 
@@ -196,7 +204,8 @@ def test_replies_before_one_over_the_limit_are_sound() -> None:
     protocol = waiting(Mode.SINGLE)
     data = b"a\n\0" + b"b\n" * 12 + b"\0" + b"c\n\0"
     assert failure(protocol, [data], RepliesCompleted([(b"a",)])) == (
-        "reply is 24 bytes long, expected no more than 22 bytes; see max_reply"
+        f"reply of 12 messages takes {24 + 12 * OVERHEAD} bytes of memory,"
+        f" expected no more than {REPLY} bytes; see max_reply"
     )
     assert protocol.owed == 2
 
@@ -214,16 +223,21 @@ def test_endless_reply_is_refused_before_its_eop() -> None:
     protocol = waiting(Mode.SINGLE)
     assert receive(protocol, (TEN + b"\n") * 2) == []
     assert failure(protocol, [b"\n"]) == (
-        "reply is more than 22 bytes long, with no EOP yet at offset 23; see max_reply"
+        f"reply takes more than {REPLY} bytes of memory, with no EOP yet at offset 23;"
+        " see max_reply"
     )
+    protocol = waiting(Mode.SINGLE)
+    assert receive(protocol, b"\n" * 2) == []
+    assert "at offset 3;" in failure(protocol, [b"\n"])
 
 
 def test_one_to_one_reply_is_measured_with_its_eom() -> None:
     """A reply of one message is a reply."""
-    protocol = waiting(Mode.SINGLE, ONE_TO_ONE, limits=Limits(10, 5))
+    protocol = waiting(Mode.SINGLE, ONE_TO_ONE, limits=Limits(10, 5 + OVERHEAD))
     assert receive(protocol, b"abcd\n") == typed([RepliesCompleted([(b"abcd",)])])
     assert failure(protocol, [b"abcde\n"]) == (
-        "reply is 6 bytes long, expected no more than 5 bytes; see max_reply"
+        f"reply of 1 message takes {6 + OVERHEAD} bytes of memory,"
+        f" expected no more than {5 + OVERHEAD} bytes; see max_reply"
     )
 
 
@@ -239,7 +253,7 @@ def test_extracted_messages_have_no_limit_together(chop: Chop, mode: Mode) -> No
 def test_markers_may_be_longer_than_messages(chop: Chop) -> None:
     """A limit is for what stands between markers."""
     markers = Markers(b"--end of message--", b"==done==", b"<end of batch>", b"[more]")
-    limits = Limits(1, 19)
+    limits = Limits(1, 19 + OVERHEAD)
     protocol = waiting(Mode.SINGLE, markers, limits=limits)
     wire = b"x" + markers.eom + markers.eop
     assert receive(protocol, *chop(wire + markers.eop)) == typed(
@@ -260,8 +274,18 @@ def test_message_over_the_limit_in_an_unfinished_reply_is_found_at_the_end(
 
 
 def test_unfinished_reply_of_the_limit_is_a_tail(chop: Chop) -> None:
-    """It was not too long yet when the worker died."""
+    """It was not too big yet when the worker died."""
     wire = (TEN + b"\n") * 2
     assert receive(waiting(Mode.SINGLE), *chop(wire), SEND_EOF) == typed(
         [StreamEnded(wire)]
     )
+
+
+def test_messages_in_arrow_cost_less(chop: Chop) -> None:
+    """There is no object for each of them (issue 10)."""
+    limits = Limits(10, 22 + 2 * COLUMN_OVERHEAD)
+    for extra, fits in (b"", True), (b"\n", False):
+        protocol = MarkerProtocol(S, Mode.SINGLE, limits=limits, framing_of=framing_of)
+        protocol.send(MessagesPassed(Column(pa.array([b"m"], pa.binary()))))
+        *_, last = receive(protocol, *chop((TEN + b"\n") * 2 + extra + b"\0"))
+        assert (last[0] == RepliesCompleted.__name__) == fits

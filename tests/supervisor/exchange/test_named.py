@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from etlstage.errors import Attempt, MessageRefused, RemoteProtocolError, WorkerLost
+from etlstage.errors import (
+    Attempt,
+    MessageRefused,
+    PayloadTooBig,
+    RemoteProtocolError,
+    WorkerLost,
+)
+from etlstage.messages import OVERHEAD
 from etlstage.protocol.events import Event, ExchangeOpened
 from etlstage.stage import ErrorPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
@@ -23,14 +30,16 @@ REFUSED = RemoteProtocolError("refused")
 class Worker:
     """A dispatcher, and what it has opened."""
 
-    def __init__(self, *messages: bytes, retries: int = 0) -> None:
+    def __init__(
+        self, *messages: bytes, retries: int = 0, max_reply: int = 1 << 20
+    ) -> None:
         self.submission = Submission(lambda: None)
         self.submission.feed(list(messages), 0.0)
         self.backlog = Backlog()
         self.backlog.join(0)
         self.backlog.open(self.submission)
         policy = ErrorPolicy(retries=retries)
-        stage = Stage(name="t", command=("true",), on_error=policy)
+        stage = Stage(name="t", command=("true",), on_error=policy, max_reply=max_reply)
         self.dispatcher = NamedDispatcher(stage, self.backlog)
 
     def open(self, now: float = 0.0, room: float = 1) -> Sequence[Event]:
@@ -86,6 +95,17 @@ def test_exchanges_end_in_any_order() -> None:
     assert w.dispatcher.ended([(1, (b"A1",))], 1) == (1, 1)
     assert w.replies == {b"a": "(b'A0', b'A1')", b"b": "(b'B',)"}
     assert not w.dispatcher.busy
+
+
+def test_outputs_that_come_one_by_one_are_a_reply_all_the_same() -> None:
+    """A dialect that hands them over piece by piece has no other limit (issue 10)."""
+    w = Worker(b"a", max_reply=4 * OVERHEAD)
+    w.open()
+
+    for _ in range(4):
+        w.dispatcher.passed_by(1, [b""])
+    with pytest.raises(PayloadTooBig, match="reply takes more than 224 bytes of"):
+        w.dispatcher.passed_by(1, [b""])
 
 
 def test_end_of_what_is_not_open_means_nothing() -> None:

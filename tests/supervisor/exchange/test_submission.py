@@ -311,3 +311,26 @@ def test_position_is_collected_behind_all_before_it(
     assert seen == list(range(len(runs)))
     assert ended == set(range(total))
     assert s.finished
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_replies_to_what_was_sent_ahead_are_read_within_bounds(ordered: bool) -> None:
+    """Unless what is collected next is still to come, or nobody is there (issue 10)."""
+    subject = Submission(lambda: None, max_unread=5, max_reply=10, ordered=ordered)
+    subject.feed([b"a", b"b", b"c"], 0.0)
+    first, second, third = (subject.take(1, 9) for _ in range(3))
+
+    def answer(exchange: Exchange, size: int) -> tuple[bool, bool]:
+        groups = [(b"x",)]
+        subject.deliver(Outcome(exchange.start, exchange.messages, groups, 1, size))
+        return subject.stalled, subject.flooded
+
+    assert answer(second, 16) == (True, not ordered)
+    assert answer(first, 0) == (True, True)
+    subject.collect()
+    assert answer(third, 15) == (True, False)
+    subject.collect()
+    subject.feed([b"d"], 0.0)
+    assert answer(subject.take(1, 9), 16) == (True, True)
+    subject.forget()
+    assert not subject.flooded
