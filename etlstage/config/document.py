@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from etlstage.config.interpolation import Interpolator
+from etlstage.config.interpolation import Interpolator, read_file
 from etlstage.errors import ConfigError
 from etlstage.settings.problem import (
     Loc,
@@ -169,8 +169,7 @@ KINDS: Final[dict[type[Node], str]] = {
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = read_file(path, MAX_BYTES)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:

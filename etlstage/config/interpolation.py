@@ -7,15 +7,17 @@ JSON paths and awk programs need no escape. What was put in is not expanded agai
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from etlstage.errors import ConfigError
 
-__all__ = ("Expanded", "Interpolator")
+__all__ = ("Expanded", "Interpolator", "read_file")
 
 MAX_SECRET_BYTES: Final = 64 * 1024
 
@@ -32,6 +34,30 @@ class Expanded(NamedTuple):
     found: Mapping[str, str] = {}
     """What was put in, and the reference that stands for it; the text is then
     nobody's to print."""
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """
+    Return what is in a file, up to ``most`` bytes and one.
+
+    A pipe without a name is one that a shell has made, as by ``<(...)``: it has an end.
+
+    Raises:
+        OSError: If it can't be read, or is a named pipe or a device.
+
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        fd = file.fileno()
+        if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:"):
+            os.set_blocking(fd, True)
+        elif not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return file.read(most + 1)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Whoever opens a named pipe waits for its other end.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Interpolator:
@@ -94,8 +120,7 @@ class Interpolator:
         """Return the text of a file, without the newline that ends it."""
         path = self._folder / name
         try:
-            with path.open("rb") as file:
-                raw = file.read(MAX_SECRET_BYTES + 1)
+            raw = read_file(path, MAX_SECRET_BYTES)
             text = raw.decode("utf-8")
         except OSError as error:
             said = (error.strerror or str(error)).lower()

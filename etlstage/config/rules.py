@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from etlstage.config.document import Value
 from etlstage.config.model import FILES
+from etlstage.config.stages import named
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import (
     Loc,
@@ -24,7 +25,7 @@ __all__ = ("broken_rules", "shipped_files", "stage_names")
 
 def broken_rules(data: Mapping[str, Value]) -> Iterator[Problem]:
     """Yield what contradicts itself in a file."""
-    yield from _cycles(_mapping(data.get("extract")))
+    yield from _cycles(named(_mapping(data.get("extract"))))
     yield from _engine(data)
     session = _mapping(data.get("spark"))
     yield from _shipped(session)
@@ -48,7 +49,7 @@ def stage_names(data: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
 
 def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
     engine = data.get("engine", "local")
-    extract, load = _mapping(data.get("extract")), _mapping(data.get("load"))
+    extract, load = named(_mapping(data.get("extract"))), _mapping(data.get("load"))
     if engine in ("spark", "streaming") and "worker" in extract:
         yield from _extract_on_executors(str(engine), extract)
     sink = _mapping(load.get("spark"))

@@ -41,7 +41,7 @@ from etlstage.settings.problem import (
 from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage
 from etlstage.stage.stage import PYTHONS
 
-__all__ = ("StageKeys", "located", "stage_of", "stage_section")
+__all__ = ("StageKeys", "located", "named", "stage_of", "stage_section")
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -75,6 +75,12 @@ class StageKeys:
 def located(path: str, folder: Path) -> str:
     """Return ``path`` seen from the file's folder; one with a scheme is as it is."""
     return path if SCHEME.match(path) else str(folder / path)
+
+
+def named(stage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of an end of a pipeline without the one that it is not."""
+    ends = ("spark", "worker")
+    return {k: v for k, v in stage.items() if v is not None or k not in ends}
 
 
 def stage_of(keys: StageKeys, name: str, folder: Path) -> Stage:
@@ -131,10 +137,12 @@ class _StageSection(Section):
 
     def read(self, value: Any) -> Any:  # noqa: ANN401 - whatever a user wrote
         """Return what was written; the dialect says which keys there are."""
+        if self._stage.frame and isinstance(value, Mapping):
+            value = named(value)
         worker = value.get("worker") if isinstance(value, Mapping) else None
-        named = worker.get("dialect") if isinstance(worker, Mapping) else None
-        if named in DIALECTS and named != self._dialect:
-            return _StageSection(self._stage, named).read(value)
+        dialect = worker.get("dialect") if isinstance(worker, Mapping) else None
+        if dialect in DIALECTS and dialect != self._dialect:
+            return _StageSection(self._stage, dialect).read(value)
         return super().read(value)
 
     def _keys(self) -> dict[str, Setting]:
@@ -161,8 +169,8 @@ class _StageSection(Section):
             # That it is written asks for batches.
             asked = Maybe(self._group("batch", groups["batch"]))
             keys["batch"] = keys["batch"]._replace(kind=asked, default=None)
-        named, cwd = keys["name"], worker["cwd"]
-        keys["name"] = named._replace(kind=Maybe(named.kind), default=None)
+        called, cwd = keys["name"], worker["cwd"]
+        keys["name"] = called._replace(kind=Maybe(called.kind), default=None)
         worker["cwd"] = cwd._replace(
             default=Path(), doc="Working directory, relative to the file's folder."
         )

@@ -183,7 +183,7 @@ def test_unreadable_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ConfigError) as caught:
         read(path)
     assert str(caught.value) == f"{path}: can't be read: permission denied"
@@ -198,6 +198,14 @@ def test_pipe_is_read(tmp_path: Path) -> None:
         assert read(Path(f"/dev/fd/{reading}")).data == {"a": "1"}
     finally:
         os.close(reading)
+
+
+def test_named_pipe_is_refused(path: Path) -> None:
+    """Nobody may ever write to it (issue 10)."""
+    os.mkfifo(path)
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    assert str(caught.value) == f"{path}: can't be read: it is not a regular file"
 
 
 def test_repr_hides_the_data(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,8 @@ def test_what_was_put_in_has_a_reference(
         ),
         ("${file:none}", "file none can't be read: no such file or directory"),
         ("${file:.}", "file . can't be read: is a directory"),
+        ("${file:pipe}", "file pipe can't be read: it is not a regular file"),
+        ("${file:/dev/zero}", "file /dev/zero can't be read: it is not a regular file"),
         ("${file:bytes}", "file bytes is not UTF-8 text at byte 1"),
         ("${file:big}", "file big is too big, expected no more than 65536 bytes"),
     ],
@@ -112,7 +115,8 @@ def test_what_was_put_in_has_a_reference(
 def test_reference_that_cant_be_resolved(
     interpolator: Interpolator, tmp_path: Path, text: str, error: str
 ) -> None:
-    """Each names what is wrong and what to write instead."""
+    """Each names what is wrong; nobody waits for a pipe's other end (issue 10)."""
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "bytes").write_bytes(b"a\xff")
     (tmp_path / "big").write_bytes(b"a" * (MAX_SECRET_BYTES + 1))
     with pytest.raises(ConfigError) as caught:

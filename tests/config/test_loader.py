@@ -180,6 +180,21 @@ load:
             "3:1: load: needs the key spark or the key worker",
         ),
         (
+            MINIMAL.replace(
+                "{worker: {command: [cat]}}", "{worker: null, spark: null}"
+            ),
+            "3:1: load: needs the key spark or the key worker",
+        ),
+        (
+            "engine: streaming\n"
+            + MINIMAL.replace('{worker: {command: [seq, "3"]}}', "{worker: null}"),
+            "3:1: extract: needs the key spark or the key worker",
+        ),
+        (
+            MINIMAL + "transform: [{worker: null}]\n",
+            "4:22: transform[0].worker: expected a mapping, got null",
+        ),
+        (
             MINIMAL.replace("[cat]", "[]"),
             (
                 "3:26: load.worker.command: expected a program and its arguments, got an"
