@@ -10,6 +10,7 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from etlstage.messages import StageKind
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
     RemainsEnded,
@@ -119,7 +120,8 @@ class Observers:
                     worker=event.worker,
                     pid=event.pid,
                     fate=event.fate,
-                    held=event.lost,
+                    # No outcome of a message will tell of an extractor that is lost.
+                    held=event.lost if self._stage.kind is not StageKind.EXTRACT else 0,
                     answered=event.answered,
                 )
             case RemainsEnded():

@@ -329,11 +329,15 @@ async def test_range_survives_workers_that_are_killed(tmp_path: Path) -> None:
     """As long as each gets further: nothing is missing, or there twice (issue 10)."""
     policy = RestartPolicy(max=1, delay=0.01)
     stage = cyclic("killed_in_range", tmp_path, 0, 7, 8, 19, 20, 25, restart=policy)
-    async with AsyncSupervisor(stage) as supervisor:
-        for start in 0, 20:
-            expected = [b"%d" % n for n in range(start, start + 20)]
-            seen = await take(supervisor.extract(start=start, end=start + 20))
-            assert seen == expected
+    with capture_logs() as logs:
+        async with AsyncSupervisor(stage) as supervisor:
+            for start in 0, 20:
+                expected = [b"%d" % n for n in range(start, start + 20)]
+                seen = await take(supervisor.extract(start=start, end=start + 20))
+                assert seen == expected
+    # Nothing else would tell of an outage that was survived.
+    told = [entry["held"] for entry in logs if entry["event"] == "worker exited"]
+    assert told == [0] * 6
     assert sorted(os.listdir(tmp_path)) == ["0", "19", "20", "25", "7", "8"]
 
 
