@@ -16,6 +16,7 @@ QUESTIONS = (
     "stream",
     "lockstep",
     "sdk_worker",
+    "refusals",
     "supervision",
     "import_time",
     "local_engine",

@@ -14,8 +14,15 @@ was loaded.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,6 +30,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from etlstage.errors import StageError
 from etlstage.messages import Position, Run, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -236,13 +244,14 @@ class Pipeline(Runner):
         )
         answers = supervisor.answers(_received(items, account))
         with self._guarded():
-            async with aclosing(answers):
+            async with aclosing(answers), _flushed(policy):
                 async for answer in answers:
                     self._tick(account)
                     if isinstance(answer, Position):
+                        await policy.flush()
                         yield answer
                     elif answer.error is not None:
-                        await policy.settle(
+                        await policy.hold(
                             answer.error, answer.messages, place=answer.start
                         )
                     else:
@@ -292,6 +301,18 @@ class Pipeline(Runner):
         if self._dead_letters is not None:
             await self._dead_letters.sync()
         await self._source.acknowledge(covered)
+
+
+@asynccontextmanager
+async def _flushed(policy: DeadLetterPolicy) -> AsyncIterator[None]:
+    """Dead-letter what is held at the end, also at an error, which comes first."""
+    try:
+        yield
+    except Exception:
+        with suppress(StageError):
+            await policy.flush()
+        raise
+    await policy.flush()
 
 
 async def _received(items: Items, account: Account) -> AsyncGenerator[Item, None]:

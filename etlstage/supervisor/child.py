@@ -302,9 +302,8 @@ class ChildProcess:
             code=code,
             reason=reason,
         )
-        # Its stderr as far as it was read: of refusals there may be thousands a second.
-        attempt = Attempt(self.name, self.child.pid, fate, (), self._stderr.tail)
-        error.attempts = (attempt,)
+        # It has said why. There may be thousands a second: its stderr is in the log.
+        error.attempts = (Attempt(self.name, self.child.pid, fate),)
         return error
 
     def attempt(self, fate: str) -> Attempt:

@@ -25,6 +25,8 @@ def harmless(text: str, *, lines: bool = False) -> str:
         lines: Whether it may have several lines; otherwise their ends are escaped.
 
     """
+    if text.isprintable():  # nearly all is, and there is nothing of that in it
+        return text
     if lines:
         return "\n".join(map(harmless, text.split("\n")))
     return _CONTROLS.sub(_escaped, _SEQUENCES.sub("", text))

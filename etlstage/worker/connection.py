@@ -85,7 +85,7 @@ class Connection:
         self._event: Callable[[list[Any]], Event] = event
         self._groups = event is RepliesCompleted
         self._refused = refused
-        self._refusals = 0  # that are pending, at most
+        self._refusals: list[int] = []  # those pending: how many things came before
         self._lock = allocate_lock()
         self._parked = allocate_lock()
         self._started = self._awake = self._working = False
@@ -158,7 +158,8 @@ class Connection:
                 if self._failure:
                     raise self._failure
                 if instead is not None:
-                    self._refusals += isinstance(instead, ExchangeRefused)
+                    if isinstance(instead, ExchangeRefused):
+                        self._refusals.insert(0, self.sent)
                     self.pending[0] = instead
                 refusal = self._send_pending() if self.pending else None
             if not refusal:
@@ -170,7 +171,7 @@ class Connection:
     def refuse(self, reason: str) -> None:
         """Have a refusal take its turn among the replies."""
         with self._lock:
-            self._refusals += 1
+            self._refusals.append(self.sent + len(self.pending))
             self.pending.append(ExchangeRefused(0, 0, reason))
 
     def send(self, event: Event) -> None:
@@ -199,13 +200,14 @@ class Connection:
         pending = self.pending[:]
         refusal, done = None, 0
         while done < len(pending) and not refusal:
-            sound = self._until_refusal(pending, done)
+            end = self._refusals[0] - self.sent if self._refusals else len(pending)
+            sound = pending[done:end]
             try:
                 if sound:
                     self._protocol.send(self._event(sound))
                 else:
                     self._protocol.send(pending[done])
-                    self._refusals -= 1
+                    del self._refusals[0]
                     done += 1
             except MessageRefused as error:
                 refusal = error
@@ -216,18 +218,6 @@ class Connection:
         self.sent += done
         self._write()
         return refusal
-
-    def _until_refusal(self, pending: list[Any], start: int) -> list[Any]:
-        """Return what is pending in front of the next refusal."""
-        end = len(pending)
-        if self._refusals:
-            # Nearly always there is none, and nothing is looked at one by one.
-            kinds = map(type, pending[start:])
-            end = next(
-                (n for n, kind in enumerate(kinds, start) if kind is ExchangeRefused),
-                end,
-            )
-        return pending[start:end]
 
     def _holder(self, sound: list[Any], index: int) -> int:
         """Return in which of the pending replies message number ``index`` is."""

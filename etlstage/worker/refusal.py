@@ -9,6 +9,7 @@ may be one, is cut down to the exception's name, or to nothing.
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from types import TracebackType
 from typing import Final
 
@@ -39,6 +40,12 @@ def reason_of(error: BaseException, markers: Markers) -> str:
         said = ""
     if not isinstance(error, Refuse):
         said = f"{name}: {said}" if said else name
+    return _sendable(said, name, markers)
+
+
+@lru_cache(128)
+def _sendable(said: str, name: str, markers: Markers) -> str:
+    # A bad column is bad in every row, for the same reason.
     if not said.isprintable():
         said = "".join(c if c.isprintable() else " " for c in said)
     for reason in " ".join(said[:_LONGEST].split()), name:

@@ -60,7 +60,8 @@ def state(tmp_path: Path, pipeline: Path) -> Path:
                 "command": ["a", "\x1b[1m"],
                 "env": ["TOKEN"],
             }
-            await letters.put(stage, 41, message, why, config=config, time=NOON)
+            made = letters.letter(stage, 41, message, why, config=config, time=NOON)
+            await letters.keep([made])
             letters.close()
 
     anyio.run(put)
@@ -298,7 +299,8 @@ async def test_raw_message_as_its_worker_reads_it(
     stage = Stage(name="s", command=("a",), dialect=dialect)
     letters = DeadLetters(tmp_path, pipeline="p", run="r")
     config = config_of(stage)
-    await letters.put("s", 0, b"one", ValueError("e"), config=config, time=NOON)
+    made = letters.letter("s", 0, b"one", ValueError("e"), config=config, time=NOON)
+    await letters.keep([made])
     letters.close()
     shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
     assert (shown.stdout, shown.stderr) == (b"one" + behind, b"")
@@ -320,7 +322,8 @@ async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
     config = config_of(
         Stage(name="s", command=("a",), dialect=MarkerDialect(mode=mode))
     )
-    await letters.put("s", 0, b"one", ValueError("e"), config=config, time=NOON)
+    made = letters.letter("s", 0, b"one", ValueError("e"), config=config, time=NOON)
+    await letters.keep([made])
     letters.close()
     shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
     replied = await anyio.run_process(

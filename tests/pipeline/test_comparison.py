@@ -178,9 +178,10 @@ async def put(state: Path, *letters: tuple[str, bytes]) -> Path:
     """Put messages of stages aside; return where."""
     made = DeadLetters(state, pipeline="p")
     for place, (stage, message) in enumerate(letters):
-        await made.put(
+        letter = made.letter(
             stage, place, message, ValueError(), config={}, time=datetime.now(UTC)
         )
+        await made.keep([letter])
     made.close()
     return state
 

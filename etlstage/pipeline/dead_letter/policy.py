@@ -7,7 +7,9 @@ The one place that judges an error budget.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -27,11 +29,12 @@ from etlstage.errors import (
     WorkerLost,
 )
 from etlstage.messages import Run
-from etlstage.pipeline.dead_letter.record import first_clause
+from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
 from etlstage.protocol.base import Dialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
+from etlstage.supervisor.stderr.throttle import Throttle
 
 __all__ = ("DeadLetterPolicy", "check_budget", "config_of", "letter_time")
 
@@ -45,6 +48,11 @@ OF_A_MESSAGE: Final = (
     WorkerLost,
 )
 """Errors that say something of their message; others say it of the whole stage."""
+
+_AT_ONCE: Final = 64  # letters
+_SOON: Final = 0.05  # seconds: what comes more slowly is written at once
+_RATE: Final = 10.0  # letters a second that are logged in the long run
+_BURST: Final = 100.0  # letters that are logged at once
 
 
 class DeadLetterPolicy:
@@ -74,6 +82,10 @@ class DeadLetterPolicy:
         self._letters = letters if policy.then == "dead_letter" else None
         self._budget = policy.budget
         self._judged_of = judged_of
+        self._held: list[tuple[Exception, int, bytes, datetime]] = []
+        self._kept_at = -math.inf
+        self._throttle = Throttle(rate=_RATE, burst=_BURST)
+        self._unlogged = 0
 
     @property
     def keeps(self) -> bool:
@@ -81,8 +93,16 @@ class DeadLetterPolicy:
         return self._letters is not None
 
     async def settle(self, error: Exception, messages: Run, *, place: int) -> None:
+        """Do as :meth:`hold`, and wait until the messages are dead-lettered."""
+        await self.hold(error, messages, place=place)
+        await self.flush()
+
+    async def hold(self, error: Exception, messages: Run, *, place: int) -> None:
         """
-        Dead-letter messages; raise when that ends the run.
+        Dead-letter messages, in a moment; raise when that ends the run.
+
+        Where many come at once, they are written some at a time: :meth:`flush` must
+        come before anything that counts on them.
 
         Args:
             error: Why they can't be processed.
@@ -97,38 +117,50 @@ class DeadLetterPolicy:
         """
         letters = self._letters
         if letters is None or not isinstance(error, OF_A_MESSAGE):
+            await self.flush()
             self._fail(error, len(messages))
             # What ends a stage is one error for all of its messages: the first counts.
             if isinstance(error, EtlstageError) and error.place is None:
                 error.place = place
             raise error
-        for number, message in enumerate(messages):
-            try:
-                letter = await letters.put(
-                    self._account.stage,
-                    place + number,
-                    message,
-                    error,
-                    config=self._config,
-                    time=letter_time(),
-                )
-            except StageError:
-                self._fail(error, len(messages) - number)
-                raise
-            self._account.dead += 1
-            # Where the host logs to may be gone; the letter is kept all the same.
-            with suppress(Exception):
-                _log.warning(
-                    "message dead-lettered",
-                    stage=letter.stage,
-                    place=letter.place,
-                    id=letter.id,
-                    # Of the letter: what the error itself says may hold a secret.
-                    error=first_clause(letter.error) or letter.kind,
-                )
+        came = letter_time()
+        for number, message in enumerate(messages, place):
+            self._held.append((error, number, message, came))
+        account, now = self._account, time.monotonic()
+        if (
+            len(self._held) >= _AT_ONCE
+            or now - self._kept_at >= _SOON
+            or not allows(self._budget, account, len(self._held), self._judged_of)
+        ):
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Dead-letter what is held; raise when that ends the run, as :meth:`hold`."""
+        held, self._held = self._held, []
+        letters, account = self._letters, self._account
+        if not held or letters is None:
+            return
+        made = [
+            letters.letter(
+                account.stage, place, message, error, config=self._config, time=came
+            )
+            for error, place, message, came in held
+        ]
+        try:
+            await letters.keep(made)
+        except StageError:
+            for error, *_ in held:
+                self._fail(error, 1)
+            raise
+        self._kept_at = time.monotonic()
+        account.dead += len(made)
+        # Where the host logs to may be gone; the letters are kept all the same.
+        with suppress(Exception):
+            self._log(made)
+        error = held[-1][0]
         try:
             check_budget(
-                self._account,
+                account,
                 self._budget,
                 last=str(error),
                 look=letters.look,
@@ -137,10 +169,31 @@ class DeadLetterPolicy:
         except StageError as over:
             raise over from error
 
+    def _log(self, letters: Sequence[DeadLetter]) -> None:
+        for letter in letters:
+            if not self._throttle.allows(0, self._kept_at):
+                self._unlogged += 1
+                continue
+            unlogged, self._unlogged = self._unlogged, 0
+            _log.warning(
+                "message dead-lettered",
+                stage=letter.stage,
+                place=letter.place,
+                id=letter.id,
+                # Of the letter: what the error itself says may hold a secret.
+                error=first_clause(letter.error) or letter.kind,
+                **({"not_logged_before": unlogged} if unlogged else {}),
+            )
+
     def _fail(self, error: Exception, count: int) -> None:
         # What has no other outcome at the end of a run is lost: it is not counted here.
         if isinstance(error, OF_A_MESSAGE) and not isinstance(error, WorkerLost):
             self._account.failed += count
+
+
+def allows(budget: ErrorBudget, account: Account, more: int, judged_of: int) -> bool:
+    """Return whether so many more messages may be dead-lettered."""
+    return budget.allows(account.dead + more, max(account.received, judged_of))
 
 
 def check_budget(
@@ -165,7 +218,7 @@ def check_budget(
         StageError: If there are more.
 
     """
-    if budget.allows(account.dead, max(account.received, judged_of)):
+    if allows(budget, account, 0, judged_of):
         return
     kept = f"; they are kept, see {look}" if look is not None else ""
     raise StageError(

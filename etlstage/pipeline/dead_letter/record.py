@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -46,15 +46,21 @@ class DeadLetter:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the letter as plain JSON, its message in base64."""
-        # Not by asdict(), which copies all that the configuration holds.
-        plain = {name: getattr(self, name) for name in _NAMES}
-        plain["message"] = base64.b64encode(self.message).decode()
-        plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
-        return plain
+        return self._plain(_NAMES)
 
-    def to_line(self) -> bytes:
-        """Return the letter as a line of JSON."""
-        return json.dumps(self.to_dict()).encode() + b"\n"
+    def to_line(self, config: str | None = None) -> bytes:
+        """
+        Return the letter as a line of JSON.
+
+        Args:
+            config: The configuration as JSON, which is the larger part, if it is known.
+
+        """
+        if config is None:
+            config = json.dumps(self.config)
+        # It is the last field.
+        front = json.dumps(self._plain(_NAMES[:-1]))
+        return f'{front[:-1]}, "{_NAMES[-1]}": {config}}}\n'.encode()
 
     @classmethod
     def from_line(cls, line: bytes) -> DeadLetter:
@@ -66,6 +72,13 @@ class DeadLetter:
             return cls(**{name: plain[name] for name in _NAMES})
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"not a dead letter: {error}") from error
+
+    def _plain(self, names: Sequence[str]) -> dict[str, Any]:
+        # Not by asdict(), which copies all that the configuration holds.
+        plain = {name: getattr(self, name) for name in names}
+        plain["message"] = base64.b64encode(self.message).decode()
+        plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
+        return plain
 
 
 _NAMES: Final = tuple(field.name for field in fields(DeadLetter))

@@ -8,6 +8,7 @@ elsewhere, and come home with its rows.
 from __future__ import annotations
 
 import copy
+import json
 import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -70,13 +71,16 @@ class DeadLetters:
         self._keep: Callable[[DeadLetter], Awaitable[None]] | None = None
         self._configs: Mapping[str, Mapping[str, Any]] = {}
         self._files: dict[str, LetterFile] = {}
+        # By stage: the configuration as it was given, and as it is kept.
+        self._shown_configs: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+        self._last_dumped: tuple[Mapping[str, Any], str] = ({}, "{}")
 
     @property
     def look(self) -> str:
         """The command with which a user looks at the letters."""
         return f"etlstage dlq ls {shlex.quote(self._shown)}"
 
-    async def put(
+    def letter(
         self,
         stage: str,
         place: int,
@@ -87,7 +91,7 @@ class DeadLetters:
         time: datetime,
     ) -> DeadLetter:
         """
-        Append a letter; it is durable after :meth:`sync`.
+        Return a letter, which is to be kept.
 
         Args:
             stage: Name of the stage that could not process the message.
@@ -97,14 +101,8 @@ class DeadLetters:
             config: The stage, as plain JSON.
             time: Now, in UTC.
 
-        Raises:
-            StageError: If it can't be written.
-
         """
-        written = {}
-        if stage in self._commands:
-            written["command"] = list(self._commands[stage])
-        letter = DeadLetter(
+        return DeadLetter(
             id=self._id_of(stage, place, message),
             time=time.isoformat(timespec="milliseconds"),
             pipeline=self.pipeline,
@@ -115,13 +113,23 @@ class DeadLetters:
             error=self.secrets.conceal(str(error)),
             kind=type(error).__name__,
             attempts=tuple(map(self._attempt, getattr(error, "attempts", ()))),
-            config=self.secrets.concealed(
-                {**self._configs.get(stage, config), **written}
-            ),
+            config=self._config_of(stage, config),
         )
-        await (self._keep or self._to_file)(letter)
-        self.count += 1
-        return letter
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> None:
+        """
+        Append letters of one stage; they are durable after :meth:`sync`.
+
+        Raises:
+            StageError: If they can't be written; then none of them is.
+
+        """
+        if self._keep is None:
+            await anyio.to_thread.run_sync(self._append, letters)
+        else:
+            for letter in letters:
+                await self._keep(letter)
+        self.count += len(letters)
 
     def adopt(self, letter: DeadLetter, *, place: int) -> None:
         """
@@ -136,7 +144,7 @@ class DeadLetters:
 
         """
         number = self._id_of(letter.stage, place, letter.message)
-        self._append(replace(letter, id=number, run=self.run, place=place))
+        self._append([replace(letter, id=number, run=self.run, place=place)])
         self.count += 1
 
     def recall(self) -> None:
@@ -153,7 +161,7 @@ class DeadLetters:
         """Return the same for another run, with no letters yet."""
         other = copy.copy(self)
         other.run, other.count, other._numbered = run, 0, 0
-        other._files, other._known = {}, {}
+        other._files, other._known, other._shown_configs = {}, {}, {}
         return other
 
     def kept_by(
@@ -170,7 +178,7 @@ class DeadLetters:
 
         """
         other = copy.copy(self)
-        other._keep, other._configs = keep, configs
+        other._keep, other._configs, other._shown_configs = keep, configs, {}
         return other
 
     async def sync(self) -> None:
@@ -196,19 +204,34 @@ class DeadLetters:
         self._numbered += 1
         return f"{self.run}-{self._numbered}"
 
-    async def _to_file(self, letter: DeadLetter) -> None:
-        await anyio.to_thread.run_sync(self._append, letter)
-
-    def _append(self, letter: DeadLetter) -> None:
-        stage = letter.stage
-        if (stage, letter.place, letter.message) in self._known:
+    def _append(self, letters: Sequence[DeadLetter]) -> None:
+        stage, known = letters[0].stage, self._known
+        new = [x for x in letters if (stage, x.place, x.message) not in known]
+        lines = b"".join(letter.to_line(self._dumped(letter)) for letter in new)
+        if not lines:
             return
         try:
             if stage not in self._files:
                 self._files[stage] = LetterFile(self._state, stage)
-            self._files[stage].append(letter.to_line())
+            self._files[stage].append(lines)
         except OSError as error:
-            raise self._failure(stage, letter.error, error) from error
+            raise self._failure(stage, letters[0].error, error) from error
+
+    def _config_of(self, stage: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what is kept of a stage, once for all of its letters."""
+        known = self._shown_configs.get(stage)
+        if known is None or known[0] is not config:
+            written = dict(self._configs.get(stage, config))
+            if stage in self._commands:
+                written["command"] = list(self._commands[stage])
+            known = config, self.secrets.concealed(written)
+            self._shown_configs[stage] = known
+        return known[1]
+
+    def _dumped(self, letter: DeadLetter) -> str:
+        if self._last_dumped[0] is not letter.config:
+            self._last_dumped = letter.config, json.dumps(letter.config)
+        return self._last_dumped[1]
 
     def _sync(self) -> None:
         for stage, file in list(self._files.items()):

@@ -293,11 +293,12 @@ class Reader:
         """Take the next ERR and what comes before it, in which there is no EOP."""
         err = self._markers.err
         assert err is not None, "unreachable: none was found"
-        self._check_rest()
-        messages = self._buffer.take(self._find_err()).split(self._markers.eom)
+        if not self._session.owed:
+            self._check_rest()
+        said = self._buffer.take(self._find_err() + len(err))[: -len(err)]
+        messages = said.split(self._markers.eom)
         self._bounds.check_reply(messages)
         self._got(Token.ERR)
-        self._buffer.drop(len(err))
         # What was made before counts for nothing: the reason is what it wrote last.
         *_, before, rest = (b"", *messages)
         reason = (rest or before).decode(errors="replace")

@@ -83,6 +83,8 @@ def refused(
     """
     Return an exchange that a worker refused, and what of it is to be tried again.
 
+    It takes note of the refusal.
+
     Args:
         exchange: All of it was refused.
         attempts: The refusal.
@@ -90,11 +92,9 @@ def refused(
 
     """
     single = len(exchange.messages) == 1
-    again = replace(
-        exchange,
-        attempts=(*exchange.attempts, *attempts),
-        refusals=exchange.refusals + single,
-    )
+    exchange.attempts = (*exchange.attempts, *attempts)
+    exchange.refusals += single
+    again = exchange
     if not single:
         return again, list(again.split((len(exchange.messages) + 1) // 2))
     return again, [again] if again.refusals <= retries else []

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -28,11 +29,13 @@ from etlstage.pipeline.dead_letter.policy import (
     check_budget,
     config_of,
 )
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, ResourceLimits, RestartPolicy
 from etlstage.stage import Stage as Configured
+from etlstage.supervisor.stderr.throttle import Throttle
 
 OF_A_MESSAGE = [
     MessageRefused("r", index=0),
@@ -221,6 +224,79 @@ def test_budget_without_a_place_for_letters(account: Account) -> None:
     )
 
 
+class Counted(DeadLetters):
+    """Dead letters that tell how many were kept at once."""
+
+    kept: list[int]
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> None:
+        """Keep letters."""
+        self.kept.append(len(letters))
+        await super().keep(letters)
+
+
+async def test_many_at_once_are_written_together(
+    account: Account, tmp_path: Path
+) -> None:
+    """The first at once; the others when there are enough, or who counts on them."""
+    account.received = 100_000
+    letters = Counted(tmp_path, pipeline="p")
+    letters.kept = []
+    everything = ErrorPolicy(budget=ErrorBudget(share=1))
+    policy = made(account, letters, policy=everything)
+    error = RemoteProtocolError("p")
+    for place in range(1000):
+        await policy.hold(error, [b"%d" % place], place=place)
+    assert letters.kept[0] == 1
+    assert account.dead == letters.count == sum(letters.kept)
+    await policy.flush()
+    await policy.flush()
+    assert account.dead == 1000
+    assert len(letters.kept) < 1000
+    assert [x.place for x in letters.letters()] == list(range(1000))
+    letters.close()
+
+
+async def test_what_is_held_is_within_the_budget(
+    account: Account, letters: DeadLetters
+) -> None:
+    """It is not waited with what ends the run."""
+    policy = made(account, letters)
+    error = RemoteProtocolError("p")
+    for place in range(2):
+        await policy.hold(error, [b"x"], place=place)
+    with pytest.raises(StageError, match="budget allows 2 messages"):
+        await policy.hold(error, [b"x"], place=2)
+    assert account.dead == letters.count == 3
+
+
+async def test_what_is_held_is_kept_before_the_stage_fails(
+    account: Account, letters: DeadLetters
+) -> None:
+    """It had an outcome."""
+    policy = made(account, letters)
+    for place in range(2):
+        await policy.hold(RemoteProtocolError("p"), [b"x"], place=place)
+    with pytest.raises(StageFailed):
+        await policy.hold(StageFailed("f", stage="s"), [b"y"], place=2)
+    assert account.dead == letters.count == 2
+
+
+async def test_flood_of_letters_does_not_flood_the_log(
+    account: Account, letters: DeadLetters
+) -> None:
+    """All are kept; the log tells of the first ones, and how many it left out."""
+    account.received = 100_000
+    policy = made(account, letters, policy=ErrorPolicy(budget=ErrorBudget(share=1)))
+    with capture_logs() as logs:
+        await policy.settle(RemoteProtocolError("p"), [b"x"] * 5000, place=0)
+        assert len(logs) == 100
+        policy._throttle = Throttle(rate=1, burst=1)
+        await policy.settle(RemoteProtocolError("p"), [b"x"], place=5000)
+    assert logs[-1]["not_logged_before"] == 4900
+    assert letters.count == 5001
+
+
 async def test_letter_that_can_not_be_written(account: Account, tmp_path: Path) -> None:
     """The message is then a failed one, and the run ends."""
     (tmp_path / "dead_letters").write_text("")
@@ -228,6 +304,13 @@ async def test_letter_that_can_not_be_written(account: Account, tmp_path: Path) 
     with pytest.raises(StageError, match="can't write dead letters"):
         await policy.settle(RemoteProtocolError("p"), [b"a", b"b"], place=0)
     assert (account.dead, account.failed) == (0, 2)
+    # Also those that waited for others.
+    policy = made(account, DeadLetters(tmp_path, pipeline="p"))
+    policy._kept_at = math.inf
+    await policy.hold(RemoteProtocolError("p"), [b"a"], place=0)
+    with pytest.raises(StageError, match="can't write dead letters"):
+        await policy.flush()
+    assert (account.dead, account.failed) == (0, 3)
 
 
 def test_stage_as_plain_json() -> None:

@@ -42,9 +42,11 @@ async def put(
     error: Exception | None = None,
 ) -> DeadLetter:
     """Put one message aside."""
-    return await letters.put(
+    letter = letters.letter(
         stage, 7, message, error or lost(), config=CONFIG, time=NOON
     )
+    await letters.keep([letter])
+    return letter
 
 
 def kept(path: Path) -> list[DeadLetter | Torn]:
