@@ -284,3 +284,13 @@ print(found[::2], found[::2] == found[1::2])
         """[('load', b'{"n":"x"}', 'SinkFailed', 0), """
         "('transform-1', b'2', 'WorkerLost', 3)] True"
     )
+
+
+@pytest.mark.parametrize("engine", ["local", "spark", "streaming"])
+def test_state_is_held_on_all_engines(path: Path, engine: str) -> None:
+    """Two runs of one file would load everything twice (issue 10)."""
+    frames = FRAMES.replace("overwrite", "append")
+    path.write_text(f"engine: {engine}\nstate: there\n{frames}")
+    runner = Pipeline.from_yaml(path)
+    assert runner._delivery is not None
+    assert runner._delivery.folder == path.parent / "there"

@@ -23,6 +23,7 @@ from etlstage.errors import (
     SinkFailed,
     SourceFailed,
     StageFailed,
+    StateUnusable,
     WorkerLost,
     WorkerStartFailed,
 )
@@ -36,6 +37,7 @@ from etlstage.pipeline import (
     WorkerSource,
 )
 from etlstage.pipeline.dead_letter.file import letter_files
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.protocol.marker import Mode
@@ -357,6 +359,19 @@ async def test_endless_extraction_is_flushed_now_and_then() -> None:
 
     assert report.status == "done"
     assert source.acknowledged == [1]
+
+
+async def test_second_run_of_one_state_loads_nothing(tmp_path: Path) -> None:
+    """Whoever stores positions is alone with them, without being told so (issue 10)."""
+    offsets = OffsetPolicy(by="supervisor", step=3, end=12)
+    sink = GatedSink()
+    source = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
+    with Delivery(tmp_path):
+        report = await run(pipeline(source, echo, sink=sink))
+    assert report.status == "failed"
+    assert isinstance(report.error, StateUnusable)
+    assert sink.messages == []
+    assert (await run(pipeline(source, echo, sink=sink))).error is None
 
 
 async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -> None:
