@@ -7,12 +7,17 @@ virtual clock.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+)
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from random import Random
 
 import anyio
@@ -21,287 +26,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import LocalProtocolError, WorkerLost
-from etlstage.messages import OVERHEAD, AnnotatedRun, Result, Run
-from etlstage.protocol.base import Dialect
-from etlstage.protocol.events import Ready
+from etlstage.errors import LocalProtocolError
+from etlstage.messages import OVERHEAD, AnnotatedRun, Result, StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import BatchPolicy, ErrorPolicy, Order, RestartPolicy, Stage
+from etlstage.stage import Order, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
-from tests.supervisor.toy import ToyDialect, ToyWorker
+from tests.supervisor.callers import (
+    HONEST,
+    RUDE,
+    Caller,
+    Scene,
+    batches,
+    poisons,
+    raises,
+    single,
+    streams,
+    streams_text,
+    submits,
+    supervisor,
+    toy,
+    uses_its_list_again,
+)
 
 pytestmark = pytest.mark.core
-
-POISON = "poison"
-EOM, EOP, EOB = b"\n", b"\0", b"\x17"
-
-
-def made_of(message: bytes) -> bytes:
-    """Return what the workers make of a message."""
-    return message[::-1]
-
-
-async def single(worker: ScriptedWorker) -> int:
-    """Answer message by message, each after a while; die of poison."""
-    pace = Random(worker.start)  # noqa: S311 - no secret
-    async for message in worker.messages():
-        if POISON.encode() in message:
-            return 1
-        await anyio.sleep(pace.choice((0, 0, 0.01, 0.3)))
-        await worker.reply(made_of(message))
-    return 0
-
-
-async def batches(worker: ScriptedWorker) -> int:
-    """Answer batch by batch."""
-    held = b""
-    while data := await worker.read():
-        *whole, held = (held + data).split(EOB)
-        for batch in whole:
-            messages = batch.split(EOM)[:-1]
-            if any(POISON.encode() in message for message in messages):
-                return 1
-            await anyio.sleep(0.1)
-            await worker.reply(*map(made_of, messages))
-    return 0
-
-
-async def toy(worker: ScriptedWorker) -> int:
-    """Answer in a dialect that names its exchanges."""
-    ours = ToyWorker(worker)
-    await ours.say(Ready("toy"))
-    async for message in ours.messages():
-        if POISON.encode() in message:
-            return 1
-        await anyio.sleep(0.1)
-        await ours.reply(made_of(message))
-    return 0
-
-
-def supervisor(
-    script: Callable[[ScriptedWorker], Awaitable[int]] = single,
-    **more: object,
-) -> AsyncSupervisor:
-    """Return a supervisor with little room, so that callers are stopped and go on."""
-    dialects: dict[object, Dialect] = {
-        single: MarkerDialect(),
-        batches: MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
-        toy: ToyDialect(),
-    }
-    stage = Stage(
-        name="t",
-        command=("scripted",),
-        dialect=dialects[script],
-        batch=BatchPolicy(size=7, seconds=0.2),
-        on_error=ErrorPolicy(retries=0),
-        restart=RestartPolicy(max=1000, max_delay=1.0),
-        **more,  # type: ignore[arg-type]
-    )
-    return AsyncSupervisor(
-        stage,
-        max_messages=64,
-        max_bytes=2048,
-        launch=ScriptedLaunch(script),  # type: ignore[arg-type]
-    )
-
-
-@dataclass
-class Scene:
-    """What a caller needs."""
-
-    supervisor: AsyncSupervisor
-    random: Random
-    over: anyio.Event = field(default_factory=anyio.Event)
-    """Every honest caller has got all that it waits for."""
-    number: int = 0
-
-    def messages(self, count: int, word: str = "") -> list[bytes]:
-        """Return messages that nobody else has, with keys that others have, too."""
-        self.number += 1
-        return [
-            json.dumps({"k": n % 5, "n": f"{self.number} {n} {word}"}).encode()
-            for n in range(count)
-        ]
-
-    def is_answer(self, results: list[Result], messages: list[bytes]) -> None:
-        """Check that these are the results of the messages, each once."""
-        assert [r.error for r in results] == [None] * len(messages)
-        outputs = [output for result in results for output in result.outputs]
-        of_messages = [result.message for result in results]
-        if self.supervisor.stage.order is not Order.TOTAL:
-            outputs.sort(key=lambda output: messages.index(made_of(output)))
-            of_messages.sort(key=messages.index)
-        assert of_messages == messages
-        assert outputs == list(map(made_of, messages))
-
-
-Caller = Callable[[Scene, int], Awaitable[None]]
-
-
-async def collect(stream: AsyncIterator[Result], results: list[Result]) -> None:
-    """Append what comes until the stream ends or raises."""
-    async for result in stream:
-        results.append(result)  # noqa: PERF401 - a comprehension keeps none of them
-
-
-# --- honest ones ---------------------------------------------------------------------
-
-
-async def submits(scene: Scene, count: int) -> None:
-    """Submit several times."""
-    for _ in range(3):
-        messages = scene.messages(count)
-        scene.is_answer(await scene.supervisor.submit(messages), messages)
-
-
-async def streams(scene: Scene, count: int) -> None:
-    """Stream a list."""
-    messages = scene.messages(3 * count)
-    results = [result async for result in scene.supervisor.stream(messages)]
-    scene.is_answer(results, messages)
-
-
-async def streams_slowly(scene: Scene, count: int) -> None:
-    """Stream what comes now and then, and read it now and then."""
-    messages = scene.messages(count)
-    results: list[Result] = []
-
-    async def source() -> AsyncIterator[bytes]:
-        for message in messages:
-            await anyio.sleep(scene.random.choice((0, 0.2)))
-            yield message
-
-    async for result in scene.supervisor.stream(source()):
-        await anyio.sleep(scene.random.choice((0, 0.2)))
-        results.append(result)
-    scene.is_answer(results, messages)
-
-
-HONEST: list[Caller] = [submits, streams, streams_slowly]
-
-# --- others --------------------------------------------------------------------------
-
-
-async def submits_text(scene: Scene, count: int) -> None:
-    """Submit a string among the messages, or no messages at all."""
-    messages: list[object] = [*scene.messages(count)]
-    wrong = scene.random.choice(("text", None, 7, ["list"]))
-    messages.insert(scene.random.randint(0, count), wrong)
-    with pytest.raises(TypeError):
-        await scene.supervisor.submit(messages)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        await scene.supervisor.submit(b"abc")  # type: ignore[arg-type]
-
-
-async def streams_text(scene: Scene, count: int) -> None:
-    """Stream a string behind some messages, which are answered."""
-    messages = scene.messages(count)
-    results: list[Result] = []
-    wrong = scene.random.choice(("text", None, 7, ["list"]))
-    stream = scene.supervisor.stream([*messages, wrong, b"x"])  # type: ignore[list-item]
-    with pytest.raises(TypeError):
-        await collect(stream, results)
-    scene.is_answer(results, messages)
-
-
-async def raises(scene: Scene, count: int) -> None:
-    """Stream what fails in the middle, at once or after a while."""
-    messages = scene.messages(count)
-    results: list[Result] = []
-    error = scene.random.choice((ZeroDivisionError, asyncio.CancelledError))
-
-    async def source() -> AsyncIterator[bytes]:
-        for message in messages:
-            yield message
-        await anyio.sleep(0.1)
-        raise error
-
-    with pytest.raises(error):
-        await collect(scene.supervisor.stream(source()), results)
-    scene.is_answer(results, messages)
-
-
-async def never_ends(scene: Scene, count: int) -> None:
-    """Stream without end, and leave it in the middle without a word."""
-    endless = itertools.cycle(scene.messages(7))
-    async for _ in scene.supervisor.stream(endless):
-        count -= 1
-        if count < 0:
-            break
-
-
-async def stops_reading(scene: Scene, count: int) -> None:
-    """Stream without end, and read no further until all others are done."""
-    endless = itertools.cycle(scene.messages(7))
-    async with aclosing(scene.supervisor.stream(endless)) as results:
-        async for _ in results:
-            count -= 1
-            if count < 0:
-                await scene.over.wait()
-                break
-
-
-async def is_cancelled(scene: Scene, count: int) -> None:
-    """Be cancelled at some time."""
-    with anyio.move_on_after(scene.random.choice((0, 0.1, 2))):
-        await scene.supervisor.submit(scene.messages(5 * count))
-    with anyio.move_on_after(scene.random.choice((0, 0.1, 2))):
-        async for _ in scene.supervisor.stream(scene.messages(5 * count)):
-            pass
-
-
-async def uses_its_list_again(scene: Scene, count: int) -> None:
-    """Hand over runs in one list, emptied and filled again."""
-
-    def source() -> Iterator[Run]:
-        run: list[bytes] = []
-        for message in scene.messages(count):
-            run.append(message)
-            yield run
-            run.clear()
-
-    async for _ in scene.supervisor.answers(source()):
-        pass
-
-
-async def has_wrong_columns(scene: Scene, count: int) -> None:
-    """Put beside the messages what has no value for each, or is no column."""
-    messages = scene.messages(count + 2)
-    for column in ([1], 5, None, iter(())):
-        run = AnnotatedRun(messages, key=column)  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            await scene.supervisor.submit(run)
-
-
-async def poisons(scene: Scene, count: int) -> None:
-    """Have workers die."""
-    poison = scene.messages(1, POISON)
-    (result,) = await scene.supervisor.submit(poison)
-    assert isinstance(result.error, WorkerLost)
-
-
-async def asks_for_what_is_not_there(scene: Scene, count: int) -> None:
-    """Extract from a stage that does not, and ask for half a worker."""
-    with pytest.raises(LocalProtocolError):
-        await anext(scene.supervisor.extract())
-    with pytest.raises(TypeError):
-        scene.supervisor.scale(1.5)  # type: ignore[arg-type]
-
-
-RUDE: list[Caller] = [
-    submits_text,
-    streams_text,
-    raises,
-    never_ends,
-    stops_reading,
-    is_cancelled,
-    uses_its_list_again,
-    has_wrong_columns,
-    poisons,
-    asks_for_what_is_not_there,
-]
 
 # --- all together --------------------------------------------------------------------
 
@@ -369,6 +118,76 @@ def test_a_lane_that_moves_is_not_forgotten() -> None:
     subject = supervisor(workers=3, order=Order.KEY, key="/k")
     rude = [uses_its_list_again] * 2 + [poisons, streams_text, raises, raises]
     run_virtually(play, subject, [submits, streams], rude, 450519)
+
+
+# --- of an extractor -----------------------------------------------------------------
+
+
+async def ranges(worker: ScriptedWorker) -> int:
+    """Give the numbers of each range that is asked for."""
+    async for request in worker.messages():
+        asked = json.loads(request)
+        for n in range(asked["start"], asked["end"]):
+            await worker.write(b"%d\n" % n)
+            await anyio.sleep(0.01)
+        await worker.reply()
+    return 0
+
+
+async def extracts(subject: AsyncSupervisor, start: int) -> None:
+    """Read a range to its end."""
+    found = [m async for m in subject.extract(start=start, end=start + 20)]
+    assert found == [b"%d" % n for n in range(start, start + 20)]
+
+
+async def leaves(subject: AsyncSupervisor, start: int) -> None:
+    """Read the beginning of a range."""
+    async for _ in subject.extract(start=start, end=start + 1000):
+        break
+
+
+async def is_called_off(subject: AsyncSupervisor, start: int) -> None:
+    """Be cancelled within a range."""
+    with anyio.move_on_after(0.1):
+        async for _ in subject.extract(start=start, end=start + 1000):
+            pass
+
+
+async def asks_for_nonsense(subject: AsyncSupervisor, start: int) -> None:
+    """Ask for what is no JSON, and pass messages to who takes none."""
+    with pytest.raises(TypeError):
+        await anext(subject.extract(start=object()))
+    with pytest.raises(LocalProtocolError):
+        await subject.submit([b"a"])
+
+
+EXTRACTING = [extracts, leaves, is_called_off, asks_for_nonsense]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(EXTRACTING), min_size=2, max_size=8))
+def test_any_extractions_together(
+    callers: list[Callable[[AsyncSupervisor, int], Coroutine[object, object, None]]],
+) -> None:
+    """Every honest caller gets exactly its range (issue 10)."""
+
+    async def main() -> None:
+        stage = Stage(
+            name="t",
+            command=("scripted",),
+            kind=StageKind.EXTRACT,
+            dialect=MarkerDialect(mode=Mode.CYCLIC),
+        )
+        launch = ScriptedLaunch(ranges)
+        with anyio.fail_after(1000):
+            async with (
+                AsyncSupervisor(stage, launch=launch) as subject,
+                anyio.create_task_group() as tasks,
+            ):
+                for number, caller in enumerate((*callers, extracts)):
+                    tasks.start_soon(caller, subject, 100 * number)
+
+    run_virtually(main)
 
 
 # --- what a caller is told -----------------------------------------------------------
