@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.delivery.folder import make, sync
+from etlstage.pipeline.delivery.folder import make_ours, sync
 
 __all__ = ("FOLDER", "SUFFIX", "LetterFile", "Torn", "letter_files", "read_letters")
 
@@ -48,8 +48,8 @@ class LetterFile:
 
     def __init__(self, state: Path, stage: str) -> None:
         folder = state / FOLDER
-        make(state)
-        make(folder)
+        make_ours(state)
+        make_ours(folder)
         self.path = folder / f"{quote(stage, safe=' ')}{SUFFIX}"
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.folder import make, opened, reason
+from etlstage.pipeline.delivery.folder import make_ours, opened, reason
 
 __all__ = ("LOCK", "Delivery")
 
@@ -50,7 +50,7 @@ class Delivery:
         """Take the state directory."""
         with ExitStack() as stack:
             try:
-                make(self.folder)
+                make_ours(self.folder)
                 flags = os.O_RDWR | os.O_CREAT
                 file = stack.enter_context(opened(self.folder / LOCK, flags))
                 self._lock(file)

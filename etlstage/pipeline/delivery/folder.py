@@ -16,37 +16,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
-__all__ = ("check", "make", "opened", "reason", "sync")
+__all__ = ("make", "make_ours", "opened", "reason", "sync")
 
 _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make(folder: Path) -> None:
     """
-    Make a folder, and its parents, for us alone; check it if it is there.
+    Make a folder, and its parents, for us alone; what is there is left as it is.
 
     Raises:
-        OSError: If it can't be made, or :func:`check` refuses it.
+        OSError: If it can't be made.
 
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
-    check(folder)
 
 
-def check(folder: Path) -> None:
+def make_ours(folder: Path) -> None:
     """
-    Assert that a folder, if it is there, is ours.
+    Do as :func:`make`, and assert that the folder is ours.
 
     Raises:
-        OSError: If it is no folder, somebody else's, or others may write to it.
+        OSError: If it can't be made, is somebody else's, or others may write to it.
 
     """
-    try:
-        found = folder.stat()
-    except FileNotFoundError:
-        return
+    make(folder)
+    found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     if found.st_uid != os.geteuid():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from etlstage.errors import SourceFailed
-from etlstage.pipeline.delivery.folder import check, make, opened, reason, sync
+from etlstage.pipeline.delivery.folder import make, opened, reason, sync
 
 __all__ = ("POSITIONS", "PositionFile", "store")
 
@@ -41,7 +41,6 @@ class PositionFile:
 
         """
         try:
-            check(self.path.parent)
             with opened(self.path, os.O_RDONLY) as file:
                 return json.loads(file.read(_LENGTH))["position"]
         except FileNotFoundError:

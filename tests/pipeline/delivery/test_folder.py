@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.pipeline.delivery.folder import check, make, opened
+from etlstage.pipeline.delivery.folder import make, make_ours, opened
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_folder_of_somebody_else_is_refused(
     us = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: us + 1)
     with pytest.raises(PermissionError) as caught:
-        make(tmp_path)
+        make_ours(tmp_path)
     said = f"the folder belongs to user {us}, and we are {us + 1}"
     assert caught.value.strerror == said
 
@@ -58,22 +58,16 @@ def test_folder_that_others_may_write_to_is_refused(
     """With the remedy (issue 10)."""
     tmp_path.chmod(others)
     with pytest.raises(PermissionError, match=f"mode {others:o}\\): chmod go-w it"):
-        check(tmp_path)
+        make_ours(tmp_path)
     tmp_path.chmod(0o755)
-    check(tmp_path)
-
-
-def test_folder_that_is_not_there_is_nobodys(tmp_path: Path) -> None:
-    """It is made when something is stored."""
-    check(tmp_path / "state")
-    assert list(tmp_path.iterdir()) == []
+    make_ours(tmp_path)
 
 
 def test_file_in_place_of_a_folder(tmp_path: Path) -> None:
     """The system's words."""
     (tmp_path / "state").touch()
     with pytest.raises(NotADirectoryError):
-        make(tmp_path / "state")
+        make_ours(tmp_path / "state")
 
 
 def test_pipe_is_no_file(tmp_path: Path) -> None:

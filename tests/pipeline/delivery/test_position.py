@@ -118,17 +118,3 @@ def test_link_is_not_followed(tmp_path: Path) -> None:
 
     with pytest.raises(SourceFailed, match="too many levels of symbolic links"):
         PositionFile(tmp_path, "read").load()
-
-
-def test_position_in_a_folder_of_others_is_not_read(tmp_path: Path) -> None:
-    """They may write to it, so it says nothing (issue 10)."""
-    folder = tmp_path / "state"
-    PositionFile(folder, "read").store(1)
-    folder.chmod(0o770)
-
-    with pytest.raises(
-        SourceFailed,
-        match=r"can't read the position in .*: others may write to the folder \(mode"
-        r" 770\): chmod go-w it",
-    ):
-        PositionFile(folder, "read").load()
