@@ -36,7 +36,13 @@ from etlstage.protocol.base import Dialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
 from etlstage.supervisor.stderr.throttle import Throttle
 
-__all__ = ("DeadLetterPolicy", "check_budget", "config_of", "letter_time")
+__all__ = (
+    "OF_A_MESSAGE",
+    "DeadLetterPolicy",
+    "check_budget",
+    "config_of",
+    "letter_time",
+)
 
 _log = structlog.get_logger("etlstage")
 

@@ -15,8 +15,10 @@ from typing import Final
 import pyarrow as pa
 
 from etlstage.columns import Replies
-from etlstage.errors import StageFailed
+from etlstage.errors import RefusedByWorker, StageFailed
 from etlstage.messages import AnnotatedRun, Run
+from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
+from etlstage.pipeline.dead_letter.record import first_clause
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.task.chain import Given, message_of_partition, run_of
 from etlstage.spark.task.portal import Bridge, bridged
@@ -24,10 +26,12 @@ from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.exchange import Outcome
 
-__all__ = ("KEPT", "Task")
+__all__ = ("ERROR", "KEPT", "Task")
 
 KEPT: Final = "_etlstage_kept"
 """Column with what rows keep."""
+ERROR: Final = "_etlstage_error"
+"""Column with why there is no reply, or not one that is text."""
 
 _ROWS: Final = 10_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
@@ -40,18 +44,22 @@ class Task:
     Args:
         stage: With answers in the order of its input.
         texts: Whether replies are text.
+        errors: Whether a message without a reply is a row that says why, and does not
+            fail the task.
 
     """
 
-    def __init__(self, stage: Stage, *, texts: bool) -> None:
+    def __init__(self, stage: Stage, *, texts: bool, errors: bool = False) -> None:
         self._stage = stage
         self._texts = texts
+        self._errors = errors
 
     def run(
         self, batches: Iterator[pa.RecordBatch]
     ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the replies to the messages in the first column, in order."""
-        results = _Results(self._stage.name, texts=self._texts)
+        name = self._stage.name
+        results = _Results(name, texts=self._texts, errors=self._errors)
         with bridged(partial(_answer_all, place(self._stage))) as bridge:
             for answer in bridge.cross(_messages(b) for b in batches if b.num_rows):
                 results.add(answer)
@@ -84,10 +92,11 @@ async def _answer_all(stage: Stage, bridge: Bridge[Outcome]) -> None:
 class _Results:
     """Makes batches for Spark out of answers."""
 
-    def __init__(self, stage: str, *, texts: bool) -> None:
+    def __init__(self, stage: str, *, texts: bool, errors: bool) -> None:
         self._stage = stage
         self._texts = texts
-        self._pieces: list[tuple[pa.Array, ...]] = []
+        self._errors = errors
+        self._pieces: list[dict[str, pa.Array]] = []
         self._rows = self._size = 0
 
     def add(self, answer: Outcome) -> None:
@@ -98,24 +107,44 @@ class _Results:
             StageFailed: If there is no answer to a message, or it is not text.
 
         """
-        if answer.error is not None:
-            raise _refused(self._stage, str(answer.error), answer) from answer.error
+        error = answer.error
+        if error is not None and not (self._errors and isinstance(error, OF_A_MESSAGE)):
+            raise _refused(self._stage, str(error), answer) from error
+        kept: pa.StructArray | None = None
+        if isinstance(answer.messages, AnnotatedRun):
+            kept = answer.messages.columns["kept"]
+        if error is not None:
+            count = len(answer.messages)
+            values = pa.nulls(count, pa.string() if self._texts else pa.binary())
+            self._add(values, kept, pa.array([_why(error)] * count, pa.string()))
+            return
         replies = Replies.of(answer.groups)
-        values = replies.values
+        values, errors = replies.values, None
         if self._texts:
             try:
                 values = values.cast(pa.string())
-            except pa.ArrowInvalid as error:
+            except pa.ArrowInvalid as invalid:
                 text = f"stage {self._stage}: a reply is not UTF-8"
-                raise _refused(self._stage, text, answer) from error
-        if isinstance(answer.messages, AnnotatedRun):
-            kept: pa.StructArray = answer.messages.columns["kept"]
-            owners = replies.owners
-            self._pieces.append((values, kept if owners is None else kept.take(owners)))
-        else:
-            self._pieces.append((values,))
-        self._rows += len(values)
+                if not self._errors:
+                    raise _refused(self._stage, text, answer) from invalid
+                values, errors = _decoded(values, text)
+        owners = replies.owners
+        if kept is not None and owners is not None:
+            kept = kept.take(owners)
+        self._add(values, kept, errors)
         self._size += answer.reply_size
+
+    def _add(
+        self, values: pa.Array, kept: pa.Array | None, errors: pa.Array | None
+    ) -> None:
+        columns = {"value": values}
+        if kept is not None:
+            columns[KEPT] = kept
+        if self._errors:
+            none = pa.nulls(len(values), pa.string())
+            columns[ERROR] = none if errors is None else errors
+        self._pieces.append(columns)
+        self._rows += len(values)
 
     def ripe(self) -> Iterator[pa.RecordBatch]:
         """Yield a batch if there is enough for one."""
@@ -127,6 +156,25 @@ class _Results:
         pieces, self._pieces = self._pieces, []
         rows, self._rows, self._size = self._rows, 0, 0
         if rows:
-            columns = [pa.concat_arrays(column) for column in zip(*pieces, strict=True)]
-            names = ["value", KEPT][: len(columns)]
+            names = list(pieces[0])
+            columns = [pa.concat_arrays([p[name] for p in pieces]) for name in names]
             yield pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _why(error: Exception) -> str:
+    """Return in short what went wrong with a message."""
+    if isinstance(error, RefusedByWorker):
+        return error.reason or "refused"
+    return first_clause(str(error)) or type(error).__name__
+
+
+def _decoded(values: pa.BinaryArray, text: str) -> tuple[pa.Array, pa.Array]:
+    """Return values that are text, and null and ``text`` for those that are none."""
+    decoded: list[str | None] = []
+    for value in values.to_pylist():
+        try:
+            decoded.append(value.decode())
+        except UnicodeDecodeError:
+            decoded.append(None)
+    errors = [text if value is None else None for value in decoded]
+    return pa.array(decoded, pa.string()), pa.array(errors, pa.string())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final, Literal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -22,10 +23,12 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.spark.dataframe.read import message_column
 from etlstage.spark.dataframe.schema import fitted, is_raw
-from etlstage.spark.task.task import KEPT, Task
+from etlstage.spark.task.task import ERROR, KEPT, Task
 from etlstage.stage import Order, Stage
 
 __all__ = ("transform",)
+
+_ERROR: Final = "error"  # the column with what went wrong, as a user sees it
 
 
 def transform(
@@ -35,6 +38,7 @@ def transform(
     message: str | None = None,
     schema: str | StructType | None = None,
     keep: Sequence[str] | None = None,
+    errors: Literal["column"] | None = None,
 ) -> DataFrame:
     """
     Return what the workers of ``stage`` make of the rows of ``frame``.
@@ -45,7 +49,8 @@ def transform(
 
     Nothing runs before the result is asked for; then every task has workers of its
     own. A row gives as many rows as its reply has messages, none included; those of a
-    partition stay in order. A message that fails after its retries fails its task.
+    partition stay in order. A message that is refused, or fails after its retries,
+    fails its task, unless ``errors`` says otherwise.
 
     Args:
         frame: Of a classic session or of Spark Connect.
@@ -59,13 +64,19 @@ def transform(
             it is one binary column, its values. By default one column ``value``, a
             string if messages are strings, else binary.
         keep: Columns of ``frame`` that each row of the result has, too, in front.
+        errors: ``"column"`` adds a column ``error`` at the end, a string: null, or why
+            a message was refused, lost for good, or not sent, or why its reply is not
+            what ``schema`` says; such a message is a row without values.
 
     Raises:
-        ConfigError: If the stage does not transform, or can't keep columns.
+        ConfigError: If the stage does not transform, or can't keep columns, or a
+            column would be there twice.
         TypeError: If the message is neither string nor binary.
 
     """
     _check(stage, keep or ())
+    if errors not in (None, "column"):
+        raise ConfigError(f"errors is {errors!r}, expected 'column' or None")
     chosen = message_column(frame, message)
     # Text stays text: to make binary of it Spark copies each, and for Arrow the two
     # are the same bytes.
@@ -79,10 +90,13 @@ def transform(
     returned = StructType().add("value", StringType() if texts else BinaryType())
     if keep:
         returned = returned.add(given.schema[KEPT])
+    if errors:
+        returned = returned.add(ERROR, StringType())
     # In the order of the input: so the k-th answer is that of the k-th row.
-    task = Task(replace(stage, order=Order.TOTAL, key=None), texts=texts)
+    ordered = replace(stage, order=Order.TOTAL, key=None)
+    task = Task(ordered, texts=texts, errors=errors is not None)
     made = given.mapInArrow(task.run, returned)
-    return _columns(made, stage, wanted, keep or ())
+    return _columns(made, stage, wanted, keep or (), errors=errors is not None)
 
 
 def _check(stage: Stage, keep: Sequence[str]) -> None:
@@ -111,9 +125,14 @@ def _schema(schema: str | StructType | None) -> StructType | None:
 
 
 def _columns(
-    made: DataFrame, stage: Stage, schema: StructType | None, keep: Sequence[str]
+    made: DataFrame,
+    stage: Stage,
+    schema: StructType | None,
+    keep: Sequence[str],
+    *,
+    errors: bool,
 ) -> DataFrame:
-    """Return the columns of the result from the replies, and what is kept."""
+    """Return the columns of the result: what is kept, the replies, what went wrong."""
     kept = made.schema[KEPT].dataType if keep else StructType()
     assert isinstance(kept, StructType)
     names = ["value"] if schema is None else schema.names
@@ -122,16 +141,22 @@ def _columns(
             f"column {both[0]!r} would be there twice: it is kept, and made by stage"
             f" {stage.name}; rename it in front, or in schema"
         )
-    front = [sf.col(KEPT).getField(name).alias(name) for name in kept.names]
-    if schema is None or is_raw(schema):
-        return made.select(*front, sf.col("value").alias(names[0]))
-    refusal = sf.raise_error(
-        sf.lit(
-            f"stage {stage.name}: a reply does not fit the schema"
-            f" {schema.simpleString()}"
+    if errors and _ERROR in {*kept.names, *names}:
+        raise ConfigError(
+            f"column {_ERROR!r} would be there twice: errors='column' makes one; rename"
+            " the other in front, or in schema"
         )
+    front = [sf.col(KEPT).getField(name).alias(name) for name in kept.names]
+    error = [sf.col(ERROR)] if errors else []
+    if schema is None or is_raw(schema):
+        value = sf.col("value").alias(names[0])
+        return made.select(*front, value, *(e.alias(_ERROR) for e in error))
+    text = sf.lit(
+        f"stage {stage.name}: a reply does not fit the schema {schema.simpleString()}"
     )
-    parsed = fitted(made, schema)
-    row = sf.when(sf.col("misfit"), refusal).otherwise(sf.col("row"))
+    parsed, misfit = fitted(made, schema), sf.col("misfit")
+    instead = sf.lit(None) if errors else sf.raise_error(text)
+    row = sf.when(misfit, instead).otherwise(sf.col("row"))
     fields = [row.getField(name).alias(name) for name in names]
-    return parsed.select(*front, *fields)
+    why = [sf.coalesce(e, sf.when(misfit, text)).alias(_ERROR) for e in error]
+    return parsed.select(*front, *fields, *why)

@@ -111,6 +111,52 @@ def test_failed_message_is_named() -> None:
         rows(task.run(given([b"", b"b", b""])))
 
 
+def test_errors_are_rows_if_they_are_to_be() -> None:
+    """Refused, lost for good, never sent, or no text: each where it stood."""
+    function = (
+        "lambda m: exec('raise worker.Refuse(\"no date\")') if m == b'no'"
+        " else os._exit(3) if m == b'die' else [bytes([255]), m] if m == b'raw' else [m] * 2"
+    )
+    run = stage(
+        function,
+        on_error=ErrorPolicy(retries=0),
+        restart=RestartPolicy(delay=0.01),
+    )
+    task = Task(run, texts=True, errors=True)
+    messages = [b"a", b"no", b"die", b"c\0", b"raw", b"b"]
+    made = [
+        (number, value, error)
+        for batch in task.run(given(messages[:2], messages[2:]))
+        for number, value, error in zip(
+            batch.column(1).field(0).to_pylist(),
+            batch.column(0).to_pylist(),
+            batch.column(2).to_pylist(),
+            strict=True,
+        )
+    ]
+    (at,) = [n for n, row in enumerate(made) if row[0] == 2]
+    _, value, died = made.pop(at)
+    assert value is None
+    assert "exited with status 3" in died
+    assert made == [
+        (0, "a", None),
+        (0, "a", None),
+        (1, None, "no date"),
+        (3, None, r"stage t: message contains marker eop '\000' at offset 1"),
+        (4, None, "stage t: a reply is not UTF-8"),
+        (4, "raw", None),
+        (5, "b", None),
+        (5, "b", None),
+    ]
+
+
+def test_errors_of_a_stage_are_no_rows() -> None:
+    """They say nothing of a message."""
+    task = Task(Stage(name="t", command=("no-such-program",)), texts=False, errors=True)
+    with pytest.raises(WorkerStartFailed, match="there is no program"):
+        rows(task.run(given([b"a"])))
+
+
 def test_program_that_is_not_there_is_missed() -> None:
     """However many batches there are to come."""
     task = Task(Stage(name="t", command=("no-such-program",)), texts=False)

@@ -108,6 +108,48 @@ def test_message_that_fails_fails_its_task(spark: SparkSession) -> None:
     assert "(message 6 of partition 0)" in text
 
 
+def test_errors_have_a_column(spark: SparkSession) -> None:
+    """With what is kept; a reply that does not fit the schema is one, too."""
+    frame = spark.range(0, 30, 1, 2).selectExpr("id", "cast(id as string) as m")
+    function = (
+        "lambda m: (b'{}' if m == b'7' else b'{\"n\": %d}' % (100 // (int(m) - 5)),)"
+    )
+    policy = ErrorPolicy(retries=0)
+    made = transform(
+        frame,
+        stage(function, on_error=policy),
+        message="m",
+        schema="n int",
+        keep=["id"],
+        errors="column",
+    )
+    assert made.schema.simpleString() == "struct<id:bigint,n:int,error:string>"
+    found = {row.id: (row.n, row.error) for row in made.collect()}
+    assert found.pop(5) == (
+        None,
+        "ZeroDivisionError: integer division or modulo by zero",
+    )
+    assert found.pop(7) == (
+        None,
+        "stage t: a reply does not fit the schema struct<n:int>",
+    )
+    assert found == {n: (100 // (n - 5), None) for n in range(30) if n not in (5, 7)}
+    made = transform(frame, stage(function), message="m", errors="column")
+    assert made.columns == ["value", "error"]
+    assert [row.value for row in made.where("error is not null").collect()] == [None]
+
+
+def test_column_of_errors_must_be_the_only_one(spark: SparkSession) -> None:
+    """Renamed, it is known which is which."""
+    frame = spark.range(1).selectExpr("id as error", "cast(id as string) as m")
+    with pytest.raises(ConfigError, match="'error' would be there twice: errors='col"):
+        transform(frame, stage(""), message="m", keep=["error"], errors="column")
+    with pytest.raises(ConfigError, match="'error' would be there twice: errors='col"):
+        transform(frame, stage(""), message="m", schema="error int", errors="column")
+    with pytest.raises(ConfigError, match="errors is 'row', expected 'column' or None"):
+        transform(frame, stage(""), message="m", errors="row")  # type: ignore[arg-type]
+
+
 def test_reply_that_does_not_fit_fails_its_task(spark: SparkSession) -> None:
     """Neither what is no text passes for text, nor any JSON for any schema."""
     frame = spark.range(0, 1, 1, 1).selectExpr("cast(id as string)")
