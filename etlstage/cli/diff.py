@@ -8,7 +8,6 @@ letters go, too.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from etlstage.pipeline.interfaces import Sink
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.stage import Order
+from etlstage.transport.scratch import scratch
 
 __all__ = ("Build", "compare", "diff")
 
@@ -106,11 +106,11 @@ def compare(
     out, err = Screen(), Screen(stderr=True)
     with (
         interruptible(),
-        tempfile.TemporaryDirectory(prefix="etlstage-diff-") as folder,
+        scratch("diff") as folder,
     ):
         # What is wrong with the second is known before the first runs.
         trials = [
-            _side(build, Path(folder) / str(number), load_stage)
+            _side(build, folder / str(number), load_stage)
             for number, (_, build) in enumerate((first, second))
         ]
         configure(err, debug=debug, secrets=trials[0].pipeline.secrets)

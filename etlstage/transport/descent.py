@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ("descendants", "heirs", "lives", "session_members")
+__all__ = ("descendants", "heirs", "lives", "session_members", "started_at")
 
 
 def session_members(leader: int) -> list[int]:
@@ -55,6 +55,15 @@ def lives(pid: int) -> bool:
         return False
     # Behind the name, which may hold anything: proc_pid_stat(5).
     return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+
+
+def started_at(pid: int) -> int | None:
+    """Return when a process was started, in ticks since the boot; None: not known."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat.rpartition(b")")[2].split()[19])
 
 
 def heirs(entry: bytes) -> list[int]:

@@ -10,6 +10,11 @@ stdin is a socket to the host, with a line for each thing to know:
     ``+PID``  it was, and leads that process group
     ``!``     it could not be
     ``-PID``  that group is dead
+    ``*PID START``  a Java process, and when it was started: it ends with the host by
+              itself, or is helped
+    ``>PATH`` a folder, as hexadecimal digits, that is not to outlive the host
+    ``<PATH`` it is gone
+    ``.``     is anybody there? answered with the same
 
 At the end of stdin the groups are killed, and two sorts of processes that are no
 longer in them: those of the sessions that the workers lead, such as the jobs of a
@@ -18,7 +23,8 @@ as a daemon that made a session of its own. The latter also finds a worker that 
 killed so early in its start that it is neither registered nor yet has its
 parent-death signal. What has left the group *and* has cleaned its environment lives.
 
-A host that ends while no worker runs has nothing killed.
+A host that ends while no worker runs has nothing killed but Java. The folders are
+removed when nobody is left who might write there.
 
 Between the end of the host and the kill, which follows within a millisecond or so, a
 dead group's number could in theory become another's.
@@ -31,10 +37,11 @@ import signal
 import sys
 from time import sleep
 
-__all__ = ("Guard",)
+__all__ = ("Guard", "remove")
 
 _PAUSE = 0.05  # seconds between two looks at the process table
 _LOOKS = 20
+_JAVA = 100  # such pauses that Java has to end
 
 
 class Guard:
@@ -48,7 +55,10 @@ class Guard:
 
     def __init__(self, variable: bytes) -> None:
         self.groups: set[int] = set()
+        self.folders: set[str] = set()
+        self.java: set[tuple[int, int]] = set()
         self.starting = 0
+        self.asked = 0
         self._variable = variable
         self._rest = b""
 
@@ -66,6 +76,39 @@ class Guard:
                 self.groups.add(int(number))
             elif sign == b"-":
                 self.groups.discard(int(number))
+            elif sign == b"*":
+                pid, start = number.split()
+                self.java.add((int(pid), int(start)))
+            elif sign == b">":
+                self.folders.add(os.fsdecode(bytes.fromhex(number.decode())))
+            elif sign == b"<":
+                self.folders.discard(os.fsdecode(bytes.fromhex(number.decode())))
+            elif sign == b".":
+                self.asked += 1
+
+    def end(self) -> None:  # pragma: no cover
+        """Leave nothing of the host."""
+        self.kill()
+        self._end_java()
+        for folder in self.folders:
+            remove(folder)
+
+    def _end_java(self) -> None:  # pragma: no cover
+        """End the Java processes; what they have started is in their sessions."""
+        found = left = [java for java in self.java if _lives(java)]
+        for pid, _ in found:
+            _kill(pid, signal.SIGTERM)
+        for _ in range(_JAVA):
+            left = [java for java in left if _lives(java)]
+            if not left:
+                break
+            sleep(_PAUSE)
+        for pid, _ in left:
+            _kill(pid, signal.SIGKILL)
+        # What bears our mark is no business of theirs.
+        self.groups, self.starting = {pid for pid, _ in found}, 0
+        self._variable = b"no entry"
+        self.kill()
 
     def kill(self) -> None:  # pragma: no cover
         """Kill it all, until nothing is left of it."""
@@ -129,6 +172,41 @@ class Guard:
             return False
 
 
+def remove(folder: str) -> None:
+    """Remove a folder; in a warehouse only what is empty, for tables are the user's."""
+    # Not before it is needed: the host waits for nobody, but the processor is shared.
+    from shutil import rmtree
+
+    if os.path.basename(folder).startswith("etlstage-warehouse-"):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            return
+    # Who was just killed may have been writing.
+    for _ in range(5):
+        rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
+            return
+
+
+def _kill(pid: int, number: int) -> None:  # pragma: no cover
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return
+
+
+def _lives(process: tuple[int, int]) -> bool:  # pragma: no cover
+    """Return whether a process that was started then is there, and no zombie."""
+    pid, start = process
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start
+
+
 def main(variable: bytes) -> None:  # pragma: no cover
     """Be the watchdog."""
     # A service manager sends these to all processes of a service, also to us; our end
@@ -136,9 +214,16 @@ def main(variable: bytes) -> None:  # pragma: no cover
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     guard = Guard(variable)
-    while data := os.read(0, 65536):
-        guard.learn(data)
-    guard.kill()
+    try:
+        while data := os.read(0, 65536):
+            guard.learn(data)
+            if guard.asked:
+                guard.asked = 0
+                os.write(0, b".")
+    except OSError:
+        # It has ended as well, before it had read an answer.
+        pass
+    guard.end()
 
 
 if __name__ == "__main__":  # pragma: no cover

@@ -29,6 +29,7 @@ from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 __all__ = ("PipeChild", "PipeReader", "PipeWire", "launch_over_pipes")
 
 _PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
+_CHECK: Final = 1.0  # seconds between two looks at the watchdog
 _POLL: Final = 0.02  # seconds, where the kernel has no pidfd
 PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
 """Marks a worker, and all that inherits its environment, as this one's."""
@@ -183,9 +184,10 @@ class PipeChild:
         group and session, can't be another's.
         """
         if self._pidfd is not None:
-            await anyio.wait_readable(self._pidfd)
+            await _guarded(self._pidfd)
         else:
-            while _status_of(self.pid) is None:  # noqa: ASYNC110 - there is no event
+            while _status_of(self.pid) is None:
+                WATCHDOG.check(anyio.current_time())
                 await anyio.sleep(_POLL)
         try:
             self._ended = _status_of(self.pid)
@@ -338,6 +340,15 @@ def _signal(pids: list[int], number: Signals) -> int:
             os.kill(pid, number)
             count += 1
     return count
+
+
+async def _guarded(pidfd: int) -> None:
+    """Wait until a process has ended; meanwhile see to it that the watchdog lives."""
+    while True:
+        with anyio.move_on_after(_CHECK):
+            await anyio.wait_readable(pidfd)
+            return
+        WATCHDOG.check(anyio.current_time())
 
 
 async def _look_again(pid: int) -> None:

@@ -10,11 +10,16 @@ kills them.
 It is a child of ours like the resource tracker of :mod:`multiprocessing`: started
 with the first worker, shared by all supervisors of the process, and ended by our own
 end. A forked child that does not exec gets a watchdog of its own. One that somebody
-has killed is replaced at the next start or end of a worker.
+has killed, or stopped, is replaced: at the next start or end of a worker, and as long
+as workers run it is asked now and then whether it is there.
+
+It also ends the Java of a Spark session, and removes folders that hold messages; see
+``scratch.py``.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -26,10 +31,14 @@ from functools import cache
 from signal import SIGKILL
 from typing import Final
 
+from etlstage.transport.descent import started_at
+
 __all__ = ("VARIABLE", "WATCHDOG", "Watchdog", "program", "python")
 
 VARIABLE: Final = "ETLSTAGE_SUPERVISOR"
 """Marks a worker, and all that inherits its environment, as ours."""
+_ASK_EVERY: Final = 1.0  # seconds
+_OVERDUE: Final = 3.0  # seconds, for an answer
 _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -58,6 +67,9 @@ class Watchdog:
         self._owner = os.getpid()
         self._line: socket.socket | None = None
         self._groups: set[int] = set()
+        self._others: set[bytes] = set()  # lines about Java and folders
+        self._asked: float | None = None  # since when an answer is due
+        self._checked = -math.inf  # when
         self._starting = 0
         self._lock = threading.Lock()
 
@@ -102,6 +114,59 @@ class Watchdog:
                 self._groups.remove(group)
                 self._send(b"-%d\n" % group)
 
+    def add_folder(self, path: str) -> None:
+        """Have a folder removed at our end; start the watchdog if it isn't running."""
+        self._add(b">%s\n" % os.fsencode(path).hex().encode())
+
+    def drop_folder(self, path: str) -> None:
+        """Know that a folder is gone."""
+        name = os.fsencode(path).hex().encode()
+        with self._lock:
+            if b">%s\n" % name in self._others:
+                self._others.discard(b">%s\n" % name)
+                self._send(b"<%s\n" % name)
+
+    def add_java(self, pid: int) -> None:
+        """Have a Java process, which ends with us, helped if it does not."""
+        start = started_at(pid)
+        if start is not None:
+            self._add(b"*%d %d\n" % (pid, start))
+
+    def check(self, now: float) -> None:
+        """
+        Replace it if it is gone, or has not answered for a while.
+
+        Args:
+            now: The time, in seconds.
+
+        """
+        if self._owner != os.getpid() or now < self._checked + _ASK_EVERY:
+            return
+        with self._lock:
+            self._checked = now
+            if self._line is None or not self._answers(self._line, now):
+                self._replace()
+            if self._asked is None and self._line is not None:
+                self._asked = now
+                self._send(b".\n")
+
+    def _answers(self, line: socket.socket, now: float) -> bool:
+        try:
+            if not line.recv(4096, socket.MSG_DONTWAIT):
+                return False
+        except BlockingIOError:
+            return self._asked is None or now < self._asked + _OVERDUE
+        except OSError:
+            return False
+        self._asked = None
+        return True
+
+    def _add(self, line: bytes) -> None:
+        self._check_owner()
+        with self._lock:
+            self._others.add(line)
+            self._send(line)
+
     def _check_owner(self) -> None:
         # Some fork behind Python's back.
         if self._owner != os.getpid():
@@ -123,6 +188,7 @@ class Watchdog:
             _kill_child(self.pid)
             self._line.close()
             self._line = self.pid = None
+        self._asked = None
         # Without one, the parent-death signal is still there.
         with suppress(OSError):
             ours, theirs = socket.socketpair()
@@ -134,6 +200,7 @@ class Watchdog:
                 raise
             self._line = ours
             known = [b"+%d\n" % group for group in self._groups]
+            known += self._others
             ours.send(b"".join([b"?\n" * self._starting, *known]), _NO_SIGNAL)
 
 

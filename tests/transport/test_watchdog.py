@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from etlstage.transport import watchdog as module
+from etlstage.transport.descent import started_at
 from etlstage.transport.guard import Guard
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG, Watchdog, program, python
 from tests.supervisor.workers import ends, open_files, runs
@@ -39,9 +42,18 @@ class Kennel:
 
     def read_pid(self) -> int:
         """Return a pid that the last of them prints."""
+        return int(self.read_line())
+
+    def read_line(self) -> bytes:
+        """Return the line that the last of them prints."""
         stdout = self._processes[-1].stdout
         assert stdout is not None
-        return int(stdout.readline())
+        return stdout.readline()
+
+    def hear(self) -> None:
+        """Wait until the watchdog has said something."""
+        assert self.watchdog._line is not None
+        assert select.select([self.watchdog._line], [], [], 10)[0]
 
     def registered(self, pid: int) -> int:
         """Register it, as its starter does."""
@@ -135,6 +147,114 @@ def test_orderly_end_kills_nothing(kennel: Kennel) -> None:
     kennel.end()
 
     assert runs(daemon)
+
+
+def test_java_and_folders_go_although_no_worker_runs(
+    kennel: Kennel, tmp_path: Path
+) -> None:
+    """Java is asked to end, and its session ends with it (issue 10)."""
+    java = kennel.start(command="/bin/sh -c 'sleep 3600 & echo $!; wait'", env=PATH)
+    python_worker = kennel.read_pid()
+    other, recycled = kennel.start(), kennel.start()
+    daemon = kennel.start(env={VARIABLE: kennel.watchdog.mark})
+    folders = [tmp_path / name for name in ("one", "t\nwo", "kept")]
+    for folder in folders:
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep" / "message").write_text("secret")
+        kennel.watchdog.add_folder(str(folder))
+    kennel.watchdog.drop_folder(str(folders[2]))
+    kennel.watchdog.drop_folder(str(folders[2]))
+    kennel.watchdog.add_java(java)
+    kennel.watchdog.add_java(1 << 30)
+    start = started_at(recycled)
+    assert start is not None
+    kennel.watchdog._add(b"*%d %d\n" % (recycled, start - 1))
+    kennel.end()
+
+    assert ends(java)
+    assert ends(python_worker)
+    assert all(map(runs, (other, recycled, daemon)))
+    assert [folder.exists() for folder in folders] == [False, False, True]
+
+
+def test_java_that_is_deaf_is_killed(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while (issue 10)."""
+    deaf = kennel.start(command="/bin/sh -c 'trap : TERM; echo; while :; do :; done'")
+    kennel.read_line()
+    start = started_at(deaf)
+    guard = Guard(b"X=1")
+    guard.learn(b"*%d %d\n" % (deaf, start or 0))
+    monkeypatch.setattr("etlstage.transport.guard.sleep", lambda _: None)
+    guard.end()
+
+    assert ends(deaf)
+
+
+def test_dead_watchdog_is_replaced_when_it_is_looked_for(
+    kennel: Kennel, tmp_path: Path
+) -> None:
+    """And the new one knows all that the old one did (issue 10)."""
+    group = kennel.registered(kennel.start())
+    java = kennel.start()
+    kennel.watchdog.add_java(java)
+    (folder := tmp_path / "folder").mkdir()
+    kennel.watchdog.add_folder(str(folder))
+    before = kennel.watchdog.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    assert ends(before)
+    kennel.watchdog.check(0.5)
+    kennel.watchdog.check(9.0)
+    assert kennel.watchdog.pid not in (None, before)
+    kennel.end()
+
+    assert ends(group)
+    assert ends(java)
+    assert not folder.exists()
+
+
+def test_stopped_watchdog_is_replaced_when_its_answer_is_overdue(
+    kennel: Kennel,
+) -> None:
+    """Until then it has time, and nobody is asked twice (issue 10)."""
+    group = kennel.registered(kennel.start())
+    before = kennel.watchdog.pid
+    assert before is not None
+    os.kill(before, signal.SIGSTOP)
+    for now in (0.0, 1.1, 2.2, 2.9):
+        kennel.watchdog.check(now)
+        assert kennel.watchdog.pid == before
+    kennel.watchdog.check(4.0)
+    assert kennel.watchdog.pid not in (None, before)
+    assert ends(before)
+    assert runs(group)
+    kennel.end()
+
+    assert ends(group)
+
+
+def test_watchdog_that_answers_is_kept(kennel: Kennel) -> None:
+    """Also when we have been away for an hour (issue 10)."""
+    group = kennel.registered(kennel.start())
+    pid = kennel.watchdog.pid
+    for hour in range(5):
+        kennel.watchdog.check(hour * 3600.0)
+        kennel.hear()
+    assert kennel.watchdog.pid == pid
+    kennel.end()
+
+    assert ends(group)  # although nobody read the last answer
+
+
+def test_somebody_elses_watchdog_is_not_looked_for(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """We are a fork that has not started anything."""
+    monkeypatch.setattr(kennel.watchdog, "_owner", 1)
+    kennel.watchdog.check(0.0)
+    assert kennel.watchdog.pid is None
 
 
 def test_it_is_not_running_before_it_is_needed(kennel: Kennel) -> None:

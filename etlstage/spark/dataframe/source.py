@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import secrets
-import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
@@ -39,6 +38,7 @@ from etlstage.spark.dataframe.spool import (
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
+from etlstage.transport import scratch
 
 __all__ = ("DataFrameSource",)
 
@@ -145,9 +145,8 @@ class DataFrameSource(Source):
             raise self._failed(explain(error)) from error
 
     def _make_spool(self) -> tuple[Path, str]:
-        directory = tempfile.mkdtemp(prefix="etlstage-spool-", dir=self._spool_dir)
-        # Executors have a working directory of their own.
-        self._spool = Path(directory).absolute()
+        # Absolute: executors have a working directory of their own.
+        self._spool = scratch.make("spool", self._spool_dir)
         nonce = secrets.token_hex()
         (self._spool / NONCE).write_text(nonce)
         return self._spool, nonce
@@ -155,10 +154,8 @@ class DataFrameSource(Source):
     def _remove_spool(self) -> None:
         # A task that was interrupted may still write for some seconds.
         spool, self._spool = self._spool, None
-        for _ in range(5):
-            if spool is None or not spool.exists():
-                return
-            shutil.rmtree(spool, ignore_errors=True)
+        if spool is not None:
+            scratch.discard(spool)
 
     async def _spooled_runs(
         self, spool: Path, parts: Sequence[Spooled]

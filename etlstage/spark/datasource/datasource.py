@@ -12,7 +12,6 @@ Reading is in ``reader.py``, writing in ``writer.py``, and which options there a
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -35,6 +34,7 @@ from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import Loaded, StreamWriter, Writer
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, Stage
+from etlstage.transport.scratch import scratch
 
 __all__ = ("WorkerDataSource", "bound", "read_worker", "register", "write_worker")
 
@@ -200,8 +200,8 @@ def write_worker(
         place: As for :func:`bound`.
 
     """
-    with tempfile.TemporaryDirectory(prefix="etlstage-load-") as folder:
-        report = Path(folder, "report")
+    with scratch("load") as folder:
+        report = folder / "report"
         sink = bound(stage, report=report, letters=letters, place=place)
         spark = frame.sparkSession
         spark.dataSource.register(sink)

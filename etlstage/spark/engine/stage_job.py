@@ -35,6 +35,7 @@ from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
 from etlstage.spark.task.chain import Chain, TaskEnd
 from etlstage.stage import Stage
+from etlstage.transport.scratch import scratch
 
 __all__ = ("Origin", "StageJob", "staging_for")
 
@@ -256,7 +257,5 @@ def staging_for(
             " hdfs:///tmp/etlstage"
         )
     # A task that was interrupted may still write for a moment.
-    with tempfile.TemporaryDirectory(
-        prefix="etlstage-staging-", ignore_cleanup_errors=True
-    ) as temporary:
+    with scratch("staging") as temporary:
         yield Staging(f"{temporary}/rows")

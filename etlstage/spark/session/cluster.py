@@ -10,14 +10,13 @@ its own, and the executors a Java that does as the driver's.
 from __future__ import annotations
 
 import atexit
-import shutil
-import tempfile
 from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
 
 from etlstage.spark.session.java import Java
 from etlstage.spark.session.launch import write_java
+from etlstage.transport.scratch import discard, make
 
 __all__ = ("ClusterHome",)
 
@@ -33,9 +32,9 @@ class ClusterHome:
     """
 
     def __init__(self, java: Java) -> None:
-        home = Path(tempfile.mkdtemp(prefix="etlstage-cluster-"))
+        home = make("cluster")
         # The JVM lives on until then, and may start more executors.
-        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        atexit.register(discard, home)
         for path in Path(_find_spark_home()).iterdir():
             if path.name != "work":
                 (home / path.name).symlink_to(path)

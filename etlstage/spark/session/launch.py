@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from etlstage.spark.session.java import VECTOR_MODULE, Java
+from etlstage.transport.scratch import discard, make
 
 __all__ = ("launching", "write_java")
 
@@ -79,7 +79,7 @@ def launching(
         environ: More variables.
 
     """
-    shim = Path(tempfile.mkdtemp(prefix="etlstage-java-"))
+    shim = make("java")
     try:
         _write_shim(shim, java, log_path)
         changes = {"JAVA_HOME": str(shim), **(environ or {})}
@@ -92,7 +92,7 @@ def launching(
         with _changed(changes):
             yield
     finally:
-        shutil.rmtree(shim, ignore_errors=True)
+        discard(shim)
 
 
 def write_java(home: Path, java: Java) -> None:

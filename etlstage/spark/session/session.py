@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -23,6 +22,7 @@ from typing import Final, Self
 
 import anyio
 import anyio.to_thread
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -33,6 +33,8 @@ from etlstage.spark.session.java import find_java
 from etlstage.spark.session.job import over_connect
 from etlstage.spark.session.launch import launching
 from etlstage.spark.session.log import divert, jvm_log, keep
+from etlstage.transport.scratch import discard, make
+from etlstage.transport.watchdog import WATCHDOG
 
 __all__ = ("Session",)
 
@@ -84,7 +86,7 @@ class Session:
         self._config = {key: _text(value) for key, value in (config or {}).items()}
         self._owned = False
         self._lock = threading.Lock()
-        self._warehouse: str | None = None
+        self._warehouse: Path | None = None
         self.log_path = log_path
 
     @classmethod
@@ -197,13 +199,13 @@ class Session:
             ) from error
         if self.log_path is not None:
             divert(self.log_path)
+            _have_ended()
         return spark
 
     def _drop_warehouse(self) -> None:
         if self._warehouse is not None:
             # Only when empty: a table in there is the user's.
-            with suppress(OSError):
-                os.rmdir(self._warehouse)
+            discard(self._warehouse)
 
     @property
     def _local(self) -> bool:
@@ -225,14 +227,22 @@ class Session:
         elif self._master is not None:
             settings["spark.master"] = self._master
         if self._local:
-            self._warehouse = tempfile.mkdtemp(prefix="etlstage-warehouse-")
+            self._warehouse = make("warehouse")
             settings |= {
                 "spark.ui.enabled": "false",
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
-                WAREHOUSE: self._warehouse,
+                WAREHOUSE: str(self._warehouse),
             }
         return settings | self._config
+
+
+def _have_ended() -> None:
+    """Have the JVM, which is ours, end behind us whatever it does then."""
+    # PySpark has no other way to tell; a server of our own has a gateway, too.
+    process = getattr(getattr(SparkContext, "_gateway", None), "proc", None)
+    if process is not None:
+        WATCHDOG.add_java(process.pid)
 
 
 def _text(value: object) -> str:

@@ -32,6 +32,7 @@ import etlstage
 from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.spark.errors import PACKAGES, explain
 from etlstage.stage import Stage
+from etlstage.transport.scratch import discard, make
 
 __all__ = ("place", "ship")
 
@@ -126,9 +127,9 @@ def _copy(path: str) -> Path:
 @cache
 def _folder() -> Path:
     """Return where copies are; removed at the end of the process."""
-    folder = tempfile.mkdtemp(prefix="etlstage-ship-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    folder = make("ship")
+    atexit.register(discard, folder)
+    return folder
 
 
 # --- etlstage in a zip ----------------------------------------------------------------
