@@ -37,7 +37,7 @@ class Column(Packed):
     __slots__ = ("array",)
 
     def __init__(self, array: pa.BinaryArray) -> None:
-        self.array = array
+        self.array: pa.BinaryArray = array
 
     def __repr__(self) -> str:
         return f"<Column messages={len(self)} bytes={self.size}>"

@@ -92,7 +92,9 @@ class ConfigError(EtlstageError):
     """
 
     def __init__(self, problems: Sequence[str] | str) -> None:
-        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
+        self.problems: tuple[str] | tuple[str, ...] = (
+            (problems,) if isinstance(problems, str) else tuple(problems)
+        )
         super().__init__("\n".join(self.problems))
 
 

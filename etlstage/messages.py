@@ -88,8 +88,8 @@ class AnnotatedRun(Sequence[bytes]):
     __slots__ = ("columns", "messages")
 
     def __init__(self, messages: Run, **columns: Sequence[Any]) -> None:
-        self.messages = messages
-        self.columns = columns
+        self.messages: Run = messages
+        self.columns: dict[str, Sequence[Any]] = columns
 
     def __repr__(self) -> str:
         names = " ".join(sorted(self.columns))

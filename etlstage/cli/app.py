@@ -19,14 +19,14 @@ from etlstage.cli.signals import FORCED
 
 __all__ = ("app", "main")
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="etlstage",
     add_completion=False,
     # A traceback is for --debug, and then the plain one.
     pretty_exceptions_enable=False,
 )
 
-dlq = typer.Typer(name="dlq", add_completion=False)
+dlq: typer.Typer = typer.Typer(name="dlq", add_completion=False)
 app.add_typer(dlq)
 
 Debug = Annotated[

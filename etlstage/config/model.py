@@ -166,9 +166,9 @@ class SparkLetterKeys(Keys):
 class ExtractKeys(StageKeys):
     """Where messages come from: a DataFrame or a worker."""
 
-    kind: ClassVar = StageKind.EXTRACT
-    place: ClassVar = Place.EXTRACT
-    frame: ClassVar = Place.SOURCE
+    kind: ClassVar[StageKind] = StageKind.EXTRACT
+    place: ClassVar[Place] = Place.EXTRACT
+    frame: ClassVar[Place] = Place.SOURCE
     spark: Annotated[SparkSourceKeys | None, Place.SOURCE] = None
     """A DataFrame to read."""
     offsets: Annotated[OffsetPolicy | None, Place.EXTRACT] = None
@@ -181,17 +181,17 @@ class ExtractKeys(StageKeys):
 class TransformKeys(StageKeys):
     """One transform stage."""
 
-    kind: ClassVar = StageKind.TRANSFORM
-    place: ClassVar = Place.TRANSFORM
+    kind: ClassVar[StageKind] = StageKind.TRANSFORM
+    place: ClassVar[Place] = Place.TRANSFORM
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadKeys(StageKeys):
     """Where messages end: a DataFrame or a worker."""
 
-    kind: ClassVar = StageKind.LOAD
-    place: ClassVar = Place.LOAD
-    frame: ClassVar = Place.SINK
+    kind: ClassVar[StageKind] = StageKind.LOAD
+    place: ClassVar[Place] = Place.LOAD
+    frame: ClassVar[Place] = Place.SINK
     spark: Annotated[SparkSinkKeys | None, Place.SINK] = None
     """A DataFrame to write."""
 

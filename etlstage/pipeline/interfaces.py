@@ -75,7 +75,7 @@ class Landing(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.account = Account(name, StageKind.LOAD)
+        self.account: Account = Account(name, StageKind.LOAD)
         """Of the load stage, in the ledger of the run. ``done`` are messages that are
         durable; all before the first ``done + dead`` messages are dealt with."""
 

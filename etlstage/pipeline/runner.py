@@ -62,7 +62,7 @@ class Runner(ABC):
     ) -> None:
         self.name = name
         names = [stage.name for stage in stages]
-        self.ledger = Ledger.of_pipeline(source, names, sink.account)
+        self.ledger: Ledger = Ledger.of_pipeline(source, names, sink.account)
         """The accounts of the stages, live as far as the engine knows."""
         self._stages = tuple(stages)
         self._dead_letters = dead_letters

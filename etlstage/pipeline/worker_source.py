@@ -50,7 +50,7 @@ class WorkerSource(Source):
         self._every = every
         self._draining = anyio.Event()
         self._file = PositionFile(state, stage.name) if state is not None else None
-        self.delivery = Delivery(state) if state is not None else None
+        self.delivery: Delivery | None = Delivery(state) if state is not None else None
         self._reached: int | None = None
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:

@@ -19,7 +19,7 @@ class ReceiveBuffer:
         self._searched: dict[bytes, int] = {}
         # How many of each marker begin before which byte.
         self._counted: dict[bytes, tuple[int, int]] = {}
-        self.offset = 0
+        self.offset: int = 0
         """Place in the stream of the first byte held, in bytes."""
 
     def __len__(self) -> int:

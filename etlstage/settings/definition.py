@@ -205,7 +205,7 @@ class Section(Kind):
     ) -> None:
         self.keys = keys
         self.model = model
-        self.more = more or {}
+        self.more: kinds.Schema = more or {}
         self._make = make
         self._rules = rules
 

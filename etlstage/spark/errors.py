@@ -19,7 +19,7 @@ from py4j.protocol import (  # type: ignore[import-untyped]
 
 __all__ = ("GONE", "PACKAGES", "explain", "text_of")
 
-GONE: Final = (ConnectionError, Py4JNetworkError)
+GONE: Final[tuple[type[Exception], ...]] = (ConnectionError, Py4JNetworkError)
 """What calls raise when the JVM has ended."""
 
 PACKAGES: Final = (

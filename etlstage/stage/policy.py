@@ -77,7 +77,7 @@ class PoolPolicy(Definition):
     nothing to do for long enough goes, when it is more than there must be.
     """
 
-    label: ClassVar = ("workers",)
+    label: ClassVar[tuple[str, ...]] = ("workers",)
     min: CountOrZero = 1
     """Processes, at least."""
     max: Processes = 1
@@ -126,7 +126,7 @@ class BatchPolicy(Definition):
     messages can't get any before ``seconds`` are over.
     """
 
-    label: ClassVar = ("batch",)
+    label: ClassVar[tuple[str, ...]] = ("batch",)
     size: Count = 100
     """Messages in a batch, at most."""
     bytes: Size = MiB
@@ -139,7 +139,7 @@ class BatchPolicy(Definition):
 class Timeouts(Definition):
     """How long a worker may take, in seconds; None disables it."""
 
-    label: ClassVar = ("timeout",)
+    label: ClassVar[tuple[str, ...]] = ("timeout",)
     start: Duration | None = 30.0
     """From its start until it says that it is ready, if it does so at all."""
     message: Duration | None = 300.0
@@ -159,7 +159,7 @@ class ErrorBudget(Definition):
     Both bounds hold, where both are given.
     """
 
-    label: ClassVar = ("on_error", "budget")
+    label: ClassVar[tuple[str, ...]] = ("on_error", "budget")
     count: CountOrZero | None = None
     """Messages, at most."""
     share: Share | None = None
@@ -205,7 +205,7 @@ class ErrorBudget(Definition):
 class ErrorPolicy(Definition):
     """What becomes of a message that a stage can't process."""
 
-    label: ClassVar = ("on_error",)
+    label: ClassVar[tuple[str, ...]] = ("on_error",)
     retries: Annotated[CountOrZero, Place.FED | Place.WRITE] = 2
     """How often a message is given to a fresh worker after the first was lost; more
     often where it could have been another message's fault."""
@@ -233,7 +233,7 @@ class ErrorPolicy(Definition):
 class ResourceLimits(Definition):
     """What the kernel grants a worker's process; None leaves a value as ours is."""
 
-    label: ClassVar = ("limits",)
+    label: ClassVar[tuple[str, ...]] = ("limits",)
     memory: Size | None = None
     """Address space, in bytes (RLIMIT_AS)."""
     cpu: Seconds | None = None
@@ -255,7 +255,7 @@ class RecyclePolicy(Definition):
     replaced at a time.
     """
 
-    label: ClassVar = ("recycle",)
+    label: ClassVar[tuple[str, ...]] = ("recycle",)
     max_messages: Count | None = None
     """Messages that one process answers."""
     max_age: Duration | None = None
@@ -271,7 +271,7 @@ class RecyclePolicy(Definition):
 class RestartPolicy(Definition):
     """When a worker that ended by itself, or failed, is started again."""
 
-    label: ClassVar = ("restart",)
+    label: ClassVar[tuple[str, ...]] = ("restart",)
     policy: Literal["permanent", "transient", "temporary"] = "permanent"
     """Always; only when it failed; never."""
     max: CountOrZero = 5
@@ -304,7 +304,7 @@ class RestartPolicy(Definition):
 class OffsetPolicy(Definition):
     """Who keeps the offsets of a cyclic extraction, and how they advance."""
 
-    label: ClassVar = ("offsets",)
+    label: ClassVar[tuple[str, ...]] = ("offsets",)
     by: Annotated[
         Literal["worker", "supervisor"], Noun("keeper of offsets"), Place.EXTRACT
     ] = "worker"

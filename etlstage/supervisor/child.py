@@ -26,7 +26,7 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
 from etlstage.supervisor.stderr.log import StderrLog
 from etlstage.telemetry.terminal import harmless
-from etlstage.transport import Launch
+from etlstage.transport import Child, Launch, Wire
 from etlstage.transport.base import describe_status
 
 __all__ = ("ChildProcess",)
@@ -69,12 +69,14 @@ class ChildProcess:
         counted: Callable[[int], None] | None = None,
     ) -> None:
         self.name = name
+        self.wire: Wire
+        self.child: Child
         self.wire, self.child = spawn(stage, name, launch, start=start, stdin=stdin)
-        self.quit = anyio.Event()
+        self.quit: anyio.Event = anyio.Event()
         """The worker is to go; set it by :meth:`stop`."""
-        self.told = False
+        self.told: bool = False
         """The same, or it is gone, for who looks often."""
-        self.exited = anyio.Event()
+        self.exited: anyio.Event = anyio.Event()
         """The process is gone; what it has left behind may live."""
         self.status: int | None = None
         """Exit status, negative for a signal, once it is gone."""
@@ -95,7 +97,7 @@ class ChildProcess:
         self._signalled = False
         self._by_us = False  # it was we who ended it
         self._waiting = anyio.CancelScope()  # what impatience ends
-        self.unread = 0
+        self.unread: int = 0
         """Bytes that it left in its stdin, when it ended by itself."""
 
     def __repr__(self) -> str:

@@ -199,11 +199,11 @@ class Connection:
         self._tail: bytes | None = None  # what it wrote last, once it can write no more
         self._extracts = stage.kind is StageKind.EXTRACT
         self._paused: anyio.Event | None = None  # reading waits for the consumer
-        self.answered = 0
+        self.answered: int = 0
         """Messages that the worker has answered."""
         self.idle_since: float | None = anyio.current_time()
         """Since when it has had nothing to do; None while it has."""
-        self.late = 0
+        self.late: int = 0
         """Bytes that it wrote after it had failed."""
 
     @property

@@ -103,7 +103,7 @@ class WorkerPool:
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
         self._last_errors: dict[str, str] = {}
-        self.skipped = 0
+        self.skipped: int = 0
         """Messages that workers say that they have skipped."""
 
     @property

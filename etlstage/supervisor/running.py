@@ -111,8 +111,8 @@ class RunningWorker:
             story=partial(owner.story, name),
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
-        self.pid = self._worker.child.pid
-        self.connection = Connection(
+        self.pid: int = self._worker.child.pid
+        self.connection: Connection = Connection(
             self,
             stage,
             owner.backlog,
@@ -130,7 +130,7 @@ class RunningWorker:
         self._blame: EtlstageError | None = None  # how it broke the protocol
         self._announced = not stage.ready
         self._status = StatusReader()
-        self.ended = False
+        self.ended: bool = False
         """Its end was told; what it has left behind may live."""
         self.error: EtlstageError | None = None
         """Why the worker is of no more use, unless it was told to stop."""

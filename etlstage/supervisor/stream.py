@@ -80,10 +80,10 @@ class Intake:
         fed: Callable[[], None],
         closed: Exception,
     ) -> None:
-        self.room = Signal()
+        self.room: Signal = Signal()
         """Set it when there may be room again."""
-        self.scope = anyio.CancelScope()
-        self.ended = anyio.Event()
+        self.scope: anyio.CancelScope = anyio.CancelScope()
+        self.ended: anyio.Event = anyio.Event()
         self.error: BaseException | None = closed
         """What ended the input, or None when it ended by itself."""
         self._submission = submission

@@ -32,7 +32,7 @@ class Writer:
         self._broken = broken
         self._unsent: deque[memoryview] = deque()
         self._full = anyio.Event()
-        self.written = 0
+        self.written: int = 0
         """Bytes that the pipe took."""
 
     @property

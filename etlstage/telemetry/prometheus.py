@@ -51,7 +51,9 @@ class PrometheusMeter:
                 "prometheus-client is not installed; run:"
                 " pip install 'etlstage[prometheus]'"
             ) from error
-        self.registry = CollectorRegistry() if registry is None else registry
+        self.registry: CollectorRegistry = (
+            CollectorRegistry() if registry is None else registry
+        )
         self._lock = threading.Lock()
         self._counters: dict[str, prometheus_client.Counter] = {}
         self._gauges: dict[str, prometheus_client.Gauge] = {}

@@ -69,7 +69,7 @@ class MemorySink(Sink):
     def __init__(self, *, durable: bool = True, name: str = "sink") -> None:
         super().__init__(name)
         self.messages: list[bytes] = []
-        self.finished = 0
+        self.finished: int = 0
         self._durable = durable
 
     async def write(self, run: Run) -> None:

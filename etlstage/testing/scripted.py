@@ -75,9 +75,9 @@ class ScriptedWorker:
         status: MemoryPipe | None,
     ) -> None:
         self.request = request
-        self.name = request.worker
-        self.start = request.start
-        self.pid = next(_pids)
+        self.name: str = request.worker
+        self.start: int = request.start
+        self.pid: int = next(_pids)
         self.ignored: set[Signals] = set()
         self.signals: list[Signals] = []
         self.returncode: int | None = None

@@ -57,8 +57,8 @@ class Guard:
         self.groups: set[int] = set()
         self.folders: set[str] = set()
         self.java: set[tuple[int, int]] = set()
-        self.starting = 0
-        self.asked = 0
+        self.starting: int = 0
+        self.asked: int = 0
         self._variable = variable
         self._rest = b""
 

@@ -96,8 +96,8 @@ class Launcher:
                 if _needs_shim(terms):
                     raise
                 words = []
-        self.words = [*words, *command]
-        self.descriptors = () if self._said is None else (self._said,)
+        self.words: list[str] = [*words, *command]
+        self.descriptors: tuple[int, ...] = () if self._said is None else (self._said,)
 
     def check(self) -> None:
         """

@@ -8,7 +8,8 @@ left, and then ``b""``.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 import anyio
 
@@ -112,13 +113,13 @@ class MemoryWire:
     def __init__(self, incoming: MemoryPipe, outgoing: MemoryPipe) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
-        self.read = incoming.read
-        self.readable = incoming.readable
-        self.stop_waiting = incoming.stop_waiting
-        self.write = outgoing.write
-        self.writable = outgoing.writable
-        self.close_write = outgoing.end
-        self.close_read = incoming.desert
+        self.read: Callable[[int], bytes | None] = incoming.read
+        self.readable: Callable[[], Coroutine[Any, Any, None]] = incoming.readable
+        self.stop_waiting: Callable[[], None] = incoming.stop_waiting
+        self.write: Callable[[bytes | memoryview], int] = outgoing.write
+        self.writable: Callable[[], Coroutine[Any, Any, None]] = outgoing.writable
+        self.close_write: Callable[[], None] = outgoing.end
+        self.close_read: Callable[[], None] = incoming.desert
 
     def unread(self) -> int:
         """Return how many bytes the other end has not read."""

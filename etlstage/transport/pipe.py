@@ -147,10 +147,10 @@ class PipeChild:
         self._popen = popen
         self._mark = mark
         self._ended: int | None = None  # the exit status, before it is reaped
-        self.pid = popen.pid
-        self.stderr = PipeReader(popen.stderr)
+        self.pid: int = popen.pid
+        self.stderr: PipeReader = PipeReader(popen.stderr)
         _enlarge(popen.stderr.fileno())
-        self.status = None if status is None else PipeReader(status)
+        self.status: PipeReader | None = None if status is None else PipeReader(status)
         self._pidfd: int | None = None
         with suppress(AttributeError, OSError):
             self._pidfd = os.pidfd_open(self.pid)

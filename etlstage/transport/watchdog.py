@@ -63,7 +63,7 @@ class Watchdog:
         if line is not None:
             line.close()
         self.pid: int | None = None
-        self.mark = f"{os.getpid()}.{os.urandom(8).hex()}"
+        self.mark: str = f"{os.getpid()}.{os.urandom(8).hex()}"
         self._owner = os.getpid()
         self._line: socket.socket | None = None
         self._groups: set[int] = set()

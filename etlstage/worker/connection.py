@@ -78,8 +78,8 @@ class Connection:
         refused: Callable[[MessageRefused], Any],
     ) -> None:
         self.pending: list[Any] = []
-        self.sent = 0
-        self.skipped = 0
+        self.sent: int = 0
+        self.skipped: int = 0
         self._protocol = protocol
         self._source, self._target = descriptors
         self._event: Callable[[list[Any]], Event] = event

@@ -35,7 +35,9 @@ class Function:
                 " pass the function itself, not what it returns"
             )
         self.call = call
-        self.name = f"{role} function {getattr(call, '__qualname__', repr(call))!r}"
+        self.name: str = (
+            f"{role} function {getattr(call, '__qualname__', repr(call))!r}"
+        )
 
     def check(self, reply: object) -> None:
         """

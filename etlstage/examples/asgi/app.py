@@ -51,7 +51,7 @@ class Service:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.meter = PrometheusMeter()
+        self.meter: PrometheusMeter = PrometheusMeter()
         self.supervisor: AsyncSupervisor | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,4 +115,4 @@ class Service:
         return status, f"{result.error}\n".encode()
 
 
-app = Service(STAGE)
+app: Service = Service(STAGE)

@@ -50,12 +50,12 @@ class LetterFile:
         folder = state / FOLDER
         make_ours(state)
         make_ours(folder)
-        self.path = folder / f"{quote(stage, safe=' ')}{SUFFIX}"
+        self.path: Path = folder / f"{quote(stage, safe=' ')}{SUFFIX}"
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)
-        self.start = os.fstat(self._fd).st_size
+        self.start: int = os.fstat(self._fd).st_size
         """Where the letters of this run begin, at the earliest."""
-        self.dirty = False
+        self.dirty: bool = False
         """Whether there is anything that may not be durable."""
         # The file's name, and those of the folders that were made.
         for path in (folder, folder.parent, folder.parent.parent):

@@ -57,13 +57,13 @@ class DeadLetters:
         hidden: Mapping[str, str] | None = None,
     ) -> None:
         self.pipeline = pipeline
-        self.run = run or secrets.token_hex(4)
-        self.count = 0
+        self.run: str = run or secrets.token_hex(4)
+        self.count: int = 0
         """Letters of this run."""
         self._state = state
         self._shown = shown or str(state)
         self._commands = commands or {}
-        self.secrets = Secrets(hidden)
+        self.secrets: Secrets = Secrets(hidden)
         """What is not to be shown, here or elsewhere."""
         self._numbered = 0
         # Of those that were there before, the ids.

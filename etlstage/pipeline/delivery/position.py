@@ -29,7 +29,7 @@ class PositionFile:
     """
 
     def __init__(self, folder: Path, stage: str) -> None:
-        self.path = folder / f"{stage}{SUFFIX}"
+        self.path: Path = folder / f"{stage}{SUFFIX}"
         self._stage = stage
 
     def load(self) -> object:

@@ -68,7 +68,7 @@ class MarkerProtocol:
         framing_of: Callable[[Run], Framing] = lambda _messages: LISTS,
     ) -> None:
         self.side = side
-        self.markers = markers or Markers()
+        self.markers: Markers = markers or Markers()
         self._limits = limits or Limits()
         self._eob_then_eom = eob_then_eom
         self._session = Session(mode)

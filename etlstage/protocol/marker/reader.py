@@ -55,8 +55,8 @@ class Reader:
         limits: Limits,
     ) -> None:
         self.events: list[Event] = []
-        self.echoes = 0
-        self.echoes_owed = 0
+        self.echoes: int = 0
+        self.echoes_owed: int = 0
         self.eob_then_eom = False
         self._session = session
         self._markers = markers

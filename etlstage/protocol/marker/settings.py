@@ -73,7 +73,7 @@ class MarkerDialect(Definition, Dialect):
     """The stage protocol with EOM, EOP, EOB, BNC and ERR."""
 
     name: ClassVar[str] = "marker"
-    label: ClassVar = ("dialect",)
+    label: ClassVar[tuple[str, ...]] = ("dialect",)
     mode: Mode = Mode.SINGLE
     """Which of the scenarios of the protocol the stage follows."""
     markers: Annotated[Markers, _MARKERS] = field(default_factory=Markers)

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 __all__ = ("TRANSITIONS", "Mode", "Refused", "Session", "State", "Token")
 
@@ -95,7 +95,8 @@ class State(Enum):
     """Somebody broke the protocol."""
 
     # Members are single objects: the hash of their names, in Python, costs more.
-    __hash__ = object.__hash__
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
 
 
 class Token(Enum):
@@ -110,7 +111,8 @@ class Token(Enum):
     ERR = "ERR"
     BNC = "BNC"
 
-    __hash__ = object.__hash__
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
 
 
 _ONE_BY_ONE: Final = {
@@ -219,7 +221,7 @@ class Session:
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
         self.state = State.STREAMING if mode is Mode.PLAIN else State.IDLE
-        self.owed = 0
+        self.owed: int = 0
         """EOP that the worker still has to write."""
         self._table = TRANSITIONS[mode]
 

@@ -30,8 +30,8 @@ class Epoch:
     """
 
     def __init__(self) -> None:
-        self.messages = 0
-        self.size = 0
+        self.messages: int = 0
+        self.size: int = 0
         self._pending: list[bytes] = []
         self._chunks: list[pa.Array] = []
 

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from etlstage.messages import Position
 from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.ledger import Account
 from etlstage.spark.dataframe.source import DataFrameSource
 from etlstage.spark.engine.staging import StagedLoad
 
@@ -21,7 +22,7 @@ class StagedCapture(StagedLoad):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink.name)
-        self.account = sink.account
+        self.account: Account = sink.account
         self._sink = sink
 
     def landed(self) -> str:

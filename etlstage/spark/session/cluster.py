@@ -38,7 +38,7 @@ class ClusterHome:
         for path in Path(_find_spark_home()).iterdir():
             if path.name != "work":
                 (home / path.name).symlink_to(path)
-        self.environ = {"SPARK_HOME": str(home)}
+        self.environ: dict[str, str] = {"SPARK_HOME": str(home)}
         self.settings: dict[str, str] = {}
         if not java.has_vector:
             write_java(home / "java-of-executors", java)

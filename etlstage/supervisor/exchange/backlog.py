@@ -25,7 +25,7 @@ class Backlog:
         self._workers: set[int] = set()
         self.suspects: deque[Exchange] = deque()
         """What workers were lost with; a fresh worker tries it, alone."""
-        self.orphaned = False
+        self.orphaned: bool = False
         """A worker is gone for good: what it was to try, others must."""
 
     def join(self, worker: int) -> None:

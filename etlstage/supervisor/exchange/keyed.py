@@ -56,7 +56,7 @@ class Lanes:
         max_reply: float = math.inf,
     ) -> None:
         self._stage = stage
-        self.lanes = [
+        self.lanes: list[Submission] = [
             Submission(
                 on_outcome, max_unread=max_unread, max_reply=max_reply, keyed=True
             )
@@ -68,7 +68,7 @@ class Lanes:
         self._passed = Watermark()
         self._on_outcome = on_outcome
         self._total = 0
-        self.unkeyed = 0
+        self.unkeyed: int = 0
         """Messages in which there was no key."""
 
     @property

@@ -24,7 +24,7 @@ class Watermark:
     """Counts the messages before the first that has not ended."""
 
     def __init__(self) -> None:
-        self.low = 0
+        self.low: int = 0
         self._ended: dict[int, int] = {}  # beyond that: where ended ones begin and end
 
     def rise(self, start: int, count: int) -> None:
@@ -86,18 +86,18 @@ class Submission:
         self._next = 0  # place of the first message that was not collected
         self._total = 0
         self._dead: Exception | None = None
-        self.forgotten = False
+        self.forgotten: bool = False
         """Its caller is gone."""
-        self.closed = False
+        self.closed: bool = False
         """No more will be fed."""
-        self.waiting = 0
+        self.waiting: int = 0
         """Messages that no worker has taken."""
-        self.waiting_bytes = 0
-        self.in_flight = 0
+        self.waiting_bytes: int = 0
+        self.in_flight: int = 0
         """Messages that were taken and have not ended."""
-        self.held = 0
+        self.held: int = 0
         """Messages that were fed and not collected."""
-        self.held_bytes = 0
+        self.held_bytes: int = 0
         """Bytes of these messages and of the replies to them."""
 
     @property

@@ -24,7 +24,7 @@ class Window:
     """
 
     def __init__(self, fixed: int | None) -> None:
-        self.size = fixed or 1
+        self.size: int = fixed or 1
         self._fixed = fixed is not None
         self._answered = 0
         self._since = 0.0

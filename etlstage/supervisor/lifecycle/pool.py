@@ -67,9 +67,9 @@ class PoolState:
         streams = stage.dialect.shape is Shape.STREAM
         for _ in range(0 if streams else max(1, self._min)):
             self._add()
-        self.stopping = False
+        self.stopping: bool = False
         """The supervisor is to end: no worker is started any more."""
-        self.given_up = False
+        self.given_up: bool = False
         """No worker is left, although messages may be."""
 
     def __repr__(self) -> str:

@@ -68,18 +68,18 @@ class WorkerLife:
         out: list[Instruction],
     ) -> None:
         self.name = name
-        self.state = State.EXITED
-        self.tally = Tally(stage.restart)
-        self.story = History()
+        self.state: State = State.EXITED
+        self.tally: Tally = Tally(stage.restart)
+        self.story: History = History()
         self.pid: int | None = None
         self.timer: float | None = None
         """When it wants to be told the time."""
         self.worn: str | None = None
         """Why it is to be replaced, as soon as it may be."""
-        self.retiring = False
-        self.wanted = True
+        self.retiring: bool = False
+        self.wanted: bool = True
         """Whether there is to be a process; else the worker is as good as not there."""
-        self.end = ""
+        self.end: str = ""
         """Who it was and what became of it, when it is not started again."""
         self._stage = stage
         self._random = random

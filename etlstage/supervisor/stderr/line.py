@@ -52,7 +52,7 @@ class DiagnosticReader:
         self._rest = b""
         self._dropped = LinesDropped(0, 0)
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
-        self.lines = 0
+        self.lines: int = 0
         """Lines so far, dropped or not; pieces of a long one count one each."""
 
     @property

@@ -11,10 +11,10 @@ class Markers:
     """The four byte strings of the stage protocol."""
 
     def __init__(self) -> None:
-        self.eom = _marker("EOM", r"\012")
-        self.eop = _marker("EOP", r"\000")
-        self.eob = _marker("EOB", r"\027")
-        self.bnc = _marker("BNC", r"\005")
+        self.eom: bytes = _marker("EOM", r"\012")
+        self.eop: bytes = _marker("EOP", r"\000")
+        self.eob: bytes = _marker("EOB", r"\027")
+        self.bnc: bytes = _marker("BNC", r"\005")
 
 
 def _marker(name: str, default: str) -> bytes:

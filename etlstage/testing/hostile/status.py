@@ -17,7 +17,8 @@ class Status:
     """
 
     def __init__(self) -> None:
-        self._fd, self.every = -1, 0.0
+        self._fd = -1
+        self.every: float = 0.0
         path = os.environ.get("ETLSTAGE_STATUS")
         if path:
             self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
