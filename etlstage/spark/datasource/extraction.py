@@ -7,7 +7,7 @@ supervisor has an event loop in a thread beside, see ``task/portal.py``.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Final, NamedTuple, Self
@@ -91,13 +91,13 @@ def extracted(
         SourceFailed: If a round fails; what was yielded before is a part of it.
 
     """
-    rounds: list[tuple[int, int] | None] = [None]
+    rounds: Iterable[tuple[int, int] | None] = [None]
     if policy is not None:
         assert part.start is not None
         assert part.end is not None
-        rounds = list(steps(part.start, part.end, policy.step))
-    if not rounds:
-        return
+        if part.start == part.end:
+            return
+        rounds = steps(part.start, part.end, policy.step)
     template = policy.template if policy is not None else None
     with bridged(partial(_extract, stage, rounds, template)) as bridge:
         try:
@@ -114,7 +114,7 @@ def _which(part: Range) -> str:
 
 async def _extract(
     stage: Stage,
-    rounds: Sequence[tuple[int, int] | None],
+    rounds: Iterable[tuple[int, int] | None],
     template: str | None,
     bridge: Bridge[Run],
 ) -> None:

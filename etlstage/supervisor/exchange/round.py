@@ -171,5 +171,5 @@ def _fingerprint(messages: Run, before: tuple[int, int]) -> tuple[int, int]:
     """Return what tells these messages, behind those before, from others."""
     if isinstance(messages, _Knows):
         return messages.fingerprint(before)
-    sizes = array("i", map(len, messages))
+    sizes = array("i", list(map(len, messages)))  # an iterator is dearer
     return crc32(sizes, before[0]), crc32(b"".join(messages), before[1])
