@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from etlstage.errors import SourceFailed
 from etlstage.pipeline.delivery.folder import make, opened, reason, sync
 
-__all__ = ("POSITIONS", "PositionFile", "store")
+__all__ = ("POSITIONS", "PositionFile", "load", "store")
 
 SUFFIX: Final = ".position.json"
 POSITIONS: Final = f"*{SUFFIX}"
 """What such files are called, as a pattern."""
-_LENGTH: Final = 1024 * 1024  # bytes; a position is a few
+_LENGTH: Final = 16 * 1024 * 1024  # bytes; a position is a few
 
 
 class PositionFile:
@@ -41,8 +41,7 @@ class PositionFile:
 
         """
         try:
-            with opened(self.path, os.O_RDONLY) as file:
-                return json.loads(file.read(_LENGTH))["position"]
+            return load(self.path)["position"]
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -73,6 +72,12 @@ class PositionFile:
             f" {reason(error)}",
             stage=self._stage,
         )
+
+
+def load(path: Path) -> Any:  # noqa: ANN401 - any JSON
+    """Return what :func:`store` has written."""
+    with opened(path, os.O_RDONLY) as file:
+        return json.loads(file.read(_LENGTH))
 
 
 def store(path: Path, value: object) -> None:

@@ -12,7 +12,6 @@ has to say is in the records, which are in the state directory.
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from etlstage.errors import EtlstageError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.folder import make
-from etlstage.pipeline.delivery.position import store
+from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine.stage_job import StageJob, staging_for
@@ -210,7 +209,7 @@ class Batches:
         path = self._state / "stream.json"
         if not path.exists():
             store(path, {"id": secrets.token_hex(4)})
-        name: str = json.loads(path.read_bytes())["id"]
+        name: str = load(path)["id"]
         return name
 
     def records(self) -> Iterator[Record]:
@@ -219,7 +218,7 @@ class Batches:
             if path.name in self._read:
                 continue
             self._read.add(path.name)
-            record = Record(**json.loads(path.read_bytes()))
+            record = Record(**load(path))
             if record.run == self._run:
                 yield record
 
