@@ -58,7 +58,7 @@ class FaultKind(StrEnum):
     message is to be answered, nobody can tell that from a part of the reply."""
     WRONG_MARKER = "wrong_marker"
     """Ends its reply with ``data``, by default BNC, in place of EOP; with nothing, if
-    it is empty."""
+    it is empty; with ERR, it refuses."""
 
     # --- it answers rightly, but ...
     HUGE = "huge"

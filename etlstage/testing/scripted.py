@@ -117,6 +117,12 @@ class ScriptedWorker:
             eop = b""
         await self.write(b"".join(output + eom for output in outputs) + eop)
 
+    async def refuse(self, reason: str) -> None:
+        """Refuse a message, or a batch."""
+        err = self._markers.err
+        assert err is not None, "a worker that was given no marker err can't refuse"
+        await self.write(reason.encode() + err)
+
     async def complain(self, text: str) -> None:
         """Write a line to stderr."""
         await _write(self._stderr, text.encode() + b"\n")

@@ -23,6 +23,7 @@ from etlstage import RestartPolicy, Stage
 from etlstage.cli.scaffold import copy_examples
 from etlstage.examples.asgi.app import MAX_BODY, STAGE, Service
 from etlstage.examples.asgi.worker import answer
+from etlstage.worker import Refuse
 
 CLIENTS = 200
 SECONDS = 4
@@ -185,11 +186,12 @@ async def test_answer() -> None:
     "body", [b"", b"no JSON", b"[1]", b"{}", b'{"text": 1}', b"[" * 100_000]
 )
 async def test_request_that_makes_no_sense(body: bytes) -> None:
-    """The worker has no reply to it and lives on."""
+    """The worker refuses it, says why, and lives on."""
     async with client(Service(STAGE)) as c:
         reply = await c.post("/", content=body)
         health = await c.get("/health")
-    assert list(answer(body)) == []
+    with pytest.raises(Refuse):
+        list(answer(body))
     assert reply.status_code == 422
     assert reply.headers["content-type"] == "text/plain; charset=utf-8"
     assert reply.text == 'expected an object such as {"text": "some words"}\n'

@@ -77,6 +77,24 @@ async def test_markers_are_those_of_the_environment(markers: Markers) -> None:
         assert outputs(await supervisor.submit([b"a"])) == [(b"A",)]
 
 
+async def test_script_may_refuse() -> None:
+    """One message, and go on."""
+
+    async def refuse_bad(worker: ScriptedWorker) -> None:
+        async for message in worker.messages():
+            if message == b"bad":
+                await worker.refuse("no date")
+            else:
+                await worker.reply(message)
+
+    async with AsyncSupervisor(
+        stage(), launch=ScriptedLaunch(refuse_bad)
+    ) as supervisor:
+        good, bad, last = await supervisor.submit([b"a", b"bad", b"b"])
+    assert (good.outputs, last.outputs) == ((b"a",), (b"b",))
+    assert str(bad.error).endswith(") refused the message: no date")
+
+
 async def test_more_than_fits_passes_through() -> None:
     """Both sides wait for each other."""
     launch = ScriptedLaunch(upper, pipe_size=3)

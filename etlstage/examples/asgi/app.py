@@ -15,8 +15,8 @@ answered yet is answered by another. A request ends with status
 
 * 200: with the reply;
 * 413: its body is too long;
-* 422: it can't be processed, for example because the worker has no reply to it, or
-  because it is not on one line, or three workers died of it; the text says why;
+* 422: it can't be processed, for example because the worker refuses it, or because it
+  is not on one line, or three workers died of it; the text says why;
 * 503: no worker is left, or the service is stopping.
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from etlstage import AsyncSupervisor, Stage, Timeouts
-from etlstage.errors import EtlstageError, StageFailed
+from etlstage.errors import EtlstageError, RefusedByWorker, StageFailed
 from etlstage.telemetry import PrometheusMeter
 from etlstage.telemetry.prometheus import CONTENT_TYPE
 
@@ -37,7 +37,6 @@ Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
 
 MAX_BODY = 1024 * 1024
-NO_REPLY = b'expected an object such as {"text": "some words"}\n'
 STAGE = Stage(
     name="answer",
     command=(sys.executable, str(Path(__file__).with_name("worker.py"))),
@@ -106,9 +105,9 @@ class Service:
             return 503, b"the service is not running\n"
         (result,) = await self.supervisor.submit([message])
         if result.error is None:
-            if not result.outputs:
-                return 422, NO_REPLY
             return 200, b"\n".join(result.outputs)
+        if isinstance(result.error, RefusedByWorker):
+            return 422, f"{result.error.reason}\n".encode()
         # It names the command and what the worker wrote to stderr: when strangers can
         # ask, log it, and tell them less.
         status = 503 if isinstance(result.error, StageFailed) else 422

@@ -13,13 +13,14 @@ from etlstage import worker
 
 
 def answer(message: bytes) -> Iterator[bytes]:
-    """Yield the text's length in words and characters; nothing if it makes no sense."""
+    """Yield the text's length in words and characters; refuse what makes no sense."""
     try:
         text = json.loads(message)["text"]
         reply = {"text": text, "words": len(text.split()), "characters": len(text)}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        # A mistake of who asks is answered, too; an exception would end this process.
-        return
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        # Who asks made a mistake, and is told; we go on.
+        wanted = 'expected an object such as {"text": "some words"}'
+        raise worker.Refuse(wanted) from error
     yield json.dumps(reply).encode()
 
 
