@@ -89,6 +89,8 @@ class Runner(ABC):
         status: Status | None = None
         try:
             try:
+                if self._dead_letters is not None:
+                    self._dead_letters.check()
                 with self._delivery or nullcontext():
                     status = await self._run()
             except Exception as error:

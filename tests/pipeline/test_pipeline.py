@@ -361,6 +361,23 @@ async def test_endless_extraction_is_flushed_now_and_then() -> None:
     assert source.acknowledged == [1]
 
 
+@pytest.fixture
+def everybodys(tmp_path: Path) -> Path:
+    """Return a folder to which all may write."""
+    tmp_path.chmod(0o777)
+    return tmp_path
+
+
+async def test_dead_letters_in_a_folder_of_others(everybodys: Path) -> None:
+    """It is told before anything is loaded, and not with the first (issue 10)."""
+    source, sink = ScriptedSource([[b"a"]]), GatedSink()
+    letters = DeadLetters(everybodys, pipeline="p")
+    report = await run(pipeline(source, sink=sink, dead_letters=letters))
+    assert isinstance(report.error, StateUnusable)
+    assert "others may write to the folder (mode 777)" in str(report.error)
+    assert sink.messages == []
+
+
 async def test_second_run_of_one_state_loads_nothing(tmp_path: Path) -> None:
     """Whoever stores positions is alone with them, without being told so (issue 10)."""
     offsets = OffsetPolicy(by="supervisor", step=3, end=12)

@@ -27,6 +27,8 @@ from etlstage.pipeline.dead_letter.file import (
     read_letters,
 )
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.delivery.delivery import unusable
+from etlstage.pipeline.delivery.folder import make_ours
 from etlstage.pipeline.secret import Secrets
 
 __all__ = ("DeadLetters",)
@@ -79,6 +81,20 @@ class DeadLetters:
     def look(self) -> str:
         """The command with which a user looks at the letters."""
         return f"etlstage dlq ls {shlex.quote(self._shown)}"
+
+    def check(self) -> None:
+        """
+        Assert that letters may be kept where they are to be, if that is there.
+
+        Raises:
+            StateUnusable: If the folder is not ours.
+
+        """
+        try:
+            if self._state.exists():
+                make_ours(self._state)
+        except OSError as error:
+            raise unusable(self._state, error) from error
 
     def letter(
         self,

@@ -20,7 +20,7 @@ from typing import BinaryIO, Final, Self
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.folder import make_ours, opened, reason
 
-__all__ = ("LOCK", "Delivery")
+__all__ = ("LOCK", "Delivery", "unusable")
 
 LOCK: Final = "lock"
 """The file that is locked, in the state directory."""
@@ -57,10 +57,7 @@ class Delivery:
                 # A process that was forked off meanwhile shares it with us.
                 stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
             except OSError as error:
-                raise StateUnusable(
-                    f"can't use the state directory {self.folder}: {reason(error)};"
-                    " set another state"
-                ) from error
+                raise unusable(self.folder, error) from error
             self._stack = stack.pop_all()
         return self
 
@@ -89,6 +86,13 @@ class Delivery:
         file.truncate()
         file.write(json.dumps(about).encode())
         file.flush()
+
+
+def unusable(folder: Path, error: OSError) -> StateUnusable:
+    """Return the error of a state directory that can't be ours."""
+    return StateUnusable(
+        f"can't use the state directory {folder}: {reason(error)}; set another state"
+    )
 
 
 def _holder(file: BinaryIO) -> str:
