@@ -126,7 +126,7 @@ load:
     [
         '["./${TOKEN}"]',
         '["${TOKEN}", x]',
-        '[sh, -c, "echo ${TOKEN} $$PASSWORD >&2; exit 3", "it\'s ${TOKEN}"]',
+        '[sh, -c, "echo $$BOTH $$PASSWORD >&2; exit 3", "it\'s ${TOKEN}"]',
     ],
 )
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
