@@ -274,8 +274,6 @@ class RunningWorker:
             skipped = self._status.receive(data)
             if skipped:
                 self._owner.skip(self.name, skipped)
-            if self.exited:
-                continue
             if self._announced:
                 self._owner.handle(AliveSeen(self.name))
             else:
@@ -297,9 +295,9 @@ class RunningWorker:
         return self._streams or not self.connection.unread(self._worker.unread)
 
     def _end(self, status: int) -> None:
-        self.connection.catch_up()
         if self._worker.child.status is not None:
             self._take_status(self._worker.child.status)
+        self.connection.catch_up()
         fate = self._worker.fate(self._closed if self.error is None else "")
         if not self._told_to_stop and self._streams and not status:
             if self._all_read:
