@@ -275,8 +275,9 @@ class RunningWorker:
             if skipped:
                 self._owner.skip(self.name, skipped)
             if self._announced:
-                self._owner.handle(AliveSeen(self.name))
-            else:
+                if not self.exited:
+                    self._owner.handle(AliveSeen(self.name))
+            elif not self.ended:  # else what it had to say comes from an heir
                 self._announced = True
                 self.announce()
         return True
