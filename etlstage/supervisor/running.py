@@ -275,9 +275,8 @@ class RunningWorker:
             if skipped:
                 self._owner.skip(self.name, skipped)
             if self._announced:
-                if not self.exited:
-                    self._owner.handle(AliveSeen(self.name))
-            elif not self.ended:  # else what it had to say comes from an heir
+                self._owner.handle(AliveSeen(self.name))
+            else:
                 self._announced = True
                 self.announce()
         return True
