@@ -305,11 +305,11 @@ class Pipeline(Runner):
 
 @asynccontextmanager
 async def _flushed(policy: DeadLetterPolicy) -> AsyncIterator[None]:
-    """Dead-letter what is held at the end, also at an error, which comes first."""
+    """Dead-letter what is held at the end, also of a run that fails or is stopped."""
     try:
         yield
-    except Exception:
-        with suppress(StageError):
+    except BaseException:
+        with anyio.CancelScope(shield=True), suppress(StageError):
             await policy.flush()
         raise
     await policy.flush()

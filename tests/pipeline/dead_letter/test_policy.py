@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import anyio
+import anyio.lowlevel
 import pytest
 import structlog
 from structlog.testing import capture_logs
@@ -32,6 +35,7 @@ from etlstage.pipeline.dead_letter.policy import (
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
+from etlstage.pipeline.pipeline import _flushed
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, ResourceLimits, RestartPolicy
 from etlstage.stage import Stage as Configured
@@ -279,6 +283,23 @@ async def test_what_is_held_is_kept_before_the_stage_fails(
         await policy.hold(RemoteProtocolError("p"), [b"x"], place=place)
     with pytest.raises(StageFailed):
         await policy.hold(StageFailed("f", stage="s"), [b"y"], place=2)
+    assert account.dead == letters.count == 2
+
+
+@pytest.mark.parametrize("end", ["error", "cancel"])
+async def test_what_is_held_is_kept_when_the_run_ends_otherwise(
+    account: Account, letters: DeadLetters, end: str
+) -> None:
+    """It had an outcome before."""
+    policy = made(account, letters)
+    with anyio.CancelScope() as scope, suppress(KeyError):
+        async with _flushed(policy):
+            for place in range(2):
+                await policy.hold(RemoteProtocolError("p"), [b"x"], place=place)
+            if end == "error":
+                raise KeyError
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
     assert account.dead == letters.count == 2
 
 

@@ -341,6 +341,23 @@ def test_error_of_a_refused_message_tells_every_attempt() -> None:
     assert len(refused.error.attempts) == 3  # of three, of two, alone
 
 
+def test_worker_may_refuse_a_batch_before_it_has_all_of_it() -> None:
+    """What it did not ask for was not refused."""
+    backlog = Backlog()
+    caller = Submission(lambda: None)
+    backlog.open(caller)
+    caller.feed([b"no", b"b", b"c"], 0.0)
+    backlog.suspects.append(caller.take(3, 99))
+    dispatcher = AskedDispatcher(stage(Mode.BATCH_WORKER), backlog)
+    assert dispatcher.next(0.0, 0, 1) == (MessagesPassed([b"no"]),)
+    refused = RefusedByWorker("no", stage="t", code=0, reason="no")
+    assert dispatcher.refused_by(0, refused, 0.0) == (1, 2)
+    assert caller.waiting == 2
+    (outcome,) = caller.collect()
+    assert isinstance(outcome, Outcome)
+    assert (outcome.messages, outcome.error) == ([b"no"], refused)
+
+
 def test_refusals_are_answers_to_the_window() -> None:
     """A worker that refuses everything is not fed in lock-step."""
     line = Line(stage())
