@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from itertools import count
 from signal import SIGKILL, Signals
+from time import monotonic
 from typing import IO, Final
 
 import anyio
@@ -187,7 +188,7 @@ class PipeChild:
             await _guarded(self._pidfd)
         else:
             while _status_of(self.pid) is None:
-                WATCHDOG.check(anyio.current_time())
+                WATCHDOG.check(monotonic())
                 await anyio.sleep(_POLL)
         try:
             self._ended = _status_of(self.pid)
@@ -345,10 +346,17 @@ def _signal(pids: list[int], number: Signals) -> int:
 async def _guarded(pidfd: int) -> None:
     """Wait until a process has ended; meanwhile see to it that the watchdog lives."""
     while True:
+        began = monotonic()
         with anyio.move_on_after(_CHECK):
             await anyio.wait_readable(pidfd)
             return
-        WATCHDOG.check(anyio.current_time())
+        now = monotonic()
+        if now - began < 0.9 * _CHECK:
+            # The clock of the event loop is a test's, which jumps to whatever time
+            # somebody waits for.
+            await anyio.wait_readable(pidfd)
+            return
+        WATCHDOG.check(now)
 
 
 async def _look_again(pid: int) -> None:

@@ -31,6 +31,8 @@ PLACES = (
     "wire.close",
     "child.signal",
     "child.wait",
+    "child.deserted",
+    "child.kill",
     "child.kill_heirs",
     "child.close",
     "child.stderr.read",
