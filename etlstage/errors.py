@@ -13,6 +13,7 @@ Everything that etlstage raises.
         * :class:`WorkerLost`
         * :class:`RefusedByWorker`: it said no to one message
         * :class:`StageFailed`: no worker is left
+        * :class:`RepliesDoubtful`: which reply is whose is not known
         * :class:`SourceFailed`
         * :class:`SinkFailed`
     * :class:`SparkUnavailable`: no usable Java, no PySpark, no session
@@ -38,6 +39,7 @@ __all__ = (
     "ProtocolError",
     "RefusedByWorker",
     "RemoteProtocolError",
+    "RepliesDoubtful",
     "SinkFailed",
     "SourceFailed",
     "SparkUnavailable",
@@ -48,9 +50,12 @@ __all__ = (
     "guess",
 )
 
-FailureCause: TypeAlias = Literal["died", "silent", "protocol", "start", "heartbeat"]
+FailureCause: TypeAlias = Literal[
+    "died", "silent", "protocol", "pairing", "start", "heartbeat"
+]
 """Why a worker failed: it ended by itself; did not answer in time; broke the protocol;
-could not be started or was not ready in time; missed its heartbeat."""
+wrote what nobody asked for; could not be started or was not ready in time; missed its
+heartbeat."""
 
 
 class Attempt(NamedTuple):
@@ -123,7 +128,15 @@ class MessageRefused(LocalProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """Raised when the *peer* sent what the protocol forbids."""
+    """
+    Raised when the *peer* sent what the protocol forbids.
+
+    Attributes:
+        found: The first bytes of it, where it is known which they are.
+
+    """
+
+    found: bytes = b""
 
 
 class PayloadTooBig(RemoteProtocolError):
@@ -170,6 +183,23 @@ class RefusedByWorker(StageError):
 
 class StageFailed(StageError):
     """Raised when a stage has no worker left and starts none any more."""
+
+
+class RepliesDoubtful(StageError):
+    """
+    Raised when replies were passed on that may be those of other messages.
+
+    Their worker wrote one too many, or too few, and it showed when they were gone.
+    """
+
+    def __init__(self, count: int, *, stage: str) -> None:
+        messages = "1 message is" if count == 1 else f"{count:,} messages are"
+        super().__init__(
+            f"stage {stage}: {messages} doubtful: a worker wrote what nobody asked for"
+            " when its replies to them had been passed on, so they may be those of"
+            " other messages; the log says what it wrote",
+            stage=stage,
+        )
 
 
 class SourceFailed(StageError):

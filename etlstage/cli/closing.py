@@ -53,6 +53,7 @@ def balance(report: Report) -> str:
     *_, last = report.ledger
     counts = {
         "skipped": sum(account.skipped for account in report.ledger),
+        "doubtful": sum(account.doubtful for account in report.ledger),
         "dead-lettered": sum(account.dead for account in report.ledger),
         "failed": sum(account.failed for account in report.ledger),
         "not processed": sum(account.lost for account in report.ledger)

@@ -40,7 +40,7 @@ BUCKET: Final = 1_000_000
 CUT: Final = 80
 BEFORE: Final = 20
 """Characters shown in front of the place where two long messages part."""
-WORDS: Final = ("in", "done", "dead", "failed", "lost", "out", "skipped")
+WORDS: Final = ("in", "done", "dead", "failed", "lost", "out", "skipped", "doubtful")
 
 
 class Messages(Protocol):

@@ -19,7 +19,16 @@ from etlstage.messages import StageKind
 
 __all__ = ("COUNTS", "Account", "Ledger")
 
-COUNTS: Final = ("received", "done", "dead", "failed", "lost", "produced", "skipped")
+COUNTS: Final = (
+    "received",
+    "done",
+    "dead",
+    "failed",
+    "lost",
+    "produced",
+    "skipped",
+    "doubtful",
+)
 """What an account counts."""
 
 
@@ -41,6 +50,9 @@ class Account:
     """Messages whose worker died, or was stopped, while it held them."""
     produced: int = 0
     """Messages made for the next stage."""
+    doubtful: int = 0
+    """Messages whose replies may be those of others, see ``RepliesDoubtful``; they
+    count as done, too."""
     skipped: int = 0
     """Of the messages that are done: those that a worker says it could not process and
     answered without output."""

@@ -30,7 +30,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from etlstage.errors import StageError
+from etlstage.errors import RepliesDoubtful, StageError
 from etlstage.messages import Position, Run, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -204,9 +204,11 @@ class Pipeline(Runner):
     async def _transform(self, items: Items, tasks: TaskGroup) -> Items:
         """Return what leaves the last stage; each reads what leaves the one before."""
         for stage, account in zip(self._stages, list(self.ledger)[1:], strict=False):
-            ended = anyio.Event()
-            supervisor = await tasks.start(self._supervise, stage, account, ended)
-            items = self._transformed(supervisor, account, items, ended)
+            ended, closed = anyio.Event(), anyio.Event()
+            supervisor = await tasks.start(
+                self._supervise, stage, account, ended, closed
+            )
+            items = self._transformed(supervisor, account, items, ended, closed)
         return items
 
     async def _supervise(
@@ -214,6 +216,7 @@ class Pipeline(Runner):
         stage: Stage,
         account: Account,
         ended: anyio.Event,
+        closed: anyio.Event,
         *,
         task_status: TaskStatus[AsyncSupervisor],
     ) -> None:
@@ -225,6 +228,8 @@ class Pipeline(Runner):
                 await ended.wait()
         finally:
             account.skipped += supervisor.skipped
+            account.doubtful += supervisor.doubtful
+            closed.set()
 
     async def _transformed(
         self,
@@ -232,6 +237,7 @@ class Pipeline(Runner):
         account: Account,
         items: Items,
         ended: anyio.Event,
+        closed: anyio.Event,
     ) -> AsyncGenerator[Item, None]:
         """Yield what a stage makes of the items; set ``ended`` behind the last."""
         stage = supervisor.stage
@@ -260,7 +266,11 @@ class Pipeline(Runner):
                         account.produced += len(outputs)
                         if len(outputs):
                             yield outputs
-        ended.set()
+            ended.set()
+            # Only at their end is it known that the workers had nothing more to say.
+            await closed.wait()
+            if account.doubtful:
+                raise RepliesDoubtful(account.doubtful, stage=stage.name)
 
     # --- load ---------------------------------------------------------------
 

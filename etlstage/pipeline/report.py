@@ -55,6 +55,7 @@ class Report:
                     "lost": account.lost,
                     "out": account.produced,
                     "skipped": account.skipped,
+                    "doubtful": account.doubtful,
                     "seconds": round(account.seconds, 3),
                 }
                 for account in self.ledger

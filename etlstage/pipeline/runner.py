@@ -13,7 +13,7 @@ from contextlib import nullcontext
 
 import anyio
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, RepliesDoubtful
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
@@ -95,6 +95,9 @@ class Runner(ABC):
                     status = await self._run()
             except Exception as error:
                 self._fail(error)
+            for account in self.ledger:
+                if account.doubtful:
+                    self._fail(RepliesDoubtful(account.doubtful, stage=account.stage))
             await self._hand_over_letters()
         finally:
             with anyio.CancelScope(shield=True):

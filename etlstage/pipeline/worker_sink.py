@@ -59,6 +59,7 @@ class WorkerSink(Sink):
         """Stop the workers."""
         await self._supervisor.__aexit__(kind, error, trace)
         self.account.skipped += self._supervisor.skipped
+        self.account.doubtful += self._supervisor.doubtful
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from etlstage.errors import SourceFailed
+from etlstage.errors import RepliesDoubtful, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.position import PositionFile
@@ -61,6 +61,8 @@ class WorkerSource(Source):
         ):
             async for item in rounds:
                 yield item
+        if supervisor.doubtful:
+            raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 
     def drain(self) -> bool:
         """End behind the round that is under way; a plain run has no such point."""

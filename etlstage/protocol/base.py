@@ -152,6 +152,24 @@ class Dialect(ABC):
         """Whether the worker asks also behind the message that fills its batch."""
         return False
 
+    @property
+    def counts(self) -> bool:
+        """Whether nothing but their number tells which exchange a reply is for."""
+        return False
+
+    @property
+    def slack(self) -> int:
+        """Bytes at the end of an exchange that a worker may answer before it reads."""
+        return 0
+
+    def speaks(self, data: bytes) -> bool:
+        """Return whether bytes from a worker are more than the beginning of a reply."""
+        return bool(data)
+
+    def unasked(self, data: bytes) -> str:
+        """Say what a worker did that wrote ``data`` although it owed nothing."""
+        return f"wrote what nobody asked for: {data!r}"
+
     @abstractmethod
     def open(self, side: Side, limits: Limits) -> Session:
         """Return a fresh session."""

@@ -47,6 +47,9 @@ class MessagesPassed(NamedTuple):
 class BatchEnded(NamedTuple):
     """The supervisor ends the batch that it was filling."""
 
+    full: bool = False
+    """It holds as many messages as a batch may."""
+
 
 class MoreRequested(NamedTuple):
     """The worker asks for one more message for its batch."""

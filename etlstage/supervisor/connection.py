@@ -27,6 +27,7 @@ from etlstage.errors import (
     LocalProtocolError,
     MessageRefused,
     PayloadTooBig,
+    RemoteProtocolError,
 )
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Limits, Shape, Side
@@ -55,17 +56,15 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
-from etlstage.supervisor.exchange.dispatch import (
-    Answered,
-    Dispatcher,
-    StreamDispatcher,
-)
+from etlstage.supervisor.exchange.dispatch import Dispatcher, StreamDispatcher
 from etlstage.supervisor.exchange.named import NamedDispatcher
+from etlstage.supervisor.exchange.pairing import Answered
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
     WorkerWorn,
 )
+from etlstage.supervisor.verifier import Verifier
 from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Wire
@@ -188,13 +187,16 @@ class Connection:
             self.dispatch = self._named
         self._max_messages = max_messages
         self._writer = Writer(wire, partial(host.broke, "stdin"))
+        self._verified = stage.dialect.counts
+        self._verifier = Verifier(
+            self, self.dispatch, wire, self._writer, stage.dialect
+        )
         self._answer_due = Deadline(self._miss_answer)
         self._batch_due = Deadline(self.pump_all)
         self._session_due = Deadline(self._ring_session)
         self._session_timer: float | None = None
         self._written_before = 0  # bytes, when it was last given something while idle
         self._unanswered_bytes = 0  # read since the last complete reply
-        self._turn_came = 0.0  # when the oldest exchange that is owed became it
         self._retiring = False
         self._tail: bytes | None = None  # what it wrote last, once it can write no more
         self._extracts = stage.kind is StageKind.EXTRACT
@@ -210,6 +212,11 @@ class Connection:
     def owed(self) -> int:
         """Exchanges that the worker has not answered."""
         return self._session.owed
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the worker has no whole message of what it was given last."""
+        return self._verifier.ahead
 
     def unread(self, left: int) -> bool:
         """
@@ -228,27 +235,47 @@ class Connection:
         writer = self._writer
         if not self._host.usable or not (writer.empty or writer.flush()):
             return False
-        session, dispatch = self._session, self.dispatch
-        owed = session.owed
-        events = dispatch.next(now, owed, session.room)
-        if events is None:
-            if self._shape.batches:
-                self._batch_due.set(dispatch.due)
+        if self._verifier.busy:
+            self._verifier.wake()
             return False
-        if not owed:
-            self._turn_came = now
-            self._written_before = writer.written
-        for event in events:
+        fresh = self._verified and self.dispatch.block.fresh
+        chunks = self.take_next(now)
+        if chunks is None:
+            return False
+        if fresh:
+            self._verifier.begin(now, chunks)
+        else:
+            writer.add(chunks)
+            writer.flush()
+        return True
+
+    def take_next(self, now: float) -> list[bytes] | None:
+        """Give the worker what it may have next; return the bytes to write."""
+        session, dispatch = self._session, self.dispatch
+        while True:
+            owed, room = session.owed, session.room
+            if not owed:
+                # Behind so many it is proven, and the worker replaced.
+                room = min(room, self._max_messages - dispatch.block.total)
+            events = dispatch.next(now, owed, room)
+            if events is None:
+                if self._shape.batches:
+                    self._batch_due.set(dispatch.due)
+                return None
             try:
-                session.send(event)
+                for event in events:
+                    session.send(event)
             except MessageRefused as error:
                 dispatch.refused(error)
-                break
-        writer.add(session.data_to_send())
-        writer.flush()
-        if not owed or self._asked or self._named is not None:
-            self._expect_answer(now)
-        return True
+            chunks = session.data_to_send()
+            if not chunks and self._shape is not Shape.STREAM:
+                continue  # of what was taken, nothing may be sent
+            if not owed:
+                dispatch.block.turn(now)
+                self._written_before = self._writer.written
+            if not owed or self._asked or self._named is not None:
+                self._expect_answer(now)
+            return chunks
 
     def pump_all(self, now: float) -> None:
         """Give the worker all that it may have now."""
@@ -264,6 +291,10 @@ class Connection:
     async def write(self) -> None:
         """Write what the pipe had no room for, until cancelled."""
         await self._writer.run(self._write_on)
+
+    async def verify(self) -> None:
+        """Prove that replies belong to what they are counted for, until cancelled."""
+        await self._verifier.run()
 
     async def watch(self) -> None:
         """Ring the deadlines until cancelled."""
@@ -320,17 +351,31 @@ class Connection:
             else:
                 self._receive(data)
 
+    def read_dry(self) -> None:
+        """Read and understand what the worker has written."""
+        # The end, when it comes, is left to who reads.
+        while not self._host.failed and (data := self._wire.read(_CHUNK)):
+            self._receive(data)
+
     def _receive(self, data: bytes) -> None:
         now = anyio.current_time()
         self._unanswered_bytes += len(data)
+        if self._verifier.busy:
+            self._verifier.hear(data)
         self._session.receive_data(data, now)
         self._settle(now)
 
     def _receive_eof(self, now: float) -> None:
-        if self._tail is None and not self._host.failed:
-            self._tail = b""
-            self._session.receive_eof(now)
-            self._settle(now)
+        if self._tail is not None or self._host.failed:
+            return
+        self._tail = b""
+        whole = self._verifier.busy or not self._session.owed
+        self._verifier.cancel()
+        self._session.receive_eof(now)
+        self._settle(now)
+        if whole and not self._host.failed:
+            # It can say no more: all that it was to say is there.
+            self._take_note(self.dispatch.release(proven=True), now)
 
     def _ring_session(self, now: float) -> None:
         self._session_timer = None
@@ -350,11 +395,40 @@ class Connection:
         if timer != self._session_timer:
             self._session_timer = timer
             self._session_due.set(timer)
+        if self._verified and not self._session.owed:
+            self._end_block(now)
         if self._metrics is not None:
             self._metrics.in_flight(self._host.name, self.dispatch.held)
             self._metrics.waiting(self._backlog.messages)
         if self._retiring:
             self._stop_if_retired()
+
+    def _end_block(self, now: float) -> None:
+        """Prove what is held back: the worker owes nothing, and is given nothing."""
+        if self.dispatch.block.begun and self._host.usable and not self._verifier.busy:
+            self._verifier.begin(now)
+
+    def settle_block(self, now: float, *, proven: bool) -> None:
+        """Release the block, and go on."""
+        self._take_note(self.dispatch.release(proven=proven), now)
+        if self._session.owed:
+            self.dispatch.block.turn(now)  # what was written ahead begins the next one
+        self._settle(now)
+
+    def stop_verifying(self) -> None:
+        """Hold back what is held back: the worker is told to stop, or failed."""
+        if self._host.failed:
+            self._verifier.cancel()
+        else:
+            self._verifier.stop()
+
+    def doubt(self, what: str = "") -> None:
+        """Take the block back: it does not add up."""
+        self.dispatch.block.doubted = True
+        what = what or self._stage.dialect.unasked(self._verifier.said)
+        self._verifier.cancel()
+        error = RemoteProtocolError(what)
+        self._host.fail(f"broke the protocol: {what}", "pairing", error)
 
     def _write_on(self, now: float) -> None:
         """Write what the session has to say, be it an answer or what is given next."""
@@ -374,6 +448,9 @@ class Connection:
     # --- events -------------------------------------------------------------
 
     def _handle(self, event: Passed, now: float) -> None:
+        if self._verifier.busy and not isinstance(event, ProtocolFailed):
+            self.doubt()
+            return
         match event:
             case RepliesCompleted():
                 self._take_replies(event, now)
@@ -383,8 +460,8 @@ class Connection:
             case MoreRequested():
                 self._expect_answer(now)
             case ExchangesEnded(ends) if self._named is not None:
-                answered = self._named.ended(ends, self._unanswered_bytes)
-                self._take_note(len(ends), answered, now)
+                self._named.ended(ends, self._unanswered_bytes, now)
+                self._take_end(now)
             case OutputOf(id_, messages) if self._named is not None:
                 try:
                     self._named.passed_by(id_, messages)
@@ -392,8 +469,8 @@ class Connection:
                     self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
             case ExchangeRefused(id_, code, reason):
                 error = self._host.refused(code, reason)
-                answered = self.dispatch.refused_by(id_, error, now)
-                self._take_note(1, answered, now)
+                self.dispatch.refused_by(id_, error, now)
+                self._take_end(now)
             case CommitAsked(position):
                 self._host.commit(position, partial(self._answer_commit, position))
             case Ready():
@@ -405,6 +482,9 @@ class Connection:
                 self.dispatch.retiring = True
             case StreamEnded(tail):
                 self._tail = tail
+            case ProtocolFailed() if self._verified and not self._session.owed:
+                found = getattr(event.error, "found", b"")
+                self.doubt(self._stage.dialect.unasked(found))
             case ProtocolFailed(error=blame):
                 self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
             case Noise():
@@ -423,24 +503,30 @@ class Connection:
                 assert_never(event)
 
     def _take_replies(self, replies: RepliesCompleted, now: float) -> None:
+        if self._verifier.busy:
+            self.doubt()
+            return
         groups, overhead = replies
-        size = self._unanswered_bytes + overhead
-        self._take_note(len(groups), self.dispatch.answered(groups, size, now), now)
+        self.dispatch.answered(groups, self._unanswered_bytes + overhead, now)
+        self._take_end(now)
 
-    def _take_note(self, exchanges: int, answered: Answered, now: float) -> None:
-        messages, message_bytes = answered
-        size, self._unanswered_bytes = self._unanswered_bytes, 0
-        self.answered += messages
+    def _take_end(self, now: float) -> None:
+        """Take note that exchanges have ended."""
+        self._unanswered_bytes = 0
         if self._metrics is not None:
-            self._metrics.answered(
-                self._host.name,
-                exchanges,
-                messages,
-                message_bytes,
-                size,
-                now - self._turn_came,
-            )
-        self._turn_came = now
+            self._metrics.took(self._host.name, self.dispatch.block.took)
+        block = self.dispatch.block
+        if self._verified and not block.overfull:
+            self._expect_answer(now)
+        else:
+            proven = not self._verified
+            self._take_note(self.dispatch.release(proven=proven), now)
+
+    def _take_note(self, answered: Answered, now: float) -> None:
+        """Take note of what was delivered."""
+        self.answered += answered.messages
+        if self._metrics is not None and answered.exchanges:
+            self._metrics.answered(self._host.name, *answered)
         self._expect_answer(now)
         if self.answered >= self._max_messages:
             self._max_messages = math.inf
@@ -464,7 +550,8 @@ class Connection:
             # The last line of a file often has no line end. From a worker that failed
             # it could be half a message; from one that ended well it is a message.
             self.dispatch.passed([self._tail])
-        self.answered += self.dispatch.finish(now)
+        self.dispatch.finish(now)
+        self.answered += self.dispatch.release().messages
 
     async def _wait_for_consumer(self) -> None:
         """Read no more while outputs lie unread; all that is left once it exited."""
@@ -495,9 +582,10 @@ class Connection:
     def _expect_answer(self, now: float) -> None:
         session = self._session
         due = session.owed > 0
+        idle = not due and not self.dispatch.block.holds
         if due and self._asked:
             due = not self.dispatch.awaited(session.room)
-        if due:
+        if not idle:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
@@ -515,6 +603,14 @@ class Connection:
             what = "request"
         wrote = self._stage.dialect.silence(self._unanswered_bytes)
         if self._named is None:
+            # One of the replies that came may have been another's: a worker that
+            # leaves out an EOP waits for us, and we for it.
+            self._backlog.go_in_step(self.dispatch.block.messages)
+            if self.dispatch.block.holds:
+                count = counted(self._session.owed, "reply").replace(
+                    "replys", "replies"
+                )
+                wrote = f"{count} of its block are missing; {wrote}"
             self._host.fail(
                 f"did not answer a {what} within {limit} s: {wrote}", "silent"
             )
@@ -530,5 +626,7 @@ class Connection:
         self._flush()
 
     def _stop_if_retired(self) -> None:
-        if not self._session.owed and self._host.usable:
+        if self._session.owed or self.dispatch.block.holds:
+            return
+        if self._host.usable:
             self._host.stop()

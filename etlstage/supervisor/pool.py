@@ -103,6 +103,8 @@ class WorkerPool:
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
         self._last_errors: dict[str, str] = {}
+        self.doubtful: int = 0
+        """Messages whose replies were passed on and may be those of others."""
         self.skipped: int = 0
         """Messages that workers say that they have skipped."""
 
@@ -301,6 +303,7 @@ class WorkerPool:
 
     def _note(self, event: SupervisorEvent) -> None:
         if isinstance(event, WorkerExited):
+            self.doubtful += event.doubtful
             error = self._running.pop(event.worker).error
             self._kick_due = True
             if error is not None:

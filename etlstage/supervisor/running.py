@@ -166,6 +166,7 @@ class RunningWorker:
         # In the middle of a round there is nothing that it could finish.
         extracts = self._stage.kind is StageKind.EXTRACT
         busy = extracts and self.connection.dispatch.busy
+        self.connection.stop_verifying()
         self._worker.stop(patient=patient and not busy)
 
     def hurry(self) -> None:
@@ -198,6 +199,7 @@ class RunningWorker:
             return
         self._reason, self._blame = reason, blame
         self.error = self._describe(0)
+        self.connection.stop_verifying()
         self._owner.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
     def handle(self, event: Event) -> None:
@@ -236,6 +238,7 @@ class RunningWorker:
         tasks: list[Callable[[], Coroutine[Any, Any, object]]] = [
             self.connection.write,
             self.connection.watch,
+            self.connection.verify,
         ]
         if status_pipe is not None:
             tasks.append(partial(self._read_status, status_pipe))
@@ -309,11 +312,12 @@ class RunningWorker:
             self._reason = "was stopped" if self._told_to_stop else fate
         told = self._told_to_stop and self.error is None
         # What it has not begun to read can't have killed it.
-        untouched = (
-            self.error is None
-            and not self._streams
-            and self.connection.unread(self._worker.unread)
+        block = self.connection.dispatch.block
+        untouched = not self._streams and (
+            (self.connection.ahead and not (block.doubted and block.holds))
+            or (self.error is None and self.connection.unread(self._worker.unread))
         )
+        doubtful = self.connection.dispatch.doubtful
         loss = self._lose(untouched=untouched)
         if self.error is None and not told:
             self.error = self._describe(loss.held)
@@ -334,6 +338,7 @@ class RunningWorker:
                 untouched=untouched,
                 told=told,
                 late=self.connection.late,
+                doubtful=doubtful,
                 fate=fate,
             )
         )

@@ -172,6 +172,16 @@ class AsyncSupervisor:
         """
         return self._pool.skipped if self._pool is not None else 0
 
+    @property
+    def doubtful(self) -> int:
+        """
+        Messages whose results were returned and may be those of others.
+
+        Their worker wrote one reply too many, or too few, and it showed only later. All
+        of them are known once the supervisor has ended.
+        """
+        return self._pool.doubtful if self._pool is not None else 0
+
     async def submit(self, messages: Iterable[bytes]) -> list[Result]:
         """
         Pass messages through the workers and return their results in input order.

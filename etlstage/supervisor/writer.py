@@ -40,7 +40,7 @@ class Writer:
         """Whether nothing waits."""
         return not self._unsent
 
-    def add(self, chunks: Iterable[bytes]) -> None:
+    def add(self, chunks: Iterable[bytes | memoryview]) -> None:
         """Append bytes; :meth:`flush` writes them."""
         self._unsent.extend(map(memoryview, chunks))
 

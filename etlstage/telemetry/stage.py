@@ -145,32 +145,29 @@ class StageMetrics:
 
     @_harmless
     def answered(
-        self,
-        worker: str,
-        exchanges: int,
-        messages: int,
-        bytes_in: int,
-        bytes_out: int,
-        seconds: float,
+        self, worker: str, exchanges: int, messages: int, size: int, reply_size: int
     ) -> None:
         """
-        Count exchanges that were answered at once.
+        Count exchanges whose outcomes were delivered at once.
 
         Args:
             worker: Who answered.
             exchanges: How many.
             messages: In all of them.
-            bytes_in: Of these messages.
-            bytes_out: Of the answers.
-            seconds: From the moment the first one's turn came to its answer.
+            size: Bytes of these messages.
+            reply_size: Bytes of the answers.
 
         """
         bound = self._worker(worker)
         bound.exchanges.add(exchanges)
         bound.messages.add(messages)
-        bound.bytes_in.add(bytes_in)
-        bound.bytes_out.add(bytes_out)
-        bound.seconds.observe(seconds)
+        bound.bytes_in.add(size)
+        bound.bytes_out.add(reply_size)
+
+    @_harmless
+    def took(self, worker: str, seconds: float) -> None:
+        """Say how long an answer took, from the moment that its turn came."""
+        self._worker(worker).seconds.observe(seconds)
 
     @_harmless
     def retried(self, count: int) -> None:

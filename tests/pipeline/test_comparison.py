@@ -155,6 +155,7 @@ def ledger(**counts: int) -> Ledger:
         ("lost", "lost"),
         ("produced", "out"),
         ("skipped", "skipped"),
+        ("doubtful", "doubtful"),
     ],
 )
 def test_each_count_of_a_ledger_is_compared(name: str, word: str) -> None:

@@ -149,5 +149,5 @@ def test_check_agrees_with_counting(rows: list[tuple[int, ...]]) -> None:
 def test_accounts_are_added_up() -> None:
     """As those of tasks are."""
     account = Account("a", StageKind.TRANSFORM, received=3, done=2, dead=1, produced=9)
-    account.add([1, 0, 0, 0, 1, 0, 2])
-    assert account.counts == [4, 2, 1, 0, 1, 9, 2]
+    account.add([1, 0, 0, 0, 1, 0, 2, 3])
+    assert account.counts == [4, 2, 1, 0, 1, 9, 2, 3]

@@ -211,6 +211,7 @@ async def test_report_as_json() -> None:
                 "lost": 0,
                 "out": 1,
                 "skipped": 0,
+                "doubtful": 0,
             },
             {
                 "stage": "words",
@@ -222,6 +223,7 @@ async def test_report_as_json() -> None:
                 "lost": 0,
                 "out": 2,
                 "skipped": 0,
+                "doubtful": 0,
             },
             {
                 "stage": "sink",
@@ -233,6 +235,7 @@ async def test_report_as_json() -> None:
                 "lost": 0,
                 "out": 0,
                 "skipped": 0,
+                "doubtful": 0,
             },
         ],
         "undelivered": 0,

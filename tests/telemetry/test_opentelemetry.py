@@ -74,7 +74,7 @@ def test_supervisors_share_instruments(
     for _ in range(2):
         metrics = StageMetrics(meter, "clean")
         metrics.worker_started("clean-1")
-        metrics.answered("clean-1", 1, 10, 100, 200, 0.1)
+        metrics.answered("clean-1", 1, 10, 100, 200)
     assert caplog.records == []
     (point,) = collected(reader)["etlstage_messages"].data.data_points
     assert point.value == 20

@@ -84,6 +84,34 @@ class Markers(_Fields):
             name: escape(value) for name, value in self.named.items()
         }
 
+    def shown(self, data: bytes) -> str:
+        """Return ``data`` as printable ASCII, with the markers by name: ``a<EOM>``."""
+        # Long ones first: one may begin as another that is not used that way.
+        named = [(n, m) for n, m in zip(MARKER_NAMES, self, strict=True) if m]
+        found = sorted(named, key=lambda item: -len(item[1]))
+        text, at = "", 0
+        while at < len(data):
+            for name, marker in found:
+                if data.startswith(marker, at):
+                    text += f"<{name.upper()}>"
+                    at += len(marker)
+                    break
+            else:
+                text += escape(data[at : at + 1])
+                at += 1
+        return text
+
+    def unasked(self, data: bytes) -> str:
+        """Say what a worker did that wrote ``data`` although it owed nothing."""
+        replies = data.count(self.eop) + (data.count(self.err) if self.err else 0)
+        if replies:
+            many = "1 reply" if replies == 1 else f"{replies} replies"
+            return f"wrote {many} too many: {self.shown(data)}"
+        return (
+            f"wrote what nobody asked for: {self.shown(data)};"
+            " what it says to people belongs on stderr"
+        )
+
     @classmethod
     def from_text(cls, **texts: str | None) -> Markers:
         """

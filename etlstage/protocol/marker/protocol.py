@@ -52,6 +52,7 @@ class MarkerProtocol:
         eob_then_eom: An EOM follows each EOB. A worker that fills its batches takes
             this for an empty message and answers it, behind EOP, with a BNC that
             asks for nothing.
+        eob_after_full: An EOB follows a batch that is full.
         framing_of: Returns how to find boundaries in messages that are held so;
             replies are held as the messages were that went out last.
 
@@ -65,12 +66,14 @@ class MarkerProtocol:
         *,
         limits: Limits | None = None,
         eob_then_eom: bool = False,
+        eob_after_full: bool = True,
         framing_of: Callable[[Run], Framing] = lambda _messages: LISTS,
     ) -> None:
         self.side = side
         self.markers: Markers = markers or Markers()
         self._limits = limits or Limits()
         self._eob_then_eom = eob_then_eom
+        self._eob_after_full = eob_after_full
         self._session = Session(mode)
         self._asked = mode is Mode.BATCH_WORKER
         replies = side is Side.WORKER and mode is not Mode.PLAIN
@@ -165,8 +168,10 @@ class MarkerProtocol:
         match event:
             case MessagesPassed(messages) if self.side is Side.SUPERVISOR:
                 self._send_messages(messages)
-            case BatchEnded() if self.side is Side.SUPERVISOR:
+            case BatchEnded(full) if self.side is Side.SUPERVISOR:
                 self._pass(Token.EOB)
+                if full and not self._eob_after_full:
+                    return  # the worker knows
                 tail = self.markers.eom if self._eob_then_eom else b""
                 self._reader.echoes += bool(tail) and self.mode is Mode.BATCH_WORKER
                 self._out.append(self.markers.eob + tail)

@@ -32,6 +32,7 @@ __all__ = ("Reader",)
 
 _DUMPED = 16  # bytes shown of what the peer did wrong
 _REASON = 1000  # characters of what it says why it refuses
+_SHOWN = 64  # bytes of it that others may show
 
 
 class Reader:
@@ -82,6 +83,8 @@ class Reader:
             start = self._buffer.offset
             self._split_replies(self._buffer.feed_and_take(data, end), start)
             self._check_rest()
+            if len(self._buffer):
+                self._bounds.check_rest(self._buffer, self.framing.overhead)
             return
         self._buffer.feed(data)
         self._parse()
@@ -383,7 +386,9 @@ class Reader:
         at = self._buffer.offset if at is None else at
         found = self._buffer.peek(_DUMPED) if found is None else found
         dump = f", found {found.hex(' ')}" if found else ""
-        return RemoteProtocolError(f"{text} (offset {at}{dump})")
+        error = RemoteProtocolError(f"{text} (offset {at}{dump})")
+        error.found = self._buffer.peek(_SHOWN)
+        return error
 
 
 def _end_of(data: bytes, marker: bytes, count: int) -> int:

@@ -83,6 +83,8 @@ class MarkerDialect(Definition, Dialect):
     """Write EOM after EOB, for workers that see EOB only with the next EOM."""
     bnc_after_last: bool = False
     """The worker writes BNC also after the last message of a full batch."""
+    eob_after_full: bool = True
+    """Write EOB also after a full batch; not for workers that count for themselves."""
 
     @classmethod
     def keys(cls, kind: StageKind) -> dict[str, Setting]:
@@ -106,6 +108,7 @@ class MarkerDialect(Definition, Dialect):
             ),
             "batch.eob_then_eom": own["eob_then_eom"],
             "batch.bnc_after_last": own["bnc_after_last"],
+            "batch.eob_after_full": own["eob_after_full"],
         }
 
     @classmethod
@@ -115,6 +118,8 @@ class MarkerDialect(Definition, Dialect):
         wanted = given.get("bnc_after_last", False) is not False
         if group == "batch" and wanted and not asked:
             yield broken(("bnc_after_last",), "needs driver: worker")
+        if group == "batch" and given.get("eob_after_full") is False and asked:
+            yield broken(("eob_after_full",), "needs driver: supervisor")
 
     @classmethod
     def from_keys(cls, kind: StageKind, given: Mapping[str, Any]) -> Self:
@@ -139,6 +144,30 @@ class MarkerDialect(Definition, Dialect):
         """Whether the worker asks also behind the message that fills its batch."""
         return self.bnc_after_last
 
+    @property
+    def counts(self) -> bool:
+        """The k-th EOP answers the k-th exchange."""
+        return self.mode is not Mode.PLAIN
+
+    @property
+    def slack(self) -> int:
+        """An EOM behind EOB, if it is written."""
+        return len(self.markers.eom) if self.eob_then_eom else 0
+
+    def speaks(self, data: bytes) -> bool:
+        """Return whether there is a whole message, or reply, in ``data``."""
+        return self.markers.eom in data or self.markers.eop in data
+
+    def unasked(self, data: bytes) -> str:
+        """Say what a worker did that wrote ``data`` although it owed nothing."""
+        text = self.markers.unasked(data)
+        if self.mode is Mode.BATCH_SUPERVISOR and self.eob_after_full:
+            text += (
+                "; for a worker that closes full batches by itself set"
+                " batch.eob_after_full: false"
+            )
+        return text
+
     def open(self, side: Side, limits: Limits) -> MarkerProtocol:
         """Return a fresh session."""
         return MarkerProtocol(
@@ -147,6 +176,7 @@ class MarkerDialect(Definition, Dialect):
             self.markers,
             limits=limits,
             eob_then_eom=self.eob_then_eom,
+            eob_after_full=self.eob_after_full,
             framing_of=_framing_of,
         )
 
@@ -193,6 +223,7 @@ class MarkerDialect(Definition, Dialect):
             "markers": self.markers.to_text(),
             "eob_then_eom": self.eob_then_eom,
             "bnc_after_last": self.bnc_after_last,
+            "eob_after_full": self.eob_after_full,
         }
 
     @classmethod

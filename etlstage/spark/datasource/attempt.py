@@ -24,7 +24,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from etlstage.errors import EtlstageError, StageFailed
+from etlstage.errors import EtlstageError, RepliesDoubtful, StageFailed
 from etlstage.messages import Run
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
@@ -107,6 +107,8 @@ class Feed:
                 about["ETLSTAGE_STAGING"] = str(folder)
             stage = self._writing.place(self._writing.stage)
             account, dead = self._load(batches, _stage(stage, about, folder))
+            if account.doubtful:
+                raise RepliesDoubtful(account.doubtful, stage=stage.name)
         return Written(
             write=write,
             partition=partition,

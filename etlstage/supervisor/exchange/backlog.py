@@ -7,6 +7,7 @@ takes from it, until he is gone or another has less to do.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
 from etlstage.supervisor.exchange.exchange import Exchange
@@ -23,6 +24,7 @@ class Backlog:
         self._owners: dict[int, int] = {}  # number of the worker, by id of the lane
         self._dead: Exception | None = None
         self._workers: set[int] = set()
+        self._steps = 0.0  # messages that are still to be tried in lock-step
         self.suspects: deque[Exchange] = deque()
         """What workers were lost with; a fresh worker tries it, alone."""
         self.orphaned: bool = False
@@ -64,6 +66,19 @@ class Backlog:
         """How many messages wait for a worker."""
         suspects = sum(s.left for s in self.suspects)
         return suspects + sum(s.waiting for s in self._submissions)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether the workers are given one exchange at a time, and each is proven."""
+        return self._steps > 0
+
+    def go_in_step(self, messages: float = math.inf) -> None:
+        """Go in lock-step from now on, or for so many messages."""
+        self._steps = max(self._steps, messages)
+
+    def step_on(self, messages: int) -> None:
+        """Take note of messages that have ended well."""
+        self._steps = max(0.0, self._steps - messages)
 
     def in_turn(self, worker: int) -> list[Submission]:
         """

@@ -13,7 +13,7 @@ from etlstage.errors import EtlstageError, MessageRefused
 from etlstage.messages import Groups
 from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
 from etlstage.stage.policy import BatchPolicy
-from etlstage.supervisor.exchange.dispatch import SLICE, Answered, Dispatcher
+from etlstage.supervisor.exchange.dispatch import SLICE, Dispatcher
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.submission import Submission
 
@@ -25,14 +25,14 @@ class _Batches(Dispatcher):
 
     _batches = True
 
-    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Outcome:
+    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
         held = self._held.popleft()
         self._held_bytes -= held.size
         self._alone = False
         outcome = Outcome(
             held.start, held.messages, groups[at : at + 1], held.size, reply_size
         )
-        held.submission.deliver(outcome)
+        self.block.hold(held, outcome)
         return outcome
 
 
@@ -57,7 +57,8 @@ class BatchDispatcher(_Batches):
         self._refuse(culprit, error)
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
-        return (*super()._begin(exchange), BatchEnded())
+        full = len(exchange.messages) >= self._stage.batch.size
+        return (*super()._begin(exchange), BatchEnded(full=full))
 
     def _give(self, _room: int, now: float) -> Sequence[Event] | None:
         batch, self.due = take_ripe(
@@ -89,17 +90,22 @@ class AskedDispatcher(_Batches):
         self.due = None
         if room <= 0:
             return None
+        self._now = now
         if owed:
             return self._continue(now)
+        if not self.block.room(now, step=self.step):
+            return None
         if self._retried:
             self._alone = True
             return self._begin(self._retried.popleft())
         if self.retiring:
             return None
         self._closes_at = now + self._stage.batch.seconds
-        if self._backlog.suspects and (suspect := self._take_suspect()) is not None:
-            self._alone = True
-            return self._begin(suspect)
+        if self._backlog.suspects:
+            if (suspect := self._next_suspect(owed)) is not None:
+                return self._begin(suspect)
+            if self._awaits_suspect(owed):
+                return None
         for submission in self._backlog.in_turn(self._number):
             self._fresh = False
             return self._begin(submission.take(1, SLICE))
@@ -151,16 +157,17 @@ class AskedDispatcher(_Batches):
         self._adding = True
         batch.submission.extend(batch, more)
         self._held_bytes += more.size
+        self.block.give(more.left, more.size, self._now)
         return (MessagesPassed(more.messages),)
 
-    def refused_by(self, id_: int, error: EtlstageError, now: float) -> Answered:
+    def refused_by(self, id_: int, error: EtlstageError, now: float) -> None:
         """Refuse the batch, as far as the worker had it."""
         self._spare_rest()
-        return super().refused_by(id_, error, now)
+        super().refused_by(id_, error, now)
 
-    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Outcome:
+    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
         self._spare_rest()
-        return super()._deliver(groups, at, reply_size)
+        return super()._pair(groups, at, reply_size)
 
     def _spare_rest(self) -> None:
         """Give back what the worker did not ask for before it answered."""

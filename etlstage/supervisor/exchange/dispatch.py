@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from etlstage.errors import Attempt, EtlstageError, MessageRefused
 from etlstage.messages import Groups, Run, StageKind
@@ -21,10 +21,11 @@ from etlstage.protocol.events import Event, MessagesPassed
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.pairing import Answered, Block
 from etlstage.supervisor.exchange.retry import Judgement, judge, refused, tried
 from etlstage.supervisor.exchange.window import Window
 
-__all__ = ("SLICE", "Answered", "Dispatcher", "Loss", "StreamDispatcher")
+__all__ = ("SLICE", "Dispatcher", "Loss", "StreamDispatcher")
 
 # What is done once for a slice costs as much as a thousand short messages do; but a
 # buffer of more than half a megabyte the allocator gives back to the kernel at once,
@@ -49,10 +50,6 @@ class Loss(NamedTuple):
     """Whether outputs came that no worker before it had given, in a round."""
 
 
-Answered: TypeAlias = tuple[int, int]
-"""How many messages some replies were about, and their bytes."""
-
-
 class Dispatcher:
     """
     Gives single messages, as many ahead as the window allows.
@@ -63,6 +60,7 @@ class Dispatcher:
         number: The worker's.
 
     Attributes:
+        block: What the worker has answered, held back until that is known to be right.
         due: When :meth:`next` may have something although nothing new was submitted,
             in seconds, or None.
         retiring: Set it to begin nothing new.
@@ -74,6 +72,11 @@ class Dispatcher:
     _streams = False
 
     def __init__(self, stage: Stage, backlog: Backlog, number: int = 0) -> None:
+        self.block = Block(
+            bounded=stage.dialect.counts,
+            alone=stage.kind is not StageKind.TRANSFORM,
+            first=stage.window or 1,
+        )
         self.due: float | None = None
         self.retiring = False
         self._stage = stage
@@ -90,11 +93,12 @@ class Dispatcher:
         self._fresh = True  # it was given nothing but suspects
         self._answered_any = False
         self._alone = False  # what is held is a suspect
+        self._now = 0.0
 
     @property
     def held(self) -> int:
-        """Messages that the worker has and did not answer."""
-        return sum(exchange.left for exchange in self._held)
+        """Messages that the worker has, and whose outcome is not known for sure."""
+        return self.block.messages + sum(exchange.left for exchange in self._held)
 
     @property
     def busy(self) -> bool:
@@ -120,6 +124,11 @@ class Dispatcher:
         """Return whether the worker, which has an exchange, waits for us all the same."""
         return False
 
+    @property
+    def step(self) -> bool:
+        """Whether the worker is given one exchange at a time, and each is proven."""
+        return self._backlog.in_step
+
     def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
         """
         Return what to send, or None if there is nothing to do now.
@@ -130,17 +139,18 @@ class Dispatcher:
             room: How many more it may be given.
 
         """
+        self._now, step = now, self._backlog.in_step
+        room = min(room, self.block.room(now, step=step))
+        if room <= 0:
+            return None
         if self._again:
             return self._begin(self._again.popleft())
-        suspects = self._backlog.suspects
-        if suspects:
-            if not owed and (suspect := self._take_suspect()) is not None:
-                self._alone = True
+        if self._backlog.suspects:
+            if (suspect := self._next_suspect(owed)) is not None:
                 return self._begin(suspect)
-            orphaned = self._backlog.orphaned
-            if owed and orphaned and self._backlog.has_suspect(self._number):
-                return None  # nobody else may come to try it: get idle
-        room = min(room, self._window.size - owed)
+            if self._awaits_suspect(owed):
+                return None
+        room = min(room, (1 if step else self._window.size) - owed)
         if room <= 0 or (self._held and self._held_bytes >= _IN_FLIGHT):
             return None
         if self._alone or (self.retiring and not self._retried):
@@ -164,44 +174,68 @@ class Dispatcher:
         """Pass on outputs of the oldest exchange, which has not ended."""
         self._held[0].submission.pass_on(outputs)
 
-    def finish(self, now: float) -> int:
-        """End the exchange of a worker that has written all; return how many."""
-        if not self._held:
-            return 0
-        return self.answered([()], 0, now)[0]
+    def finish(self, now: float) -> None:
+        """End the exchange of a worker that has written all."""
+        if self._held:
+            self.answered([()], 0, now)
 
-    def refused_by(self, _id: int, error: EtlstageError, now: float) -> Answered:
+    def refused_by(self, _id: int, error: EtlstageError, now: float) -> None:
         """End the exchange whose turn it is with the worker's refusal."""
         oldest = self._held[0]
         self._window.answered(1, now)
-        self._answered_any = True
+        self.block.answered(1, now)
         self._alone = False
         if self._batches or oldest.left == 1:
             culprit = self._held.popleft().rest()
         else:
             culprit = oldest.take(1, oldest.size)
         self._held_bytes -= culprit.size
-        return self._take_no(culprit, error)
+        self.block.hold(culprit, culprit.failed(error))
 
-    def answered(self, groups: Groups, reply_size: int, now: float) -> Answered:
-        """Deliver replies to the oldest exchanges."""
+    def answered(self, groups: Groups, reply_size: int, now: float) -> None:
+        """Take replies to the oldest exchanges, to be held back until the release."""
         self._window.answered(len(groups), now)
-        self._answered_any = True
-        at = messages = size = 0
+        self.block.answered(len(groups), now)
+        at = 0
         while at < len(groups):
-            outcome = self._deliver(groups, at, reply_size)
+            outcome = self._pair(groups, at, reply_size)
             reply_size = 0
-            messages += len(outcome.messages)
-            size += outcome.size
             at += 1 if self._batches else len(outcome.messages)
-        return messages, size
+
+    def release(self, *, proven: bool = True) -> Answered:
+        """
+        Deliver what is held back.
+
+        Args:
+            proven: Whether it is known to be right.
+
+        """
+        held, total = self.block.release(proven=proven)
+        for exchange, outcome in held:
+            if not isinstance(outcome.error, EtlstageError):
+                exchange.submission.deliver(outcome)
+            elif not self._take_no(exchange, outcome.error):
+                total = total.without(outcome)
+        if held:
+            self._answered_any = True
+            self._backlog.step_on(total.messages)
+        return total
 
     def abandon(self, error: Exception) -> int:
         """End all that the worker holds with ``error``; return how much it was."""
         count = self.held
-        for exchange in (*self._let_go(), *self._unsent()):
+        for exchange in (*self.block.take_back(), *self._let_go(), *self._unsent()):
             exchange.fail(error)
         return count
+
+    @property
+    def doubtful(self) -> int:
+        """Messages whose outcomes were delivered, or their effects had, too early."""
+        block = self.block
+        if not block.doubted:
+            return 0
+        loads = self._stage.kind is StageKind.LOAD
+        return block.unproven + (block.messages if loads else 0)
 
     def lose(
         self,
@@ -220,23 +254,31 @@ class Dispatcher:
 
         """
         if self._stage.kind is StageKind.EXTRACT:
-            return self._lose_rounds(self._let_go(), attempt, error, untouched)
+            rounds = [*self.block.take_back(), *self._let_go()]
+            return self._lose_rounds(rounds, attempt, error, untouched)
         count = self.held
-        alone, first = self._alone, not self._answered_any
-        held = self._let_go()
+        first = not self._answered_any
+        answered, held = self.block.take_back(), self._let_go()
         for exchange in self._unsent():
             exchange.submission.give_back(exchange)
-        if untouched:
-            found = Judgement(held, [], []) if alone else Judgement([], held, [])
-        else:
-            found = judge(
-                held,
-                attempt,
-                retries=self._stage.on_error.retries,
-                batches=self._batches,
-                first=first,
-                concurrent=self._concurrent,
-            )
+        blamed, innocent = held, answered
+        if self.block.doubted:
+            self._backlog.go_in_step()
+            # Which of several is at fault nobody knows; what came behind them is not.
+            blamed, innocent = answered, held
+        if untouched or (len(blamed) > 1 and self.block.doubted):
+            blamed, innocent = [], [*answered, *held]
+        found = judge(
+            blamed,
+            attempt,
+            retries=self._stage.on_error.retries,
+            batches=self._batches,
+            first=first,
+            concurrent=self._concurrent,
+        )
+        # What was tried alone is again.
+        found.suspects.extend(e for e in innocent if e.attempts)
+        found.innocent.extend(e for e in innocent if not e.attempts)
         return self._carry_out(found, count, error)
 
     def _lose_rounds(
@@ -268,6 +310,7 @@ class Dispatcher:
         """Take note of an exchange that is given; return what to send for it."""
         self._held.append(exchange)
         self._held_bytes += exchange.size
+        self.block.give(exchange.left, exchange.size, self._now)
         return (MessagesPassed(exchange.messages),)
 
     def _give(self, room: int, now: float) -> Sequence[Event] | None:
@@ -276,7 +319,8 @@ class Dispatcher:
             return self._begin(submission.take(room, SLICE))
         return None
 
-    def _deliver(self, groups: Groups, at: int, reply_size: int) -> Outcome:
+    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
+        """Hold back, and return, the outcome of the next replies from ``at`` on."""
         held = self._held[0]
         left = held.left
         count = min(left, len(groups) - at)
@@ -292,20 +336,34 @@ class Dispatcher:
         if len(groups) != count:
             groups = groups[at : at + count]
         outcome = Outcome(start, messages, groups, size, reply_size)
-        held.submission.deliver(outcome)
+        self.block.hold(held, outcome)
         return outcome
 
-    def _take_suspect(self) -> Exchange | None:
-        """Take a suspect if the worker is fresh, or nobody fresh may come."""
+    def _next_suspect(self, owed: int) -> Exchange | None:
+        """Take a suspect if the worker is idle and fresh, or nobody fresh may come."""
+        if owed or self.block.holds or not self._may_try:
+            return None
+        suspect = self._backlog.take_suspect(self._number)
+        if suspect is not None:
+            self._alone = True
+            self.block.close()
+        return suspect
+
+    def _awaits_suspect(self, owed: int) -> bool:
+        """Return whether to get idle, for a suspect that nobody else may come to try."""
+        busy = owed or self.block.holds
+        return bool(busy and self._may_try and self._backlog.has_suspect(self._number))
+
+    @property
+    def _may_try(self) -> bool:
         if self.retiring or self._alone:
-            return None
-        if not self._fresh and not self._backlog.orphaned:
-            return None
-        return self._backlog.take_suspect(self._number)
+            return False
+        return self._fresh or self._backlog.orphaned
 
     def _take_back(self) -> Exchange:
         exchange = self._held.pop()
         self._held_bytes -= exchange.size
+        self.block.withdraw(exchange.left, exchange.size)
         return exchange
 
     def _refuse(self, culprit: Exchange, refused: MessageRefused) -> None:
@@ -329,18 +387,18 @@ class Dispatcher:
         self._retried.clear()
         return unsent
 
-    def _take_no(self, culprit: Exchange, error: EtlstageError) -> Answered:
-        """Try again what a worker refused, or end it."""
+    def _take_no(self, culprit: Exchange, error: EtlstageError) -> bool:
+        """End what a worker refused, or try it again; return whether it has ended."""
         # To try a round again would double what was passed on already.
         streams = culprit.submission.streams
         retries = 0 if streams else self._stage.on_error.retries_refused
         culprit, again = refused(culprit, error.attempts, retries=retries)
         if again:
             self._retried.extendleft(reversed(again))
-            return 0, 0
+            return False
         error.attempts = culprit.attempts
         culprit.fail(error)
-        return culprit.left, culprit.size
+        return True
 
     def _carry_out(
         self,

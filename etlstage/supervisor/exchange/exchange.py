@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from etlstage.errors import Attempt
 from etlstage.messages import Groups, Run, size_of
@@ -22,7 +22,10 @@ from etlstage.messages import Groups, Run, size_of
 if TYPE_CHECKING:
     from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("Exchange", "Outcome")
+__all__ = ("Exchange", "History", "Outcome")
+
+History: TypeAlias = tuple[tuple[Attempt, ...], int, int]
+"""Attempts, tries and refusals of an exchange."""
 
 
 class Outcome(NamedTuple):
@@ -104,7 +107,7 @@ class Exchange:
         if not self.at:
             return self
         messages = self.messages[self.at :]
-        return Exchange(self.submission, self.next, messages, self.size, *self._history)
+        return Exchange(self.submission, self.next, messages, self.size, *self.history)
 
     def split(self, count: int) -> tuple[Exchange, Exchange]:
         """Return the first ``count`` messages, and the others; none may be done with."""
@@ -112,23 +115,26 @@ class Exchange:
         first = self.messages[:count]
         size = size_of(first)
         return (
-            Exchange(self.submission, self.start, first, size, *self._history),
+            Exchange(self.submission, self.start, first, size, *self.history),
             Exchange(
                 self.submission,
                 self.start + count,
                 self.messages[count:],
                 self.size - size,
-                *self._history,
+                *self.history,
             ),
         )
 
     @property
-    def _history(self) -> tuple[tuple[Attempt, ...], int, int]:
+    def history(self) -> History:
+        """What it has gone through: attempts, tries and refusals."""
         return self.attempts, self.tries, self.refusals
+
+    def failed(self, error: Exception) -> Outcome:
+        """Return the outcome of what is left when it ends with an error."""
+        messages = self.messages[self.at :] if self.at else self.messages
+        return Outcome(self.next, messages, (), self.size, error=error)
 
     def fail(self, error: Exception) -> None:
         """End what is left with an error."""
-        messages = self.messages[self.at :] if self.at else self.messages
-        self.submission.deliver(
-            Outcome(self.next, messages, (), self.size, error=error)
-        )
+        self.submission.deliver(self.failed(error))

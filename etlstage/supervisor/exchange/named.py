@@ -19,7 +19,6 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import take_ripe
 from etlstage.supervisor.exchange.dispatch import (
     SLICE,
-    Answered,
     Dispatcher,
     Loss,
 )
@@ -93,10 +92,9 @@ class NamedDispatcher(Dispatcher):
         if self._alone or self.retiring:
             return None
         if self._backlog.suspects:
-            if not owed and (suspect := self._take_suspect()) is not None:
-                self._alone = True
+            if (suspect := self._next_suspect(owed)) is not None:
                 return self._begin(suspect)
-            if self._backlog.orphaned and self._backlog.has_suspect(self._number):
+            if self._awaits_suspect(owed):
                 return None
         return self._give(1, now)
 
@@ -122,37 +120,32 @@ class NamedDispatcher(Dispatcher):
             item.outputs.extend(outputs)
 
     def ended(
-        self, ends: Iterable[tuple[int, tuple[bytes, ...]]], reply_size: int
-    ) -> Answered:
-        """Deliver replies by the numbers of their exchanges."""
-        messages = size = 0
+        self, ends: Iterable[tuple[int, tuple[bytes, ...]]], reply_size: int, now: float
+    ) -> None:
+        """Take replies by the numbers of their exchanges."""
+        ended = 0
         for id_, group in ends:
             if (item := self._close(id_)) is None:
                 continue
-            self._answered_any = True
+            ended += 1
             exchange = item.exchange
             groups: Groups = [(*item.outputs, *group)]
-            exchange.submission.deliver(
-                Outcome(
-                    exchange.start,
-                    exchange.messages,
-                    groups,
-                    exchange.size,
-                    reply_size + OVERHEAD * len(groups[0]),
-                )
+            outcome = Outcome(
+                exchange.start,
+                exchange.messages,
+                groups,
+                exchange.size,
+                reply_size + OVERHEAD * len(groups[0]),
             )
+            self.block.hold(exchange, outcome)
             reply_size = 0
-            messages += len(exchange.messages)
-            size += exchange.size
-        return messages, size
+        self.block.answered(ended, now)
 
-    def refused_by(self, id_: int, error: EtlstageError, _now: float) -> Answered:
+    def refused_by(self, id_: int, error: EtlstageError, now: float) -> None:
         """End an exchange that the worker refused, if it is still open."""
-        item = self._close(id_)
-        if item is None:
-            return 0, 0
-        self._answered_any = True
-        return self._take_no(item.exchange, error)
+        if (item := self._close(id_)) is not None:
+            self.block.answered(1, now)
+            self.block.hold(item.exchange, item.exchange.failed(error))
 
     def expired(self, now: float, limit: float) -> list[int]:
         """Return the exchanges that have been open for ``limit`` seconds or longer."""

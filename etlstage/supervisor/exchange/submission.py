@@ -75,7 +75,7 @@ class Submission:
     ) -> None:
         self.keyed = keyed
         self._on_outcome = on_outcome
-        self._max_unread = max_unread
+        self.max_unread = max_unread
         self._flood = max_unread + max_reply
         self._unread = 0
         self._ordered = ordered
@@ -113,7 +113,7 @@ class Submission:
     @property
     def stalled(self) -> bool:
         """Whether the consumer must take replies first."""
-        return self._unread > self._max_unread
+        return self._unread > self.max_unread
 
     @property
     def takeable(self) -> bool:

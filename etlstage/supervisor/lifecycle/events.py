@@ -111,6 +111,8 @@ class WorkerExited(NamedTuple):
     """It was told to end, without any fault of its own."""
     late: int = 0
     """Bytes that it wrote after it had failed; nobody has read them."""
+    doubtful: int = 0
+    """Messages whose reply may be another's, or that may have been loaded twice."""
     fate: str = ""
     """What became of it, such as ``was killed by SIGSEGV``."""
 

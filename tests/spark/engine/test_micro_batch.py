@@ -26,7 +26,7 @@ def batches(run: str, state: Path) -> Batches:
 
 def record(number: int, run: str = "a", error: str | None = None) -> Record:
     """Return what became of a batch of no messages."""
-    return Record(number, run, [[0] * 6] * 2, error is None, error)
+    return Record(number, run, [[0] * 8] * 2, error is None, error)
 
 
 def test_records_are_yielded_once(tmp_path: Path) -> None:

@@ -31,7 +31,11 @@ class CalledOff(Staging):
 
     def outcomes(self, spark: SparkSession) -> list[TaskEnd]:
         """Return that of one task, with a letter."""
-        counts = [[0, 0, 0, 0, 0, 2], [2, 1, 1, 0, 0, 1], [1, 1, 0, 0, 0, 0]]
+        counts = [
+            [0, 0, 0, 0, 0, 2, 0, 0],
+            [2, 1, 1, 0, 0, 1, 0, 0],
+            [1, 1, 0, 0, 0, 0, 0, 0],
+        ]
         return [TaskEnd(0, counts, 1, None)]
 
     def pages(self, spark: SparkSession) -> list[Pages]:
@@ -51,5 +55,5 @@ async def test_letters_of_a_run_that_is_called_off_are_not_booked(
     with anyio.CancelScope() as staging.scope:
         await passing.transform(spark.range(1), staging)
     assert staging.scope.cancelled_caught
-    assert [account.counts for account in ledger] == [[0] * 6] * 3
+    assert [account.counts for account in ledger] == [[0] * 8] * 3
     assert not letter_files(tmp_path)

@@ -94,11 +94,11 @@ def test_messages_pass_all_stages_in_order() -> None:
     assert outcome == TaskEnd(
         0,
         [
-            [0, 0, 0, 0, 0, 25_000, 0],
-            [25_000, 25_000, 0, 0, 0, out, 0],
-            [out, out, 0, 0, 0, out, 0],
-            [out, out, 0, 0, 0, out, 0],
-            [out, out, 0, 0, 0, 0, 0],
+            [0, 0, 0, 0, 0, 25_000, 0, 0],
+            [25_000, 25_000, 0, 0, 0, out, 0, 0],
+            [out, out, 0, 0, 0, out, 0, 0],
+            [out, out, 0, 0, 0, out, 0, 0],
+            [out, out, 0, 0, 0, 0, 0, 0],
         ],
         0,
         None,
@@ -109,7 +109,7 @@ def test_nothing_gives_an_empty_account() -> None:
     """A partition without rows has its account, too."""
     made, _, outcome = passed([stage("lambda m: (m,)")])
     assert not made
-    assert outcome.accounts == [[0] * 7] * 3
+    assert outcome.accounts == [[0] * 8] * 3
     assert passed([stage("lambda m: (m,)")], given())[2] == outcome
 
 
@@ -123,7 +123,7 @@ def test_message_put_aside_leaves_in_a_note() -> None:
     assert (letter.stage, letter.kind) == ("t", "WorkerLost")
     assert len(letter.attempts) == 3
     assert not outcome.error
-    assert outcome.accounts[1:3] == [[9, 8, 1, 0, 0, 8, 0], [8, 8, 0, 0, 0, 8, 0]]
+    assert outcome.accounts[1:3] == [[9, 8, 1, 0, 0, 8, 0, 0], [8, 8, 0, 0, 0, 8, 0, 0]]
 
 
 def test_message_that_ends_the_run_is_in_the_outcome() -> None:

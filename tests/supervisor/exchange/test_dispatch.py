@@ -33,6 +33,7 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.pairing import Block
 from etlstage.supervisor.exchange.submission import Submission
 
 DISPATCHERS = {
@@ -128,12 +129,18 @@ def give(dispatcher: Dispatcher, session: Session, now: float) -> bool:
 
 
 class Line:
-    """A dispatcher, its session, and a peer, with the bytes in between."""
+    """
+    A dispatcher, its session, and a peer, with the bytes in between.
 
-    def __init__(self, run: Stage, *, size: int = 3) -> None:
+    What comes is released at once, or, where blocks are wanted, when one has ended.
+    """
+
+    def __init__(self, run: Stage, *, size: int = 3, blocks: bool = False) -> None:
         self.backlog = Backlog()
         self.protocol = run.dialect.open(Side.SUPERVISOR, Limits())
         self.dispatcher = DISPATCHERS[run.dialect.shape](run, self.backlog)
+        if not blocks:
+            self.dispatcher.block = Block(bounded=False)
         self.peer = Peer(run, size)
         self.to_worker = bytearray()
         self.to_us = bytearray()
@@ -174,7 +181,16 @@ class Line:
                 case _:
                     raise AssertionError(str(event))
         self.pump(now)
+        self.release(now)
         return bool(data or reply or self.to_us)
+
+    def release(self, now: float) -> None:
+        """Release what has come, if nothing is owed, and go on."""
+        block = self.dispatcher.block
+        if block.holds and not self.protocol.owed:
+            block.end()
+            self.dispatcher.release()
+            self.pump(now)
 
 
 def outcome(
@@ -216,7 +232,7 @@ def test_every_message_is_answered_in_order(mode: Mode, data: st.DataObject) -> 
     dialect = MarkerDialect(mode=mode, eob_then_eom=data.draw(st.booleans()))
     window = data.draw(st.none() | st.integers(1, 5))
     run = stage(dialect=dialect, batch=policy, window=window)
-    line = Line(run)
+    line = Line(run, blocks=data.draw(st.booleans()))
     callers = [line.submission() for _ in range(data.draw(st.integers(1, 3)))]
     fed: list[list[bytes]] = [[] for _ in callers]
     answers: list[list[object]] = [[] for _ in callers]
@@ -351,7 +367,9 @@ def test_worker_may_refuse_a_batch_before_it_has_all_of_it() -> None:
     dispatcher = AskedDispatcher(stage(Mode.BATCH_WORKER), backlog)
     assert dispatcher.next(0.0, 0, 1) == (MessagesPassed([b"no"]),)
     refused = RefusedByWorker("no", stage="t", code=0, reason="no")
-    assert dispatcher.refused_by(0, refused, 0.0) == (1, 2)
+    dispatcher.refused_by(0, refused, 0.0)
+    answered = dispatcher.release()
+    assert (answered.messages, answered.size) == (1, 2)
     assert caller.waiting == 2
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
@@ -378,11 +396,13 @@ def test_what_is_to_be_tried_again_survives_the_worker() -> None:
     line.give(0.0)
     refused = RefusedByWorker("no", stage="t", code=0, reason="no")
     line.dispatcher.refused_by(0, refused, 0.0)
+    line.dispatcher.release()
     line.dispatcher.lose(Attempt("t-1", 1, "died"), lambda _: LOST, untouched=False)
     assert caller.waiting == 1
     other = Dispatcher(run, line.backlog, 1)
     assert other.next(0.0, 0, 1) is not None
     other.refused_by(0, refused, 0.0)
+    other.release()
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
     assert outcome.error is refused
@@ -396,6 +416,7 @@ def test_the_kth_reply_answers_the_kth_message() -> None:
     second.feed([b"c"], 0.0)
     line.pump()
     line.dispatcher.answered([(b"1",), (), (b"3", b"4")], 6, 0.0)
+    line.dispatcher.release()
 
     outcomes = [*outcome(first.collect()), *outcome(second.collect())]
     assert sorted(m for m, _, _ in outcomes) == [b"a", b"b", b"c"]

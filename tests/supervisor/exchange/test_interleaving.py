@@ -38,6 +38,7 @@ from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.exchange.test_dispatch import give, stage
+from tests.supervisor.exchange.test_named import end, refuse
 from tests.supervisor.toy import ToyDialect, ToySession
 
 LOST = WorkerLost("lost", stage="t")
@@ -219,9 +220,9 @@ class Interleaving(RuleBasedStateMachine):
                     worker.dispatcher.passed_by(id_, outputs)
                 case ExchangesEnded(ends):
                     ends = [(id_, tuple(group)) for id_, group in ends]
-                    worker.dispatcher.ended(ends, len(data))
+                    end(worker.dispatcher, ends, len(data))
                 case ExchangeRefused(id_):
-                    worker.dispatcher.refused_by(id_, NO, self.now)
+                    refuse(worker.dispatcher, id_, NO)
 
 
 Interleaving.TestCase.settings = settings(
@@ -265,12 +266,12 @@ def test_late_end_hits_no_other_exchange() -> None:
     d, backlog = dispatcher()
     caller = fed(backlog, b"a")
     d.next(0.0, 0, 1)
-    assert d.ended([(7, (b"x",))], 1) == (0, 0)
-    assert d.refused_by(7, NO, 0.0) == (0, 0)
+    assert end(d, [(7, (b"x",))], 1) == (0, 0)
+    assert refuse(d, 7, NO) == (0, 0)
     d.passed_by(7, [b"x"])
 
     assert caller.collect() == []
-    assert d.ended([(1, (b"y",))], 1) == (1, 1)
+    assert end(d, [(1, (b"y",))], 1) == (1, 1)
 
 
 def test_refusal_ends_one_exchange() -> None:
@@ -279,8 +280,8 @@ def test_refusal_ends_one_exchange() -> None:
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 2)
     d.next(0.0, 1, 1)
-    d.refused_by(1, NO, 0.0)
-    d.ended([(2, (b"B",))], 1)
+    refuse(d, 1, NO)
+    end(d, [(2, (b"B",))], 1)
     outcomes = {o.start: o for o in caller.collect() if isinstance(o, Outcome)}
 
     assert outcomes[0].error is NO
@@ -292,9 +293,9 @@ def test_refused_exchange_is_opened_again_if_it_may_be() -> None:
     d, backlog = dispatcher(on_error=ErrorPolicy(retries_refused=1))
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 1)
-    d.refused_by(1, NO, 0.0)
+    refuse(d, 1, NO)
     assert d.next(0.0, 0, 1) == (ExchangeOpened(2, [b"a"], "transform"),)
-    d.refused_by(2, NO, 0.0)
+    refuse(d, 2, NO)
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
     assert (outcome.error, outcome.messages) == (NO, [b"a"])
@@ -348,7 +349,7 @@ def test_batch_is_one_exchange() -> None:
     assert d.due == 6.0
     caller.feed([b"b"], 2.0)
     assert d.next(2.0, 0, 1) == (ExchangeOpened(1, [b"a", b"b"], "transform"),)
-    d.ended([(1, (b"ab",))], 2)
+    end(d, [(1, (b"ab",))], 2)
 
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)

@@ -8,6 +8,7 @@ import pytest
 
 from etlstage.errors import (
     Attempt,
+    EtlstageError,
     MessageRefused,
     PayloadTooBig,
     RemoteProtocolError,
@@ -65,6 +66,26 @@ class Worker:
         }
 
 
+def end(
+    dispatcher: NamedDispatcher,
+    ends: list[tuple[int, tuple[bytes, ...]]],
+    reply_size: int,
+) -> tuple[int, int]:
+    """End exchanges; return how many messages were delivered, and their bytes."""
+    dispatcher.ended(ends, reply_size, 0.0)
+    answered = dispatcher.release()
+    return answered.messages, answered.size
+
+
+def refuse(
+    dispatcher: NamedDispatcher, id_: int, error: EtlstageError
+) -> tuple[int, int]:
+    """Refuse an exchange; return the same as :func:`end`."""
+    dispatcher.refused_by(id_, error, 0.0)
+    answered = dispatcher.release()
+    return answered.messages, answered.size
+
+
 def opened(number: int, message: bytes) -> ExchangeOpened:
     """Return the event that opens an exchange."""
     return ExchangeOpened(number, [message], "transform")
@@ -91,8 +112,8 @@ def test_exchanges_end_in_any_order() -> None:
     w.open()
 
     w.dispatcher.passed_by(1, [b"A0"])
-    assert w.dispatcher.ended([(2, (b"B",))], 1) == (1, 1)
-    assert w.dispatcher.ended([(1, (b"A1",))], 1) == (1, 1)
+    assert end(w.dispatcher, [(2, (b"B",))], 1) == (1, 1)
+    assert end(w.dispatcher, [(1, (b"A1",))], 1) == (1, 1)
     assert w.replies == {b"a": "(b'A0', b'A1')", b"b": "(b'B',)"}
     assert not w.dispatcher.busy
 
@@ -114,8 +135,8 @@ def test_end_of_what_is_not_open_means_nothing() -> None:
     w.open()
 
     w.dispatcher.passed_by(9, [b"x"])
-    assert w.dispatcher.ended([(9, (b"x",))], 1) == (0, 0)
-    assert w.dispatcher.refused_by(9, REFUSED, 0.0) == (0, 0)
+    assert end(w.dispatcher, [(9, (b"x",))], 1) == (0, 0)
+    assert refuse(w.dispatcher, 9, REFUSED) == (0, 0)
     assert w.dispatcher.held == 1
 
 
@@ -124,8 +145,8 @@ def test_refusal_is_a_matter_of_one_exchange() -> None:
     w = Worker(b"a", b"b")
     w.open()
 
-    assert w.dispatcher.refused_by(1, REFUSED, 0.0) == (1, 1)
-    w.dispatcher.ended([(2, ())], 0)
+    assert refuse(w.dispatcher, 1, REFUSED) == (1, 1)
+    end(w.dispatcher, [(2, ())], 0)
     assert w.replies == {b"a": "refused", b"b": "()"}
 
 
@@ -156,7 +177,7 @@ def test_suspect_is_tried_alone() -> None:
     w.backlog.orphaned = True
 
     assert w.open() == [opened(2, b"a")]
-    w.dispatcher.ended([(2, ())], 0)
+    end(w.dispatcher, [(2, ())], 0)
     assert w.open() == [opened(3, b"b"), opened(4, b"c")]
 
 

@@ -777,16 +777,23 @@ class Supervision(RuleBasedStateMachine):
         for event in process.protocol.events_received():
             match event:
                 case RepliesCompleted(groups):
-                    answered = process.dispatcher.answered(groups, len(reply), self.now)
-                    process.answered += answered[0]
-                    if process.answered >= process.max_messages:
-                        process.max_messages = math.inf
-                        self._handle(WorkerWorn(process.name, "answered enough"))
+                    process.dispatcher.answered(groups, len(reply), self.now)
                 case MoreRequested():
                     pass
                 case ProtocolFailed(error):
                     raise AssertionError(str(error))
+        self._release(process)
         process.idle_since = None if process.protocol.owed else self.now
+
+    def _release(self, process: Process) -> None:
+        """Deliver what a worker has answered that owes nothing."""
+        if process.protocol.owed or not process.dispatcher.block.holds:
+            return
+        process.dispatcher.block.end()
+        process.answered += process.dispatcher.release().messages
+        if process.answered >= process.max_messages:
+            process.max_messages = math.inf
+            self._handle(WorkerWorn(process.name, "answered enough"))
 
     def _end(self, process: Process, status: int) -> None:
         del self.processes[process.name]

@@ -1,0 +1,256 @@
+"""
+Whether replies belong to the exchanges that they are counted for.
+
+Where the k-th reply answers the k-th exchange, a worker that writes one too many or
+too few shifts all that follow, and nothing in the bytes tells. So what comes is held
+back in *blocks*, and a block is released when it has been shown to add up: the worker
+owes nothing, has read all that it was given, and waits for more, or has been quiet for
+as long as it is used to take. A block that does not add up is taken back as a whole:
+nobody knows which of its replies belongs where, so nobody is blamed, and its messages
+are tried in lock-step.
+
+What this costs is a pause per block, so blocks grow with the age of the process, and
+are bounded in messages, bytes and time. A block of one message that ends because there
+is no more input is released at once, unless the process is young or the stage goes in
+lock-step: a caller waits for it. Should a fault show later, then that message is
+*doubtful*.
+
+How a worker shows that it waits is a matter of ``supervisor/verifier.py``; here is
+what is held back, how much may be, and how long to wait.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from etlstage.supervisor.exchange.exchange import Exchange, History, Outcome
+
+if TYPE_CHECKING:
+    from etlstage.supervisor.exchange.submission import Submission
+
+__all__ = ("Answered", "Block")
+
+_YOUNG: Final = 4  # blocks of a process behind which a quiet time is waited for
+_GROWTH: Final = 4
+_MOST: Final = 65536  # messages
+_BYTES: Final = 8 * 1024 * 1024  # messages, and replies that wait
+_SECONDS: Final = 0.25
+_QUIET: Final = 0.005  # seconds: a shorter pause may be the scheduler's
+_LONGEST_QUIET: Final = 1.0
+_PACE: Final = 1.5  # quiet times, in the longest that an exchange took
+_SHARE: Final = 0.05  # of the time of a block, that a quiet time may add
+
+
+class Answered(NamedTuple):
+    """What some exchanges that ended were about."""
+
+    exchanges: int = 0
+    messages: int = 0
+    size: int = 0
+    """Bytes of the messages."""
+    reply_size: int = 0
+    """Bytes of the replies."""
+
+    def without(self, outcome: Outcome) -> Answered:
+        """Return the same without what is to be tried again."""
+        return self._replace(
+            messages=self.messages - len(outcome.messages),
+            size=self.size - outcome.size,
+        )
+
+
+class _Held(NamedTuple):
+    """An outcome that is held back, and what it takes to undo it."""
+
+    submission: Submission
+    outcome: Outcome
+    history: History
+
+    def exchange(self) -> Exchange:
+        """Return the exchange, as it was before its outcome."""
+        _, outcome, history = self
+        return Exchange(
+            self.submission, outcome.start, outcome.messages, outcome.size, *history
+        )
+
+
+class Block:
+    """
+    Holds back the outcomes of one process until they are known to be right.
+
+    Args:
+        bounded: Whether it ends; else it is released as things come, and never proven.
+        alone: Whether each exchange is a block: what a load worker has done can't be
+            taken back, nor what an extract worker has written.
+        first: Messages in the first block of a process.
+
+    """
+
+    def __init__(
+        self, *, bounded: bool = True, alone: bool = False, first: int = 1
+    ) -> None:
+        self._bounded = bounded
+        self._alone = alone
+        self._limit = first
+        self._count = 0  # blocks that were released
+        self._held: list[_Held] = []
+        self._given = 0  # messages
+        self._bytes = 0
+        self._began = 0.0  # when its first message was given
+        self._closed = False
+        self._exchanges = self._size = self._reply_size = 0  # of what is held back
+        self._reply_bound: float = _BYTES
+        self._turn = 0.0  # when the oldest exchange that is owed became it
+        self._longest = 0.0  # seconds that an exchange took, at most
+        self.took: float = 0.0
+        """What the last answer took, in seconds, from the moment that its turn came."""
+        self.messages: int = 0
+        """How many messages are held back."""
+        self.total: int = 0
+        """Messages that the process was given in its life."""
+        self.doubted: bool = False
+        """It does not add up."""
+        self.unproven: int = 0
+        """Messages that were released, and a fault could still show."""
+
+    def __repr__(self) -> str:
+        return f"<Block {self._count} {len(self._held)} held, {self._given} given>"
+
+    @property
+    def overfull(self) -> bool:
+        """Whether more replies are held back than memory is meant for."""
+        return self._reply_size > self._reply_bound
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything is held back."""
+        return bool(self._held)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was given in this block, answered or not."""
+        return self._given > 0
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the process was given nothing yet."""
+        return not self.total
+
+    def room(self, now: float, *, step: bool) -> int:
+        """
+        Return how many messages may still be given, before this block ends.
+
+        Args:
+            now: The time, in seconds.
+            step: Whether the stage goes in lock-step.
+
+        """
+        if not self._bounded:
+            return _MOST
+        limit = 1 if step or self._alone else self._limit
+        if self._closed or self._given >= limit:
+            return 0
+        if self._given and (self._bytes >= _BYTES or now - self._began >= _SECONDS):
+            return 0
+        return limit - self._given
+
+    def close(self) -> None:
+        """Let nothing more into this block."""
+        self._closed = True
+
+    def give(self, messages: int, size: int, now: float) -> None:
+        """Take note of messages that are given to the worker, and their bytes."""
+        if not self._given:
+            self._began = now
+        self._given += messages
+        self._bytes += size
+        self.total += messages
+
+    def withdraw(self, messages: int, size: int) -> None:
+        """Undo :meth:`give`: they can't be sent."""
+        self._given -= messages
+        self._bytes -= size
+        self.total -= messages
+
+    def turn(self, now: float) -> None:
+        """Take note that the worker, which owed nothing, is given something."""
+        if now - self._turn >= self.pace:
+            # It had the time to write what nobody asked for, and did not.
+            self.unproven = 0
+        self._turn = now
+
+    def answered(self, exchanges: int, now: float) -> None:
+        """Take note of answers, and of the time that they took."""
+        self.took = now - self._turn
+        self._longest = max(self._longest, self.took)
+        self._turn = now
+        self._exchanges += exchanges
+
+    def hold(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Hold back the outcome of (a part of) an exchange."""
+        self._held.append(_Held(exchange.submission, outcome, exchange.history))
+        self._bytes += outcome.reply_size
+        self._reply_bound = min(self._reply_bound, exchange.submission.max_unread)
+        self.messages += len(outcome.messages)
+        self._size += outcome.size
+        self._reply_size += outcome.reply_size
+
+    def quiet(self, now: float, *, step: bool) -> float:
+        """
+        Return how long the worker must be quiet if there is nothing to give it.
+
+        Args:
+            now: The time, in seconds.
+            step: Whether the stage goes in lock-step.
+
+        Returns:
+            Seconds; 0 to release the block at once.
+
+        """
+        if self._count < _YOUNG:
+            return self.pace
+        if step:
+            return max(_QUIET / 5, math.ldexp(self.pace, _YOUNG - self._count))
+        if self._exchanges > 1:
+            return min(self.pace, _SHARE * (now - self._began))
+        return 0.0
+
+    def end(self) -> None:
+        """Begin the next block: what is given from now on is of that one."""
+        self._count += 1
+        self._limit = min(_MOST, self._limit * _GROWTH)
+        self._given = self._bytes = 0
+        self._closed = False
+
+    def release(
+        self, *, proven: bool
+    ) -> tuple[list[tuple[Exchange, Outcome]], Answered]:
+        """
+        Remove what is held back, to be delivered.
+
+        Args:
+            proven: Whether it is known to be right.
+
+        Returns:
+            The exchanges, each with its outcome, and what they are about.
+
+        """
+        total = Answered(self._exchanges, self.messages, self._size, self._reply_size)
+        self.unproven = 0 if proven else self.unproven + total.messages
+        return [(item.exchange(), item.outcome) for item in self._empty()], total
+
+    def take_back(self) -> list[Exchange]:
+        """Remove what is held back, as the exchanges that it was, in their order."""
+        return [item.exchange() for item in self._empty()]
+
+    @property
+    def pace(self) -> float:
+        """Seconds behind which a worker that had more to say would have said it."""
+        return min(max(_QUIET, _PACE * self._longest), _LONGEST_QUIET)
+
+    def _empty(self) -> list[_Held]:
+        held, self._held = self._held, []
+        self._reply_bound = _BYTES
+        self.messages = self._exchanges = self._size = self._reply_size = 0
+        return held
