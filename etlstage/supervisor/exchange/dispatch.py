@@ -72,7 +72,7 @@ class Dispatcher:
     _streams = False
 
     def __init__(self, stage: Stage, backlog: Backlog, number: int = 0) -> None:
-        self.block = Block(
+        self.block: Block = Block(
             bounded=stage.dialect.counts,
             alone=stage.kind is not StageKind.TRANSFORM,
             first=stage.window or 1,
