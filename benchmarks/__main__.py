@@ -17,6 +17,7 @@ QUESTIONS = (
     "lockstep",
     "sdk_worker",
     "refusals",
+    "pairing",
     "supervision",
     "import_time",
     "local_engine",
