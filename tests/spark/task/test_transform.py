@@ -15,7 +15,7 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark import transform
 from etlstage.spark.errors import explain
-from etlstage.stage import ErrorPolicy, Stage, Timeouts
+from etlstage.stage import ErrorPolicy, RestartPolicy, Stage, Timeouts
 from tests.spark.processes import HANGING, are_gone, runs, wait_for_pids
 
 pytestmark = pytest.mark.spark
@@ -137,6 +137,32 @@ def test_errors_have_a_column(spark: SparkSession) -> None:
     made = transform(frame, stage(function), message="m", errors="column")
     assert made.columns == ["value", "error"]
     assert [row.value for row in made.where("error is not null").collect()] == [None]
+
+
+TWICE = """
+import sys
+if sys.argv[1]:
+    print(sys.argv[1], flush=True)
+for line in sys.stdin:
+    print(line, end="\\0\\0" if int(line) % 100 == 99 else "\\0", flush=True)
+"""
+
+
+def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
+    """A worker that answers twice, or greets, can't shift what is behind (issue 10)."""
+    frame = spark.range(0, 400, 1, 2).selectExpr("id", "cast(id as string) as m")
+    command = (sys.executable, "-c", TWICE)
+    twice = Stage(name="t", command=(*command, ""))
+    made = transform(frame, twice, message="m", keep=["id"], errors="column").collect()
+    found = {row.id: row.value for row in made if row.error is None}
+    assert {row.id for row in made} - set(found) == {99, 199, 299, 399}
+    assert found == {n: str(n) for n in range(400) if n % 100 != 99}
+    assert all("1 reply too many" in row.error for row in made if row.error)
+    greeting = Stage(
+        name="t", command=(*command, "hello"), restart=RestartPolicy(max=1, delay=0.01)
+    )
+    text = failure(transform(frame, greeting, message="m"))
+    assert "wrote what nobody asked for: hello" in text
 
 
 def test_column_of_errors_must_be_the_only_one(spark: SparkSession) -> None:
