@@ -46,6 +46,7 @@ class Observers:
         self._metrics = metrics
         self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
         self._failed: set[str] = set()  # workers whose end is no news
+        self._in_step = False  # it was told that the stage goes in lock-step
         self._closed = False
 
     def listen(
@@ -110,8 +111,14 @@ class Observers:
     def _record(self, event: SupervisorEvent, *, given_up: bool) -> None:
         log = _log.bind(stage=self._stage.name)
         match event:
-            case WorkerFailed(error=error):
+            case WorkerFailed(error=error, cause=cause):
                 log.warning("worker failed", error=str(error))
+                if cause == "pairing" and not self._in_step:
+                    self._in_step = True
+                    log.warning(
+                        "stage goes on one message at a time",
+                        reason="replies can't be told apart; see the worker that failed",
+                    )
             case StartFailed(error=error) | WorkerFailedPermanently(error=error):
                 log.error("worker failed permanently", error=str(error))
             case WorkerExited() if self._died(event) and not given_up:
