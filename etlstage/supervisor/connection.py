@@ -350,6 +350,7 @@ class Connection:
                 self.late += len(data)
             else:
                 self._receive(data)
+        self._conclude(anyio.current_time(), lambda: None)
 
     def read_dry(self) -> None:
         """Read and understand what the worker has written."""
@@ -369,12 +370,17 @@ class Connection:
         if self._tail is not None or self._host.failed:
             return
         self._tail = b""
+        self._conclude(now, lambda: self._session.receive_eof(now))
+
+    def _conclude(self, now: float, end: Callable[[], None]) -> None:
+        """Release what a worker has answered that can say no more, if that was all."""
+        if self._host.failed:
+            return
         whole = self._verifier.busy or not self._session.owed
         self._verifier.cancel()
-        self._session.receive_eof(now)
+        end()
         self._settle(now)
         if whole and not self._host.failed:
-            # It can say no more: all that it was to say is there.
             self._take_note(self.dispatch.release(proven=True), now)
 
     def _ring_session(self, now: float) -> None:

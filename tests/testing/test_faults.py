@@ -466,7 +466,8 @@ async def test_idle_worker_that_fails_is_replaced(
 
     assert delivered(before) == delivered(behind) == numbers(24)
     assert outcome.restarts == workers
-    assert [e.lost for e in outcome.of(WorkerExited) if e.lost] == []
+    if not blamed:  # else what was just answered may be tried again
+        assert [e.lost for e in outcome.of(WorkerExited) if e.lost] == []
     failed = {type(e.error) for e in outcome.of(WorkerFailed)}
     assert failed == ({RemoteProtocolError} if blamed else set())
 
