@@ -224,6 +224,7 @@ class Verifier:
                 " full batches by itself set batch.eob_after_full: false"
             )
         else:
+            self._dispatch.block.hushed = self._patient and not self._teased
             self._finish(now, proven=self._teased or self._patient)
 
     def _finish(self, now: float, *, proven: bool) -> None:

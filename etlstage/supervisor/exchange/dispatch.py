@@ -235,7 +235,7 @@ class Dispatcher:
         if not block.doubted:
             return 0
         loads = self._stage.kind is StageKind.LOAD
-        return block.unproven + (block.messages if loads else 0)
+        return block.questionable + (block.messages if loads else 0)
 
     def lose(
         self,

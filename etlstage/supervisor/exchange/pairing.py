@@ -111,6 +111,9 @@ class Block:
         """Messages that the process was given in its life."""
         self.doubted: bool = False
         """It does not add up."""
+        self.hushed: bool = False
+        """That a quiet time has passed is all that speaks for it."""
+        self._last = 0  # messages of the last block, if it was hushed
         self.unproven: int = 0
         """Messages that were released, and a fault could still show."""
 
@@ -126,6 +129,16 @@ class Block:
     def holds(self) -> bool:
         """Whether anything is held back."""
         return bool(self._held)
+
+    @property
+    def questionable(self) -> int:
+        """
+        Messages that were released and may be wrong, should a fault show now.
+
+        What follows a quiet time tells that it was too short. Not so a fault in the
+        next block: the one that was hushed came before it.
+        """
+        return self.unproven + (0 if self._held else self._last)
 
     @property
     def begun(self) -> bool:
@@ -175,9 +188,9 @@ class Block:
 
     def turn(self, now: float) -> None:
         """Take note that the worker, which owed nothing, is given something."""
-        if now - self._turn >= self.pace:
+        if now - self._turn >= _LONGEST_QUIET:
             # It had the time to write what nobody asked for, and did not.
-            self.unproven = 0
+            self.unproven = self._last = 0
         self._turn = now
 
     def answered(self, exchanges: int, now: float) -> None:
@@ -238,6 +251,8 @@ class Block:
         """
         total = Answered(self._exchanges, self.messages, self._size, self._reply_size)
         self.unproven = 0 if proven else self.unproven + total.messages
+        self._last = total.messages if self.hushed else 0
+        self.hushed = False
         return [(item.exchange(), item.outcome) for item in self._empty()], total
 
     def take_back(self) -> list[Exchange]:

@@ -126,6 +126,19 @@ def test_what_is_not_proven_is_counted_until_it_is() -> None:
     assert block.unproven == 0
 
 
+def test_fault_behind_a_quiet_time_tells_that_it_was_too_short() -> None:
+    """One in the next block does not: what was hushed came before it."""
+    block = Block()
+    fill(block, 1)
+    block.hushed = True
+    block.release(proven=True)
+    assert (block.unproven, block.questionable) == (0, 1)
+    fill(block, 1)
+    assert block.questionable == 0
+    block.release(proven=True)
+    assert block.questionable == 0
+
+
 def test_young_process_must_be_quiet() -> None:
     """For as long as it is used to take, within bounds."""
     block = Block()
