@@ -312,9 +312,10 @@ class RunningWorker:
             self._reason = "was stopped" if self._told_to_stop else fate
         told = self._told_to_stop and self.error is None
         # What it has not begun to read can't have killed it.
-        block = self.connection.dispatch.block
+        block, ahead = self.connection.dispatch.block, self.connection.ahead
         untouched = not self._streams and (
-            (self.connection.ahead and not (block.doubted and block.holds))
+            (ahead and block.doubted and not block.holds)
+            or (self.error is None and ahead)
             or (self.error is None and self.connection.unread(self._worker.unread))
         )
         doubtful = self.connection.dispatch.doubtful

@@ -145,7 +145,8 @@ async def test_a_million_messages_through_workers_that_crash(
     assert (account.done, account.dead) == (COUNT - CULPRITS, CULPRITS)
     assert (account.failed, account.lost) == (0, 0)
     restarts = sum(log["event"] == "worker is restarted" for log in logs)
-    assert 300 < restarts < 900
+    # What was answered in the block of a culprit is done again, by young processes.
+    assert 300 < restarts < 1500
     assert left(token) == {}
     with capsys.disabled():
         print(f" {report.seconds:.1f} s, {restarts} restarts", end=" ")  # noqa: T201
