@@ -188,9 +188,7 @@ class Connection:
         self._max_messages = max_messages
         self._writer = Writer(wire, partial(host.broke, "stdin"))
         self._verified = stage.dialect.counts
-        self._verifier = Verifier(
-            self, self.dispatch, wire, self._writer, stage.dialect
-        )
+        self._verifier = Verifier(self, self.dispatch, wire, self._writer, stage)
         self._answer_due = Deadline(self._miss_answer)
         self._batch_due = Deadline(self.pump_all)
         self._session_due = Deadline(self._ring_session)

@@ -22,7 +22,8 @@ from typing import Final, Protocol
 import anyio
 import anyio.lowlevel
 
-from etlstage.protocol.base import Dialect
+from etlstage.messages import StageKind
+from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.writer import Writer
 from etlstage.transport import Wire
@@ -68,7 +69,8 @@ class Verifier:
         dispatch: Has the block.
         wire: To the worker.
         writer: To the worker.
-        dialect: Of the stage.
+        stage: Of the worker. A load worker has nothing written ahead: should we be
+            killed then, it might load the part of a message that it has.
 
     """
 
@@ -78,13 +80,14 @@ class Verifier:
         dispatch: Dispatcher,
         wire: Wire,
         writer: Writer,
-        dialect: Dialect,
+        stage: Stage,
     ) -> None:
         self._connection = connection
         self._dispatch = dispatch
         self._wire = wire
         self._writer = writer
-        self._dialect = dialect
+        self._dialect = stage.dialect
+        self._teases = stage.kind is not StageKind.LOAD
         self._begun = anyio.Event()
         self._woken = anyio.Event()
         self._rest: list[bytes | memoryview] | None = (
@@ -198,7 +201,7 @@ class Verifier:
 
     def _tease(self, now: float) -> bool:
         """Begin to write what comes next; return whether anything does."""
-        if self._wire.unread() > self._dialect.slack:
+        if not self._teases or self._wire.unread() > self._dialect.slack:
             return False  # a worker that counts its messages has not read EOB
         chunks = self._connection.take_next(now)
         if chunks:
@@ -209,7 +212,11 @@ class Verifier:
         self._rest = [*chunks]
         first = memoryview(chunks[0])
         # The byte must not be the end of an empty message.
-        if len(first) > 1 and not self._dialect.speaks(bytes(first[:1])):
+        if (
+            self._teases
+            and len(first) > 1
+            and not self._dialect.speaks(bytes(first[:1]))
+        ):
             self._writer.add([first[:1]])
             self._writer.flush()
             self._rest[0] = first[1:]
