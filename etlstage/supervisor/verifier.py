@@ -11,8 +11,11 @@ be quiet for a time that follows its own pace; see ``exchange/pairing.py``.
 The same is done before the first message of a process: what a worker writes before it
 is asked would be taken for the beginning of its first reply.
 
+A load worker has nothing written ahead: should we be killed then, it might load the
+part of a message that it has. There only quiet times are left, too.
+
 A thread that reads ahead, or a program that reads for the worker, takes the byte
-early; then only the quiet times are left, and the end of the process.
+early; then it is the same, until the end of the process.
 """
 
 from __future__ import annotations
@@ -69,8 +72,7 @@ class Verifier:
         dispatch: Has the block.
         wire: To the worker.
         writer: To the worker.
-        stage: Of the worker. A load worker has nothing written ahead: should we be
-            killed then, it might load the part of a message that it has.
+        stage: Of the worker.
 
     """
 
