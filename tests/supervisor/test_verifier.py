@@ -145,6 +145,23 @@ async def test_load_worker_that_answers_twice_is_doubtful() -> None:
     assert doubtful >= 1
 
 
+@pytest.mark.parametrize("kind", [StageKind.LOAD, StageKind.TRANSFORM])
+async def test_load_worker_never_has_a_part_of_a_message(kind: StageKind) -> None:
+    """Were we killed then, it might load that (issue 10)."""
+    code = """
+import os
+while data := os.read(0, 99):
+    part = 0 if data.endswith(b"\\n") else 1
+    while not data.endswith(b"\\n"):
+        data += os.read(0, 99)
+    os.write(1, (b"part\\n" if part else b"whole\\n") + b"\\0")
+"""
+    results, _ = await run(planted(code, kind=kind, window=1), MANY[:20])
+    parts = [r for r in results if r.outputs == (b"part",)]
+
+    assert bool(parts) is (kind is StageKind.TRANSFORM)
+
+
 BATCHES = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
 COUNTS = """
 batch, data = [], b""
