@@ -181,7 +181,7 @@ async def main(name: str) -> None:
         await supervisor.submit([b"warm"])
     before = peak()
     await SCENES[name][0]()
-    print((peak() - before) // MiB)  # noqa: T201 - who started it reads it
+    print((peak() - before) // MiB, flush=True)  # noqa: T201 - who started it reads it
 
 
 if __name__ == "__main__":
