@@ -17,7 +17,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
-from etlstage.errors import ConfigError, EtlstageError, SourceFailed
+from etlstage.errors import ConfigError, EtlstageError, RepliesDoubtful, SourceFailed
 from etlstage.messages import Run, cost_of
 from etlstage.pipeline.offsets import ask_offset, steps
 from etlstage.spark.dataframe.schema import is_raw
@@ -125,6 +125,8 @@ async def _extract(
                 start=start, end=end, template=template
             ):
                 await bridge.put(run, cost_of(run))
+    if supervisor.doubtful:
+        raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
 
 
 class Offsets:

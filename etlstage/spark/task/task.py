@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from etlstage.columns import Replies
-from etlstage.errors import RefusedByWorker, StageFailed
+from etlstage.errors import RefusedByWorker, RepliesDoubtful, StageFailed
 from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.dead_letter.record import first_clause
@@ -87,6 +87,8 @@ async def _answer_all(stage: Stage, bridge: Bridge[Outcome]) -> None:
     ):
         async for answer in answers:
             await bridge.put(answer, answer.reply_size)
+    if supervisor.doubtful:
+        raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
 
 
 class _Results:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from etlstage.errors import StageFailed, WorkerStartFailed
+from etlstage.errors import RepliesDoubtful, StageFailed, WorkerStartFailed
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.task import portal as bridge
 from etlstage.spark.task import task as task_module
 from etlstage.spark.task.task import Task
 from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage
+from tests.planted import AGAIN
 
 pytestmark = pytest.mark.process
 
@@ -183,3 +184,10 @@ def test_much_from_little_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) 
     task = Task(stage("lambda m: [m * 1000] * 100"), texts=False)
     made = task.run(given(*[[b"%03d" % n for n in range(50)]] * 3))
     assert len(rows(made)) == 3 * 50 * 100
+
+
+def test_replies_that_are_doubtful_fail_the_task() -> None:
+    """A row may have the value of another, and it showed too late (issue 10)."""
+    task = Task(Stage(name="t", command=AGAIN), texts=False)
+    with pytest.raises(RepliesDoubtful, match="stage t: 1 message is doubtful"):
+        rows(task.run(given([b"a"])))

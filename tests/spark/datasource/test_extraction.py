@@ -1,0 +1,30 @@
+"""What a task of a read runs, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.errors import SourceFailed
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.spark.datasource.extraction import Range, extracted
+from etlstage.stage import OffsetPolicy, Stage
+from tests.planted import AGAIN
+
+pytestmark = pytest.mark.process
+
+
+def test_replies_that_are_doubtful_fail_the_task() -> None:
+    """What was read may be of other offsets, and it showed too late (issue 10)."""
+    stage = Stage(
+        name="e",
+        kind=StageKind.EXTRACT,
+        command=AGAIN,
+        dialect=MarkerDialect(mode=Mode.CYCLIC),
+    )
+    policy = OffsetPolicy(by="supervisor", start=0, end=3, step=1)
+    with pytest.raises(
+        SourceFailed, match=r"e: 1 message is doubtful: .*, partition 0"
+    ):
+        list(extracted(stage, Range(0, 1, 0, 3), policy))
