@@ -11,7 +11,7 @@ that failed, or ran twice, holds for that too: they count once.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -53,6 +53,7 @@ _JUDGED_OF: Final = 10_000  # messages, see Pipeline
 _ROWS: Final = 100_000  # in a batch of results, about
 _BYTES: Final = 8 * 1024 * 1024
 _PAGE: Final = 1024 * 1024  # bytes of letters, about
+_TOLD: Final = ("stage", "code", "reason")  # of an error, beside its text
 
 _Item: TypeAlias = "Run | _Note"
 
@@ -140,34 +141,45 @@ class Chain:
         report = await pipeline.run()
         error = report.error
         # It is logged by Spark, or staged with the rows.
-        text = self._letters.secrets.conceal(str(error))
+        conceal = self._letters.secrets.conceal
+        text = conceal(str(error))
         if isinstance(error, WorkerStartFailed | StageFailed):
             # It may be this machine's fault: Spark is to try another one.
             raise type(error)(text, stage=error.stage) from None
-        outcome = json.dumps(_outcome(report, letters, text))
+        outcome = json.dumps(_outcome(report, letters, conceal))
         await bridge.put(_Note(outcome, is_letter=False))
 
 
-def _outcome(report: Report, letters: int, text: str) -> dict[str, Any]:
+def _outcome(
+    report: Report, letters: int, conceal: Callable[[str], str]
+) -> dict[str, Any]:
     error = report.error
+    about = {n: v for n, v in vars(error).items() if n in _TOLD} if error else {}
     return {
         "accounts": [account.counts for account in report.ledger],
         "letters": letters,
         "error": error
         and {
             "kind": type(error).__name__,
-            "text": text,
-            "stage": getattr(error, "stage", None),
+            "text": conceal(str(error)),
+            "about": {
+                name: conceal(value) if isinstance(value, str) else value
+                for name, value in about.items()
+            },
         },
     }
 
 
-def _error(kind: str, text: str, stage: str | None) -> Exception:
-    """Return an error as it was raised in a task, as far as its class allows."""
+def _error(kind: str, text: str, about: dict[str, Any]) -> Exception:
+    """Return an error as it was raised in a task, or a StageError like it."""
     found = getattr(errors, kind, StageError)
-    if isinstance(found, type) and issubclass(found, StageError):
-        return found(text, stage=stage or "")
-    return StageError(text, stage=stage or "")
+    if not isinstance(found, type) or not issubclass(found, StageError):
+        found = StageError
+    # Each class has a constructor of its own; this one has all that it can say.
+    error = found.__new__(found)
+    StageError.__init__(error, text, stage="")
+    vars(error).update(about)
+    return error
 
 
 def _messages(batch: pa.RecordBatch) -> Run:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from etlstage.errors import SourceFailed, StageError, WorkerStartFailed
+from etlstage.errors import (
+    RefusedByWorker,
+    RepliesDoubtful,
+    SourceFailed,
+    StageError,
+    WorkerStartFailed,
+)
 from etlstage.pipeline import DeadLetter, DeadLetters
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -24,6 +30,7 @@ from etlstage.stage import (
     RestartPolicy,
     Stage,
 )
+from tests.planted import AGAIN
 
 pytestmark = pytest.mark.process
 
@@ -158,9 +165,23 @@ def test_error_keeps_its_class_and_text() -> None:
         "extract: message is null in 1 of 3 rows of a batch: filter these rows"
     )
     assert outcome.error.stage == "extract"
-    note = '{"accounts": [], "letters": 0, "error": {"kind": "MessageRefused", "text": "x", "stage": null}}'
+    note = '{"accounts": [], "letters": 0, "error": {"kind": "MessageRefused", "text": "x", "about": {}}}'
     error = TaskEnd.from_note(3, note).error
     assert type(error) is StageError
+
+
+def test_error_keeps_what_is_its_own() -> None:
+    """Also where its class is made of something else than a text (issue 10)."""
+    policy = ErrorPolicy(then="fail")
+    *_, outcome = passed([stage("lambda m: [][0]", on_error=policy)], given(b"a"))
+    assert isinstance(outcome.error, RefusedByWorker)
+    assert "refused the message" in str(outcome.error)
+    assert outcome.error.reason == "IndexError: list index out of range"
+    assert outcome.error.stage == "t"
+    *_, outcome = passed([Stage(name="t", command=AGAIN)], given(b"a"))
+    assert isinstance(outcome.error, RepliesDoubtful)
+    assert "stage t: 1 message is doubtful" in str(outcome.error)
+    assert outcome.accounts[1][-1] == 1
 
 
 def test_program_that_is_not_there_fails_the_task() -> None:
