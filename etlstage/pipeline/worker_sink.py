@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from etlstage.errors import EtlstageError
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
@@ -14,10 +12,11 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Sink
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
+from etlstage.telemetry.log import Log
 
 __all__ = ("WorkerSink",)
 
-_log = structlog.get_logger("etlstage")
+_log = Log()
 
 
 class WorkerSink(Sink):

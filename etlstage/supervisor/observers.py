@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Final
 
 import anyio
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from etlstage.messages import StageKind
@@ -23,12 +22,13 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
 )
 from etlstage.telemetry import StageMetrics
+from etlstage.telemetry.log import Log
 
 __all__ = ("Observers",)
 
 _MOST: Final = 10_000  # events that wait for one listener; then its stream ends
 
-_log = structlog.get_logger("etlstage")
+_log = Log()
 
 
 class Observers:

@@ -47,9 +47,8 @@ from functools import wraps
 from signal import Signals
 from typing import Concatenate, Final, NamedTuple, ParamSpec
 
-import structlog
-
 from etlstage.errors import FailureCause
+from etlstage.telemetry.log import Log
 from etlstage.telemetry.meter import Counter, Gauge, Histogram, Meter
 
 __all__ = ("StageMetrics",)
@@ -66,7 +65,7 @@ _OTHERS: Final = "other"
 
 _P = ParamSpec("_P")
 
-_log = structlog.get_logger("etlstage")
+_log = Log()
 
 
 def _harmless(

@@ -17,8 +17,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
-
 from etlstage.errors import (
     EtlstageError,
     MessageRefused,
@@ -35,6 +33,7 @@ from etlstage.pipeline.ledger import Account
 from etlstage.protocol.base import Dialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
 from etlstage.supervisor.stderr.throttle import Throttle
+from etlstage.telemetry.log import Log
 
 __all__ = (
     "OF_A_MESSAGE",
@@ -44,7 +43,7 @@ __all__ = (
     "letter_time",
 )
 
-_log = structlog.get_logger("etlstage")
+_log = Log()
 
 OF_A_MESSAGE: Final = (
     MessageRefused,

@@ -12,7 +12,6 @@ import shutil
 from abc import abstractmethod
 from typing import Final, TypeAlias
 
-import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
@@ -22,6 +21,7 @@ from etlstage.spark.dataframe.destination import local_path
 from etlstage.spark.dataframe.fit import with_text
 from etlstage.spark.errors import explain
 from etlstage.spark.task.chain import ROWS, Chain, TaskEnd
+from etlstage.telemetry.log import Log
 
 __all__ = ("Pages", "StagedLoad", "Staging")
 
@@ -29,7 +29,7 @@ Pages: TypeAlias = "tuple[tuple[int, int], tuple[int, int]]"
 """The first and the last of some pages, each by its partition and its number."""
 
 _AT_ONCE: Final = 4 * 1024 * 1024  # bytes of letters, about
-_log = structlog.get_logger("etlstage")
+_log = Log()
 
 
 class Staging:

@@ -14,10 +14,10 @@ from typing import Final
 
 import anyio
 import anyio.lowlevel
-import structlog
 
 from etlstage.supervisor.stderr.line import Diagnostic, DiagnosticReader, LineWritten
 from etlstage.supervisor.stderr.throttle import Throttle
+from etlstage.telemetry.log import Log
 from etlstage.transport import Readable
 
 __all__ = ("StderrLog",)
@@ -26,7 +26,7 @@ _CHUNK: Final = 8192  # bytes a read; logging them takes longer than reading the
 _AT_ONCE: Final = 65536  # bytes that are read while everybody waits
 _PAUSE: Final = 1.0  # seconds of silence before it is told what was dropped
 
-_log = structlog.get_logger("etlstage")
+_log = Log()
 
 
 class StderrLog:
