@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from etlstage.errors import ConfigError as ConfigError
     from etlstage.errors import EtlstageError as EtlstageError
+    from etlstage.errors import MessageRefused as MessageRefused
+    from etlstage.errors import Overloaded as Overloaded
+    from etlstage.errors import RefusedByWorker as RefusedByWorker
+    from etlstage.errors import RemoteProtocolError as RemoteProtocolError
+    from etlstage.errors import RepliesDoubtful as RepliesDoubtful
+    from etlstage.errors import StageFailed as StageFailed
     from etlstage.errors import WorkerLost as WorkerLost
     from etlstage.messages import Result as Result
     from etlstage.messages import StageKind as StageKind
@@ -30,6 +36,17 @@ if TYPE_CHECKING:
     from etlstage.stage import Stage as Stage
     from etlstage.stage import Timeouts as Timeouts
     from etlstage.supervisor import AsyncSupervisor as AsyncSupervisor
+    from etlstage.supervisor import Health as Health
+    from etlstage.supervisor import RemainsEnded as RemainsEnded
+    from etlstage.supervisor import StartFailed as StartFailed
+    from etlstage.supervisor import SupervisorEvent as SupervisorEvent
+    from etlstage.supervisor import WorkerExited as WorkerExited
+    from etlstage.supervisor import WorkerFailed as WorkerFailed
+    from etlstage.supervisor import WorkerFailedPermanently as WorkerFailedPermanently
+    from etlstage.supervisor import WorkerReady as WorkerReady
+    from etlstage.supervisor import WorkerRestarting as WorkerRestarting
+    from etlstage.supervisor import WorkerStarted as WorkerStarted
+    from etlstage.supervisor import WorkerWorn as WorkerWorn
 
 __all__ = (
     "AsyncSupervisor",
@@ -38,45 +55,79 @@ __all__ = (
     "ErrorBudget",
     "ErrorPolicy",
     "EtlstageError",
+    "Health",
     "MarkerDialect",
     "Markers",
+    "MessageRefused",
     "Mode",
     "Order",
+    "Overloaded",
     "Pipeline",
     "PoolPolicy",
     "RecyclePolicy",
+    "RefusedByWorker",
+    "RemainsEnded",
+    "RemoteProtocolError",
+    "RepliesDoubtful",
     "Report",
     "ResourceLimits",
     "RestartPolicy",
     "Result",
     "Stage",
+    "StageFailed",
     "StageKind",
+    "StartFailed",
+    "SupervisorEvent",
     "Timeouts",
+    "WorkerExited",
+    "WorkerFailed",
+    "WorkerFailedPermanently",
     "WorkerLost",
+    "WorkerReady",
+    "WorkerRestarting",
+    "WorkerStarted",
+    "WorkerWorn",
 )
 
 _HOMES = {
     "AsyncSupervisor": "etlstage.supervisor",
     "BatchPolicy": "etlstage.stage",
     "ConfigError": "etlstage.errors",
-    "EtlstageError": "etlstage.errors",
-    "RestartPolicy": "etlstage.stage",
-    "ResourceLimits": "etlstage.stage",
-    "RecyclePolicy": "etlstage.stage",
-    "Order": "etlstage.stage",
-    "ErrorPolicy": "etlstage.stage",
     "ErrorBudget": "etlstage.stage",
+    "ErrorPolicy": "etlstage.stage",
+    "EtlstageError": "etlstage.errors",
+    "Health": "etlstage.supervisor",
     "MarkerDialect": "etlstage.protocol.marker.settings",
     "Markers": "etlstage.protocol.marker",
+    "MessageRefused": "etlstage.errors",
     "Mode": "etlstage.protocol.marker",
+    "Order": "etlstage.stage",
+    "Overloaded": "etlstage.errors",
     "Pipeline": "etlstage.pipeline",
     "PoolPolicy": "etlstage.stage",
+    "RecyclePolicy": "etlstage.stage",
+    "RefusedByWorker": "etlstage.errors",
+    "RemainsEnded": "etlstage.supervisor",
+    "RemoteProtocolError": "etlstage.errors",
+    "RepliesDoubtful": "etlstage.errors",
     "Report": "etlstage.pipeline",
+    "ResourceLimits": "etlstage.stage",
+    "RestartPolicy": "etlstage.stage",
     "Result": "etlstage.messages",
     "Stage": "etlstage.stage",
+    "StageFailed": "etlstage.errors",
     "StageKind": "etlstage.messages",
+    "StartFailed": "etlstage.supervisor",
+    "SupervisorEvent": "etlstage.supervisor",
     "Timeouts": "etlstage.stage",
+    "WorkerExited": "etlstage.supervisor",
+    "WorkerFailed": "etlstage.supervisor",
+    "WorkerFailedPermanently": "etlstage.supervisor",
     "WorkerLost": "etlstage.errors",
+    "WorkerReady": "etlstage.supervisor",
+    "WorkerRestarting": "etlstage.supervisor",
+    "WorkerStarted": "etlstage.supervisor",
+    "WorkerWorn": "etlstage.supervisor",
 }
 
 

@@ -12,6 +12,7 @@ Everything that etlstage raises.
         * :class:`WorkerStartFailed`
         * :class:`WorkerLost`
         * :class:`RefusedByWorker`: it said no to one message
+        * :class:`Overloaded`: too many messages wait for their results
         * :class:`StageFailed`: no worker is left
         * :class:`RepliesDoubtful`: which reply is whose is not known
         * :class:`SourceFailed`
@@ -35,6 +36,7 @@ __all__ = (
     "LedgerImbalance",
     "LocalProtocolError",
     "MessageRefused",
+    "Overloaded",
     "PayloadTooBig",
     "ProtocolError",
     "RefusedByWorker",
@@ -179,6 +181,10 @@ class RefusedByWorker(StageError):
         super().__init__(text, stage=stage)
         self.code = code
         self.reason = reason
+
+
+class Overloaded(StageError):
+    """Raised when more messages would wait for their results than may."""
 
 
 class StageFailed(StageError):

@@ -22,6 +22,7 @@ from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.secret import Secrets
 from etlstage.stage import Stage
+from etlstage.telemetry.trace import span
 
 __all__ = ("Runner",)
 
@@ -91,7 +92,9 @@ class Runner(ABC):
             try:
                 if self._dead_letters is not None:
                     self._dead_letters.check()
-                with self._delivery or nullcontext():
+                # The spans of the stages are within this one.
+                traced = span("run", current=True, pipeline=self.name)
+                with self._delivery or nullcontext(), traced:
                     status = await self._run()
             except Exception as error:
                 self._fail(error)

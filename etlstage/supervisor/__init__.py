@@ -15,10 +15,12 @@ from etlstage.supervisor.lifecycle.events import WorkerReady as WorkerReady
 from etlstage.supervisor.lifecycle.events import WorkerRestarting as WorkerRestarting
 from etlstage.supervisor.lifecycle.events import WorkerStarted as WorkerStarted
 from etlstage.supervisor.lifecycle.events import WorkerWorn as WorkerWorn
+from etlstage.supervisor.lifecycle.health import Health as Health
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 
 __all__ = (
     "AsyncSupervisor",
+    "Health",
     "Outcome",
     "RemainsEnded",
     "StartFailed",

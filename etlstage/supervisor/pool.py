@@ -37,6 +37,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
     WorkerWorn,
 )
+from etlstage.supervisor.lifecycle.health import Health
 from etlstage.supervisor.lifecycle.instructions import (
     Fail,
     Feed,
@@ -162,6 +163,10 @@ class WorkerPool:
     def story(self, worker: str) -> tuple[str, ...]:
         """Return the last things that happened to a worker."""
         return self._state.story(worker, anyio.current_time())
+
+    def health(self) -> Health:
+        """Return whether the workers can do their work, and why not."""
+        return self._state.health(anyio.current_time())
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on; who is too many finishes what it has."""

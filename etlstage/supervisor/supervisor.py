@@ -17,6 +17,7 @@ from collections.abc import (
     Iterable,
 )
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from types import TracebackType
@@ -26,8 +27,8 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from etlstage.errors import LocalProtocolError, WorkerLost
-from etlstage.messages import Position, Result, Run, StageKind, sound
+from etlstage.errors import LocalProtocolError, Overloaded, WorkerLost
+from etlstage.messages import Position, Result, Run, StageKind, counted, sound
 from etlstage.protocol.base import Shape
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
@@ -37,11 +38,13 @@ from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.round import Repeat, Round
 from etlstage.supervisor.exchange.submission import Collected, Submission
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
+from etlstage.supervisor.lifecycle.health import Health
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
 from etlstage.supervisor.stream import Intake, Signal, as_run, in_runs
 from etlstage.telemetry import Meter, StageMetrics
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.telemetry.trace import Span, current_trace, span
+from etlstage.transport import Child, Launch, LaunchRequest, Wire, launch_over_pipes
 
 __all__ = ("AsyncSupervisor",)
 
@@ -65,6 +68,9 @@ class AsyncSupervisor:
         max_messages: Messages that one :meth:`stream` may hold: read from its input
             and not yet taken by its consumer.
         max_bytes: The same in bytes, replies included.
+        max_pending: Messages that may wait for their results when :meth:`submit` or
+            :meth:`ask` comes with more; None: there is no limit. Those of a stream
+            count, but it waits.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
         launch: What starts the workers; processes on pipes, if nothing else is given.
         commit: Stores a position that a worker asks to have stored, in a dialect that
@@ -81,6 +87,7 @@ class AsyncSupervisor:
         *,
         max_messages: int = 65536,
         max_bytes: int = 64 * 1024 * 1024,
+        max_pending: int | None = None,
         meter: Meter | None = None,
         launch: Launch = launch_over_pipes,
         commit: Callable[[object], Awaitable[None]] | None = None,
@@ -90,11 +97,15 @@ class AsyncSupervisor:
         self._commit = commit
         self._max_messages = max_messages
         self._max_bytes = max_bytes
+        self._max_pending = max_pending
         self._backlog = Backlog()
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._pool: WorkerPool | None = None
         self._observers = Observers(stage, self._metrics)
         self._tasks: TaskGroup | None = None
+        self._intakes: set[Intake] = set()
+        self._closing = False  # nothing new is taken
+        self._drained = anyio.Event()  # nothing is under way any more
         self._ended = False
 
     def __repr__(self) -> str:
@@ -123,13 +134,24 @@ class AsyncSupervisor:
         """Stop the workers; at once when the block failed or was cancelled."""
         await self._finish(patient=kind is None)
 
-    async def aclose(self) -> None:
+    async def aclose(self, *, drain: float = 0.0) -> None:
         """
         Stop the workers and wait until they are gone.
 
         What they still hold is answered with an error. Who is cancelled meanwhile has
         them stopped at once.
+
+        Args:
+            drain: Seconds in which what was submitted may end before. Nothing new is
+                taken then, and streams read no more of their input.
+
         """
+        self._closing = True
+        for intake in self._intakes:
+            intake.scope.cancel()
+        with anyio.move_on_after(drain):
+            while self._backlog.occupied:
+                await self._drained.wait()
         await self._stop(patient=True)
 
     async def _stop(self, *, patient: bool) -> None:
@@ -164,6 +186,19 @@ class AsyncSupervisor:
         self._pool.scale(workers)
 
     @property
+    def health(self) -> Health:
+        """Whether it can do its work: starting, ready, degraded or failed, and why."""
+        if self._pool is None:
+            return Health("starting", "is not entered")
+        health = self._pool.health()
+        if self._closing or self._ended:
+            return Health("failed", "the supervisor is closed")
+        if health.state == "ready" and self._backlog.in_step:
+            reason = "messages go one at a time: replies could not be told apart"
+            return Health("degraded", reason)
+        return health
+
+    @property
     def skipped(self) -> int:
         """
         Messages that workers say that they have skipped.
@@ -190,13 +225,16 @@ class AsyncSupervisor:
 
         Raises:
             TypeError: If one of the messages is not bytes; none has been passed then.
+            Overloaded: If there are too many with those that are pending; likewise.
 
         """
+        run, error = sound(await as_run(messages))
+        if error is not None:
+            raise error
+        self._admit(len(run))
         results: dict[int, list[Result]] = {}
-        async with self._submission() as (submission, changed):
-            run, error = sound(await as_run(messages))
-            if error is not None:
-                raise error
+        failed = 0
+        async with self._submission("submit") as (submission, changed, noted):
             submission.feed(run, anyio.current_time())
             submission.close()
             self._kick()
@@ -205,12 +243,51 @@ class AsyncSupervisor:
                 for outcome in self._collect(submission):
                     assert isinstance(outcome, Outcome), "no positions were submitted"
                     results[outcome.start] = _results(outcome)
+                    failed += len(outcome.messages) if outcome.error else 0
                 if submission.finished:
                     break
                 if stalled:
                     self._kick()
                 await changed.wait()
+            noted.note(messages=len(run), failed=failed)
         return [result for start in sorted(results) for result in results[start]]
+
+    async def ask(
+        self,
+        message: bytes,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - the error says of what
+    ) -> tuple[bytes, ...]:
+        """
+        Pass one message through the workers and return what was made of it.
+
+        Args:
+            message: The message.
+            timeout: Seconds after which nobody waits for it any more. A worker that
+                has it goes on; a deadline for that is ``stage.timeout.message``.
+
+        Raises:
+            TimeoutError: If there is no result in time.
+            Overloaded: If too many messages are pending.
+            EtlstageError: Why there is none: the error of a :class:`Result`.
+            LocalProtocolError: If the stage answers batches, of which no message has
+                its own outputs.
+
+        """
+        if self.stage.dialect.shape.batches:
+            raise LocalProtocolError(
+                f"stage {self.stage.name} answers in batches: which outputs are those"
+                " of one message is not known; use submit()"
+            )
+        with anyio.move_on_after(timeout):
+            (result,) = await self.submit([message])
+            if result.error is not None:
+                # It may be that of others, too: without their tracebacks.
+                raise result.error.with_traceback(None)
+            return result.outputs
+        raise TimeoutError(
+            f"stage {self.stage.name}: no result of the message within {timeout} s"
+        )
 
     async def stream(
         self, messages: Iterable[bytes] | AsyncIterable[bytes]
@@ -245,7 +322,7 @@ class AsyncSupervisor:
         A position among the runs is yielded when all messages before it have ended,
         whatever the order of the others; no position overtakes another.
         """
-        async with self._submission() as (submission, changed):
+        async with self._submission("stream") as (submission, changed, _):
             tasks = self._running()
             intake = Intake(
                 submission,
@@ -254,6 +331,7 @@ class AsyncSupervisor:
                 fed=self._kick,
                 closed=self._closed(),
             )
+            self._intakes.add(intake)
             tasks.start_soon(intake.run)
             try:
                 while True:
@@ -270,6 +348,7 @@ class AsyncSupervisor:
                 if intake.error is not None:
                     raise intake.error
             finally:
+                self._intakes.remove(intake)
                 intake.scope.cancel()
                 # Who closes the stream may close its input next: leave it alone.
                 with anyio.CancelScope(shield=True):
@@ -329,20 +408,21 @@ class AsyncSupervisor:
             repeat=self._repeat(ranged=start is not None or end is not None),
             stage=self.stage.name,
         )
-        self._backlog.open(asked)
+        self._open(asked)
         try:
-            while True:
-                finished = asked.finished
-                for run in asked.outputs():
-                    yield run
-                if finished:
-                    break
-                self._kick()
-                await changed.wait()
-            if asked.error is not None:
-                raise asked.error
+            with span("extract", stage=self.stage.name):
+                while True:
+                    finished = asked.finished
+                    for run in asked.outputs():
+                        yield run
+                    if finished:
+                        break
+                    self._kick()
+                    await changed.wait()
+                if asked.error is not None:
+                    raise asked.error
         finally:
-            self._backlog.drop(asked)
+            self._drop(asked)
             self._kick()
 
     def _repeat(self, *, ranged: bool) -> Repeat:
@@ -368,10 +448,19 @@ class AsyncSupervisor:
             self._running(),
             self._tell,
             self._metrics,
-            self._launch,
+            self._traced(self._launch),
             self._commit,
         )
         self._pool.start()
+
+    def _traced(self, launch: Launch) -> Launch:
+        """Return what starts workers and tells them to whose trace they belong."""
+        trace = current_trace()
+
+        def traced(request: LaunchRequest) -> tuple[Wire, Child]:
+            return launch(replace(request, env={**trace, **request.env}))
+
+        return traced if trace else launch
 
     async def _finish(self, *, patient: bool) -> None:
         assert self._tasks is not None
@@ -398,7 +487,9 @@ class AsyncSupervisor:
         return self._tasks
 
     @asynccontextmanager
-    async def _submission(self) -> AsyncIterator[tuple[Submission | Lanes, Signal]]:
+    async def _submission(
+        self, what: str
+    ) -> AsyncIterator[tuple[Submission | Lanes, Signal, Span]]:
         if self.stage.kind is StageKind.EXTRACT:
             raise LocalProtocolError(
                 f"stage {self.stage.name} extracts: it takes no messages"
@@ -423,17 +514,40 @@ class AsyncSupervisor:
             )
             lanes = [submission]
         for lane in lanes:
-            self._backlog.open(lane)
+            self._open(lane)
         try:
-            yield submission, changed
+            with span(what, stage=self.stage.name) as noted:
+                yield submission, changed, noted
         finally:
             stalled = submission.stalled
             for lane in lanes:
-                self._backlog.drop(lane)
+                self._drop(lane)
             if stalled:
                 self._kick()  # what waited for its consumer waits for nobody now
             if isinstance(submission, Lanes) and submission.unkeyed:
                 self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
+
+    def _admit(self, count: int) -> None:
+        pending, most = self._backlog.pending, self._max_pending
+        if most is not None and pending + count > most:
+            name = self.stage.name
+            raise Overloaded(
+                f"stage {name}: {counted(pending, 'message')} pending, {count:,} more"
+                f" would be over max_pending ({most:,}); try again later, raise it, or"
+                " have more workers",
+                stage=name,
+            )
+
+    def _open(self, submission: Submission) -> None:
+        self._backlog.open(submission)
+        if self._closing:
+            submission.fail(self._closed())
+
+    def _drop(self, submission: Submission) -> None:
+        self._backlog.drop(submission)
+        if not self._backlog.occupied:
+            self._drained.set()
+            self._drained = anyio.Event()
 
     def _kick(self) -> None:
         assert self._pool is not None

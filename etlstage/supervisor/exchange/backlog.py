@@ -62,6 +62,16 @@ class Backlog:
             self.suspects = deque(others)
 
     @property
+    def occupied(self) -> bool:
+        """Whether anything that was submitted is not finished."""
+        return bool(self._submissions)
+
+    @property
+    def pending(self) -> int:
+        """How many messages have not ended."""
+        return sum(s.waiting + s.in_flight for s in self._submissions)
+
+    @property
     def messages(self) -> int:
         """How many messages wait for a worker."""
         suspects = sum(s.left for s in self.suspects)

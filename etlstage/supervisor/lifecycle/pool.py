@@ -40,6 +40,7 @@ from etlstage.supervisor.lifecycle.events import (
     StopRequested,
     TimerRang,
 )
+from etlstage.supervisor.lifecycle.health import Health, examine
 from etlstage.supervisor.lifecycle.instructions import GiveUp, Instruction
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.lifecycle.worker import WorkerLife
@@ -142,6 +143,16 @@ class PoolState:
     def story(self, worker: str, now: float) -> tuple[str, ...]:
         """Return the last things that happened to a worker, oldest first."""
         return self._lives[worker].story.tell(now)
+
+    def health(self, now: float) -> Health:
+        """Return whether the workers can do their work, and why not."""
+        if self.stopping:
+            return Health("failed", "the supervisor is closed")
+        wanted = self._wanted()
+        if self.given_up:
+            ends = "; ".join(life.end for life in wanted)
+            return Health("failed", f"no worker is left: {ends}")
+        return examine(wanted, now)
 
     def validate(self) -> None:
         """Assert what always holds between two events."""

@@ -101,6 +101,11 @@ class WorkerLife:
         return self.state in {State.STARTING, State.RUNNING, State.STOPPING}
 
     @property
+    def starts(self) -> int:
+        """How often it was started."""
+        return self._start
+
+    @property
     def finished(self) -> bool:
         """Whether there is no process, and none will be started."""
         return self.state in {State.EXITED, State.FATAL}

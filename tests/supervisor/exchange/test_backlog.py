@@ -145,3 +145,17 @@ def test_lane_is_taken_and_never_given() -> None:
     assert len(waiting.in_turn(0)) == 3
     assert len(waiting.in_turn(1)) == 1
     assert len(waiting.in_turn(0)) == 2
+
+
+def test_pending_is_what_has_not_ended() -> None:
+    """Whether a worker has it or not; what is collected late does not count."""
+    one = submission(b"a", b"b")
+    waiting = backlog(one)
+    taken = one.take(1, 100)
+    assert waiting.pending == 2
+
+    one.deliver(Outcome(taken.start, taken.messages, [()], 1, 0))
+    assert waiting.pending == 1
+    waiting.drop(one)
+    assert waiting.pending == 0
+    assert not waiting.occupied

@@ -1,0 +1,128 @@
+"""Whether a stage can do its work: told from the lives of its workers."""
+
+from __future__ import annotations
+
+from etlstage.errors import WorkerLost
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import RecyclePolicy, RestartPolicy, Stage
+from etlstage.supervisor.lifecycle.events import (
+    Event,
+    StopRequested,
+    WorkerExited,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStarted,
+    WorkerWorn,
+)
+from etlstage.supervisor.lifecycle.health import Health
+from etlstage.supervisor.lifecycle.pool import PoolState
+
+READY = Health("ready")
+
+
+def pool(*events: Event, **settings: object) -> PoolState:
+    """Return two workers to whom that has happened at 0 seconds."""
+    settings = {"workers": 2, **settings}
+    state = PoolState(Stage(name="t", command=("true",), **settings))  # type: ignore[arg-type]
+    state.begin()
+    for event in events:
+        state.handle(event, 0.0)
+        state.validate()
+    return state
+
+
+def started(*numbers: int) -> list[WorkerStarted]:
+    """Return that workers were started."""
+    return [WorkerStarted(f"t-{n}", n) for n in numbers]
+
+
+def died(number: int) -> WorkerExited:
+    """Return that a worker has died of itself, without progress."""
+    return WorkerExited(f"t-{number}", number, -9, lost=0, fate="was killed by SIGKILL")
+
+
+def test_all_run() -> None:
+    """Nothing is to be said."""
+    assert pool(*started(1, 2)).health(0.0) == READY
+
+
+def test_none_is_ready_yet() -> None:
+    """Who is asked waits, and not in vain."""
+    waiting = Health("starting", "waits for t-1, t-2 to be ready")
+    assert pool().health(0.0) == waiting
+    state = pool(*started(1, 2), ready=True)
+    assert state.health(0.0) == waiting
+
+    state.handle(WorkerReady("t-1", 1), 0.0)
+    assert state.health(0.0) == READY  # the other one will come
+
+
+def test_one_is_restarted() -> None:
+    """The other one goes on; it is told when there will be two again."""
+    policy = RestartPolicy(delay=8)
+    state = pool(*started(1, 2), died(1), restart=policy)
+    state.handle(WorkerStarted("t-1", 1, 2), 0.0)
+    state.handle(died(1), 0.0)
+    assert state.health(3.0) == Health(
+        "degraded", "1 of 2 workers running: t-1 is restarted in 5.0 s"
+    )
+
+
+def test_one_is_at_fault() -> None:
+    """It is stopped, then started."""
+    fault = WorkerFailed("t-2", 2, WorkerLost("lost", stage="t"))
+    state = pool(*started(1, 2), fault)
+    replaced = Health("degraded", "1 of 2 workers running: t-2 is being replaced")
+    assert state.health(0.0) == replaced
+
+    # Whoever has answered something is started again at once.
+    state = pool(*started(1, 2), fault, died(2)._replace(answered=1))
+    assert state.health(0.0) == replaced
+    state.handle(WorkerStarted("t-2", 3, 2), 0.0)
+    assert state.health(0.0) == READY
+
+
+def test_none_runs_for_now() -> None:
+    """Messages wait, and are not lost."""
+    state = pool(*started(1), died(1), workers=1)
+    assert state.health(0.0).state == "degraded"
+    assert state.health(0.0).reason.startswith("0 of 1 worker running: t-1")
+
+
+def test_some_are_left_for_good() -> None:
+    """What became of the others is told for as long as it lasts."""
+    state = pool(*started(1, 2), died(1), restart=RestartPolicy(max=0))
+    assert state.health(9.0) == Health(
+        "degraded",
+        "1 of 2 workers running: worker t-1 (pid 1) was killed by SIGKILL",
+    )
+
+
+def test_none_is_left() -> None:
+    """There is no way back from here."""
+    state = pool(*started(1), died(1), workers=1, restart=RestartPolicy(max=0))
+    assert state.health(9.0) == Health(
+        "failed", "no worker is left: worker t-1 (pid 1) was killed by SIGKILL"
+    )
+
+
+def test_closed() -> None:
+    """Nobody is served any more."""
+    state = pool(*started(1, 2), StopRequested())
+    assert state.health(0.0) == Health("failed", "the supervisor is closed")
+
+
+def test_worker_that_is_replaced_for_its_age_is_no_trouble() -> None:
+    """It answers what it has, and nobody notices."""
+    recycle = RecyclePolicy(max_messages=5)
+    state = pool(*started(1, 2), WorkerWorn("t-1", "answered 5"), recycle=recycle)
+    assert state.health(0.0) == READY
+
+
+def test_extractor_runs_when_it_is_asked() -> None:
+    """That none is there is as it should be."""
+    dialect = MarkerDialect(mode=Mode.PLAIN)
+    state = pool(kind=StageKind.EXTRACT, dialect=dialect, workers=1)
+    assert state.health(0.0) == READY

@@ -1,0 +1,263 @@
+"""What a service needs: single questions, a limit, health, and an end that waits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+import etlstage
+from etlstage import AsyncSupervisor, Result, Stage
+from etlstage.errors import (
+    LocalProtocolError,
+    MessageRefused,
+    Overloaded,
+    RefusedByWorker,
+    WorkerLost,
+)
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run in virtual time."""
+    return virtual_time(request.param)
+
+
+async def sleeper(worker: ScriptedWorker) -> int:
+    """Answer as many seconds later as the message says."""
+    async for message in worker.messages():
+        if message == b"no":
+            await worker.refuse("not this one")
+        elif message == b"die":
+            return 3
+        else:
+            await anyio.sleep(float(message))
+            await worker.reply(message, b"slept")
+    return 0
+
+
+def service(
+    stage: Stage = Stage(name="t", command=("none",), window=1),  # noqa: B008 - frozen
+    max_pending: int | None = None,
+) -> AsyncSupervisor:
+    """Return a supervisor of such a worker."""
+    launch = ScriptedLaunch(sleeper)
+    return AsyncSupervisor(stage, launch=launch, max_pending=max_pending)
+
+
+# --- ask -----------------------------------------------------------------------------
+
+
+async def test_question_has_its_own_answer() -> None:
+    """The outputs of that message, and nothing about others (issue 11)."""
+    async with service() as supervisor:
+        assert await supervisor.ask(b"5") == (b"5", b"slept")
+
+
+async def test_question_that_takes_too_long() -> None:
+    """The worker goes on; whoever asks next is answered."""
+    async with service() as supervisor:
+        before = anyio.current_time()
+        with pytest.raises(TimeoutError, match=r"t: no result of the message within 2"):
+            await supervisor.ask(b"5", timeout=2)
+        assert anyio.current_time() - before == pytest.approx(2)
+        assert await supervisor.ask(b"1", timeout=9) == (b"1", b"slept")
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [(b"no", RefusedByWorker), (b"a\nb", MessageRefused), (b"die", WorkerLost)],
+)
+async def test_question_without_an_answer(
+    message: bytes, error: type[Exception]
+) -> None:
+    """What submit() puts into a result is raised; the next question is answered."""
+    async with service() as supervisor:
+        for _ in range(2):
+            with pytest.raises(error):
+                await supervisor.ask(message)
+        assert await supervisor.ask(b"0") == (b"0", b"slept")
+
+
+async def test_error_of_all_does_not_grow_with_each_who_is_told() -> None:
+    """A service may ask a stage that has failed for years."""
+    supervisor = service()
+    async with supervisor:
+        await supervisor.aclose()
+        depths = set()
+        for _ in range(3):
+            with pytest.raises(WorkerLost) as caught:
+                await supervisor.ask(b"0")
+            depths.add(len(caught.traceback))
+        assert len(depths) == 1
+
+
+async def test_question_to_a_stage_with_batches() -> None:
+    """Outputs are those of a batch there; a guess would be another caller's."""
+    dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
+    async with service(
+        Stage(name="t", command=("none",), dialect=dialect)
+    ) as supervisor:
+        with pytest.raises(LocalProtocolError, match="answers in batches"):
+            await supervisor.ask(b"1")
+
+
+# --- the limit ------------------------------------------------------------------------
+
+
+async def test_too_many_messages_are_not_taken() -> None:
+    """Whoever comes first is served; the others are told at once (issue 11)."""
+    async with (
+        service(max_pending=3) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        for _ in range(3):
+            tasks.start_soon(supervisor.ask, b"5")
+        await anyio.sleep(1)
+        with pytest.raises(Overloaded) as caught:
+            await supervisor.submit([b"1", b"1"])
+        assert str(caught.value) == (
+            "stage t: 3 messages pending, 2 more would be over max_pending (3);"
+            " try again later, raise it, or have more workers"
+        )
+        await anyio.sleep(5)
+        await supervisor.ask(b"0")
+
+
+async def test_limit_counts_what_was_given_up() -> None:
+    """Not: nobody waits for it any more, so it makes room."""
+    async with service(max_pending=2) as supervisor:
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await supervisor.ask(b"5", timeout=1)
+
+
+async def test_stream_waits_for_no_limit() -> None:
+    """It is bounded already."""
+    async with service(max_pending=1) as supervisor:
+        results = [result async for result in supervisor.stream([b"0"] * 50)]
+    assert all(result.error is None for result in results)
+
+
+# --- health --------------------------------------------------------------------------
+
+
+async def test_health_over_a_life() -> None:
+    """From before the start until behind the end (issue 11)."""
+    supervisor = service()
+    assert supervisor.health == ("starting", "is not entered")
+    async with supervisor:
+        assert supervisor.health == ("ready", "")
+    assert supervisor.health == ("failed", "the supervisor is closed")
+
+
+async def test_stage_in_lock_step_is_degraded() -> None:
+    """It serves, and slowly: somebody should look at its worker."""
+
+    async def talks_too_much(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.reply(message)
+            if worker.start == 1:
+                await worker.reply(b"more")
+        return 0
+
+    stage = Stage(name="t", command=("none",))
+    launch = ScriptedLaunch(talks_too_much)
+    async with AsyncSupervisor(stage, launch=launch) as supervisor:
+        await supervisor.submit([b"1"] * 9)
+        assert supervisor.health == (
+            "degraded",
+            "messages go one at a time: replies could not be told apart",
+        )
+
+
+# --- the end -------------------------------------------------------------------------
+
+
+async def test_end_waits_for_what_was_submitted() -> None:
+    """And takes nothing new meanwhile (issue 11)."""
+    answers: list[tuple[bytes, ...]] = []
+
+    async def ask(supervisor: AsyncSupervisor) -> None:
+        answers.append(await supervisor.ask(b"5"))
+
+    async with service() as supervisor, anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, supervisor)
+        tasks.start_soon(ask, supervisor)
+        await anyio.sleep(1)
+        tasks.start_soon(_aclose, supervisor, 60)
+        await anyio.sleep(1)
+        assert supervisor.health.state == "failed"
+        with pytest.raises(WorkerLost, match="is closed"):
+            await supervisor.ask(b"0")
+        before = anyio.current_time()
+    assert answers == [(b"5", b"slept")] * 2
+    assert anyio.current_time() - before < 12
+
+
+async def test_end_waits_no_longer_than_told() -> None:
+    """What is not done by then has an error."""
+    async with service() as supervisor, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            with pytest.raises(WorkerLost, match=r"is closed|was stopped"):
+                await supervisor.ask(b"50")
+
+        for _ in range(2):
+            tasks.start_soon(ask)
+        await anyio.sleep(1)
+        before = anyio.current_time()
+        await supervisor.aclose(drain=3)
+        assert anyio.current_time() - before < 60
+
+
+async def test_stream_ends_behind_what_it_has_read() -> None:
+    """It reads no more; it has all results of what it has read, then an error."""
+    read = 0
+
+    async def forever() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield b"1"
+            await anyio.sleep(0.5)
+
+    results: list[Result] = []
+    async with service() as supervisor, anyio.create_task_group() as tasks:
+
+        async def consume() -> None:
+            async for result in supervisor.stream(forever()):
+                results.append(result)  # noqa: PERF401 - what came before the error
+
+        async def stream() -> None:
+            with pytest.raises(WorkerLost, match="is closed"):
+                await consume()
+
+        tasks.start_soon(stream)
+        await anyio.sleep(10)
+        await supervisor.aclose(drain=60)
+    assert [result.error for result in results] == [None] * read
+
+
+async def test_end_with_nothing_to_wait_for() -> None:
+    """It is over at once, however long it might have waited."""
+    async with service() as supervisor:
+        await supervisor.ask(b"0")
+        before = anyio.current_time()
+        await supervisor.aclose(drain=1000)
+        assert anyio.current_time() - before < 10
+
+
+async def _aclose(supervisor: AsyncSupervisor, drain: float) -> None:
+    await supervisor.aclose(drain=drain)
+
+
+def test_events_are_at_hand() -> None:
+    """Who matches them imports them from the package (issue 11)."""
+    assert etlstage.WorkerExited._fields[:2] == ("worker", "pid")
+    assert {"SupervisorEvent", "Health", "Overloaded"} <= set(etlstage.__all__)

@@ -1,0 +1,159 @@
+"""Spans in the real SDK of OpenTelemetry, and the trace that workers are told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from unittest.mock import patch
+
+import anyio
+import pytest
+from opentelemetry import trace as api
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from etlstage import AsyncSupervisor, ErrorPolicy, Pipeline, Stage
+from etlstage.errors import LocalProtocolError
+from etlstage.telemetry import trace
+from etlstage.testing import MemorySink, MemorySource, ScriptedLaunch, ScriptedWorker
+
+STAGE = Stage(name="t", command=("none",), on_error=ErrorPolicy(retries=0))
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def tell(worker: ScriptedWorker) -> int:
+    """Answer with the trace that the worker was told."""
+    async for message in worker.messages():
+        if message == b"no":
+            await worker.refuse("no")
+        else:
+            await worker.reply(worker.request.env.get("TRACEPARENT", "").encode())
+    return 0
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    """Return what the spans of a host with the real SDK end up in."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with patch.object(trace, "_tracer", lambda: provider.get_tracer("etlstage")):
+        yield exporter
+
+
+def tracer() -> api.Tracer:
+    """Return what the host makes its own spans with."""
+    found = trace._tracer()
+    assert found is not None
+    return found
+
+
+def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    """Return the spans that have ended."""
+    return {span.name: span for span in spans.get_finished_spans()}
+
+
+async def test_submission_is_a_span_of_its_caller(spans: InMemorySpanExporter) -> None:
+    """With what it was about, and how much of it failed (issue 11)."""
+    with tracer().start_as_current_span("request"):
+        async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
+            await supervisor.submit([b"a", b"no", b"b"])
+    ended = by_name(spans)
+    submit, request = ended["etlstage.submit"], ended["request"]
+    assert submit.attributes == {
+        "etlstage.stage": "t",
+        "etlstage.messages": 3,
+        "etlstage.failed": 1,
+    }
+    assert submit.parent is not None
+    assert submit.parent.span_id == request.context.span_id
+
+
+async def test_worker_is_told_its_trace(spans: InMemorySpanExporter) -> None:
+    """That in which its supervisor was entered; ``env:`` may say another."""
+    own = Stage(name="t", command=("none",), env={"TRACEPARENT": PARENT})
+    with tracer().start_as_current_span("service") as service:
+        async with (
+            AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor,
+            AsyncSupervisor(own, launch=ScriptedLaunch(tell)) as other,
+        ):
+            (told,) = await supervisor.ask(b"a")
+            assert await other.ask(b"a") == (PARENT.encode(),)
+    context = service.get_span_context()
+    within = f"00-{context.trace_id:032x}-{context.span_id:016x}-"
+    assert told.decode().startswith(within)
+    assert spans.get_finished_spans()
+
+
+async def test_trace_of_this_process_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a span, and without OpenTelemetry."""
+    monkeypatch.setenv("TRACEPARENT", PARENT)
+    assert trace.current_trace() == {"TRACEPARENT": PARENT}
+    with patch.object(trace, "_tracer", lambda: None):
+        assert trace.current_trace() == {"TRACEPARENT": PARENT}
+        async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
+            assert await supervisor.ask(b"a") == (PARENT.encode(),)
+
+
+async def test_error_ends_a_span_as_one(spans: InMemorySpanExporter) -> None:
+    """What the caller is told, the trace is told, too."""
+    async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield b"a"
+            raise LocalProtocolError("out of order")
+
+        with pytest.raises(LocalProtocolError):
+            [result async for result in supervisor.stream(messages())]
+    stream = by_name(spans)["etlstage.stream"]
+    assert stream.status.status_code is StatusCode.ERROR
+    assert stream.status.description == "out of order"
+    assert [event.name for event in stream.events] == ["exception"]
+
+
+async def test_stream_that_is_left_is_no_error(spans: InMemorySpanExporter) -> None:
+    """It has taken as long as it was read; other spans are not disturbed."""
+    async with AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor:
+        with tracer().start_as_current_span("first"):
+            results = supervisor.stream([b"a"] * 9)
+            await anext(results)
+        with tracer().start_as_current_span("second") as second:
+            await results.aclose()
+            assert api.get_current_span() is second
+    assert by_name(spans)["etlstage.stream"].status.status_code is StatusCode.UNSET
+
+
+def test_stages_are_within_their_run(spans: InMemorySpanExporter) -> None:
+    """A run is one trace."""
+
+    async def main() -> None:
+        stage = Stage(name="t", command=("cat",))
+        source, sink = MemorySource([[b"a"]]), MemorySink()
+        await Pipeline(name="p", source=source, stages=[stage], sink=sink).run()
+
+    with patch("etlstage.pipeline.pipeline.AsyncSupervisor") as made:
+        made.side_effect = lambda stage, meter: AsyncSupervisor(
+            stage, meter=meter, launch=ScriptedLaunch(tell)
+        )
+        anyio.run(main)
+    ended = by_name(spans)
+    run, stream = ended["etlstage.run"], ended["etlstage.stream"]
+    assert run.attributes == {"etlstage.pipeline": "p"}
+    assert stream.parent is not None
+    assert stream.parent.span_id == run.context.span_id
+
+
+def test_library_that_is_not_there_is_not_missed() -> None:
+    """Spans are nothing then."""
+    trace._tracer.cache_clear()
+    try:
+        with patch.dict("sys.modules", {"opentelemetry": None}):
+            with trace.span("submit", stage="t") as span:
+                span.note(messages=3)
+            assert not re.findall("TRACE", str(trace.current_trace()))
+    finally:
+        trace._tracer.cache_clear()
