@@ -32,6 +32,7 @@ __all__ = (
     "Attempt",
     "ConfigError",
     "EtlstageError",
+    "Excerpt",
     "FailureCause",
     "LedgerImbalance",
     "LocalProtocolError",
@@ -73,6 +74,16 @@ class Attempt(NamedTuple):
     """The last lines that it wrote to stderr."""
 
 
+class Excerpt(NamedTuple):
+    """A line of a file in which something is wrong."""
+
+    line: str
+    number: int
+    """Of the line, counted from 1."""
+    column: int
+    """Where in it, counted from 1."""
+
+
 class EtlstageError(Exception):
     """
     Base of all errors that etlstage raises on purpose.
@@ -95,12 +106,20 @@ class ConfigError(EtlstageError):
 
     Attributes:
         problems: One line for each thing that is wrong, all of them at once.
+        excerpts: For each of them the line of the file, where it is about one.
 
     """
 
-    def __init__(self, problems: Sequence[str] | str) -> None:
+    def __init__(
+        self,
+        problems: Sequence[str] | str,
+        excerpts: Sequence[Excerpt | None] | None = None,
+    ) -> None:
         self.problems: tuple[str] | tuple[str, ...] = (
             (problems,) if isinstance(problems, str) else tuple(problems)
+        )
+        self.excerpts: tuple[Excerpt | None, ...] = (
+            (None,) * len(self.problems) if excerpts is None else tuple(excerpts)
         )
         super().__init__("\n".join(self.problems))
 

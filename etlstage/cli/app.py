@@ -29,6 +29,9 @@ app: typer.Typer = typer.Typer(
 dlq: typer.Typer = typer.Typer(name="dlq", add_completion=False)
 app.add_typer(dlq)
 
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
+]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Log everything, show tracebacks.")
 ]
@@ -62,9 +65,7 @@ def _options(
 
 @app.command("run")
 def _run(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
-    ],
+    file: File,
     *,
     report: Annotated[
         Path | None,
@@ -78,11 +79,17 @@ def _run(
     return run_file(file, report=report, debug=debug)
 
 
+@app.command("validate")
+def _validate(file: File) -> int:
+    """Check a pipeline file, and look for all that it names; start nothing."""
+    from etlstage.cli.validate import validate
+
+    return validate(file)
+
+
 @app.command("diff")
 def _diff(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
-    ],
+    file: File,
     *,
     engines: Annotated[
         str, typer.Option("--on", metavar="A,B", help="The two engines.")

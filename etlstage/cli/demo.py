@@ -15,9 +15,9 @@ from etlstage.cli.run import exit_code, run_pipeline
 from etlstage.cli.scaffold import copy_examples
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
+from etlstage.config.build import pipeline_from_here
 from etlstage.config.loader import load
 from etlstage.config.stages import located
-from etlstage.pipeline.pipeline import Pipeline
 
 __all__ = ("demo",)
 
@@ -41,7 +41,7 @@ def demo(folder: Path | None, *, debug: bool) -> int:
     file = folder / "pipeline.yaml"
     out = Screen()
     out.print(f"running {file}", soft_wrap=True, highlight=False, markup=False)
-    pipeline = Pipeline.from_yaml(file)
+    pipeline = pipeline_from_here(file)
     with Signals() as signals:
         report = run_pipeline(pipeline, signals, debug=debug)
     if report.status == "done":

@@ -20,7 +20,7 @@ from etlstage.cli.run import watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
 from etlstage.config.build import Trial, pipeline_from_yaml
-from etlstage.config.loader import load
+from etlstage.config.loader import examine
 from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
@@ -73,7 +73,7 @@ def diff(file: Path, *, engines: str, debug: bool) -> int:
 
     """
     first, second = _engines(engines)
-    keys, document = load(file)
+    keys, document = examine(file, loads=False)
     return compare(
         (first, partial(_on, file, first)),
         (second if second != first else f"{second} again", partial(_on, file, second)),

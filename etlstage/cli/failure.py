@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from etlstage.errors import ConfigError, EtlstageError
+from etlstage.errors import ConfigError, EtlstageError, Excerpt
 from etlstage.telemetry.terminal import harmless
 
 if TYPE_CHECKING:
@@ -18,13 +18,20 @@ __all__ = ("FAILED", "WRONG_USAGE", "complain", "show_error")
 FAILED = 1
 WRONG_USAGE = 2
 
+_BEFORE: Final = 60
+"""Columns of a long line that are shown in front of the caret."""
+_LEAST: Final = 20
+"""Columns that are shown however narrow a terminal says that it is."""
+
 
 def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None) -> int:
     """Print an error, without secrets; return the exit code that goes with it."""
     conceal = secrets.conceal if secrets is not None else str
     if isinstance(error, ConfigError):
-        for problem in error.problems:
+        for problem, excerpt in zip(error.problems, error.excerpts, strict=True):
             complain(conceal(problem))
+            if excerpt is not None:
+                _show_excerpt(excerpt)
         return WRONG_USAGE
     if debug:
         trace = "".join(traceback.format_exception(error))
@@ -35,6 +42,25 @@ def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None)
         remedy = "" if debug else "; --debug shows where"
         complain(conceal(f"unexpected {type(error).__name__}: {error}{remedy}"))
     return FAILED
+
+
+def _show_excerpt(excerpt: Excerpt) -> None:
+    """Print the line on a terminal, with a caret below where it is wrong."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    from etlstage.cli.screen import Screen  # costs a start more than all of this
+
+    screen = Screen(stderr=True)
+    if not screen.watched:
+        return
+    # What stands there was written by the user: secrets are references to it.
+    line, before = harmless(excerpt.line), harmless(excerpt.line[: excerpt.column - 1])
+    margin, start = f"{excerpt.number:>6} | ", max(0, cell_len(before) - _BEFORE)
+    shown = line[start : start + max(screen.width - len(margin), _LEAST)]
+    caret = " " * (len(margin) + cell_len(before[start:]))
+    screen.print(Text.assemble((margin, "dim"), shown), soft_wrap=True)
+    screen.print(Text(f"{caret}^", "bold red"), soft_wrap=True)
 
 
 def complain(text: str, *, as_: str = "error") -> None:

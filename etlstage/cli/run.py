@@ -19,7 +19,7 @@ from etlstage.cli.logs import configure
 from etlstage.cli.progress import show_lines, show_table
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
-from etlstage.pipeline.pipeline import Pipeline
+from etlstage.config.build import pipeline_from_here
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 
@@ -40,7 +40,7 @@ def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
 
     """
     with ExitStack() as stack:
-        pipeline = Pipeline.from_yaml(file)
+        pipeline = pipeline_from_here(file)
         signals = stack.enter_context(Signals())
         place = stack.enter_context(ReportFile(report)) if report else None
         result = run_pipeline(pipeline, signals, debug=debug)

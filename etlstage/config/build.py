@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from etlstage.config.document import Document
-from etlstage.config.loader import load
+from etlstage.config.loader import examine, load
 from etlstage.config.model import (
     DeadLetterKeys,
     ExtractKeys,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from etlstage.spark import Session
     from etlstage.spark.engine.staging import StagedLoad
 
-__all__ = ("Trial", "pipeline_from_yaml", "state_folder")
+__all__ = ("Trial", "pipeline_from_here", "pipeline_from_yaml", "state_folder")
 
 
 class Trial(NamedTuple):
@@ -88,6 +88,11 @@ def pipeline_from_yaml(
     if trial is not None:
         keys = trial.keys(keys)
     return _Builder(keys, document, spark, trial).runner()
+
+
+def pipeline_from_here(path: str | Path) -> Runner:
+    """Build the same, once all that the file names is found on this machine."""
+    return _Builder(*examine(path), None, None).runner()
 
 
 def state_folder(document: Document) -> Path:

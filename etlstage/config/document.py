@@ -18,7 +18,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from etlstage.config.interpolation import Interpolator, read_file
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, Excerpt
 from etlstage.settings.problem import (
     Loc,
     dotted,
@@ -66,6 +66,7 @@ class Document:
     Attributes:
         path: The file, as the user named it.
         folder: What relative paths are relative to; absolute.
+        lines: The text of the file.
         keys: Places of mapping keys and list items.
         values: Places of values.
         secrets: Where something was interpolated, never to be shown; as written.
@@ -76,6 +77,7 @@ class Document:
 
     path: Path
     folder: Path
+    lines: list[str] = field(default_factory=list, repr=False)
     data: dict[str, Value] = field(default_factory=dict, repr=False)
     keys: dict[Loc, Place] = field(default_factory=dict)
     values: dict[Loc, Place] = field(default_factory=dict)
@@ -117,7 +119,10 @@ class Document:
         """
         if self.problems:
             ordered = sorted(set(self.problems), key=lambda p: (p.place, str(p.loc)))
-            raise ConfigError([self._line(problem) for problem in ordered])
+            raise ConfigError(
+                [self._line(problem) for problem in ordered],
+                [_excerpt(self.lines, problem.place) for problem in ordered],
+            )
 
     def _line(self, problem: Problem) -> str:
         place, loc, text = problem
@@ -145,17 +150,18 @@ def read(path: Path) -> Document:
         ConfigError: If there is no such file, or it is not a YAML mapping.
 
     """
-    node = _compose(path, _text(path))
+    text = _text(path)
+    node = _compose(path, text)
     if node is None:
         raise ConfigError(f"{path}: is empty, expected a pipeline")
     folder = path.absolute().parent
-    document = Document(path, folder)
+    document = Document(path, folder, text.splitlines())
     reader = _Reader(document, Interpolator(folder))
     if not isinstance(node, MappingNode):
-        raise ConfigError(
-            f"{path}:{_place(node).line}:{_place(node).column}: expected a mapping"
-            f" of keys such as name, extract and load, got {KINDS[type(node)]}"
-        )
+        place, kind = _place(node), KINDS[type(node)]
+        text = f"expected a mapping of keys such as name, extract and load, got {kind}"
+        at = f"{path}:{place.line}:{place.column}"
+        raise ConfigError(f"{at}: {text}", [_excerpt(document.lines, place)])
     document.data = reader.mapping(node, ())
     return document
 
@@ -204,16 +210,23 @@ def _compose(path: Path, text: str) -> Node | None:
         mark = error.problem_mark or error.context_mark
         at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         said = ", ".join(t for t in (error.context, error.problem) if t)
-        lines = text.splitlines()[mark.line :] if mark else []
-        if "flow" in said and lines and "${" in lines[0]:
+        place = Place(mark.line + 1, mark.column + 1) if mark else Place(0, 0)
+        excerpt = _excerpt(text.splitlines(), place)
+        if "flow" in said and excerpt and "${" in excerpt.line:
             said += " (inside [] and {}, ${...} needs quotes around it)"
-        raise ConfigError(f"{path}{at}: is not YAML: {said}") from None
+        raise ConfigError(f"{path}{at}: is not YAML: {said}", [excerpt]) from None
     except YAMLError as error:
         said = " ".join(str(error).split())
         raise ConfigError(f"{path}: is not YAML: {said}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is nested too deeply") from None
     return node
+
+
+def _excerpt(lines: list[str], place: Place) -> Excerpt | None:
+    if not 0 < place.line <= len(lines):
+        return None
+    return Excerpt(lines[place.line - 1], place.line, place.column)
 
 
 def _place(node: Node) -> Place:

@@ -7,23 +7,25 @@ and what was interpolated is never shown.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from etlstage.config.document import Document, read
 from etlstage.config.model import PipelineKeys
-from etlstage.config.rules import broken_rules, shipped_files
+from etlstage.config.presence import missing
+from etlstage.config.rules import broken_rules
 from etlstage.settings.definition import Section
 from etlstage.settings.problem import (
     Invalid,
     Problem,
 )
 
-__all__ = ("load",)
+__all__ = ("examine", "load")
 
 
 def load(path: str | Path) -> tuple[PipelineKeys, Document]:
     """
-    Read and check a pipeline file.
+    Read and check a pipeline file; nothing of what it names is looked for.
 
     Returns:
         The model, and the document for the places of what is found wrong later.
@@ -32,35 +34,40 @@ def load(path: str | Path) -> tuple[PipelineKeys, Document]:
         ConfigError: If anything is wrong; one line for each.
 
     """
+    return _checked(read(Path(path)))
+
+
+def examine(path: str | Path, *, loads: bool = True) -> tuple[PipelineKeys, Document]:
+    """
+    Read and check a pipeline file, and look for what it names on this machine.
+
+    Args:
+        path: The file.
+        loads: Whether it is to load, so that its output must not be there already.
+
+    Raises:
+        ConfigError: If anything is wrong, or is not there; one line for each.
+
+    """
     document = read(Path(path))
+    return _checked(document, list(missing(document, loads=loads)))
+
+
+def _checked(
+    document: Document, more: Sequence[Problem] = ()
+) -> tuple[PipelineKeys, Document]:
     model: PipelineKeys | None = None
     try:
         model = Section.of(PipelineKeys).read(document.data)
     except Invalid as error:
         for problem in error.problems:
             _complain(document, problem)
-    for problem in broken_rules(document.data):
+    for problem in (*broken_rules(document.data), *more):
         _complain(document, problem)
-    _look_for_files(document)
     document.check()
     if model is None:
         raise AssertionError("unreachable: errors without a problem")
     return model, document
-
-
-def _look_for_files(document: Document) -> None:
-    """Complain of what is to be sent to executors and can't be."""
-    session = document.data.get("spark")
-    for loc, path in shipped_files(session if isinstance(session, dict) else {}):
-        folder, slash, name = path.rpartition("/")
-        place = document.folder / (folder + slash + name.partition("#")[0])
-        if place.is_dir():
-            document.complain(loc, "is a folder: make an archive of it")
-        elif not place.is_file():
-            missing = (
-                "such file" if document.secret(loc) else f"file {place.absolute()}"
-            )
-            document.complain(loc, f"there is no {missing}")
 
 
 def _complain(document: Document, problem: Problem) -> None:

@@ -20,14 +20,14 @@ from etlstage.settings.problem import (
     dotted,
 )
 
-__all__ = ("broken_rules", "shipped_files", "stage_names")
+__all__ = ("broken_rules", "mapping", "shipped_files", "stage_names")
 
 
 def broken_rules(data: Mapping[str, Value]) -> Iterator[Problem]:
     """Yield what contradicts itself in a file."""
-    yield from _cycles(named(_mapping(data.get("extract"))))
+    yield from _cycles(named(mapping(data.get("extract"))))
     yield from _engine(data)
-    session = _mapping(data.get("spark"))
+    session = mapping(data.get("spark"))
     yield from _shipped(session)
     yield from _orders(data)
     yield from _names(data)
@@ -43,16 +43,16 @@ def stage_names(data: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
         places.append((("transform", i), f"transform-{i + 1}", stage))
     places.append((("load",), "load", data.get("load")))
     for loc, default, stage in places:
-        name = _mapping(stage).get("name")
+        name = mapping(stage).get("name")
         yield loc, name if isinstance(name, str) else default
 
 
 def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
     engine = data.get("engine", "local")
-    extract, load = named(_mapping(data.get("extract"))), _mapping(data.get("load"))
+    extract, load = named(mapping(data.get("extract"))), mapping(data.get("load"))
     if engine in ("spark", "streaming") and "worker" in extract:
         yield from _extract_on_executors(str(engine), extract)
-    sink = _mapping(load.get("spark"))
+    sink = mapping(load.get("spark"))
     if engine == "streaming":
         if sink.get("mode") == "overwrite":
             text = (
@@ -79,7 +79,7 @@ def _extract_on_executors(
     engine: str, extract: Mapping[str, Value]
 ) -> Iterator[Problem]:
     cyclic = extract.get("mode") == "cyclic"
-    by = _mapping(extract.get("offsets")).get("by")
+    by = mapping(extract.get("offsets")).get("by")
     if cyclic and by != "supervisor":
         text = (
             f"cyclic needs offsets by supervisor with engine {engine}: Spark may ask"
@@ -125,7 +125,7 @@ def _cycles(extract: Mapping[str, Value]) -> Iterator[Problem]:
 
 
 def _orders(data: Mapping[str, Value]) -> Iterator[Problem]:
-    frame = _mapping(_mapping(data.get("extract")).get("spark"))
+    frame = mapping(mapping(data.get("extract")).get("spark"))
     for number, (loc, stage) in enumerate(_fed(data)):
         if stage.get("order") != "key" or "key" in stage:
             continue
@@ -144,10 +144,10 @@ def _fed(data: Mapping[str, Value]) -> list[tuple[Loc, Mapping[str, Value]]]:
     """Return the stages that take messages in, in their order."""
     transforms = data.get("transform")
     stages: list[tuple[Loc, Mapping[str, Value]]] = [
-        (("transform", i), _mapping(stage))
+        (("transform", i), mapping(stage))
         for i, stage in enumerate(transforms if isinstance(transforms, list) else ())
     ]
-    return [*stages, (("load",), _mapping(data.get("load")))]
+    return [*stages, (("load",), mapping(data.get("load")))]
 
 
 def _names(data: Mapping[str, Value]) -> Iterator[Problem]:
@@ -159,5 +159,6 @@ def _names(data: Mapping[str, Value]) -> Iterator[Problem]:
         taken.setdefault(name, loc)
 
 
-def _mapping(value: Value) -> Mapping[str, Value]:
+def mapping(value: Value) -> Mapping[str, Value]:
+    """Return the value if it is a mapping, else an empty one."""
     return value if isinstance(value, dict) else {}

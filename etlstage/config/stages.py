@@ -3,9 +3,10 @@ The keys of a stage, and from them to the stage.
 
 They are the settings of :class:`~etlstage.stage.Stage` and of the dialect that the
 worker speaks, where those say that they are written.
-Paths are relative to the file's folder, which is also where workers run. As the
-first word of a command, ``python`` and ``python3`` are the interpreter that runs
-etlstage, so that a worker finds ``etlstage.worker`` whatever the PATH says.
+Paths are relative to the file's folder, but those in a command to ``cwd``, where the
+worker runs: by default the same. As the first word of a command, ``python`` and
+``python3`` are the interpreter that runs etlstage, so that a worker finds
+``etlstage.worker`` whatever the PATH says.
 """
 
 from __future__ import annotations
@@ -96,17 +97,17 @@ def stage_of(keys: StageKeys, name: str, folder: Path) -> Stage:
         own = settings_of(BatchPolicy)
         values["batch"] = BatchPolicy(**{k: batch[k] for k in batch if k in own})
     values["dialect"] = keys.dialect.from_keys(keys.kind, _flat(keys.written))
-    values["command"] = _command(worker["command"], folder)
-    values["cwd"] = folder / (worker.get("cwd") or "")
+    values["cwd"] = cwd = folder / (worker.get("cwd") or "")
+    values["command"] = _command(worker["command"], cwd)
     return Stage(**values | {"kind": keys.kind, "name": name})
 
 
-def _command(command: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+def _command(command: tuple[str, ...], cwd: Path) -> tuple[str, ...]:
     program, *arguments = command
     if program in PYTHONS:
         program = sys.executable
     elif "/" in program:
-        program = str(folder / program)
+        program = str(cwd / program)
     return (program, *arguments)
 
 

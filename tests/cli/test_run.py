@@ -121,11 +121,16 @@ load:
 """
 
 
+def no_program(path: Path) -> None:
+    """Write what looks like a program, and is none when it is started."""
+    path.write_bytes(b"\0")
+    path.chmod(0o755)
+
+
 @pytest.mark.parametrize(
     "command",
     [
-        '["./${TOKEN}"]',
-        '["${TOKEN}", x]',
+        '["./${TOKEN}", x]',
         '[sh, -c, "echo $$BOTH $$PASSWORD >&2; exit 3", "it\'s ${TOKEN}"]',
     ],
 )
@@ -136,6 +141,7 @@ def test_secrets_are_shown_nowhere(
     """Neither on the terminal, nor in the log, nor in the report (issue 10)."""
     path = tmp_path / "pipeline.yaml"
     path.write_text(HIDING.replace("COMMAND", command))
+    no_program(tmp_path / "hunter 2's")
     result = etlstage(
         *("run", path, "--report", "r.json", *debug), env={"TOKEN": "hunter 2's"}
     )
@@ -178,16 +184,17 @@ def test_report_of_a_run_that_can_tell_nothing(pipeline: Path, tmp_path: Path) -
     assert json.loads((tmp_path / "r.json").read_text())["status"] == "failed"
 
 
-def test_worker_that_does_not_exist(
+def test_worker_that_cant_be_started(
     etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
     """One clear line, no traceback, and a report nevertheless."""
-    pipeline.write_text(pipeline.read_text().replace("[python, upper.py]", "[nope]"))
+    no_program(tmp_path / "nope")
+    pipeline.write_text(pipeline.read_text().replace("python, upper.py", "./nope"))
     result = etlstage("run", pipeline, "--report", "r.json")
     assert result.returncode == 1
     *_, line = result.stderr.splitlines()
     assert line.startswith("etlstage: error: stage upper: can't start worker")
-    assert "there is no program 'nope' on PATH" in line
+    assert "/nope has no #! line that names its interpreter" in line
     assert "accounted for: 0 loaded" in result.stdout
     assert re.search(r"^letters: failed in ", result.stdout, re.MULTILINE)
     assert json.loads((tmp_path / "r.json").read_text())["status"] == "failed"

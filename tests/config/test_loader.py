@@ -650,32 +650,6 @@ def test_engines_have_rules(
     assert [p.split(": ", 1)[1] for p in found] == problems
 
 
-def test_what_can_not_be_sent_to_executors(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each with its place, and where it was looked for, unless that is a secret."""
-    monkeypatch.setenv("S", "hush")
-    (path.parent / "bin").mkdir()
-    for name in ("clean.py", "bin/clean.py", "bin/x.zip", "tools.tar.gz"):
-        (path.parent / name).write_text("")
-    content = (
-        MINIMAL
-        + "spark:\n"
-        + '  files: [clean.py, nope.py, "${S}", bin, bin/clean.py]\n'
-        + '  archives: ["tools.tar.gz#tools", "bin/x.zip#clean.py", "no #1/a.zip#b"]\n'
-    )
-    there = "there is no file"
-    twice = "has the name of spark.files[0]: on the executors all are in one folder"
-    assert errors_of(path, content) == [
-        f"pipeline.yaml:5:21: spark.files[1]: {there} nope.py",
-        "pipeline.yaml:5:30: spark.files[2]: there is no such file",
-        "pipeline.yaml:5:38: spark.files[3]: is a folder: make an archive of it",
-        f"pipeline.yaml:5:43: spark.files[4]: {twice}",
-        f"pipeline.yaml:6:36: spark.archives[1]: {twice}",
-        f"pipeline.yaml:6:58: spark.archives[2]: {there} no #1/a.zip",
-    ]
-
-
 def test_what_is_sent_to_executors_is_a_list(path: Path) -> None:
     """Of paths, as they are written."""
     (folder := path.parent / "no #1").mkdir()

@@ -248,3 +248,12 @@ def test_workers_come_and_go(path: Path) -> None:
         path, "{worker: {command: [cat]}, workers: {max: 8, idle: 5m}}"
     )
     assert stage.pool == PoolPolicy(min=1, max=8, idle=300.0)
+
+
+@pytest.mark.parametrize(
+    ("cwd", "program"), [("", "/base/clean"), (", cwd: sub", "/base/sub/clean")]
+)
+def test_command_is_seen_from_where_it_runs(path: Path, cwd: str, program: str) -> None:
+    """As its arguments are, which nobody but the worker looks at (issue 11)."""
+    stage = transform_of(path, f"worker: {{command: [./clean, ./x]{cwd}}}")
+    assert stage.command == (program, "./x")

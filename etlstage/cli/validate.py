@@ -1,0 +1,29 @@
+"""``etlstage validate``: whether a pipeline could be run here, and what it would be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from etlstage.cli.screen import Screen
+from etlstage.config.loader import examine
+from etlstage.config.rules import stage_names
+
+__all__ = ("validate",)
+
+
+def validate(file: Path) -> int:
+    """
+    Check a pipeline file and say that it is valid; return the exit code.
+
+    Args:
+        file: The pipeline.
+
+    Raises:
+        ConfigError: If anything in the file is wrong, or missing on this machine.
+
+    """
+    keys, document = examine(file)
+    stages = " > ".join(name for _, name in stage_names(document.data))
+    line = f"{file}: valid: {keys.name} on engine {keys.engine}: {stages}"
+    Screen().print(line, soft_wrap=True, highlight=False, markup=False)
+    return 0

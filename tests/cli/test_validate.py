@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from etlstage.cli.failure import show_error
+from etlstage.errors import ConfigError, Excerpt
+from tests.cli.conftest import Etlstage
+from tests.cli.test_screen import Terminal
+
+
+def test_valid_file(etlstage: Etlstage, pipeline: Path) -> None:
+    """One line says what it is; nothing is started."""
+    result = etlstage("validate", "pipeline.yaml")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        "pipeline.yaml: valid: letters on engine local: extract > upper > load\n"
+    )
+    assert not (pipeline.parent / "loaded.txt").exists()
+
+
+@pytest.mark.parametrize("command", ["validate", "run", "diff"])
+def test_what_is_missing(etlstage: Etlstage, pipeline: Path, command: str) -> None:
+    """It is told at once, with what is wrong in the file, before anything starts."""
+    text = pipeline.read_text().replace("upper.py", "uper.py")
+    frame = "extract: {spark: {format: text, path: nowhere}}"
+    lines = [frame if x.startswith("extract:") else x for x in text.splitlines()]
+    pipeline.write_text("\n".join([*lines, "enigne: spark", ""]))
+    result = etlstage(command, "pipeline.yaml")
+    here = pipeline.parent
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        (
+            "etlstage: error: pipeline.yaml:2:39: extract.spark.path: there is no file"
+            f" or folder {here}/nowhere"
+        ),
+        (
+            "etlstage: error: pipeline.yaml:5:32: transform[0].worker.command[1]: there"
+            f" is no file {here}/uper.py (did you mean 'upper.py'?)"
+        ),
+        (
+            "etlstage: error: pipeline.yaml:7:1: enigne: unknown key"
+            " (did you mean 'engine'?)"
+        ),
+    ]
+
+
+def shown(
+    monkeypatch: pytest.MonkeyPatch, excerpt: Excerpt | None, columns: int = 80
+) -> list[str]:
+    """Return what stands below an error on a terminal."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_error(ConfigError("a:1:2: x", [excerpt]), debug=False)
+    first, *rest = terminal.getvalue().splitlines()
+    assert first == "etlstage: error: a:1:2: x"
+    return rest
+
+
+@pytest.mark.parametrize(
+    ("excerpt", "lines"),
+    [
+        (None, []),
+        (Excerpt("wokers: 2", 12, 1), ["    12 | wokers: 2", "         ^"]),
+        (Excerpt("a: b", 7, 4), ["     7 | a: b", "            ^"]),
+        (
+            Excerpt("\u65e5\u672c: b", 7, 5),
+            ["     7 | \u65e5\u672c: b", "               ^"],
+        ),
+        (Excerpt("\x1b[2J: b", 7, 7), ["     7 | : b", "           ^"]),
+    ],
+)
+def test_line_with_a_caret(
+    monkeypatch: pytest.MonkeyPatch, excerpt: Excerpt | None, lines: list[str]
+) -> None:
+    """It is below what is wrong, whatever stands before it."""
+    assert shown(monkeypatch, excerpt) == lines
+
+
+def test_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong is in sight, and on one line of the terminal."""
+    line = "x" * 500 + "!" + "y" * 500
+    line, caret = shown(monkeypatch, Excerpt(line, 1, 501))
+    assert len(line) == 80
+    assert line[caret.index("^")] == "!"
+
+
+def test_no_caret_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, a line is a problem."""
+    pipe = io.StringIO()
+    monkeypatch.setattr("sys.stderr", pipe)
+    show_error(ConfigError("a", [Excerpt("line", 1, 1)]), debug=False)
+    assert pipe.getvalue() == "etlstage: error: a\n"

@@ -1,0 +1,273 @@
+"""What is looked for, and where; what is said of it is in ``test_wrong.py``, too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from etlstage.config.loader import examine
+from etlstage.errors import ConfigError
+
+MINIMAL = """\
+name: papers
+extract: {worker: {command: [seq, "3"]}}
+load: {worker: {command: [cat]}}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Name a pipeline file."""
+    return tmp_path / "p.yaml"
+
+
+def errors_of(path: Path, content: str, *, loads: bool = True) -> list[str]:
+    """Return what is wrong with a file, without places and folders; maybe nothing."""
+    path.write_text(content)
+    try:
+        examine(path, loads=loads)
+    except ConfigError as error:
+        here = f"{path.parent}/"
+        return [p.replace(here, "").split(": ", 1)[1] for p in error.problems]
+    return []
+
+
+def program(path: Path, text: str = "#!/bin/sh\n") -> None:
+    """Write a program."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def transform(worker: str) -> str:
+    """Return a pipeline with one transform stage."""
+    return f"{MINIMAL}transform: [{{worker: {{{worker}}}}}]\n"
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        "command: [./run.sh, nowhere]",
+        "command: [./tool], cwd: bin",
+        "command: [tool], env: {PATH: bin}",
+        "command: [tool], env: {PATH: .}, cwd: bin",
+        "command: [python, -u, -B, clean.py]",
+        "command: [python, ../clean.py], cwd: bin",
+        "command: [python, package]",
+        "command: [python, -m, nowhere]",
+        "command: [sh, -c, nowhere]",
+        "command: [sh, -eu, clean.py]",
+        "command: [sh]",
+        "command: ['{eom}']",
+        "command: [python, '{eom}']",
+        "command: [sleep, nowhere]",
+    ],
+)
+def test_what_is_there_is_no_problem(path: Path, worker: str) -> None:
+    """Seen from where the worker runs; and no more is guessed than is known."""
+    for name in ("run.sh", "clean.py", "bin/tool", "package/__main__.py"):
+        program(path.parent / name)
+    assert errors_of(path, transform(worker)) == []
+
+
+@pytest.mark.parametrize(
+    ("session", "sought"),
+    [
+        ("", True),
+        ("engine: spark", True),
+        ("engine: spark\nspark: {master: 'local-cluster[2,1,1024]'}", True),
+        ("engine: spark\nspark: {master: 'spark://host:7077'}", False),
+        ("engine: spark\nspark: {remote: 'sc://host'}", False),
+        ("spark: {remote: 'sc://host'}", True),
+    ],
+)
+def test_programs_of_other_machines_are_not_sought(
+    path: Path, session: str, sought: bool
+) -> None:
+    """On engine local workers run here, wherever Spark is."""
+    said = ["transform[0].worker.command[0]: there is no file x"] * sought
+    assert errors_of(path, f"{transform('command: [./x]')}{session}\n") == said
+
+
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_programs_in_an_archive(path: Path, engine: str) -> None:
+    """On executors it is unpacked, here it is not."""
+    (path.parent / "tools.zip").write_text("")
+    content = transform("command: [tools/x]") + f"engine: {engine}\n"
+    said = ["transform[0].worker.command[0]: there is no file tools/x"]
+    expected = said if engine == "local" else []
+    content += "spark: {archives: ['tools.zip#tools']}\n"
+    assert errors_of(path, content) == expected
+
+
+FRAMES = """\
+name: frames
+engine: {engine}
+{session}
+extract: {{spark: {{format: {format}, path: {source}}}}}
+load: {{spark: {{path: {target}, mode: {mode}}}}}
+"""
+FRAME = {"engine": "local", "session": "", "format": "json", "source": "in"}
+FRAME |= {"target": "new", "mode": "error"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"source": "i*"},
+        {"source": "'{in,out}'"},
+        {"source": "s3://bucket/in"},
+        {"source": "nowhere", "format": "delta"},
+        {"source": "nowhere", "session": "spark: {remote: 'sc://host'}"},
+        {"source": "nowhere", "session": "spark: {master: yarn}"},
+        {
+            "source": "nowhere",
+            "session": "spark: {config: {spark.hadoop.fs.defaultFS: 'hdfs://a'}}",
+        },
+        {"target": "out", "mode": "append"},
+        {"target": "out", "session": "spark: {remote: 'sc://host'}"},
+        {"target": "'s3://bucket/out'"},
+        {"target": "out", "engine": "streaming", "session": "state: begun"},
+    ],
+)
+def test_data_that_is_there_or_elsewhere(path: Path, values: dict[str, str]) -> None:
+    """Only what is surely on this machine is sought."""
+    for name in ("in", "out", "begun/checkpoint"):
+        (path.parent / name).mkdir(parents=True)
+    assert errors_of(path, FRAMES.format(**(FRAME | values))) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"source": "file:HERE/x"}, "extract.spark.path: there is no file or folder"),
+        ({"source": "x", "engine": "spark"}, "extract.spark.path: there is no file or"),
+        ({"target": "out", "engine": "streaming"}, "load.spark.path: out exists"),
+    ],
+)
+def test_data_that_is_not_there(path: Path, values: dict[str, str], error: str) -> None:
+    """On every engine, and as a URL, too."""
+    for name in ("in", "out"):
+        (path.parent / name).mkdir()
+    content = FRAMES.format(**(FRAME | values))
+    (said,) = errors_of(path, content.replace("HERE", str(path.parent)))
+    assert said.startswith(error)
+
+
+def test_output_is_no_matter_where_nothing_is_loaded(path: Path) -> None:
+    """As by ``etlstage diff``."""
+    for name in ("in", "out"):
+        (path.parent / name).mkdir()
+    content = FRAMES.format(**(FRAME | {"target": "out"}))
+    assert len(errors_of(path, content)) == 1
+    assert errors_of(path, content, loads=False) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "column", "known"),
+    [
+        ("id long, year int", "year", True),
+        (
+            "id long, d decimal(10,2), s struct<a:int,b:array<int>>, year int",
+            "year",
+            True,
+        ),
+        ("id: long, `the ``year` int NOT NULL", "the `year", True),
+        ("s struct<a:int,year:int>", "year", False),
+        ("id long COMMENT 'a < b', year int", "year", True),
+        ("struct<id:long>", "year", True),
+    ],
+)
+def test_columns_of_a_schema(path: Path, schema: str, column: str, known: bool) -> None:
+    """What is not understood is left to Spark."""
+    content = MINIMAL.replace(
+        "{worker: {command: [cat]}}",
+        f'{{spark: {{path: new, schema: "{schema}", partition_by: ["{column}"]}}}}',
+    )
+    assert (errors_of(path, content) == []) is known
+
+
+SECRET = "hunter2"  # noqa: S105
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (
+            transform('command: ["./${S}"]'),
+            (
+                "transform[0].worker.command[0]: can't be run here; not shown, as it was"
+                " interpolated"
+            ),
+        ),
+        (
+            transform('command: [python, "${S}"]'),
+            "transform[0].worker.command[1]: there is no such file",
+        ),
+        (
+            transform('command: [./x], cwd: "${S}"'),
+            "transform[0].worker.cwd: there is no such folder",
+        ),
+        (
+            transform('command: [python, x], cwd: "${S}/.."'),
+            "transform[0].worker.command[1]: there is no such file",
+        ),
+        (
+            MINIMAL.replace("{worker: {command: [cat]}}", '{spark: {path: "${S}"}}'),
+            (
+                "load.spark.path: what is there exists already: remove it, or set mode to"
+                " append or overwrite"
+            ),
+        ),
+    ],
+)
+def test_what_was_interpolated_is_not_shown(
+    path: Path, monkeypatch: pytest.MonkeyPatch, content: str, error: str
+) -> None:
+    """Wherever it stands."""
+    monkeypatch.setenv("S", SECRET)
+    if "/.." in content or "load: {spark" in content:
+        (path.parent / SECRET).mkdir()
+    assert errors_of(path, content) == [error]
+
+
+def test_shape_does_not_matter(path: Path) -> None:
+    """What is there is told also of a file in which much is wrong."""
+    content = """\
+name: x
+spark: []
+extract: {spark: [], worker: {command: cat}}
+transform: [[], {worker: {command: [[]], env: []}}, {worker: {command: [./x], cwd: []}}]
+load: {spark: {path: [], partition_by: [[]], schema: []}}
+"""
+    said = "\n".join(errors_of(path, content))
+    assert "there is no" not in said
+    assert os.linesep in said
+
+
+def test_what_can_not_be_sent_to_executors(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with its place, and where it was looked for, unless that is a secret."""
+    monkeypatch.setenv("S", "hush")
+    (path.parent / "bin").mkdir()
+    for name in ("clean.py", "bin/clean.py", "bin/x.zip", "tools.tar.gz"):
+        (path.parent / name).write_text("")
+    content = (
+        MINIMAL
+        + "spark:\n"
+        + '  files: [clean.py, nope.py, "${S}", bin, bin/clean.py]\n'
+        + '  archives: ["tools.tar.gz#tools", "bin/x.zip#clean.py", "no #1/a.zip#b"]\n'
+    )
+    there = "there is no file"
+    twice = "has the name of spark.files[0]: on the executors all are in one folder"
+    assert errors_of(path, content) == [
+        f"spark.files[1]: {there} nope.py",
+        "spark.files[2]: there is no such file",
+        "spark.files[3]: is a folder: make an archive of it",
+        f"spark.files[4]: {twice}",
+        f"spark.archives[1]: {twice}",
+        f"spark.archives[2]: {there} no #1/a.zip",
+    ]
