@@ -583,6 +583,11 @@ class Connection:
 
     # --- time ---------------------------------------------------------------
 
+    def progressed(self, now: float) -> None:
+        """Give the worker more time: it says that it gets on with what it has."""
+        if self._named is None:
+            self._expect_answer(now)
+
     def _expect_answer(self, now: float) -> None:
         session = self._session
         due = session.owed > 0

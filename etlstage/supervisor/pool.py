@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ from etlstage.supervisor.lifecycle.instructions import (
 from etlstage.supervisor.lifecycle.pool import PoolState
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.running import RunningWorker
+from etlstage.supervisor.status import SKIPPED
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_over_pipes
 
@@ -192,11 +193,13 @@ class WorkerPool:
         else:
             self._tasks.start_soon(self._store, self._commit, position, answer)
 
-    def skip(self, worker: str, messages: int) -> None:
-        """Count messages that a worker has answered without a look at them."""
-        self.skipped += messages
-        if self.metrics is not None:
-            self.metrics.skipped(worker, messages)
+    def count(self, worker: str, counts: Mapping[str, int]) -> None:
+        """Add what a worker has counted, by name of the metric."""
+        for name, count in counts.items():
+            if name == SKIPPED:
+                self.skipped += count
+            if self.metrics is not None:
+                self.metrics.told(worker, name, count)
 
     # --- performing -----------------------------------------------------------
 

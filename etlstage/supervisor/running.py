@@ -8,7 +8,7 @@ is told to the pool, and whom the end of a worker is blamed on.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -60,8 +60,8 @@ class Owner(Protocol):
         """Have a position stored, then call ``answer``, with the error if it failed."""
         ...
 
-    def skip(self, worker: str, messages: int) -> None:
-        """Count messages that a worker has answered without a look at them."""
+    def count(self, worker: str, counts: Mapping[str, int]) -> None:
+        """Add what a worker has counted, by name of the metric."""
         ...
 
     @property
@@ -274,9 +274,11 @@ class RunningWorker:
             data = status.read(_CHUNK)
             if not data:
                 return data is None
-            skipped = self._status.receive(data)
-            if skipped:
-                self._owner.skip(self.name, skipped)
+            told = self._status.receive(data)
+            if told.counts:
+                self._owner.count(self.name, told.counts)
+            if told.progress is not None:
+                self.connection.progressed(anyio.current_time())
             if self._announced:
                 self._owner.handle(AliveSeen(self.name))
             else:

@@ -26,15 +26,16 @@ name                                       kind      labels counts
                                                             error
 ``etlstage_refusals_total``                counter   w      exchanges that a worker
                                                             refused
-``etlstage_messages_skipped_total``        counter   w      messages that a worker says
-                                                            that it has skipped
+``etlstage_worker_counts_total``           counter   w, m   what workers count
+                                                            themselves; *skipped* are
+                                                            messages
 ``etlstage_stderr_lines_total``            counter   w      lines written to stderr,
                                                             logged or not
 ========================================== ========= ====== ==========================
 
 All have the label ``stage``. *w*: ``worker``, such as ``clean-1``. *x*: ``status``,
 the exit status, or the signal as in ``SIGKILL``. *r*: ``reason``, see
-:data:`~etlstage.errors.FailureCause`.
+:data:`~etlstage.errors.FailureCause`. *m*: ``metric``, the worker's own name for it.
 
 Gauges are moved by what has changed: supervisors of stages with one name add up.
 """
@@ -61,6 +62,8 @@ _BOUNDS: Final = (
 _WORKERS: Final = 256
 """Workers that are told apart. An extract stage may start one every few seconds, and a
 monitoring system keeps each series that it has ever seen."""
+_NAMES: Final = 64
+"""Metrics of a worker's own that are told apart, likewise."""
 _OTHERS: Final = "other"
 
 _P = ParamSpec("_P")
@@ -103,6 +106,7 @@ class StageMetrics:
         self._stage = stage
         self._complained = False
         self._workers: dict[str, _Worker] = {}
+        self._told: set[str] = set()  # names that workers gave to what they count
         self._in_flight: dict[str, _Level] = {}
         self._bind()
         if self._complained:
@@ -186,12 +190,15 @@ class StageMetrics:
         )
 
     @_harmless
-    def skipped(self, worker: str, count: int) -> None:
-        """Count messages that a worker has skipped."""
+    def told(self, worker: str, metric: str, count: int) -> None:
+        """Count what a worker has counted itself."""
+        if len(self._told) < _NAMES:
+            self._told.add(metric)
         self._counter(
-            "etlstage_messages_skipped_total",
-            "Messages that a worker says that it has skipped.",
+            "etlstage_worker_counts_total",
+            "What workers count themselves, by name.",
             worker=self._label(worker),
+            metric=metric if metric in self._told else _OTHERS,
         ).add(count)
 
     @_harmless

@@ -32,6 +32,7 @@ What does not start at all is the launch's matter, which is a function like any 
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -131,6 +132,11 @@ class ScriptedWorker:
         """Say that it is ready, and later that it is alive, where it is asked to."""
         if self._status is not None:
             self._status.write(b"\n")
+
+    def tell(self, **said: object) -> None:
+        """Say more than that, as ``tell(progress=0.4)``, or ``(metric="x", add=3)``."""
+        if self._status is not None:
+            self._status.write(json.dumps(said).encode() + b"\n")
 
     def close_stdin(self) -> None:
         """Read no more."""

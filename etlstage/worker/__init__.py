@@ -48,7 +48,9 @@ count for nothing, and if it skips, they can't be called back.
 
 A supervisor that waits for a worker to be ready, or for its heartbeat, is told so
 from here: when the first message is about to be read, and while none is there. Load
-what takes its time, such as a model, before the call.
+what takes its time, such as a model, before the call. A function that needs long for
+one message says how far it is with ``worker.progress(0.4)``, which gives it more time;
+``worker.count("rows_dropped", 3)`` adds to a metric.
 
 A worker starts at every spawn and restart, so nothing here imports more than it
 must.
@@ -66,14 +68,18 @@ from etlstage.worker.extraction import Extraction
 from etlstage.worker.function import Function
 from etlstage.worker.opening import open_session
 from etlstage.worker.refusal import Refuse as Refuse
+from etlstage.worker.status import count as count
+from etlstage.worker.status import progress as progress
 
 __all__ = (
     "Markers",
     "Refuse",
+    "count",
     "extract",
     "extract_cycle",
     "load",
     "load_batch",
+    "progress",
     "transform",
     "transform_batch",
 )

@@ -5,7 +5,7 @@ What a worker tells its supervisor beside its replies.
 ``ETLSTAGE_HEARTBEAT``, where a supervisor asks for heartbeats, after how many seconds
 without one a worker that has nothing to do counts as dead. We write a byte when we are
 about to read the first message, and then, while there is nothing to read, three in
-that time. A line of JSON says more: how many messages we have skipped.
+that time. A line of JSON says more: what we have counted, and how far we are.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ import os
 
 from etlstage.worker.descriptors import complain
 
-__all__ = ("Status", "open_status")
+__all__ = ("Status", "count", "open_status", "progress")
 
 _BEATS = 3  # in the time that is allowed: one may be late
+_NAME = 64  # characters of a metric's name
 _PATIENCE = 1.0  # seconds that a supervisor may take to read what it was told
+
+
+_opened: list[Status] = []  # one, or none: a worker has one supervisor
 
 
 class Status:
@@ -57,6 +61,10 @@ class Status:
         """Have so many more counted; return how many, 0 if there is no room now."""
         line = b'{"metric": "%s", "add": %d}\n' % (name.encode(), add)
         return add if self._tell(line) else 0
+
+    def progress(self, share: float) -> None:
+        """Say how much is done, from 0 to 1."""
+        self._tell(b'{"progress": %.6f}\n' % share)
 
     def wait_for_room(self) -> None:
         """Wait, not for long, until more can be told."""
@@ -103,4 +111,45 @@ def open_status() -> Status | None:
     folder, _, number = path.rpartition("/")
     if folder == "/dev/fd" and number.isdigit() and int(number) > 2:
         os.close(int(number))
+    _opened.append(status)
     return status
+
+
+def count(name: str, add: int = 1) -> None:
+    """
+    Have the supervisor add to a metric of this worker.
+
+    Nothing is counted where nobody listens, or more is told than it can read.
+
+    Args:
+        name: Of the metric: letters, digits and underscores, 64 at most.
+        add: How much, at least 1.
+
+    Raises:
+        ValueError: If they are something else; ``skipped`` is what we count ourselves.
+
+    """
+    sound = name.isidentifier() and name.isascii() and len(name) <= _NAME
+    if not sound or name == "skipped" or add < 1:
+        raise ValueError(f"can't count {add!r} of {name!r}; see etlstage.worker.count")
+    for status in _opened:
+        status.count(name, add)
+
+
+def progress(share: float) -> None:
+    """
+    Tell the supervisor how far this worker is with what it does now.
+
+    Its deadline for that, ``timeout.message``, begins anew.
+
+    Args:
+        share: How much is done, from 0 to 1.
+
+    Raises:
+        ValueError: If it is something else.
+
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"progress is from 0 to 1, got {share!r}")
+    for status in _opened:
+        status.progress(share)

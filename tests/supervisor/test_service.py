@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import etlstage
-from etlstage import AsyncSupervisor, Result, Stage
+from etlstage import AsyncSupervisor, ErrorPolicy, Result, Stage, Timeouts
 from etlstage.errors import (
     LocalProtocolError,
     MessageRefused,
@@ -19,6 +19,7 @@ from etlstage.errors import (
 )
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 
 
@@ -261,3 +262,48 @@ def test_events_are_at_hand() -> None:
     """Who matches them imports them from the package (issue 11)."""
     assert etlstage.WorkerExited._fields[:2] == ("worker", "pid")
     assert {"SupervisorEvent", "Health", "Overloaded"} <= set(etlstage.__all__)
+
+
+# --- what workers tell ---------------------------------------------------------------
+
+
+async def test_worker_that_gets_on_has_more_time() -> None:
+    """Its deadline begins anew with each word of it (issue 11)."""
+
+    async def slow(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            for _ in range(int(message)):
+                await anyio.sleep(4)
+                worker.tell(progress=0.1)
+            await anyio.sleep(9 if message == b"0" else 0)
+            await worker.reply(message)
+        return 0
+
+    stage = Stage(
+        name="t",
+        command=("none",),
+        timeout=Timeouts(message=5),
+        on_error=ErrorPolicy(retries=0),
+    )
+    async with AsyncSupervisor(stage, launch=ScriptedLaunch(slow)) as supervisor:
+        assert await supervisor.ask(b"5") == (b"5",)
+        with pytest.raises(WorkerLost, match="did not answer a message within 5"):
+            await supervisor.ask(b"0")
+
+
+async def test_worker_counts_what_it_likes() -> None:
+    """In a metric of its own name (issue 11)."""
+
+    async def counts(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            worker.tell(metric="rows", add=int(message))
+            await worker.reply(message)
+        return 0
+
+    meter = PrometheusMeter()
+    stage = Stage(name="t", command=("none",))
+    launch = ScriptedLaunch(counts)
+    async with AsyncSupervisor(stage, launch=launch, meter=meter) as supervisor:
+        await supervisor.submit([b"2", b"40"])
+    text = meter.render()
+    assert 'worker_counts_total{metric="rows",stage="t",worker="t-1"} 42.0' in text

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.supervisor.status import StatusReader
+from etlstage.supervisor.status import StatusReader, Told
 
 
 def line(**said: object) -> bytes:
@@ -17,17 +18,36 @@ def line(**said: object) -> bytes:
 
 
 SKIPPED = line(metric="skipped", add=3)
+THREE = Told(Counter(skipped=3))
 
 
-@given(st.lists(st.sampled_from([SKIPPED, b"\n", b"x\n", line(alive=True)])), st.data())
-def test_skipped_messages_are_added_up(lines: list[bytes], data: st.DataObject) -> None:
+ROWS = line(metric="rows_2", add=10)
+HALF = line(progress=0.5)
+LINES = [SKIPPED, ROWS, HALF, b"\n", b"x\n", line(alive=True)]
+
+
+@given(st.lists(st.sampled_from(LINES)), st.data())
+def test_counts_are_added_up(lines: list[bytes], data: st.DataObject) -> None:
     """However the lines are cut into reads."""
-    wire, reader, skipped = b"".join(lines), StatusReader(), 0
+    wire, reader = b"".join(lines), StatusReader()
+    counts: Counter[str] = Counter()
+    progress = 0
     while wire:
-        count = data.draw(st.integers(1, 50))
-        skipped += reader.receive(wire[:count])
-        wire = wire[count:]
-    assert skipped == 3 * lines.count(SKIPPED)
+        size = data.draw(st.integers(1, 50))
+        told = reader.receive(wire[:size])
+        counts += told.counts
+        progress += told.progress is not None
+        wire = wire[size:]
+    expected = {"skipped": 3 * lines.count(SKIPPED), "rows_2": 10 * lines.count(ROWS)}
+    assert counts == Counter(expected)
+    assert bool(progress) == (HALF in lines)
+
+
+@pytest.mark.parametrize("share", [0, 1, 0.25])
+def test_progress_is_a_share(share: float) -> None:
+    """The last one counts (issue 11)."""
+    told = StatusReader().receive(HALF + line(progress=share))
+    assert told == Told(progress=share)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +66,14 @@ def test_skipped_messages_are_added_up(lines: list[bytes], data: st.DataObject) 
         line(metric="skipped", add=-3),
         line(metric="skipped", add=3.0),
         line(metric="skipped", add=10**13),
-        line(metric="rows", add=3),
+        line(metric="rows-read", add=3),
+        line(metric="r" * 65, add=3),
+        line(metric=3, add=3),
+        line(progress=True),
+        line(progress=-0.1),
+        line(progress=1.1),
+        line(progress=float("nan")),
+        line(progress="0.5"),
         line(metric="skipped", add=3, more=" " * 5000),
     ],
     ids=repr,
@@ -54,15 +81,15 @@ def test_skipped_messages_are_added_up(lines: list[bytes], data: st.DataObject) 
 def test_anything_else_is_a_sign_of_life_and_no_more(wire: bytes) -> None:
     """And what comes behind it is understood again."""
     reader = StatusReader()
-    assert reader.receive(wire) == 0
-    assert reader.receive(b"\n" + SKIPPED) == 3
+    assert reader.receive(wire) == Told()
+    assert reader.receive(b"\n" + SKIPPED) == THREE
 
 
 def test_line_without_end_takes_no_memory() -> None:
     """It is dropped, up to its end."""
     reader = StatusReader()
     for _ in range(1000):
-        assert reader.receive(b"x" * 4096) == 0
+        assert reader.receive(b"x" * 4096) == Told()
         assert len(reader._rest) <= 4096
-    assert reader.receive(SKIPPED) == 0
-    assert reader.receive(SKIPPED) == 3
+    assert reader.receive(SKIPPED) == Told()
+    assert reader.receive(SKIPPED) == THREE

@@ -45,7 +45,7 @@ def busy(metrics: StageMetrics) -> None:
     metrics.retried(5)
     metrics.failed(1)
     metrics.refused("clean-1")
-    metrics.skipped("clean-1", 4)
+    metrics.told("clean-1", "skipped", 4)
 
 
 def test_everything() -> None:
@@ -69,7 +69,7 @@ def test_everything() -> None:
         "messages_retried_total": 5,
         "messages_failed_total": 1,
         "refusals_total worker=clean-1": 1,
-        "messages_skipped_total worker=clean-1": 4,
+        "worker_counts_total metric=skipped worker=clean-1": 4,
         "stderr_lines_total worker=clean-1": 3,
     }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from etlstage import worker
 from etlstage.worker.status import Status as StatusOfWorker
 from tests.conversation import PATIENCE
 from tests.worker.conftest import ENVIRONMENT, Fence, Start
@@ -285,3 +286,41 @@ def test_count_for_which_there_is_no_room_is_told_later(status: Status) -> None:
     assert told.count("skipped", 7) == 7
     told.close()
     assert status.rest() == ['{"metric": "skipped", "add": 7}']
+
+
+def test_function_counts_and_says_how_far_it_is(start: Start, status: Status) -> None:
+    """Each is a line of JSON (issue 11)."""
+    stage = start(
+        """
+        def slow(message):
+            worker.progress(0.25)
+            worker.count("rows", 3)
+            worker.count("rows")
+            return [message]
+        worker.transform(slow)
+        """,
+        env=status.env,
+    )
+    stage.ask(b"a\n", b"a\n\0")
+    stage.finish()
+    assert [json.loads(line) for line in status.rest() if line] == [
+        {"progress": 0.25},
+        {"metric": "rows", "add": 3},
+        {"metric": "rows", "add": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "add"), [("a-b", 1), ("", 1), ("skipped", 1), ("a", 0)]
+)
+def test_what_can_not_be_counted(name: str, add: int) -> None:
+    """It is wrong whether somebody listens or not."""
+    with pytest.raises(ValueError, match=f"can't count {add}"):
+        worker.count(name, add)
+
+
+@pytest.mark.parametrize("share", [-1, 1.01, float("nan")])
+def test_progress_that_is_no_share(share: float) -> None:
+    """A percentage would be read as more than all."""
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        worker.progress(share)
