@@ -32,6 +32,22 @@ app.add_typer(dlq)
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
 ]
+Overlays = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--overlay",
+        metavar="FILE",
+        help="Lay this file over the pipeline; may be repeated, the last wins.",
+    ),
+]
+Values = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set one value, as in transform[0].workers=4; may be repeated.",
+    ),
+]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Log everything, show tracebacks.")
 ]
@@ -67,6 +83,8 @@ def _options(
 def _run(
     file: File,
     *,
+    overlays: Overlays = None,
+    values: Values = None,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the closing report as JSON."),
@@ -75,16 +93,19 @@ def _run(
 ) -> int:
     """Run a pipeline to its end."""
     from etlstage.cli.run import run_file
+    from etlstage.config.reading import Changes
 
-    return run_file(file, report=report, debug=debug)
+    changes = Changes(overlays or (), values or ())
+    return run_file(file, changes, report=report, debug=debug)
 
 
 @app.command("validate")
-def _validate(file: File) -> int:
+def _validate(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
     """Check a pipeline file, and look for all that it names; start nothing."""
     from etlstage.cli.validate import validate
+    from etlstage.config.reading import Changes
 
-    return validate(file)
+    return validate(file, Changes(overlays or (), values or ()))
 
 
 @app.command("diff")

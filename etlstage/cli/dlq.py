@@ -19,7 +19,8 @@ import typer
 
 from etlstage.cli.screen import Screen
 from etlstage.config.build import state_folder
-from etlstage.config.document import Document, read
+from etlstage.config.document import Document
+from etlstage.config.reading import read
 from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted

@@ -20,18 +20,20 @@ from etlstage.cli.progress import show_lines, show_table
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.config.build import pipeline_from_here
+from etlstage.config.reading import Changes
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 
 __all__ = ("exit_code", "run_file", "run_pipeline", "watch")
 
 
-def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
+def run_file(file: Path, changes: Changes, *, report: Path | None, debug: bool) -> int:
     """
     Run the pipeline of a file; return the exit code.
 
     Args:
         file: The pipeline.
+        changes: What is laid over it.
         report: Where the closing report goes as JSON, or None.
         debug: Whether to log everything and show tracebacks.
 
@@ -40,7 +42,7 @@ def run_file(file: Path, *, report: Path | None, debug: bool) -> int:
 
     """
     with ExitStack() as stack:
-        pipeline = pipeline_from_here(file)
+        pipeline = pipeline_from_here(file, changes)
         signals = stack.enter_context(Signals())
         place = stack.enter_context(ReportFile(report)) if report else None
         result = run_pipeline(pipeline, signals, debug=debug)

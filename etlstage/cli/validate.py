@@ -6,23 +6,25 @@ from pathlib import Path
 
 from etlstage.cli.screen import Screen
 from etlstage.config.loader import examine
+from etlstage.config.reading import Changes
 from etlstage.config.rules import stage_names
 
 __all__ = ("validate",)
 
 
-def validate(file: Path) -> int:
+def validate(file: Path, changes: Changes) -> int:
     """
     Check a pipeline file and say that it is valid; return the exit code.
 
     Args:
         file: The pipeline.
+        changes: What is laid over it.
 
     Raises:
         ConfigError: If anything in the file is wrong, or missing on this machine.
 
     """
-    keys, document = examine(file)
+    keys, document = examine(file, changes)
     stages = " > ".join(name for _, name in stage_names(document.data))
     line = f"{file}: valid: {keys.name} on engine {keys.engine}: {stages}"
     Screen().print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,6 +1,7 @@
 """
 From the pipeline file to objects that run.
 
-``document.py`` knows YAML and places, ``model.py`` and ``worker.py`` what may stand
-where, ``loader.py`` puts these together, ``build.py`` makes a pipeline of it.
+``reading.py`` knows YAML, ``document.py`` places, ``model.py`` and ``stages.py`` what
+may stand where, ``rules.py`` what goes together, ``presence.py`` what there is on this
+machine; ``loader.py`` puts these together, ``build.py`` makes a pipeline of it.
 """

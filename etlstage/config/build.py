@@ -19,6 +19,7 @@ from etlstage.config.model import (
     LoadKeys,
     PipelineKeys,
 )
+from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import stage_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -90,9 +91,9 @@ def pipeline_from_yaml(
     return _Builder(keys, document, spark, trial).runner()
 
 
-def pipeline_from_here(path: str | Path) -> Runner:
+def pipeline_from_here(path: str | Path, changes: Changes = UNCHANGED) -> Runner:
     """Build the same, once all that the file names is found on this machine."""
-    return _Builder(*examine(path), None, None).runner()
+    return _Builder(*examine(path, changes), None, None).runner()
 
 
 def state_folder(document: Document) -> Path:
@@ -253,10 +254,12 @@ class _Builder:
 
     def _dead_letters(self) -> DeadLetters:
         document, trial = self._document, self._trial
+        changed = len(document.sources) > 1
         return DeadLetters(
             state_folder(document) if trial is None else trial.state,
             pipeline=self._keys.name,
-            shown=str(document.path),
+            # The file alone may name another state.
+            shown=str(state_folder(document) if changed else document.path),
             commands={
                 name: document.written((*loc, "worker", "command"))
                 for loc, name in self._names.items()

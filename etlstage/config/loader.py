@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from etlstage.config.document import Document, read
+from etlstage.config.document import Document
 from etlstage.config.model import PipelineKeys
 from etlstage.config.presence import missing
+from etlstage.config.reading import UNCHANGED, Changes, read
 from etlstage.config.rules import broken_rules
 from etlstage.settings.definition import Section
 from etlstage.settings.problem import (
@@ -23,7 +24,9 @@ from etlstage.settings.problem import (
 __all__ = ("examine", "load")
 
 
-def load(path: str | Path) -> tuple[PipelineKeys, Document]:
+def load(
+    path: str | Path, changes: Changes = UNCHANGED
+) -> tuple[PipelineKeys, Document]:
     """
     Read and check a pipeline file; nothing of what it names is looked for.
 
@@ -34,22 +37,25 @@ def load(path: str | Path) -> tuple[PipelineKeys, Document]:
         ConfigError: If anything is wrong; one line for each.
 
     """
-    return _checked(read(Path(path)))
+    return _checked(read(Path(path), changes))
 
 
-def examine(path: str | Path, *, loads: bool = True) -> tuple[PipelineKeys, Document]:
+def examine(
+    path: str | Path, changes: Changes = UNCHANGED, *, loads: bool = True
+) -> tuple[PipelineKeys, Document]:
     """
     Read and check a pipeline file, and look for what it names on this machine.
 
     Args:
         path: The file.
+        changes: What is laid over it.
         loads: Whether it is to load, so that its output must not be there already.
 
     Raises:
         ConfigError: If anything is wrong, or is not there; one line for each.
 
     """
-    document = read(Path(path))
+    document = read(Path(path), changes)
     return _checked(document, list(missing(document, loads=loads)))
 
 

@@ -24,6 +24,7 @@ from etlstage.settings.kind import (
     Choice,
     ListOf,
     Pattern,
+    Schema,
 )
 from etlstage.settings.problem import (
     Problem,
@@ -240,6 +241,11 @@ _DELIVERIES: Final = ("at-least-once", "exactly-once")
 class PipelineKeys(Keys):
     """A pipeline of etlstage."""
 
+    more: ClassVar[Schema] = {
+        "patternProperties": {
+            "^x-": {"description": "Yours: a place for anchors; nobody else reads it."}
+        }
+    }
     name: Name
     """As reports, logs and errors call it."""
     engine: Literal["local", "spark", "streaming"] = "local"

@@ -47,6 +47,31 @@ def test_what_is_missing(etlstage: Etlstage, pipeline: Path, command: str) -> No
     ]
 
 
+@pytest.mark.parametrize("command", ["validate", "run"])
+def test_changes(etlstage: Etlstage, pipeline: Path, command: str) -> None:
+    """Files and values are laid over the pipeline, and errors say where they are."""
+    over = "--overlay", "prod.yaml", "--set", "transform[0].workers=0"
+    (pipeline.parent / "prod.yaml").write_text("load:\n  window: 0\n")
+    result = etlstage(command, "pipeline.yaml", *over)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        (
+            "etlstage: error: prod.yaml:2:11: load.window: expected a whole number of"
+            " messages from 1 up, or auto, got '0'"
+        ),
+        "etlstage: error: --set transform[0].workers: expected 1 or more, got '0'",
+    ]
+    right = (
+        "--set",
+        "load.window=1",
+        "--set",
+        "transform[0].workers=2",
+        "--set",
+        "name=x",
+    )
+    assert etlstage(command, "pipeline.yaml", *over, *right).returncode == 0
+
+
 def shown(
     monkeypatch: pytest.MonkeyPatch, excerpt: Excerpt | None, columns: int = 80
 ) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.config.build import pipeline_from_yaml, state_folder
-from etlstage.config.document import read
+from etlstage.config.reading import read
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.file import read_letters

@@ -14,9 +14,9 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from etlstage.config.document import read
 from etlstage.config.loader import load
 from etlstage.config.model import PipelineKeys
+from etlstage.config.reading import read
 from etlstage.config.schema import pipeline_schema, schema_text
 from etlstage.config.stages import stage_of
 from etlstage.settings.definition import Section, Setting, section_in
@@ -175,6 +175,12 @@ def test_wrong_shape_is_invalid(transform: str, place: str) -> None:
         ("name: p\nextract: {worker: {command: [a]}}", False),
         (ENDS.replace("load: {", "load: {spark: {path: x}, "), False),
         (ENDS.replace("load: {worker", "load: {spork"), False),
+        (ENDS + "x-mine: {anything: [goes]}", True),
+        (ENDS + "y-mine: 1", False),
+        (
+            ENDS + "x-w: &w {command: [a]}\ntransform: [{worker: {<<: *w, cwd: b}}]",
+            True,
+        ),
         (ENDS + "engine: ${ENGINE}", True),
         (ENDS + "transform: [{worker: {command: [a]}, workers: '${N}'}]", True),
         (ENDS + "transform: [{worker: {command: [a]}, timeout: {stop: 5}}]", True),

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from etlstage.config.document import MAX_BYTES, Place, read
+from etlstage.config.document import Place
+from etlstage.config.reading import MAX_BYTES, Changes, read
 from etlstage.errors import ConfigError
 from etlstage.settings.problem import (
     dotted,
@@ -156,6 +159,161 @@ def test_aliases_of_aliases_are_bounded(path: Path) -> None:
 def test_deep_nesting_is_refused(path: Path) -> None:
     """Deep enough to exhaust the parser's stack."""
     assert error_of(path, "[" * 1000) == "pipeline.yaml: is nested too deeply"
+
+
+def changed(path: Path, base: str, *overlays: str, values: Sequence[str] = ()) -> Any:  # noqa: ANN401 - what YAML holds
+    """Return what is read of a file with others over it."""
+    path.write_text(base)
+    files = []
+    for i, text in enumerate(overlays):
+        files.append(path.with_name(f"over{i}.yaml"))
+        files[-1].write_text(text)
+    document = read(path, Changes(files, values))
+    document.check()
+    return document.data
+
+
+def problems_of(path: Path, *layers: str, values: Sequence[str] = ()) -> list[str]:
+    """Return what is said about a file with others over it, without its folder."""
+    with pytest.raises(ConfigError) as caught:
+        changed(path, *layers, values=values)
+    return [p.replace(f"{path.parent}/", "") for p in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("content", "data"),
+    [
+        ("x-a: &a {b: 1, c: 2}\nd: {<<: *a, c: 3}\n", {"b": "1", "c": "3"}),
+        ("x-a: &a {b: 1}\nd: {c: 3, <<: *a}\n", {"b": "1", "c": "3"}),
+        (
+            "x-a: &a {b: 1}\nx-e: &e {b: 2, f: 3}\nd: {<<: [*a, *e]}\n",
+            {"b": "1", "f": "3"},
+        ),
+        ("x-a: &a {b: 1}\nx-e: &e {<<: *a, f: 3}\nd: {<<: *e}\n", {"b": "1", "f": "3"}),
+        ("d: {'<<': {b: 1}}\n", {"<<": {"b": "1"}}),
+    ],
+)
+def test_merge_keys(path: Path, content: str, data: object) -> None:
+    """What stands beside them wins, then the first of several."""
+    assert changed(path, content)["d"] == data
+
+
+def test_what_is_merged_has_its_place(path: Path) -> None:
+    """Where it was written; where it is used it is not."""
+    path.write_text("x-a: &a\n  b: 1\nc:\n  <<: *a\n")
+    assert read(path).keys[("c", "b")] == Place(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("a: {<<: b}\n", "1:9: a: << takes a mapping, as in *name, or a list of them"),
+        ("a: {<<: [b]}\n", "1:10: a: << takes a mapping, as in *name, or a list of"),
+        ("a: {<<: {b: 1}, <<: {c: 1}}\n", "1:17: a['<<']: duplicate key, first"),
+        ("a: &a {<<: *a}\n", " holds more than 50000 values, or more than 50 levels"),
+    ],
+)
+def test_merge_key_that_is_wrong(path: Path, content: str, problem: str) -> None:
+    """There is nothing to merge, or no end."""
+    (said,) = problems_of(path, content)
+    assert said.startswith(f"pipeline.yaml:{problem}")
+
+
+def test_own_keys_are_nobodys_business(path: Path) -> None:
+    """At the top; what is in them counts where it is used."""
+    base = "x-a: &a {b: '${ETLSTAGE_NOPE}'}\nc: {x-d: 1}\n"
+    assert changed(path, base) == {"c": {"x-d": "1"}}
+    (said,) = problems_of(path, base + "e: *a\n")
+    assert said.startswith("pipeline.yaml:1:13: e.b: environment variable")
+
+
+def test_overlays(path: Path) -> None:
+    """Mappings become one; of all else the last wins."""
+    base = "a: {b: 1, c: {d: 2}}\ne: [1, 2]\nf: 1\n"
+    over = "a: {c: {d: 3, g: 4}}\ne: [3]\nf: {h: 1}\n"
+    assert changed(path, base, over, "f: 2\n") == {
+        "a": {"b": "1", "c": {"d": "3", "g": "4"}},
+        "e": ["3"],
+        "f": "2",
+    }
+
+
+def test_what_lies_below_is_forgotten(path: Path) -> None:
+    """Its mistakes and its secrets, too."""
+    base = "a: ${ETLSTAGE_NOPE}\nb:\n  c: [1, !x 2]\nd: 1\nd: 2\n"
+    assert changed(path, base, "a: 1\nb: {c: 2}\nd: 3\n")["b"] == {"c": "2"}
+    path.write_text("a: ${HOME}\n")
+    document = read(path, Changes(values=["a=b"]))
+    assert not document.secret(("a",))
+    assert document.data == {"a": "b"}
+
+
+def test_problems_of_layers(path: Path) -> None:
+    """Each in its own file, in the order in which they are laid."""
+    layers = "a: !x 1\nb: !x 1\n", "b: !y 1\n\nc: {d: !y 1}\n"
+    values = ["c.e=${ETLSTAGE_NOPE}", "c.d.f=1", "g"]
+    assert problems_of(path, *layers, values=values) == [
+        "pipeline.yaml:1:4: a: tag !x is not supported",
+        "over0.yaml:1:4: b: tag !y is not supported",
+        "over0.yaml:3:8: c.d: tag !y is not supported",
+        (
+            "--set c.e: environment variable ETLSTAGE_NOPE is not set; set it or write"
+            " ${ETLSTAGE_NOPE:-default}"
+        ),
+        "--set c.d.f: c.d is a single value",
+        "--set g: expected a place and a value such as transform[0].workers=4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "data"),
+    [
+        ("a=4", {"a": "4", "b": [{"c": "1"}]}),
+        ("b[0].c=4=5", {"b": [{"c": "4=5"}]}),
+        ("b[0]=4", {"b": ["4"]}),
+        ("b[0].d.e=4", {"b": [{"c": "1", "d": {"e": "4"}}]}),
+        ("d['x.y']=", {"b": [{"c": "1"}], "d": {"x.y": ""}}),
+        ('d["x.y"].z=', {"b": [{"c": "1"}], "d": {"x.y": {"z": ""}}}),
+        ("d[x.y]=~", {"b": [{"c": "1"}], "d": {"x.y": "~"}}),
+        ("b=null", {"b": None}),
+        ("b=[1, {c: 2}]", {"b": ["1", {"c": "2"}]}),
+        ("b='[x'", {"b": "[x"}),
+        ("b=c: d, e", {"b": "c: d, e"}),
+    ],
+)
+def test_single_values(path: Path, value: str, data: object) -> None:
+    """Text, or YAML where it looks like that."""
+    assert changed(path, "b: [{c: 1}]\n", values=[value]) == data
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("=1", ": expected a place and a value such as transform[0].workers=4"),
+        ("a..b=1", "a..b: expected a place and a value"),
+        ("a[b=1", "a[b: expected a place and a value"),
+        ("[0]=1", "[0]: the file is a mapping"),
+        ("b.c=1", "b.c: b is a list"),
+        ("b[1].c=1", "b[1].c: b has 1 item, counted from 0"),
+        ("b[0].c.d=1", "b[0].c.d: b[0].c is a single value"),
+        ("b[0][0]=1", "b[0][0]: b[0] is a mapping"),
+        ("b=[", "b: the value:1:2: is not YAML: while parsing a flow node"),
+        ("b={a: !x 1}", "b: b.a: tag !x is not supported"),
+    ],
+)
+def test_single_value_that_is_wrong(path: Path, value: str, problem: str) -> None:
+    """It is named as it was given."""
+    (said,) = problems_of(path, "b: [{c: 1}]\n", values=[value])
+    assert said.startswith(f"--set {problem}")
+
+
+def test_file_over_it_that_is_none(path: Path) -> None:
+    """As for the pipeline itself."""
+    assert problems_of(path, "a: 1\n", "") == [
+        "over0.yaml: is empty, expected a pipeline"
+    ]
+    (said,) = problems_of(path, "a: !x 1\n", "- 1\n")
+    assert said.startswith("over0.yaml:1:1: expected a mapping of keys such as name")
 
 
 def test_missing_file(path: Path) -> None:

@@ -1,0 +1,316 @@
+"""
+From the text of a pipeline file to its data.
+
+Other files may be laid over it, and single values: mappings become one, of anything
+else the last wins. What lies below is forgotten, with its mistakes.
+This file knows YAML and nothing of pipelines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from etlstage.config.document import Document, Place, Problem, Source, Value, excerpt
+from etlstage.config.interpolation import Interpolator, read_file
+from etlstage.errors import ConfigError
+from etlstage.messages import counted
+from etlstage.settings.problem import (
+    Loc,
+    dotted,
+)
+
+__all__ = ("UNCHANGED", "Changes", "read")
+
+MAX_BYTES: Final = 256 * 1024
+"""ruamel.yaml takes about four seconds per megabyte."""
+MAX_NODES: Final = 50_000
+"""Aliases of aliases let a small file stand for an endless one."""
+MAX_DEPTH: Final = 50
+
+MERGE: Final = "tag:yaml.org,2002:merge"
+
+TAGS: Final = frozenset(
+    f"tag:yaml.org,2002:{name}"
+    for name in (
+        *("str", "int", "float", "bool", "null", "timestamp", "merge", "value"),
+        *("map", "seq"),
+    )
+)
+
+
+class Changes(NamedTuple):
+    """What is laid over a pipeline file."""
+
+    overlays: Sequence[Path] = ()
+    """Files, in their order."""
+    values: Sequence[str] = ()
+    """Single values, over these, each as in ``transform[0].workers=4``."""
+
+
+UNCHANGED: Final = Changes()
+
+
+def read(path: Path, changes: Changes = UNCHANGED) -> Document:
+    """
+    Read a pipeline file.
+
+    Problems with single values are in the document; see :meth:`Document.check`.
+
+    Args:
+        path: The file; relative paths are relative to its folder.
+        changes: What is laid over it.
+
+    Raises:
+        ConfigError: If there is no such file, or it is not a YAML mapping.
+
+    """
+    folder = path.absolute().parent
+    document = Document(path, folder)
+    reader = _Reader(document, Interpolator(folder))
+    for file in (path, *changes.overlays):
+        text = _text(file)
+        node = _compose(str(file), text)
+        if node is None:
+            raise ConfigError(f"{file}: is empty, expected a pipeline")
+        document.sources.append(Source(str(file), text.splitlines()))
+        if isinstance(node, MappingNode):
+            reader.lay(document.data, node, ())
+        else:
+            said = "expected a mapping of keys such as name, extract and load"
+            said = f"{said}, got {KINDS[type(node)]}"
+            document.problems = [Problem(reader.place(node), (), said)]
+            document.check()
+    for change in changes.values:
+        document.sources.append(Source(f"--set {change.partition('=')[0]}"))
+        try:
+            _set(document, reader, change)
+        except ConfigError as error:
+            at = Place(1, 1, len(document.sources) - 1)
+            document.problems.append(Problem(at, (), str(error)))
+    return document
+
+
+STEP: Final = re.compile(
+    r"""\[(?P<index>[0-9]+)\] | \[(?P<quote>['"]?)(?P<quoted>[^]'"]+)(?P=quote)\]
+    | (?:^|\.)(?P<key>[^].['"]+)""",
+    re.VERBOSE,
+)
+"""One step of a place: an index, or a key, which is in brackets if it has dots."""
+
+
+def _set(document: Document, reader: _Reader, change: str) -> None:
+    """Lay a single value over what was read; raises ConfigError if it has no place."""
+    place, found, text = change.partition("=")
+    steps = list(STEP.finditer(place))
+    if not found or "".join(step[0] for step in steps) != place or not steps:
+        raise ConfigError("expected a place and a value such as transform[0].workers=4")
+    loc: Loc = tuple(
+        int(step["index"]) if step["index"] else step["quoted"] or step["key"]
+        for step in steps
+    )
+    node, at = _node_of(text), _holder(document.data, loc[:1])
+    for n, step in enumerate(loc[:-1], 1):
+        if step not in at and isinstance(step, str):
+            document.keys[loc[:n]] = reader.place(node)
+            at[step] = {}
+        at = _holder(at[step], loc[: n + 1])
+    document.forget(loc)
+    document.keys[loc] = reader.place(node)
+    at[loc[-1]] = reader.value(node, loc)
+
+
+def _holder(at: Value, loc: Loc) -> Any:  # noqa: ANN401 - a mapping or a list
+    """Return ``at``, which is to hold ``loc``; raises ConfigError if it can't."""
+    step, where = loc[-1], dotted(loc[:-1]) or "the file"
+    if isinstance(at, dict) and isinstance(step, str):
+        return at
+    if not isinstance(at, list) or not isinstance(step, int):
+        kind = "a mapping" if isinstance(at, dict) else "a single value"
+        raise ConfigError(f"{where} is {'a list' if isinstance(at, list) else kind}")
+    if step >= len(at):
+        raise ConfigError(f"{where} has {counted(len(at), 'item')}, counted from 0")
+    return at
+
+
+def _node_of(text: str) -> Node:
+    """Return a value: YAML where it looks like that, otherwise the text as it is."""
+    if text.startswith(("[", "{", '"', "'")) or text == "null":
+        node = _compose("the value", text)
+        assert node is not None
+        return node
+    mark = StringMark("", 0, 0, 0, text, 0)
+    return ScalarNode("tag:yaml.org,2002:str", text, mark, mark)
+
+
+KINDS: Final[dict[type[Node], str]] = {
+    ScalarNode: "a single value",
+    SequenceNode: "a list",
+    MappingNode: "a mapping",
+}
+
+
+def _text(path: Path) -> str:
+    try:
+        raw = read_file(path, MAX_BYTES)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        inside = path / "pipeline.yaml"
+        hint = f" (did you mean {inside}?)" if inside.is_file() else ""
+        raise ConfigError(
+            f"{path}: is a directory, expected a pipeline file{hint}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: can't be read: {(error.strerror or str(error)).lower()}"
+        ) from None
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(
+            f"{path}: is too big for a pipeline file, expected no more than"
+            f" {MAX_BYTES} bytes"
+        )
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text at byte {error.start}") from None
+
+
+def _compose(name: str, text: str) -> Node | None:
+    # Not the round-trip loader: it marks the folds of ">" texts with BEL characters.
+    yaml = YAML(typ="safe", pure=True)
+    # The second of two equal anchors wins, as YAML says; no warning on stderr.
+    yaml.composer.warn_double_anchors = False
+    try:
+        node: Node | None = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        said = ", ".join(t for t in (error.context, error.problem) if t)
+        place = Place(mark.line + 1, mark.column + 1) if mark else Place(0, 0)
+        shown = excerpt(text.splitlines(), place)
+        if "flow" in said and shown and "${" in shown.line:
+            said += " (inside [] and {}, ${...} needs quotes around it)"
+        raise ConfigError(f"{name}{at}: is not YAML: {said}", [shown]) from None
+    except YAMLError as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{name}: is not YAML: {said}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: is nested too deeply") from None
+    return node
+
+
+class _Reader:
+    """Turns nodes into data and writes down their places."""
+
+    def __init__(self, document: Document, interpolator: Interpolator) -> None:
+        self._document = document
+        self._interpolator = interpolator
+        self._nodes = 0
+
+    def place(self, node: Node) -> Place:
+        mark, source = node.start_mark, len(self._document.sources) - 1
+        return Place(mark.line + 1, mark.column + 1, source)
+
+    def lay(self, data: dict[str, Value], node: MappingNode, loc: Loc) -> None:
+        """Put what a mapping holds into what is there already."""
+        document = self._document
+        for key, value in self._pairs(node, loc):
+            here, below = (*loc, key.value), data.get(key.value)
+            if isinstance(below, dict) and isinstance(value, MappingNode):
+                self.lay(below, value, here)
+                continue
+            document.forget(here)
+            document.keys[here] = self.place(key)
+            data[key.value] = self.value(value, here)
+
+    def _pairs(
+        self, node: MappingNode, loc: Loc, depth: int = 0
+    ) -> Iterator[tuple[ScalarNode, Node]]:
+        if depth > MAX_DEPTH:
+            raise self._too_much()
+        seen: dict[str, int] = {}
+        merged: list[Node] = []
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                self._refuse(key, loc, f"a key can't be {KINDS[type(key)]}")
+                continue
+            place = self.place(key)
+            if key.value in seen:
+                text = f"duplicate key, first written in line {seen[key.value]}"
+                problem = Problem(place, (*loc, key.value), text)
+                self._document.problems.append(problem)
+                continue
+            seen[key.value] = place.line
+            if key.tag == MERGE:
+                merged += value.value if isinstance(value, SequenceNode) else [value]
+            elif loc or not key.value.startswith("x-"):
+                yield key, value
+        # What is written beside them wins over these, and the first over the others.
+        for other in merged:
+            if not isinstance(other, MappingNode):
+                text = "<< takes a mapping, as in *name, or a list of them"
+                self._refuse(other, loc, text)
+                continue
+            for key, value in self._pairs(other, loc, depth + 1):
+                if key.value not in seen:
+                    seen[key.value] = self.place(key).line
+                    yield key, value
+
+    def value(self, node: Node, loc: Loc) -> Value:
+        document = self._document
+        document.values[loc] = self.place(node)
+        self._nodes += 1
+        if self._nodes > MAX_NODES or len(loc) > MAX_DEPTH:
+            raise self._too_much()
+        if node.tag not in TAGS:
+            self._refuse(node, loc, f"tag {node.tag} is not supported")
+            return None
+        if isinstance(node, MappingNode):
+            data: dict[str, Value] = {}
+            self.lay(data, node, loc)
+            return data
+        if isinstance(node, SequenceNode):
+            return [self._item(item, (*loc, i)) for i, item in enumerate(node.value)]
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, loc)
+        raise AssertionError(f"unreachable: a node of type {type(node)}")
+
+    def _too_much(self) -> ConfigError:
+        return ConfigError(
+            f"{self._document.sources[-1].name}: holds more than {MAX_NODES} values, or"
+            f" more than {MAX_DEPTH} levels, once its aliases are written out"
+        )
+
+    def _item(self, node: Node, loc: Loc) -> Value:
+        self._document.keys[loc] = self.place(node)
+        return self.value(node, loc)
+
+    def _scalar(self, node: ScalarNode, loc: Loc) -> Value:
+        document = self._document
+        if node.tag == "tag:yaml.org,2002:null":
+            if not node.value:
+                # A forgotten value's own place is that of whatever comes next.
+                document.complain(loc, "has no value", at_key=True)
+                document.broken.add(loc)
+            return None
+        text: str = node.value
+        try:
+            value = self._interpolator.expand(text)
+        except ConfigError as error:
+            self._refuse(node, loc, str(error))
+            return text
+        if value.found:
+            document.secrets[loc] = text
+            document.hidden.update(value.found)
+        return value.text
+
+    def _refuse(self, node: Node, loc: Loc, text: str) -> None:
+        self._document.problems.append(Problem(self.place(node), loc, text))
+        self._document.broken.add(loc)
