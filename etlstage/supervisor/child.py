@@ -24,6 +24,7 @@ from etlstage.errors import (
 from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
+from etlstage.supervisor.stderr.cause import cause_of
 from etlstage.supervisor.stderr.log import StderrLog
 from etlstage.telemetry.terminal import harmless
 from etlstage.transport import Child, Launch, Wire
@@ -308,11 +309,19 @@ class ChildProcess:
         error.attempts = (Attempt(self.name, self.child.pid, fate),)
         return error
 
+    @property
+    def cause(self) -> str:
+        """The error that ended it, where its stderr says so; else empty."""
+        if not self.status or self.status < 0 or self._signalled:
+            return ""
+        return cause_of(self._stderr.tail)
+
     def attempt(self, fate: str) -> Attempt:
         """Return the record of this worker's failure at what it held."""
         self._stderr.drain()
         stderr = tuple(self._stderr.tail)
-        return Attempt(self.name, self.child.pid, fate, self._story(), stderr)
+        error = "; ".join(filter(None, (self.cause, fate)))
+        return Attempt(self.name, self.child.pid, error, self._story(), stderr)
 
     async def _read_stderr(self) -> None:
         await self._stderr.run()
@@ -358,8 +367,9 @@ class ChildProcess:
         said = f"last stderr lines: {tail}" if tail else "no stderr output"
         again = f", after {tries} tries" if tries > 1 else ""
         story = "; ".join(self._story()[-_SHOWN:])
+        cause = f"{self.cause}; " if self.cause else ""
         return (
-            f"stage {self._stage.name}: worker {self.name} (pid {self.child.pid})"
+            f"stage {self._stage.name}: {cause}worker {self.name} (pid {self.child.pid})"
             f" {fate}{again}; {said}{f'; last events: {story}' * bool(story)};"
             f" command: {command_line(self._stage)}"
         )

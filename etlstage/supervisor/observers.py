@@ -126,6 +126,7 @@ class Observers:
                     "worker exited",
                     worker=event.worker,
                     pid=event.pid,
+                    **({"cause": event.cause} if event.cause else {}),
                     fate=event.fate,
                     # No outcome of a message will tell of an extractor that is lost.
                     held=event.lost if self._stage.kind is not StageKind.EXTRACT else 0,

@@ -343,6 +343,7 @@ class RunningWorker:
                 late=self.connection.late,
                 doubtful=doubtful,
                 fate=fate,
+                cause=self._worker.cause,
             )
         )
 

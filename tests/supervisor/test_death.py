@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from etlstage import errors as faults
 from etlstage.messages import Result
 from etlstage.stage import RestartPolicy, Stage, Timeouts
-from etlstage.supervisor import AsyncSupervisor, WorkerFailed
+from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerFailed
 from tests.supervisor.workers import (
     QUICK,
     ends,
@@ -353,3 +353,22 @@ async def test_partial_message_in_a_full_pipe_is_lost_with_the_worker(
     results = await submit(run, [b"x", *[b"y" * 5_000_000] * 2])
 
     assert ["exited with status 1" in text for text in errors(results)] == [True] * 3
+
+
+async def test_cause_leads_the_error() -> None:
+    """What to mend is said first, in each place where it is said (issue 11)."""
+    code = "import sys, json; json.loads(sys.stdin.readline())"
+    run = Stage(name="t", command=(sys.executable, "-c", code))
+    with anyio.fail_after(15):
+        supervisor = AsyncSupervisor(run)
+        with supervisor.events() as events:
+            async with supervisor:
+                (result,) = await supervisor.submit([b"x"])
+            exits = [e async for e in events if isinstance(e, WorkerExited)]
+    cause = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    assert str(result.error).startswith(f"stage t: {cause}; worker t-1 (pid ")
+    assert isinstance(result.error, faults.WorkerLost)
+    assert [attempt.error for attempt in result.error.attempts] == [
+        f"{cause}; exited with status 1"
+    ] * len(result.error.attempts)
+    assert {event.cause for event in exits if event.status} == {cause}

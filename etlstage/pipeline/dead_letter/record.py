@@ -18,8 +18,8 @@ from etlstage.errors import Attempt
 
 __all__ = ("DeadLetter", "first_clause")
 
-WHO: Final = re.compile(r"stage [^:;]+: worker [^:;]+ \(pid \d+\) ")
-"""How errors begin that say what became of a worker."""
+WHO: Final = re.compile(r"stage [^:;]+: (?:worker [^:;]+ \(pid \d+\) )?")
+"""How errors begin that say what became of a worker, or what it died of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

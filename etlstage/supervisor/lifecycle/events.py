@@ -115,6 +115,8 @@ class WorkerExited(NamedTuple):
     """Messages whose reply may be another's, or that may have been loaded twice."""
     fate: str = ""
     """What became of it, such as ``was killed by SIGSEGV``."""
+    cause: str = ""
+    """The error that it died of, such as ``KeyError: 'date'``, where it is known."""
 
 
 class RemainsEnded(NamedTuple):

@@ -334,7 +334,8 @@ async def test_reading_takes_no_memory(tmp_path: Path) -> None:
         ("one; two; three", "one"),
         ("one\ntwo; three", "one"),
         ("stage a b: worker a b-1 (pid 7) was killed; command: c", "was killed"),
-        ("stage a: worker a-1 is gone; b", "stage a: worker a-1 is gone"),
+        ("stage a: worker a-1 is gone; b", "worker a-1 is gone"),
+        ("stage a: KeyError: 'a'; worker a-1 (pid 7) exited", "KeyError: 'a'"),
         ("x; stage a: worker a-1 (pid 7) died", "x"),
     ],
 )
