@@ -108,6 +108,33 @@ def _validate(file: File, *, overlays: Overlays = None, values: Values = None) -
     return validate(file, Changes(overlays or (), values or ()))
 
 
+@app.command("plan")
+def _plan(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
+    """Show what a run would be: programs, edges, guarantees, memory; start nothing."""
+    from etlstage.cli.plan import plan
+    from etlstage.config.reading import Changes
+
+    return plan(file, Changes(overlays or (), values or ()))
+
+
+@app.command("graph")
+def _graph(
+    file: File,
+    *,
+    kind: Annotated[
+        str,
+        typer.Option("--format", metavar="FORMAT", help="mermaid, dot or svg."),
+    ] = "mermaid",
+    overlays: Overlays = None,
+    values: Values = None,
+) -> int:
+    """Print a picture of a pipeline."""
+    from etlstage.cli.graph import graph
+    from etlstage.config.reading import Changes
+
+    return graph(file, Changes(overlays or (), values or ()), kind=kind)
+
+
 @app.command("diff")
 def _diff(
     file: File,

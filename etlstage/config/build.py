@@ -37,7 +37,13 @@ if TYPE_CHECKING:
     from etlstage.spark import Session
     from etlstage.spark.engine.staging import StagedLoad
 
-__all__ = ("Trial", "pipeline_from_here", "pipeline_from_yaml", "state_folder")
+__all__ = (
+    "Trial",
+    "hidden_texts",
+    "pipeline_from_here",
+    "pipeline_from_yaml",
+    "state_folder",
+)
 
 
 class Trial(NamedTuple):
@@ -108,6 +114,17 @@ def state_folder(document: Document) -> Path:
     if not isinstance(state, str):
         state = f".etlstage/{name}"
     return document.folder / state
+
+
+def hidden_texts(keys: PipelineKeys, document: Document) -> dict[str, str]:
+    """Return what is not to be shown of a file, and what stands in for it."""
+    stages = (keys.extract, *keys.transform, keys.load)
+    variables = {
+        value: f"${name}"
+        for stage in stages
+        for name, value in (stage.written.get("worker") or {}).get("env", {}).items()
+    }
+    return {**variables, **document.hidden}
 
 
 class _Builder:
@@ -265,19 +282,8 @@ class _Builder:
                 for loc, name in self._names.items()
                 if document.secret((*loc, "worker", "command"))
             },
-            hidden={**self._variables(), **document.hidden},
+            hidden=hidden_texts(self._keys, document),
         )
-
-    def _variables(self) -> dict[str, str]:
-        """Return what workers get in their environment, and what stands in for it."""
-        keys = (self._keys.extract, *self._keys.transform, self._keys.load)
-        return {
-            value: f"${name}"
-            for stage in keys
-            for name, value in (stage.written.get("worker") or {})
-            .get("env", {})
-            .items()
-        }
 
     def _session(self) -> Session:
         from etlstage.config import build_spark

@@ -28,7 +28,7 @@ from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
 from etlstage.stage.stage import PYTHONS
 
-__all__ = ("missing",)
+__all__ = ("missing", "on_path")
 
 INTERPRETERS: Final = (
     (re.compile(r"(python|pypy)[0-9.]*"), "-u -B -E -I -O -OO -s -S"),
@@ -257,11 +257,20 @@ def _there(path: str) -> str:
     return name or file
 
 
-def _flaw_on_path(program: str, folder: Path, path: str) -> str | None:
+def on_path(program: str, folder: Path, path: str) -> str | None:
+    """Return the program that a name on the PATH stands for, seen from ``folder``."""
+    return shutil.which(program, path=os.pathsep.join(_folders(folder, path)))
+
+
+def _folders(folder: Path, path: str) -> list[str]:
     # A relative folder of the PATH is seen from where the worker runs.
-    folders = [os.path.join(folder, name) for name in path.split(os.pathsep)]
-    if shutil.which(program, path=os.pathsep.join(folders)):
+    return [os.path.join(folder, name) for name in path.split(os.pathsep)]
+
+
+def _flaw_on_path(program: str, folder: Path, path: str) -> str | None:
+    if on_path(program, folder, path):
         return None
+    folders = _folders(folder, path)
     if any(os.path.isfile(os.path.join(place, program)) for place in folders):
         return f"the program {program!r} on PATH is not executable"
     if (folder / program).exists():

@@ -7,7 +7,6 @@ import re
 import resource
 import shlex
 import sys
-from collections.abc import Mapping
 from typing import Final
 
 from etlstage.errors import WorkerStartFailed
@@ -22,7 +21,7 @@ from etlstage.transport import (
 )
 from etlstage.transport.identity import Identity, UnknownIdentity, look_up
 
-__all__ = ("command_line", "spawn")
+__all__ = ("command_line", "spawn", "substituted")
 
 _INHERITED: Final = (
     "PATH",
@@ -63,7 +62,7 @@ def spawn(
             remedy.
 
     """
-    command = _substitute(stage.command, stage.dialect.placeholders())
+    command = substituted(stage)
     try:
         identity = look_up(stage.user, stage.group)
         request = LaunchRequest(
@@ -92,9 +91,9 @@ def command_line(stage: Stage) -> str:
     return shlex.join(stage.command)
 
 
-def _substitute(
-    command: tuple[str, ...], placeholders: Mapping[str, str]
-) -> tuple[str, ...]:
+def substituted(stage: Stage) -> tuple[str, ...]:
+    """Return the command with what the dialect has for names in braces."""
+    command, placeholders = stage.command, stage.dialect.placeholders()
     if not placeholders:
         return command
     # All at once: the text of a marker may look like a placeholder.

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.cli.conftest import Etlstage
+
+
+def test_plan(etlstage: Etlstage, pipeline: Path) -> None:
+    """All is said, and nothing is started."""
+    result = etlstage("plan", "pipeline.yaml", "--set", "transform[0].workers=2")
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0] == "letters on engine local"
+    heads = [line for line in lines if line and not line.startswith(" ")]
+    assert heads == [
+        "letters on engine local",
+        r"extract: printf 'a\nb\nc\n'",
+        "transform upper: python upper.py",
+        "load: python keep.py",
+        "edges",
+        "delivery",
+        "state",
+        "memory",
+    ]
+    assert "  workers    2; order total" in lines
+    edge = "  upper > load: in memory, one run of messages (about 1 MiB) or one reply"
+    assert edge in lines
+    assert {path.name for path in pipeline.parent.iterdir()} == {
+        "pipeline.yaml",
+        "upper.py",
+        "keep.py",
+    }
+
+
+def test_plan_of_what_cant_be_run(etlstage: Etlstage, pipeline: Path) -> None:
+    """As a run would say it."""
+    (pipeline.parent / "upper.py").unlink()
+    result = etlstage("plan", "pipeline.yaml")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert (
+        "pipeline.yaml:5:32: transform[0].worker.command[1]: there is" in result.stderr
+    )
+
+
+MERMAID = """\
+flowchart LR
+  s0["extract<br/>printf #39;a#92;nb#92;nc#92;n#39;"]
+  s1["upper x 2<br/>python upper.py"]
+  s2["load<br/>python keep.py"]
+  s0 --> s1
+  s1 --> s2
+  dead[(dead letters)]
+  s1 -.-> dead
+  s2 -.-> dead
+"""
+DOT = r"""digraph "letters" {
+  rankdir=LR; node [shape=box];
+  "extract" [label="extract\nprintf 'a\\nb\\nc\\n'"];
+  "upper" [label="upper x 2\npython upper.py"];
+  "load" [label="load\npython keep.py"];
+  "extract" -> "upper";
+  "upper" -> "load";
+  "/dead" [label="dead letters", shape=cylinder];
+  "upper" -> "/dead" [style=dashed];
+  "load" -> "/dead" [style=dashed];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [((), MERMAID), (("--format", "dot"), DOT)],
+    ids=["mermaid", "dot"],
+)
+def test_graph(
+    etlstage: Etlstage, pipeline: Path, arguments: tuple[str, ...], text: str
+) -> None:
+    """As text, also of programs that are not there."""
+    (pipeline.parent / "upper.py").unlink()
+    more = ("--set", "transform[0].workers=2")
+    result = etlstage("graph", "pipeline.yaml", *more, *arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == text
+
+
+def test_picture(etlstage: Etlstage, pipeline: Path) -> None:
+    """A box for each stage and what it runs, cut where it is long."""
+    text = pipeline.read_text().replace("upper.py", f"'<{'x' * 50}>'")
+    pipeline.write_text(text.replace("load: {", "load: {on_error: {then: fail}, "))
+    result = etlstage("graph", "pipeline.yaml", "--format", "svg")
+    assert (result.returncode, result.stderr) == (0, "")
+    root = ET.fromstring(result.stdout)  # noqa: S314 - our own
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == [
+        "extract",
+        r"printf 'a\nb\nc\n'",
+        "upper",
+        f"python '<{'x' * 28}...",
+        "load",
+        "python keep.py",
+        "dead letters",
+    ]
+    lines = list(root.iter("{http://www.w3.org/2000/svg}line"))
+    assert [line.get("stroke-dasharray") for line in lines] == [None, None, "4"]
+
+
+def test_format_that_is_none(etlstage: Etlstage, pipeline: Path) -> None:
+    """Which there are is told."""
+    result = etlstage("graph", "pipeline.yaml", "--format", "dott")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "etlstage: error: --format: unknown format 'dott' (did you mean 'dot'?)\n"
+    )

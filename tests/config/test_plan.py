@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from etlstage.config.loader import load
+from etlstage.config.plan import Part, Plan, plan_of
+
+WORKERS = """\
+name: letters
+extract: {worker: {command: [seq, "3"]}}
+transform:
+  - name: upper
+    worker: {command: [python, up.py, "{eop}"], cwd: sub, env: {B: x, A: y}}
+    workers: {min: 1, max: 3}
+    batch: {size: 5, bytes: 16MiB}
+    on_error: {retries: 1, budget: 3}
+load: {worker: {command: [./keep]}, window: 2, on_error: {then: fail}}
+"""
+
+
+def plan(tmp_path: Path, text: str) -> Plan:
+    """Return the plan of a file."""
+    path = tmp_path / "p.yaml"
+    path.write_text(text)
+    return plan_of(*load(path))
+
+
+def about(part: Part) -> dict[str, str]:
+    """Return what is known of a stage."""
+    return dict(part.about)
+
+
+def test_workers(tmp_path: Path) -> None:
+    """How each would be started and treated."""
+    extract, upper, keep = plan(tmp_path, WORKERS).parts
+    assert (extract.name, extract.what) == ("extract", "seq 3")
+    assert about(extract)["runs"].endswith("/seq 3")
+    assert "answers" not in about(extract)
+    assert upper.what == "python up.py '{eop}'"
+    assert about(upper) == {
+        "runs": rf"{sys.executable} up.py '\000'",
+        "python": platform.python_version(),
+        "in": f"{tmp_path}/sub",
+        "workers": "1 to 3; order total",
+        "answers": "batches of up to 5 messages, 16MiB or 1s; sent ahead: auto",
+        "errors": "1 retry, then dead-lettered; budget 3 messages",
+        "restarts": "permanent, up to 5 without progress in 1m",
+        "timeouts": "30s to be ready, 5m for an answer, 5s to stop",
+        "markers": r"eom \012  eop \000  eob \027  bnc \005  err \025",
+        "env": "A, B",
+    }
+    assert about(keep)["runs"] == f"{tmp_path}/keep"
+    assert about(keep)["answers"] == "one message at a time; sent ahead: 2"
+    assert about(keep)["errors"] == "2 retries, then the run fails"
+    assert [p.dead_letters for p in (extract, upper, keep)] == [False, True, False]
+
+
+FRAMES = """\
+name: frames
+engine: {engine}
+{more}
+extract: {{spark: {{format: json, path: in, key: id, schema: "id  long"}}}}
+transform: [{{worker: {{command: [cat]}}}}]
+load: {{spark: {{path: out, mode: {mode}, schema: id long, partition_by: [id]}}}}
+"""
+
+
+def frames(engine: str = "local", mode: str = "append", more: str = "") -> str:
+    """Return a pipeline from and to DataFrames."""
+    return FRAMES.format(engine=engine, mode=mode, more=more)
+
+
+def test_frames(tmp_path: Path) -> None:
+    """Where they are, and what becomes of a row."""
+    made = plan(tmp_path, frames())
+    extract, _, end = made.parts
+    assert (extract.what, end.what) == ("json from in", "parquet to out")
+    assert about(extract) == {
+        "path": f"{tmp_path}/in",
+        "message": "the only column if it is text or binary, else to_json(struct(*))",
+        "key": "id",
+        "schema": "id long",
+    }
+    assert about(end) == {
+        "path": f"{tmp_path}/out",
+        "mode": "append",
+        "columns": "id long",
+        "folders by": "id",
+        "epoch": "1,000,000 messages or 128MiB",
+        "errors": "dead-lettered; budget 1%",
+    }
+    tables = WORKERS.replace('worker: {command: [seq, "3"]}', "spark: {table: t}")
+    assert plan(tmp_path, tables).parts[0].what == "Spark from table t"
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        (WORKERS, ["in memory, one run", "in memory, one run"]),
+        (frames(), ["a spool on disk in the temporary", "in memory, one run"]),
+        (
+            frames().replace("key: id,", "key: id, spool: x,"),
+            ["a spool on disk in {here}/x, all", "in memory, one run"],
+        ),
+        (
+            frames("spark"),
+            [
+                "in memory, what Spark gives a task",
+                "a folder on disk, all messages of the",
+            ],
+        ),
+        (
+            frames("streaming"),
+            [
+                "in memory, what Spark gives",
+                "a folder on disk, all messages of a batch",
+            ],
+        ),
+    ],
+)
+def test_edges(tmp_path: Path, text: str, bounds: list[str]) -> None:
+    """Between two stages each, with what is in there at most."""
+    made = plan(tmp_path, text)
+    names = [part.name for part in made.parts]
+    assert [(e.start, e.end) for e in made.edges] == [
+        (names[0], names[1]),
+        (names[1], names[2]),
+    ]
+    for edge, bound in zip(made.edges, bounds, strict=True):
+        assert edge.how.startswith(bound.format(here=tmp_path))
+
+
+CYCLIC = WORKERS.replace(
+    '{worker: {command: [seq, "3"]}}',
+    "{worker: {command: [x]}, mode: cyclic, offsets: {by: supervisor}}",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            WORKERS,
+            "at least once: a run that is repeated reads all again, and may load",
+        ),
+        (
+            "state: s\n" + CYCLIC,
+            "at least once: a run that is repeated goes on behind what is known to be",
+        ),
+        (CYCLIC, "at least once: a run that is repeated reads all again"),
+        (
+            frames(mode="overwrite"),
+            (
+                "at least once: a run that is repeated reads all again, and replaces what"
+                " was loaded"
+            ),
+        ),
+        (
+            frames(mode="error"),
+            (
+                "at least once: a run that is repeated reads all again, and is refused"
+                " while there is output"
+            ),
+        ),
+        (
+            frames("spark"),
+            (
+                "at least once: a run that is repeated reads all again, and may load some"
+                " messages twice; nothing is loaded of a run that fails before"
+            ),
+        ),
+        (
+            "engine: spark\n" + WORKERS,
+            (
+                "at least once: a run that is repeated reads all again, and may load some"
+                " messages twice; a load task that is retried may have loaded some already"
+            ),
+        ),
+        (
+            frames("streaming", more="delivery: exactly-once"),
+            (
+                "exactly once: a batch that is repeated after a crash replaces its folder"
+                " epoch=..."
+            ),
+        ),
+        (
+            frames("streaming").replace("path: out", "table: t"),
+            "at least once: a batch that is repeated after a crash is loaded again",
+        ),
+    ],
+)
+def test_guarantees(tmp_path: Path, text: str, said: str) -> None:
+    """In words for this engine and this sink."""
+    assert dict(plan(tmp_path, text).about)["delivery"].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # 1 + 128 + 3 * (16 + 8) + 128 + 2 + 8, and what 4 workers write to stderr
+        (
+            WORKERS,
+            "up to 340 MiB, beside Spark's; where they are longer, a message (up",
+        ),
+        # 1 + 128 + 2 + 8 + 2 * 128, and stderr
+        (frames(), "up to 396 MiB, beside Spark's"),
+        (frames("spark"), "up to 212 MiB in each task of Spark's"),
+    ],
+)
+def test_memory(tmp_path: Path, text: str, said: str) -> None:
+    """The sum of README's table."""
+    assert dict(plan(tmp_path, text).about)["memory"].startswith(said)
+
+
+def test_spark(tmp_path: Path) -> None:
+    """Only where it is used; its settings are those of the file."""
+    assert "Spark" not in dict(plan(tmp_path, WORKERS).about)
+    assert dict(plan(tmp_path, frames()).about)["Spark"].startswith(
+        "local[*], PySpark "
+    )
+    session = "spark: {remote: 'sc://h', config: {b: 2, a: 1}, staging: 's3://b/c'}"
+    said = dict(plan(tmp_path, frames("spark", more=session)).about)["Spark"]
+    assert said.startswith("sc://h, PySpark ")
+    assert said.endswith("; a=1; b=2; staging in s3://b/c")
+    files = "spark: {files: [clean.py]}"
+    said = dict(plan(tmp_path, frames("spark", more=files)).about)["Spark"]
+    assert said.endswith("; sent to the executors: clean.py")
+
+
+def test_state(tmp_path: Path) -> None:
+    """Where it is and what it keeps."""
+    state = {
+        "": f"{tmp_path}/.etlstage/letters: dead letters only",
+        "state: s\n": f"{tmp_path}/s: positions and dead letters",
+    }
+    for line, said in state.items():
+        assert dict(plan(tmp_path, line + WORKERS).about)["state"] == said
+    said = dict(plan(tmp_path, frames("streaming")).about)["state"]
+    assert said.endswith("frames: the checkpoint, positions and dead letters")
+
+
+def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are shown as they were written, wherever they stand."""
+    monkeypatch.setenv("TOKEN", "hunter2")
+    text = WORKERS.replace("[./keep]", '["./${TOKEN}", plain], env: {T: "plain"}')
+    text = text.replace("cwd: sub", "cwd: '${TOKEN}'") + "state: /x/${TOKEN}\n"
+    made = plan(tmp_path, text)
+    assert "hunter2" not in str(made)
+    assert made.parts[2].what == "'./${TOKEN}' $T"
+    assert about(made.parts[1])["in"] == f"{tmp_path}/${{TOKEN}}"
