@@ -143,6 +143,19 @@ class Replies(Sequence[tuple[bytes, ...]]):
         ends = pc.cumulative_sum(pa.array(map(len, groups), pa.int32()))
         return cls(pa.array(messages, pa.binary()), from_zero(ends))
 
+    def emptied(self, places: Sequence[int]) -> Replies:
+        """Return the replies without the messages of some, which have one each."""
+        kept = bytearray(b"\1" * len(self._values))
+        offsets = self._offsets
+        first = pa.array(places) if offsets is None else offsets.take(pa.array(places))
+        for place in first.to_pylist():
+            kept[place] = 0
+        buffers = [None, pa.py_buffer(kept)]
+        mask = pa.Array.from_buffers(pa.uint8(), len(kept), buffers)
+        before = from_zero(pc.cumulative_sum(mask.cast(pa.int32())))
+        values = self._values.filter(mask.cast(pa.bool_()))
+        return Replies(values, before if offsets is None else before.take(offsets))
+
     @property
     def messages(self) -> Column:
         """The messages of all replies, in order."""

@@ -97,3 +97,13 @@ def test_replies_are_taken_in_order() -> None:
 def test_first_piece_begins_at_zero() -> None:
     """And each other one where the one before it ends."""
     assert from_zero(pa.array([2, 2, 5])).to_pylist() == [0, 2, 2, 5]
+
+
+def test_replies_can_be_emptied() -> None:
+    """Those that have one message each; the others keep theirs."""
+    values = pa.array([b"a", b"b", b"c", b"d"], pa.binary())
+    assert [*Replies(values).emptied([1, 3])] == [(b"a",), (), (b"c",), ()]
+    offsets = pa.array([0, 1, 3, 3, 4], pa.int32())
+    emptied = Replies(values, offsets).emptied([0])
+    assert [*emptied] == [(), (b"b", b"c"), (), (b"d",)]
+    assert [*emptied[1:2]] == [(b"b", b"c")]

@@ -256,13 +256,18 @@ class Pipeline(Runner):
                     if isinstance(answer, Position):
                         await policy.flush()
                         yield answer
-                    elif answer.error is not None:
-                        await policy.hold(
-                            answer.error, answer.messages, place=answer.start
-                        )
-                    else:
-                        outputs = joined(answer.groups)
-                        account.done += len(answer.messages)
+                        continue
+                    # Of a refusal that ends the run, what was before it is passed on.
+                    parts = (answer,) if policy.keeps else answer.parts()
+                    for part in parts:
+                        if part.error is not None:
+                            await policy.hold(
+                                part.error, part.messages, place=part.start
+                            )
+                            continue
+                        await policy.hold_refused(part)
+                        outputs = joined(part.groups)
+                        account.done += len(part.messages) - part.failed
                         account.produced += len(outputs)
                         if len(outputs):
                             yield outputs

@@ -67,16 +67,17 @@ class WorkerSink(Sink):
         account.received += len(run)
         failure: Exception | None = None
         async for answer in self._supervisor.answers([run]):
-            if answer.error is None:
-                account.done += len(answer.messages)
-                self._note_outputs(sum(map(len, answer.groups)))
-                continue
-            try:
-                await self._policy.settle(
-                    answer.error, answer.messages, place=before + answer.start
-                )
-            except EtlstageError as error:
-                failure = failure or error
+            for part in answer.parts():
+                if part.error is None:
+                    account.done += len(part.messages)
+                    self._note_outputs(sum(map(len, part.groups)))
+                    continue
+                try:
+                    await self._policy.settle(
+                        part.error, part.messages, place=before + part.start
+                    )
+                except EtlstageError as error:
+                    failure = failure or error
         if failure is not None:
             raise failure
 

@@ -10,6 +10,7 @@ every start, and :mod:`dataclasses` alone takes longer than all the rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from etlstage.errors import ProtocolError
@@ -33,9 +34,14 @@ __all__ = (
     "OutputPassed",
     "ProtocolFailed",
     "Ready",
+    "Refusals",
     "RepliesCompleted",
     "StreamEnded",
 )
+
+
+Refusals: TypeAlias = Sequence[tuple[int, str]]
+"""Which of some exchanges were refused: the place of each, rising, and the reason."""
 
 
 class MessagesPassed(NamedTuple):
@@ -66,12 +72,14 @@ class RepliesCompleted(NamedTuple):
     The worker has answered that many exchanges, oldest first.
 
     Each group holds the messages of one reply, without those that an earlier
-    :class:`OutputPassed` carried.
+    :class:`OutputPassed` carried. To those that it refused the reply is empty.
     """
 
     groups: Groups
     overhead: int = 0
     """Bytes of memory that these take beside those that were read."""
+    refusals: Refusals = ()
+    """To which of these exchanges it said no, and lives on."""
 
 
 class ExchangeOpened(NamedTuple):
@@ -98,7 +106,7 @@ class ExchangesEnded(NamedTuple):
 
 
 class ExchangeRefused(NamedTuple):
-    """The worker says no to one exchange, and lives on."""
+    """The worker says no to one exchange that has a name, and lives on."""
 
     id: int
     code: int

@@ -471,9 +471,9 @@ class Connection:
                     self._named.passed_by(id_, messages)
                 except PayloadTooBig as blame:
                     self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
-            case ExchangeRefused(id_, code, reason):
+            case ExchangeRefused(id_, code, reason) if self._named is not None:
                 error = self._host.refused(code, reason)
-                self.dispatch.refused_by(id_, error, now)
+                self._named.refused_by(id_, error, now)
                 self._take_end(now)
             case CommitAsked(position):
                 self._host.commit(position, partial(self._answer_commit, position))
@@ -496,6 +496,7 @@ class Connection:
             case (
                 ExchangesEnded()
                 | OutputOf()
+                | ExchangeRefused()
                 | MessagesPassed()
                 | BatchEnded()
                 | ExchangeOpened()
@@ -510,8 +511,10 @@ class Connection:
         if self._verifier.busy:
             self.doubt()
             return
-        groups, overhead = replies
-        self.dispatch.answered(groups, self._unanswered_bytes + overhead, now)
+        groups, overhead, refusals = replies
+        refused = [(place, self._host.refused(0, why)) for place, why in refusals]
+        size = self._unanswered_bytes + overhead
+        self.dispatch.answered(groups, size, now, refused)
         self._take_end(now)
 
     def _take_end(self, now: float) -> None:

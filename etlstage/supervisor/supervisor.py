@@ -19,7 +19,6 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
 from types import TracebackType
 from typing import Final, Self, overload
 
@@ -557,8 +556,8 @@ class AsyncSupervisor:
         collected = submission.collect()
         if self._metrics is not None:
             for item in collected:
-                if isinstance(item, Outcome) and item.error is not None:
-                    self._metrics.failed(len(item.messages))
+                if isinstance(item, Outcome) and item.failed:
+                    self._metrics.failed(item.failed)
         return collected
 
     def _has_room(self, submission: Submission | Lanes) -> bool:
@@ -573,7 +572,7 @@ class AsyncSupervisor:
 
 
 def _results(outcome: Outcome) -> list[Result]:
-    rows = zip(outcome.messages, outcome.replies, repeat(outcome.error), strict=False)
+    rows = zip(outcome.messages, outcome.replies, outcome.errors, strict=True)
     return list(map(_to_result, rows))
 
 

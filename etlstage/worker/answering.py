@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from etlstage.errors import MessageRefused
 from etlstage.protocol.events import (
-    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
@@ -206,18 +205,18 @@ class Answering:
             unit = "bytes" if isinstance(asked, bytes) else "messages"
             error.add_note(f"{self._place()}, {len(asked)} {unit} long")
 
-    def _refused(self, refusal: MessageRefused) -> tuple[Any, ...]:
+    def _refused(self, refusal: MessageRefused) -> str | None:
         """Treat a reply that can't be sent as if its function had raised."""
         refusal.add_note(self._place())
         refuses = self._on_error == "refuse"
         if refuses and self._can_refuse:
             if self._traces.new(refusal):
                 sys.excepthook(type(refusal), refusal, refusal.__traceback__)
-            return ExchangeRefused(0, 0, reason_of(refusal, self._markers))
+            return reason_of(refusal, self._markers)
         if self._on_error == "skip":
             sys.excepthook(type(refusal), refusal, refusal.__traceback__)
             self._connection.skipped += self._weight
-            return ()
+            return None
         if refuses:
             refusal.add_note(_CAN_NOT)
         self._over = True

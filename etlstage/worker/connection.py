@@ -33,7 +33,6 @@ from etlstage.errors import MessageRefused
 from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.events import (
     Event,
-    ExchangeRefused,
     OutputPassed,
     ProtocolFailed,
     RepliesCompleted,
@@ -60,7 +59,8 @@ class Connection:
         descriptors: Where to read and where to write.
         event: What pending things are sent as: replies, or output.
         refused: Called with what the protocol refuses to send, when it stands first
-            in ``pending``; raises, or else returns what takes its place.
+            in ``pending``; raises, or returns why it is refused, or None: then its
+            reply is empty.
 
     Attributes:
         pending: What is to be sent next; append to it, from one thread. A refusal
@@ -75,17 +75,17 @@ class Connection:
         protocol: MarkerProtocol,
         descriptors: tuple[int, int],
         event: type[RepliesCompleted | OutputPassed],
-        refused: Callable[[MessageRefused], Any],
+        refused: Callable[[MessageRefused], str | None],
     ) -> None:
         self.pending: list[Any] = []
         self.sent: int = 0
         self.skipped: int = 0
         self._protocol = protocol
         self._source, self._target = descriptors
-        self._event: Callable[[list[Any]], Event] = event
         self._groups = event is RepliesCompleted
         self._refused = refused
-        self._refusals: list[int] = []  # those pending: how many things came before
+        # Of those that are pending: how many things came before, and the reason.
+        self._refusals: list[tuple[int, str]] = []
         self._lock = allocate_lock()
         self._parked = allocate_lock()
         self._started = self._awake = self._working = False
@@ -151,28 +151,28 @@ class Connection:
 
     def flush(self) -> None:
         """Send all that is pending; exit if nobody is left to read it."""
-        instead: Any = None
+        refusal: MessageRefused | None = None
         while True:
+            reason = self._refused(refusal) if refusal else None
             # Also with nothing pending: the other thread may still be writing.
             with self._lock:
                 if self._failure:
                     raise self._failure
-                if instead is not None:
-                    if isinstance(instead, ExchangeRefused):
-                        self._refusals.insert(0, self.sent)
-                    self.pending[0] = instead
+                if refusal:
+                    self.pending[0] = ()
+                if reason is not None:
+                    self._refusals.insert(0, (self.sent, reason))
                 refusal = self._send_pending() if self.pending else None
             if not refusal:
                 break
-            instead = self._refused(refusal)
         if self.skipped and self._status is not None:
             self.skipped -= self._status.count("skipped", self.skipped)
 
     def refuse(self, reason: str) -> None:
         """Have a refusal take its turn among the replies."""
         with self._lock:
-            self._refusals.append(self.sent + len(self.pending))
-            self.pending.append(ExchangeRefused(0, 0, reason))
+            self._refusals.append((self.sent + len(self.pending), reason))
+            self.pending.append(())
 
     def send(self, event: Event) -> None:
         """
@@ -198,26 +198,25 @@ class Connection:
     def _send_pending(self) -> MessageRefused | None:
         """Send what is sound; return what is wrong with the first that is not."""
         pending = self.pending[:]
-        refusal, done = None, 0
-        while done < len(pending) and not refusal:
-            end = self._refusals[0] - self.sent if self._refusals else len(pending)
-            sound = pending[done:end]
-            try:
-                if sound:
-                    self._protocol.send(self._event(sound))
-                else:
-                    self._protocol.send(pending[done])
-                    del self._refusals[0]
-                    done += 1
-            except MessageRefused as error:
-                refusal = error
-                del sound[self._holder(sound, error.index) :]
-                self._protocol.send(self._event(sound))
-            done += len(sound)
-        del self.pending[:done]
-        self.sent += done
+        refusal = None
+        try:
+            self._protocol.send(self._event(pending))
+        except MessageRefused as error:
+            refusal = error
+            del pending[self._holder(pending, error.index) :]
+            self._protocol.send(self._event(pending))
+        del self.pending[: len(pending)]
+        self.sent += len(pending)
+        self._refusals = [no for no in self._refusals if no[0] >= self.sent]
         self._write()
         return refusal
+
+    def _event(self, pending: list[Any]) -> Event:
+        if not self._groups:
+            return OutputPassed(pending)
+        end = self.sent + len(pending)
+        refusals = [(at - self.sent, why) for at, why in self._refusals if at < end]
+        return RepliesCompleted(pending, 0, refusals)
 
     def _holder(self, sound: list[Any], index: int) -> int:
         """Return in which of the pending replies message number ``index`` is."""

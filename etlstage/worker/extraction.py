@@ -13,7 +13,6 @@ from functools import partial
 
 from etlstage.errors import MessageRefused
 from etlstage.protocol.events import (
-    ExchangeRefused,
     MessagesPassed,
     OutputPassed,
     RepliesCompleted,
@@ -67,9 +66,8 @@ class Extraction:
                     except Refuse as error:
                         if self._markers.err is None:
                             raise
-                        connection.send(
-                            ExchangeRefused(0, 0, reason_of(error, self._markers))
-                        )
+                        refusals = [(0, reason_of(error, self._markers))]
+                        connection.send(RepliesCompleted([()], 0, refusals))
                     else:
                         connection.send(RepliesCompleted([()]))
         connection.close()

@@ -105,6 +105,19 @@ async def test_refusal_ends_a_run_without_dead_letters(made: Made) -> None:
     assert report.ledger[1].failed == 1
 
 
+async def test_what_came_before_the_refusal_that_ends_a_run_has_arrived(
+    made: Made,
+) -> None:
+    """Although it was answered together with it (issue 10)."""
+    messages = [b"m%d" % n for n in range(400)] + [b"bad", b"behind"]
+    report, arrived = await run(made(REFUSES), messages)
+    assert isinstance(report.error, RefusedByWorker)
+    assert report.error.place == 400
+    account = report.ledger[1]
+    assert arrived == [m.upper() for m in messages[:400]]
+    assert (account.done, account.failed, account.lost) == (400, 1, 1)
+
+
 async def test_refused_message_is_tried_again_if_it_may_be(
     made: Made, tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
-    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
@@ -50,7 +49,11 @@ def without_dump(text: str) -> str:
 
 
 def typed(events: Iterable[Event]) -> list[Typed]:
-    """Return events with their class names, neighbouring runs merged, errors as text."""
+    """
+    Return events with their class names, neighbouring runs merged, errors as text.
+
+    Among replies the reason stands where one was refused.
+    """
     out: list[Typed] = []
     for event in events:
         name = type(event).__name__
@@ -62,7 +65,12 @@ def typed(events: Iterable[Event]) -> list[Typed]:
                 if out and out[-1][0] == name:
                     before = out.pop()[1]
                 assert isinstance(before, list)
-                out.append((name, [*before, *event[0]]))
+                run: list[object] = [*event[0]]
+                if isinstance(event, RepliesCompleted):
+                    for place, reason in event.refusals:
+                        assert run[place] == ()
+                        run[place] = reason
+                out.append((name, [*before, *run]))
             case _:
                 out.append((name, *event))
     return out
@@ -77,11 +85,13 @@ def atoms(events: Iterable[Event]) -> list[Atom]:
                 out += [("message", message) for message in messages]
             case OutputPassed(messages):
                 out += [("output", message) for message in messages]
-            case RepliesCompleted(groups):
-                for group in groups:
-                    out += [*(("output", message) for message in group), ("EOP", b"")]
-            case ExchangeRefused(_, _, reason):
-                out.append(("ERR", reason.encode()))
+            case RepliesCompleted(groups, _, refusals):
+                reasons = dict(refusals)
+                for place, group in enumerate(groups):
+                    out += [("output", message) for message in group]
+                    refused = reasons.get(place)
+                    end = ("EOP", b"") if refused is None else ("ERR", refused.encode())
+                    out.append(end)
             case BatchEnded():
                 out.append(("EOB", b""))
             case MoreRequested():

@@ -32,6 +32,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
 from etlstage.protocol.base import Dialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
+from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.stderr.throttle import Throttle
 from etlstage.telemetry.log import Log
 
@@ -54,7 +55,7 @@ OF_A_MESSAGE: Final = (
 )
 """Errors that say something of their message; others say it of the whole stage."""
 
-_AT_ONCE: Final = 64  # letters
+_AT_ONCE: Final = 256  # letters
 _SOON: Final = 0.05  # seconds: what comes more slowly is written at once
 _RATE: Final = 10.0  # letters a second that are logged in the long run
 _BURST: Final = 100.0  # letters that are logged at once
@@ -131,13 +132,34 @@ class DeadLetterPolicy:
         came = letter_time()
         for number, message in enumerate(messages, place):
             self._held.append((error, number, message, came))
-        account, now = self._account, time.monotonic()
-        if (
-            len(self._held) >= _AT_ONCE
-            or now - self._kept_at >= _SOON
-            or not allows(self._budget, account, len(self._held), self._judged_of)
-        ):
+        if self._ripe or time.monotonic() - self._kept_at >= _SOON:
             await self.flush()
+
+    async def hold_refused(self, answer: Outcome) -> None:
+        """
+        Do as :meth:`hold` with those of some messages that their worker refused.
+
+        It stops where that ends the run.
+        """
+        if not answer.refused:
+            return
+        assert self.keeps, "a refusal that ends the run has to be held by itself"
+        came = letter_time()
+        for number, error in answer.refused:
+            place, message = answer.start + number, answer.messages[number]
+            self._held.append((error, place, message, came))
+            if self._ripe:
+                await self.flush()
+        if time.monotonic() - self._kept_at >= _SOON:
+            await self.flush()
+
+    @property
+    def _ripe(self) -> bool:
+        """Whether what is held is as much as is written at once, or ends the run."""
+        held = len(self._held)
+        return held >= _AT_ONCE or not allows(
+            self._budget, self._account, held, self._judged_of
+        )
 
     async def flush(self) -> None:
         """Dead-letter what is held; raise when that ends the run, as :meth:`hold`."""

@@ -64,7 +64,7 @@ class Bounds:
         ):
             return len(groups)
         return next(
-            (n for n, group in enumerate(groups) if self._too_big(group, overhead)),
+            (n for n, group in enumerate(groups) if self.too_big(group, overhead)),
             len(groups),
         )
 
@@ -74,10 +74,12 @@ class Bounds:
         if sound < len(messages):
             raise self.fault((messages[sound],))
 
-    def check_reply(self, reply: Sequence[bytes]) -> None:
-        """Raise if a reply is too big, or a message in it."""
-        if self._too_big(reply):
-            raise self.fault(reply)
+    def too_big(self, reply: Sequence[bytes], overhead: int = OVERHEAD) -> bool:
+        """Return whether a reply is too big, or a message in it."""
+        return (
+            self._cost(reply, overhead) > self._reply
+            or max(map(len, reply), default=0) > self._message
+        )
 
     def fault(self, reply: Sequence[bytes], overhead: int = OVERHEAD) -> PayloadTooBig:
         """Return the error of a reply that is too big."""
@@ -125,12 +127,6 @@ class Bounds:
                 f"reply takes more than {self._reply} bytes of memory, with no EOP yet"
                 f" at offset {at}; see max_reply"
             )
-
-    def _too_big(self, reply: Sequence[bytes], overhead: int = OVERHEAD) -> bool:
-        return (
-            self._cost(reply, overhead) > self._reply
-            or max(map(len, reply), default=0) > self._message
-        )
 
     def _cost(self, reply: Sequence[bytes], overhead: int) -> int:
         """Return what a reply takes: as it was read, and beside that."""

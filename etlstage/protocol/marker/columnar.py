@@ -80,7 +80,23 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
     return Replies(values, from_zero(ends)), data[end:], len(values)
 
 
-COLUMNS: Final = framing.Framing(encode_column, split_column, OVERHEAD)
+def split_replies(data: bytes, markers: Markers) -> framing.Split:
+    """Do as :func:`~etlstage.protocol.marker.framing.split_replies`, in bulk."""
+    said: list[tuple[int, bytes]] = []
+    sound = data
+    if markers.err is not None and markers.err in data:
+        sound, said = _without_refusals(data, markers.err, markers)
+    try:
+        groups, rest, total = split_column(sound, markers)
+    except framing.Unterminated:
+        # It knows what came before.
+        return framing.split_replies(data, markers)
+    if said:
+        groups = Replies.of(groups).emptied([place for place, _ in said])
+    return framing.Split(groups, said, rest, total - len(said))
+
+
+COLUMNS: Final = framing.Framing(encode_column, split_replies, OVERHEAD)
 """Messages are a :class:`Column`, and replies to them :class:`Replies`, or lists where
 a closer look was needed."""
 
@@ -104,6 +120,26 @@ def _clean(wire: bytes, messages: Column, markers: Markers) -> bool:
         and markers.bnc not in wire
         and (markers.err is None or markers.err not in wire)
     )
+
+
+def _without_refusals(
+    data: bytes, err: bytes, markers: Markers
+) -> tuple[bytes, list[tuple[int, bytes]]]:
+    """Return the replies with an empty message for each refusal, and what was said."""
+    eom, eop = markers.eom, markers.eop
+    # Nearly all replies are one message: with these among them they still are.
+    empty = eom if eop == eom else eom + eop
+    *pieces, rest = data.split(err)
+    kept: list[bytes] = []
+    said: list[tuple[int, bytes]] = []
+    place = 0
+    for piece in pieces:
+        *before, reason = piece.split(eop)
+        place += len(before)
+        said.append((place, reason))
+        place += 1
+        kept += piece[: len(piece) - len(reason)], empty
+    return b"".join((*kept, rest)), said
 
 
 def _joined_by(array: pa.BinaryArray, marker: bytes) -> bytes:

@@ -13,16 +13,21 @@ from typing import Final, NamedTuple
 
 from etlstage.errors import MessageRefused, RemoteProtocolError
 from etlstage.messages import OVERHEAD, Groups, Run
+from etlstage.protocol.events import Refusals
 from etlstage.protocol.marker.markers import Markers, escape
 
 __all__ = (
     "LISTS",
     "Framing",
+    "Split",
     "Unterminated",
     "encode_groups",
     "encode_refusal",
+    "encode_replies",
     "encode_run",
+    "end_of",
     "split_groups",
+    "split_replies",
     "split_run",
 )
 
@@ -76,6 +81,28 @@ def encode_groups(groups: Groups, markers: Markers, *, limit: int) -> bytes:
     return eop.join([*(eom.join((*g, b"")) if g else b"" for g in groups), b""])
 
 
+def encode_replies(
+    groups: Groups, refusals: Refusals, markers: Markers, *, limit: int
+) -> bytes:
+    """Return replies with refusals among them; raises as :func:`encode_run`."""
+    if not refusals:
+        return encode_groups(groups, markers, limit=limit)
+    wire: list[bytes] = []
+    at = 0
+    try:
+        for place, reason in refusals:
+            wire.append(encode_groups(groups[at:place], markers, limit=limit))
+            at = place
+            said = reason.encode(errors="replace")
+            wire.append(encode_refusal(said, markers, limit=limit))
+            at += 1
+        wire.append(encode_groups(groups[at:], markers, limit=limit))
+    except MessageRefused as error:
+        error.index += sum(map(len, groups[:at]))
+        raise
+    return b"".join(wire)
+
+
 def encode_refusal(reason: bytes, markers: Markers, *, limit: int) -> bytes:
     """
     Return a refusal with its ERR; raises as :func:`encode_run`.
@@ -113,11 +140,11 @@ def split_groups(
         *messages, rest = data.split(eom)
         return list(zip(messages, strict=False)), rest, len(messages)
     *parts, rest = data.split(eop)
-    count = data.count(eom)
-    if count == len(parts) and not rest:
+    count = data.count(eom) - (rest.count(eom) if rest else 0)
+    if count == len(parts):
         # As many EOM as EOP: one to one, if each EOP stands right behind an EOM.
         *messages, end = data.split(eom + eop)
-        if len(messages) == len(parts) and not end:
+        if len(messages) == len(parts) and end == rest:
             return list(zip(messages, strict=False)), rest, count
     width = len(eom)
     groups: list[tuple[bytes, ...]] = []
@@ -125,7 +152,57 @@ def split_groups(
         if part and not part.endswith(eom):
             raise Unterminated(groups)
         groups.append(tuple(part[:-width].split(eom)) if part else ())
-    return groups, rest, count - rest.count(eom)
+    return groups, rest, count
+
+
+class Split(NamedTuple):
+    """The replies that some bytes begin with."""
+
+    groups: Groups
+    """Their messages; of a refusal there are none."""
+    said: list[tuple[int, bytes]]
+    """Of each refusal its place, and all that came before its ERR."""
+    rest: bytes
+    """What follows them."""
+    total: int
+    """Messages in all of them."""
+    broken: Unterminated | None = None
+    """What is wrong with the reply behind them, if anything is."""
+
+
+def split_replies(data: bytes, markers: Markers) -> Split:
+    """Return the complete replies in ``data``, with the refusals among them."""
+    err = markers.err
+    pieces = [data] if err is None or err not in data else data.split(err)
+    groups: list[tuple[bytes, ...]] = []
+    said: list[tuple[int, bytes]] = []
+    total, rest = 0, b""
+    for number, piece in enumerate(pieces):
+        if number:
+            said.append((len(groups), rest))
+            groups.append(())
+        try:
+            found, rest, count = split_groups(piece, markers)
+        except Unterminated as error:
+            groups += error.groups
+            return Split(groups, said, b"", data.count(markers.eom), error)
+        groups += found
+        total += count
+    return Split(groups, said, rest, total)
+
+
+def end_of(data: bytes, markers: Markers, count: int) -> int:
+    """Return where the first ``count`` replies in ``data`` end, refusals included."""
+    eop, err = markers.eop, markers.err or b""
+    eop_at, err_at, end = data.find(eop), data.find(err) if err else -1, 0
+    for _ in range(count):
+        if 0 <= err_at < eop_at or eop_at < 0:
+            end = err_at + len(err)
+            err_at = data.find(err, end)
+        else:
+            end = eop_at + len(eop)
+            eop_at = data.find(eop, end)
+    return end
 
 
 class Framing(NamedTuple):
@@ -137,13 +214,13 @@ class Framing(NamedTuple):
 
     encode_run: Callable[..., bytes]
     """As :func:`encode_run`."""
-    split_groups: Callable[[bytes, Markers], tuple[Groups, bytes, int]]
-    """As :func:`split_groups`."""
+    split_replies: Callable[[bytes, Markers], Split]
+    """As :func:`split_replies`."""
     overhead: int
     """Bytes of memory that a message takes beside its own."""
 
 
-LISTS: Final = Framing(encode_run, split_groups, OVERHEAD)
+LISTS: Final = Framing(encode_run, split_replies, OVERHEAD)
 """Messages are lists of bytes. For those that are Arrow see ``columnar.py``."""
 
 

@@ -19,19 +19,18 @@ from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
-    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
     ProtocolFailed,
+    Refusals,
     RepliesCompleted,
     StreamEnded,
 )
 from etlstage.protocol.marker.framing import (
     LISTS,
     Framing,
-    encode_groups,
-    encode_refusal,
+    encode_replies,
 )
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.reader import Reader
@@ -175,10 +174,8 @@ class MarkerProtocol:
                 tail = self.markers.eom if self._eob_then_eom else b""
                 self._reader.echoes += bool(tail) and self.mode is Mode.BATCH_WORKER
                 self._out.append(self.markers.eob + tail)
-            case RepliesCompleted(groups) if self.side is Side.WORKER:
-                self._send_replies(groups)
-            case ExchangeRefused(_, _, reason) if self.side is Side.WORKER:
-                self._send_refusal(reason.encode(errors="replace"))
+            case RepliesCompleted(groups, _, refusals) if self.side is Side.WORKER:
+                self._send_replies(groups, refusals)
             case OutputPassed(messages) if self.side is Side.WORKER:
                 self._send_output(messages)
             case MoreRequested() if self.side is Side.WORKER:
@@ -216,21 +213,18 @@ class MarkerProtocol:
             self._pass(Token.OUTPUT)
             self._out.append(wire)
 
-    def _send_replies(self, groups: Groups) -> None:
-        one_to_one = self.markers.eop == self.markers.eom
-        if one_to_one and any(len(group) != 1 for group in groups):
-            raise LocalProtocolError("a reply must be one message when eop is eom")
-        wire = self._encode(encode_groups, groups)
+    def _send_replies(self, groups: Groups, refusals: Refusals) -> None:
+        if refusals and self.markers.err is None:
+            raise LocalProtocolError("can't refuse: there is no marker err")
+        if self.markers.eop == self.markers.eom:
+            refused = {place for place, _ in refusals}
+            if any(len(g) != 1 for n, g in enumerate(groups) if n not in refused):
+                raise LocalProtocolError("a reply must be one message when eop is eom")
+        limit = self._limits.max_message_bytes
+        wire = encode_replies(groups, refusals, self._unsendable, limit=limit)
         if groups:
             self._pass(Token.EOP, len(groups))
             self._out.append(wire + self._echoes())
-
-    def _send_refusal(self, reason: bytes) -> None:
-        if self.markers.err is None:
-            raise LocalProtocolError("can't refuse: there is no marker err")
-        wire = self._encode(encode_refusal, reason)
-        self._pass(Token.ERR)
-        self._out.append(wire + self._echoes())
 
     def _echoes(self) -> bytes:
         echoes, self._reader.echoes_owed = self._reader.echoes_owed, 0

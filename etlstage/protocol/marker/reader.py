@@ -11,20 +11,22 @@ from collections.abc import Callable
 from functools import partial
 
 from etlstage.errors import RemoteProtocolError
-from etlstage.messages import Groups
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.buffer import ReceiveBuffer
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
-    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
     RepliesCompleted,
 )
 from etlstage.protocol.marker.bounds import Bounds
-from etlstage.protocol.marker.framing import LISTS, Unterminated, split_run
+from etlstage.protocol.marker.framing import (
+    LISTS,
+    end_of,
+    split_run,
+)
 from etlstage.protocol.marker.markers import Markers
 from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
 
@@ -103,18 +105,20 @@ class Reader:
         return tail
 
     def _end_of_replies(self, data: bytes) -> int:
-        """Return where in ``data`` the last EOP ends, or 0 if there is more to see."""
+        """Return where in ``data`` the last reply ends, or 0 if there is more to see."""
         eop, _, bnc, err = self._markers[1:]
+        err = err or b""
         held = len(self._buffer)
         if (
-            (held and len(bnc) > 1)  # which may have begun there
+            (held and max(len(bnc), len(err)) > 1)  # which may have begun there
             or held + len(data) > self._smallest_limit
             or bnc in data
-            or (err is not None and ((held and len(err) > 1) or err in data))
         ):
             return 0
         at = data.rfind(eop)
-        return at + len(eop) if at >= 0 else 0
+        end = at + len(eop) if at >= 0 else 0
+        at = data.rfind(err, end) if err else -1
+        return at + len(err) if at >= 0 else end
 
     def _parser(self, side: Side, mode: Mode) -> Callable[[], None]:
         m = self._markers
@@ -159,12 +163,8 @@ class Reader:
         self._take_output(self._buffer.end_of_last(self._markers.eom))
 
     def _parse_replies(self) -> None:
-        while (at := self._find_err()) >= 0:
-            end = self._buffer.end_of_last(self._markers.eop, at)
-            if end:
-                self._take_replies(end)
-            self._take_refusal()
-        end = self._buffer.end_of_last(self._markers.eop)
+        ends = (m for m in (self._markers.eop, self._markers.err) if m is not None)
+        end = max(map(self._buffer.end_of_last, ends))
         if end:
             self._take_replies(end)
         self._check_rest()
@@ -198,7 +198,7 @@ class Reader:
         self._check_rest()
 
     def _parse_worker_driven(self) -> None:
-        bnc, eop = self._markers.bnc, self._markers.eop
+        bnc = self._markers.bnc
         while len(self._buffer):
             end = self._find_end()
             stray = self._buffer.find(bnc)
@@ -211,10 +211,10 @@ class Reader:
             elif stray > 0 and not 0 <= end < stray:
                 self._got(Token.OUTPUT)
                 self._got(Token.BNC, at=self._buffer.offset + stray, found=bnc)
-            elif end >= 0 and end == self._find_err():
-                self._take_refusal()
             elif end >= 0 and self._session.owed:
-                self._take_replies(end + len(eop))
+                refused = end == self._find_err()
+                marker = self._markers.err if refused else self._markers.eop
+                self._take_replies(end + len(marker or b""))
             else:
                 self._check_rest()
                 break
@@ -294,20 +294,9 @@ class Reader:
 
     def _take_refusal(self) -> None:
         """Take the next ERR and what comes before it, in which there is no EOP."""
-        err = self._markers.err
-        assert err is not None, "unreachable: none was found"
         if not self._session.owed:
             self._check_rest()
-        said = self._buffer.take(self._find_err() + len(err))[: -len(err)]
-        messages = said.split(self._markers.eom)
-        self._bounds.check_reply(messages)
-        self._got(Token.ERR)
-        # What was made before counts for nothing: the reason is what it wrote last.
-        *_, before, rest = (b"", *messages)
-        reason = (rest or before).decode(errors="replace")
-        if len(reason) > _REASON:
-            reason = f"{reason[:_REASON]}..."
-        self.events.append(ExchangeRefused(0, 0, reason))
+        self._take_replies(self._find_err() + len(self._markers.err or b""))
 
     def _take_replies(self, end: int) -> None:
         start = self._buffer.offset
@@ -315,36 +304,39 @@ class Reader:
 
     def _split_replies(self, data: bytes, start: int) -> None:
         """Deliver the replies in ``data``, which began at offset ``start``."""
-        eop, owed = self._markers.eop, self._session.owed
-        groups, rest, count, broken = self._split(data)
+        owed = self._session.owed
+        found = self.framing.split_replies(data, self._markers)
         # Not counted before: nearly always there are no more than are owed.
-        if len(groups) + (broken is not None) > owed:
-            cut = _end_of(data, eop, owed)
+        if len(found.groups) + (found.broken is not None) > owed:
+            cut = end_of(data, self._markers, owed)
             self._buffer.put_back(data[cut:])
             data = data[:cut]
-            groups, rest, count, broken = self._split(data)
+            found = self.framing.split_replies(data, self._markers)
+        groups, said, rest, total, broken = found
         overhead = self.framing.overhead
         fault: RemoteProtocolError | None = None
         if broken is not None:
-            at = _end_of(data, eop, len(groups))
+            at = end_of(data, self._markers, len(groups))
             fault = self._blame(str(broken), start + at, data[at : at + _DUMPED])
         self._buffer.put_back(rest)
-        sound = self._bounds.sound_replies(groups, len(data), count, overhead)
+        sound = self._bounds.sound_replies(groups, len(data), total, overhead)
         if sound < len(groups):
             fault = self._bounds.fault(groups[sound], overhead)
-            groups = groups[:sound]
-        if groups:
-            self._got(Token.EOP, len(groups))
-            beside = overhead * (count + len(groups))
-            self.events.append(RepliesCompleted(groups, beside))
+        refusals: list[tuple[int, str]] = []
+        for place, reply in said:
+            messages = reply.split(self._markers.eom)
+            if place < sound and self._bounds.too_big(messages):
+                sound, fault = place, self._bounds.fault(messages)
+            if place >= sound:
+                break
+            refusals.append((place, _reason(messages)))
+        if sound:
+            self._got(Token.EOP, sound)
+            beside = overhead * (total + len(groups))
+            groups = groups if sound == len(groups) else groups[:sound]
+            self.events.append(RepliesCompleted(groups, beside, refusals))
         if fault:
             raise fault
-
-    def _split(self, data: bytes) -> tuple[Groups, bytes, int, Unterminated | None]:
-        try:
-            return *self.framing.split_groups(data, self._markers), None
-        except Unterminated as error:
-            return error.groups, b"", data.count(self._markers.eom), error
 
     def _check_rest(self) -> None:
         """Refuse what can't be a part of a reply, as soon as it is there."""
@@ -391,9 +383,9 @@ class Reader:
         return error
 
 
-def _end_of(data: bytes, marker: bytes, count: int) -> int:
-    """Return where number ``count`` of the pieces that ``marker`` ends begins."""
-    at = 0
-    for _ in range(count):
-        at = data.find(marker, at) + len(marker)
-    return at
+def _reason(messages: list[bytes]) -> str:
+    """Return why a worker refuses that wrote that before ERR."""
+    # What was made before counts for nothing: the reason is what it wrote last.
+    *_, before, rest = (b"", *messages)
+    reason = (rest or before).decode(errors="replace")
+    return f"{reason[:_REASON]}..." if len(reason) > _REASON else reason

@@ -62,7 +62,8 @@ class Task:
         results = _Results(name, texts=self._texts, errors=self._errors)
         with bridged(partial(_answer_all, place(self._stage))) as bridge:
             for answer in bridge.cross(_messages(b) for b in batches if b.num_rows):
-                results.add(answer)
+                for part in answer.parts():
+                    results.add(part)
                 yield from results.ripe()
             yield from results.rest()
 

@@ -7,6 +7,7 @@ message, when it asks for no more or there is none.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from etlstage.errors import EtlstageError, MessageRefused
@@ -25,12 +26,20 @@ class _Batches(Dispatcher):
 
     _batches = True
 
-    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
+    def _pair(
+        self,
+        groups: Groups,
+        at: int,
+        reply_size: int,
+        refused: deque[tuple[int, EtlstageError]],
+    ) -> Outcome:
         held = self._held.popleft()
         self._held_bytes -= held.size
         self._alone = False
+        error = refused.popleft()[1] if refused and refused[0][0] == at else None
+        group = groups[at : at + 1] if error is None else ()
         outcome = Outcome(
-            held.start, held.messages, groups[at : at + 1], held.size, reply_size
+            held.start, held.messages, group, held.size, reply_size, error
         )
         self.block.hold(held, outcome)
         return outcome
@@ -160,14 +169,15 @@ class AskedDispatcher(_Batches):
         self.block.give(more.left, more.size, self._now)
         return (MessagesPassed(more.messages),)
 
-    def refused_by(self, id_: int, error: EtlstageError, now: float) -> None:
-        """Refuse the batch, as far as the worker had it."""
+    def _pair(
+        self,
+        groups: Groups,
+        at: int,
+        reply_size: int,
+        refused: deque[tuple[int, EtlstageError]],
+    ) -> Outcome:
         self._spare_rest()
-        super().refused_by(id_, error, now)
-
-    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
-        self._spare_rest()
-        return super()._pair(groups, at, reply_size)
+        return super()._pair(groups, at, reply_size, refused)
 
     def _spare_rest(self) -> None:
         """Give back what the worker did not ask for before it answered."""

@@ -11,7 +11,7 @@ dialect that ends its exchanges in any order names them; then ``named.py`` decid
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -20,7 +20,7 @@ from etlstage.messages import Groups, Run, StageKind
 from etlstage.protocol.events import Event, MessagesPassed
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
 from etlstage.supervisor.exchange.pairing import Answered, Block
 from etlstage.supervisor.exchange.retry import Judgement, judge, refused, tried
 from etlstage.supervisor.exchange.window import Window
@@ -179,26 +179,24 @@ class Dispatcher:
         if self._held:
             self.answered([()], 0, now)
 
-    def refused_by(self, _id: int, error: EtlstageError, now: float) -> None:
-        """End the exchange whose turn it is with the worker's refusal."""
-        oldest = self._held[0]
-        self._window.answered(1, now)
-        self.block.answered(1, now)
-        self._alone = False
-        if self._batches or oldest.left == 1:
-            culprit = self._held.popleft().rest()
-        else:
-            culprit = oldest.take(1, oldest.size)
-        self._held_bytes -= culprit.size
-        self.block.hold(culprit, culprit.failed(error))
+    def answered(
+        self, groups: Groups, reply_size: int, now: float, refused: Refused = ()
+    ) -> None:
+        """
+        Take replies to the oldest exchanges, to be held back until the release.
 
-    def answered(self, groups: Groups, reply_size: int, now: float) -> None:
-        """Take replies to the oldest exchanges, to be held back until the release."""
+        Args:
+            groups: The replies.
+            reply_size: Bytes of memory that they take.
+            now: The time, in seconds.
+            refused: To which of these exchanges the worker said no.
+
+        """
         self._window.answered(len(groups), now)
         self.block.answered(len(groups), now)
-        at = 0
+        at, noes = 0, deque(refused)
         while at < len(groups):
-            outcome = self._pair(groups, at, reply_size)
+            outcome = self._pair(groups, at, reply_size, noes)
             reply_size = 0
             at += 1 if self._batches else len(outcome.messages)
 
@@ -212,10 +210,11 @@ class Dispatcher:
         """
         held, total = self.block.release(proven=proven)
         for exchange, outcome in held:
-            if not isinstance(outcome.error, EtlstageError):
+            if outcome.error is None and not outcome.refused:
                 exchange.submission.deliver(outcome)
-            elif not self._take_no(exchange, outcome.error):
-                total = total.without(outcome)
+            else:
+                for part in self._take_noes(exchange, outcome):
+                    total = total.without(part)
         if held:
             self._answered_any = True
             self._backlog.step_on(total.messages)
@@ -319,8 +318,18 @@ class Dispatcher:
             return self._begin(submission.take(room, SLICE))
         return None
 
-    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
-        """Hold back, and return, the outcome of the next replies from ``at`` on."""
+    def _pair(
+        self,
+        groups: Groups,
+        at: int,
+        reply_size: int,
+        refused: deque[tuple[int, EtlstageError]],
+    ) -> Outcome:
+        """
+        Hold back, and return, the outcome of the next replies from ``at`` on.
+
+        Those that are refused are taken from ``refused``.
+        """
         held = self._held[0]
         left = held.left
         count = min(left, len(groups) - at)
@@ -335,7 +344,13 @@ class Dispatcher:
             self._alone = False
         if len(groups) != count:
             groups = groups[at : at + count]
-        outcome = Outcome(start, messages, groups, size, reply_size)
+        noes: list[tuple[int, EtlstageError]] = []
+        while refused and refused[0][0] < at + count:
+            place, error = refused.popleft()
+            noes.append((place - at, error))
+        outcome = Outcome(start, messages, groups, size, reply_size, refused=noes)
+        if noes and count == 1:
+            outcome = outcome.cut(0, 1)
         self.block.hold(held, outcome)
         return outcome
 
@@ -387,18 +402,28 @@ class Dispatcher:
         self._retried.clear()
         return unsent
 
-    def _take_no(self, culprit: Exchange, error: EtlstageError) -> bool:
-        """End what a worker refused, or try it again; return whether it has ended."""
+    def _take_noes(self, exchange: Exchange, outcome: Outcome) -> Iterator[Outcome]:
+        """End what a worker refused; yield of it what is to be tried again instead."""
         # To try a round again would double what was passed on already.
-        streams = culprit.submission.streams
+        streams = exchange.submission.streams
         retries = 0 if streams else self._stage.on_error.retries_refused
-        culprit, again = refused(culprit, error.attempts, retries=retries)
-        if again:
-            self._retried.extendleft(reversed(again))
-            return False
-        error.attempts = culprit.attempts
-        culprit.fail(error)
-        return True
+        if outcome.refused and not retries:
+            for _, error in outcome.refused:
+                error.attempts = (*exchange.attempts, *error.attempts)
+            exchange.submission.deliver(outcome)
+            return
+        for part in outcome.parts():
+            if not isinstance(part.error, EtlstageError):
+                exchange.submission.deliver(part)
+                continue
+            attempts = part.error.attempts
+            culprit, again = refused(exchange.of(part), attempts, retries=retries)
+            if again:
+                self._retried.extendleft(reversed(again))
+                yield part
+            else:
+                part.error.attempts = culprit.attempts
+                exchange.submission.deliver(part)
 
     def _carry_out(
         self,

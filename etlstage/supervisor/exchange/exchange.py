@@ -12,20 +12,26 @@ each would cost more than the message.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from etlstage.errors import Attempt
+from etlstage.errors import Attempt, EtlstageError
 from etlstage.messages import Groups, Run, size_of
 
 if TYPE_CHECKING:
     from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("Exchange", "History", "Outcome")
+__all__ = ("Exchange", "History", "Outcome", "Refused")
 
 History: TypeAlias = tuple[tuple[Attempt, ...], int, int]
 """Attempts, tries and refusals of an exchange."""
+
+Refused: TypeAlias = Sequence[tuple[int, EtlstageError]]
+"""Which of some messages a worker refused: the place of each, rising, and the error."""
 
 
 class Outcome(NamedTuple):
@@ -43,6 +49,56 @@ class Outcome(NamedTuple):
     """Bytes of memory that the replies take."""
     error: Exception | None = None
     """Why there are no outputs: the messages were refused, or lost."""
+    refused: Refused = ()
+    """Of several messages that a worker answered one by one: those that it refused."""
+
+    @property
+    def failed(self) -> int:
+        """How many of the messages were refused, or lost."""
+        return len(self.refused) if self.error is None else len(self.messages)
+
+    @property
+    def errors(self) -> Iterable[Exception | None]:
+        """For each message, why it has no outputs, if it has none for a reason."""
+        if not self.refused:
+            return repeat(self.error, len(self.messages))
+        errors: list[Exception | None] = [None] * len(self.messages)
+        for place, error in self.refused:
+            errors[place] = error
+        return errors
+
+    def cut(self, start: int, end: int) -> Outcome:
+        """Return what became of the messages from ``start`` to ``end``."""
+        count, error = len(self.messages), self.error
+        size, reply_size = (
+            whole * end // count - whole * start // count
+            for whole in (self.size, self.reply_size)
+        )
+        first, last = (
+            bisect_left(self.refused, place, key=itemgetter(0))
+            for place in (start, end)
+        )
+        refused = [(place - start, no) for place, no in self.refused[first:last]]
+        if refused and end - start == 1:
+            error = refused.pop()[1]
+        groups = self.replies[start:end] if error is None else ()
+        messages = self.messages[start:end]
+        return Outcome(
+            self.start + start, messages, groups, size, reply_size, error, refused
+        )
+
+    def parts(self) -> Iterator[Outcome]:
+        """Yield the same in pieces: each answered, or refused as a whole."""
+        at = 0
+        for place, _ in self.refused:
+            if at < place:
+                yield self.cut(at, place)
+            yield self.cut(place, place + 1)
+            at = place + 1
+        if not at:
+            yield self
+        elif at < len(self.messages):
+            yield self.cut(at, len(self.messages))
 
     @property
     def replies(self) -> Groups:
@@ -138,3 +194,13 @@ class Exchange:
     def fail(self, error: Exception) -> None:
         """End what is left with an error."""
         self.submission.deliver(self.failed(error))
+
+    def of(self, outcome: Outcome) -> Exchange:
+        """Return the messages of an outcome, as an exchange with this one's history."""
+        return Exchange(
+            self.submission,
+            outcome.start,
+            outcome.messages,
+            outcome.size,
+            *self.history,
+        )

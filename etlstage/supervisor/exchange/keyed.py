@@ -183,18 +183,10 @@ def _key(message: bytes, tokens: tuple[str, ...]) -> int:
 def _parts(outcome: Outcome, places: deque[int]) -> Iterator[Outcome]:
     """Cut an outcome where its messages were not consecutive."""
     mine = [places.popleft() for _ in outcome.messages]
-    replies = outcome.replies
+    outcome = outcome._replace(groups=outcome.replies)
     at = 0
     for end in range(1, len(mine) + 1):
         if end < len(mine) and mine[end] == mine[end - 1] + 1:
             continue
-        last = end == len(mine)
-        yield Outcome(
-            mine[at],
-            outcome.messages[at:end],
-            replies[at:end],
-            outcome.size if last else 0,
-            outcome.reply_size if last else 0,
-            outcome.error,
-        )
+        yield outcome.cut(at, end)._replace(start=mine[at])
         at = end

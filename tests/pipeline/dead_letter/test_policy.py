@@ -39,6 +39,7 @@ from etlstage.pipeline.pipeline import _flushed
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, ResourceLimits, RestartPolicy
 from etlstage.stage import Stage as Configured
+from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.stderr.throttle import Throttle
 
 OF_A_MESSAGE = [
@@ -259,6 +260,45 @@ async def test_many_at_once_are_written_together(
     assert len(letters.kept) < 1000
     assert [x.place for x in letters.letters()] == list(range(1000))
     letters.close()
+
+
+def refused(count: int) -> Outcome:
+    """Return what became of so many messages, every third of them refused."""
+    no = RefusedByWorker("n", stage="s", code=0, reason="n")
+    messages = [b"%d" % n for n in range(count)]
+    places = range(0, count, 3)
+    groups = [()] * count
+    return Outcome(10, messages, groups, count, refused=[(n, no) for n in places])
+
+
+async def test_what_was_refused_in_one_run_is_written_together(
+    account: Account, tmp_path: Path
+) -> None:
+    """Only that, with its places, and not all of it at once (issue 10)."""
+    account.received = 100_000
+    letters = Counted(tmp_path, pipeline="p")
+    letters.kept = []
+    policy = made(account, letters, policy=ErrorPolicy(budget=ErrorBudget(share=1)))
+    await policy.hold_refused(refused(3000))
+    await policy.flush()
+    assert account.dead == letters.count == 1000
+    assert max(letters.kept) < 1000
+    assert len(letters.kept) < 20
+    found = [(x.place, x.message) for x in letters.letters()]
+    assert found == [(10 + n, b"%d" % n) for n in range(0, 3000, 3)]
+    await policy.hold_refused(Outcome(0, [b"a"], [(b"A",)], 1))
+    assert letters.count == 1000
+    letters.close()
+
+
+async def test_refusals_of_one_run_are_within_the_budget(
+    account: Account, letters: DeadLetters
+) -> None:
+    """The one that is too much is the last that is dead-lettered (issue 10)."""
+    policy = made(account, letters)
+    with pytest.raises(StageError, match="budget allows 2 messages"):
+        await policy.hold_refused(refused(100))
+    assert account.dead == letters.count == 3
 
 
 async def test_what_is_held_is_within_the_budget(

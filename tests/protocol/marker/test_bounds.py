@@ -22,11 +22,13 @@ def bounds(message: int, reply: int, *, replies: bool = True) -> Bounds:
 def test_bounds_are_inclusive() -> None:
     """A reply costs what it takes in memory, a message what it is without its EOM."""
     cost = 12 + 2 * OVERHEAD
-    bounds(3, cost).check_reply([b"abc", b"abc"])
-    with pytest.raises(PayloadTooBig, match=f"2 messages takes {cost} bytes of memory"):
-        bounds(3, cost - 1).check_reply([b"abc", b"abc"])
-    with pytest.raises(PayloadTooBig, match="message is 3 bytes long, expected no"):
-        bounds(2, 99).check_reply([b"a", b"abc"])
+    assert not bounds(3, cost).too_big([b"abc", b"abc"])
+    assert bounds(3, cost - 1).too_big([b"abc", b"abc"])
+    text = str(bounds(3, cost - 1).fault([b"abc", b"abc"]))
+    assert text.startswith(f"reply of 2 messages takes {cost} bytes of memory")
+    assert bounds(2, 99).too_big([b"a", b"abc"])
+    text = str(bounds(2, 99).fault([b"a", b"abc"]))
+    assert text.startswith("message is 3 bytes long, expected no")
 
 
 def test_sound_ones_come_first() -> None:

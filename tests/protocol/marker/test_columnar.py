@@ -11,7 +11,12 @@ from etlstage.messages import AnnotatedRun
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Event, MessagesPassed, RepliesCompleted
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, framing
-from etlstage.protocol.marker.columnar import encode_column, framing_of, split_column
+from etlstage.protocol.marker.columnar import (
+    encode_column,
+    framing_of,
+    split_column,
+    split_replies,
+)
 from tests.protocol import strategies as draw
 
 LIMIT = 1 << 20
@@ -75,6 +80,32 @@ def test_replies_are_split_as_by_the_list_path(
     except framing.Unterminated as error:
         found = (str(error), error.groups)
     assert found == split(wire, markers)
+
+
+@given(data=st.data(), markers=marker_sets)
+@draw.thorough
+def test_refusals_are_found_as_by_the_list_path(
+    data: st.DataObject, markers: Markers
+) -> None:
+    """Among replies of any kind, sound or broken."""
+    wire = data.draw(draw.garbage(markers))
+    found = split_replies(wire, markers)
+    expected = framing.split_replies(wire, markers)
+    assert [*found.groups] == expected.groups
+    assert found[1:4] == expected[1:4]
+    assert str(found.broken) == str(expected.broken)
+
+
+def test_replies_with_refusals_among_them_stay_in_arrow() -> None:
+    """A refusal costs no object for each message around it."""
+    wire = b"a\n\0no\x15b\nc\n\0\0never\x15d"
+    found = split_replies(wire, Markers())
+    assert isinstance(found.groups, Replies)
+    assert [*found.groups] == [(b"a",), (), (b"b", b"c"), (), ()]
+    assert found[1:] == ([(1, b"no"), (4, b"never")], b"d", 3, None)
+    one_to_one = split_replies(b"a\nno\x15b\n", Markers(eop=b"\n"))
+    assert isinstance(one_to_one.groups, Replies)
+    assert [*one_to_one.groups] == [(b"a",), (), (b"b",)]
 
 
 def many(markers: Markers) -> st.SearchStrategy[tuple[bytes, ...]]:
@@ -174,5 +205,5 @@ def test_column_with_something_beside_it_is_still_one() -> None:
 def comparable(event: Event) -> object:
     """Return what is the same of an event however its messages are held."""
     if isinstance(event, RepliesCompleted):
-        return [*event.groups]
+        return [*event.groups], event.refusals
     return str(event)

@@ -10,8 +10,11 @@ from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.framing import (
     Unterminated,
     encode_groups,
+    encode_replies,
     encode_run,
+    end_of,
     split_groups,
+    split_replies,
     split_run,
 )
 from tests.protocol.strategies import (
@@ -314,3 +317,49 @@ def test_fast_way_finds_what_the_slow_way_finds(
     except Unterminated as fault:
         found = list(fault.groups)
     assert found == [*slowly(wire, markers)]
+
+
+def test_refusals_are_found_among_the_replies() -> None:
+    """Each with its place and all that was said before its ERR."""
+    found = split_replies(b"a\n\0no\x15b\n\0c\n\0\x15d", DEFAULT)
+    assert found.groups == [(b"a",), (), (b"b",), (b"c",), ()]
+    assert found[1:] == ([(1, b"no"), (4, b"")], b"d", 3, None)
+
+
+def test_refusals_before_a_broken_reply_are_found() -> None:
+    """What comes behind it is not."""
+    found = split_replies(b"no\x15a\n\0oops\0b\x15", DEFAULT)
+    assert found.groups == [(), (b"a",)]
+    assert found.said == [(0, b"no")]
+    assert str(found.broken) == "message without EOM before EOP"
+
+
+@pytest.mark.parametrize("markers", [DEFAULT, DEFAULT.without_err()])
+def test_end_of_so_many_replies(markers: Markers) -> None:
+    """Refusals count, where there are any."""
+    wire = b"a\n\0no\x15\0b\n\0"
+    ends = [0, 3, 6, 7, 10] if markers.err else [0, 3, 7, 10]
+    assert [end_of(wire, markers, n) for n in range(len(ends))] == ends
+
+
+def test_refusals_are_written_among_the_replies() -> None:
+    """In the place of their replies."""
+    refusals = [(0, "no"), (3, "never")]
+    groups: Groups = [(), (b"a",), (b"b",), ()]
+    wire = encode_replies(groups, refusals, DEFAULT, limit=100)
+    assert wire == b"no\x15a\n\0b\n\0never\x15"
+    assert encode_replies(groups, (), DEFAULT, limit=100) == b"\0a\n\0b\n\0\0"
+
+
+@pytest.mark.parametrize(
+    ("groups", "index"),
+    [
+        ([(b"a\n",), (), (b"c",)], 0),
+        ([(b"a", b"b"), (), (b"c", b"d\0")], 3),
+    ],
+)
+def test_message_that_can_t_be_sent_among_refusals(groups: Groups, index: int) -> None:
+    """Its number is that among all messages."""
+    with pytest.raises(MessageRefused) as caught:
+        encode_replies(groups, [(1, "no")], DEFAULT, limit=100)
+    assert caught.value.index == index

@@ -15,9 +15,9 @@ from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
-    ExchangeRefused,
     MessagesPassed,
     ProtocolFailed,
+    RepliesCompleted,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from tests.protocol.pair import S, Typed, W, receive
@@ -171,7 +171,9 @@ def test_lost_eom_before_eop_fails(sound: Sound, data: st.DataObject) -> None:
 
 def refusals(events: list[Typed]) -> int:
     """Return how many exchanges were refused."""
-    return sum(name == ExchangeRefused.__name__ for name, *_ in events)
+    replies = [e[1] for e in events if e[0] == RepliesCompleted.__name__]
+    runs = (run for run in replies if isinstance(run, list))
+    return sum(isinstance(reply, str) for run in runs for reply in run)
 
 
 @given(requests(), st.data())

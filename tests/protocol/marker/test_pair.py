@@ -26,10 +26,10 @@ from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
-    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
+    Refusals,
     RepliesCompleted,
     StreamEnded,
 )
@@ -183,37 +183,39 @@ class Talk(RuleBasedStateMachine):
     @precondition(lambda self: self.may_answer and self.w.owed)
     @rule(data=st.data(), count=COUNT)
     def answer(self, data: st.DataObject, count: int) -> None:
-        """Complete replies, oldest first."""
-        groups = []
+        """Complete replies, oldest first, and say no to some."""
+        groups: list[tuple[bytes, ...]] = []
+        refusals = []
         for number in range(self.answered, self.answered + min(count, self.w.owed)):
+            if self.markers.err and not data.draw(st.integers(0, 3)):
+                reason = data.draw(reasons(self.markers))
+                refusals.append((len(groups), f"{number}|{reason}"))
+                groups.append(())
+                continue
             group = self.outputs(data, number, 2)
             if self.one_to_one:
                 group = (group or [b"%d|" % number])[:1]
             groups.append(tuple(group))
-        self.complete(groups)
+        if refusals[:1] and not refusals[0][0]:
+            self.take_back()
+        self.complete(groups, refusals)
 
-    def complete(self, groups: list[tuple[bytes, ...]]) -> None:
+    def complete(
+        self, groups: list[tuple[bytes, ...]], refusals: Refusals = ()
+    ) -> None:
         """Write whole replies; this closes a batch that the worker fills."""
         if self.mode is Mode.BATCH_WORKER and self.filling:
             self.taken.append(self.filling)
             self.filling = []
-        self.tell(W, RepliesCompleted(groups))
+        self.tell(W, RepliesCompleted(groups, 0, refusals))
         self.answered += len(groups)
 
-    @precondition(lambda self: self.may_answer and self.w.owed and self.markers.err)
-    @rule(data=st.data())
-    def refuse(self, data: st.DataObject) -> None:
-        """Say no to the oldest exchange, whatever was made of it before."""
-        if self.mode is Mode.BATCH_WORKER and self.filling:
-            self.taken.append(self.filling)
-            self.filling = []
+    def take_back(self) -> None:
+        """Have what was made of the oldest exchange count for nothing."""
         while self.mode is not Mode.CYCLIC and self.sent[W][-1:]:
             if self.sent[W][-1][0] != "output":
                 break
             self.sent[W].pop()
-        reason = data.draw(reasons(self.markers))
-        self.tell(W, ExchangeRefused(0, 0, f"{self.answered}|{reason}"))
-        self.answered += 1
 
     @precondition(lambda self: self.mode is Mode.BATCH_WORKER)
     @precondition(lambda self: self.w.state is State.FILLING)

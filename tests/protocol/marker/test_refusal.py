@@ -9,7 +9,6 @@ from etlstage.protocol.base import Limits
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
-    ExchangeRefused,
     MessagesPassed,
     OutputPassed,
     ProtocolFailed,
@@ -27,7 +26,13 @@ from tests.protocol.marker.reading import (
 from tests.protocol.pair import ConnectionPair, S, W, receive, typed
 from tests.protocol.strategies import REPEATED, WORDS
 
-NO = ExchangeRefused(0, 0, "no date")
+
+def refusal(reason: str) -> RepliesCompleted:
+    """Return what says that one exchange was refused."""
+    return RepliesCompleted([()], 0, [(0, reason)])
+
+
+NO = refusal("no date")
 MESSAGE = MessagesPassed([b"m"])
 
 
@@ -58,7 +63,7 @@ def test_reason_is_what_the_worker_wrote_last(
 ) -> None:
     """Of what it had made before nothing counts; an EOM behind it does no harm."""
     protocol = asked(1)
-    assert receive(protocol, *chop(data)) == typed([ExchangeRefused(0, 0, reason)])
+    assert receive(protocol, *chop(data)) == typed([refusal(reason)])
 
 
 @pytest.mark.parametrize("markers", [WORDS, REPEATED])
@@ -177,13 +182,13 @@ def test_worker_refuses() -> None:
     pair.send(S, MESSAGE, MESSAGE)
     assert pair.send(W, NO) == b"no date\x15"
     assert pair.status == (State.BUSY, 1)
-    assert pair.send(W, ExchangeRefused(0, 0, "")) == b"\x15"
+    assert pair.send(W, refusal("")) == b"\x15"
     assert pair.status == (State.IDLE, 0)
 
 
 def test_worker_that_owes_nothing_has_nothing_to_refuse() -> None:
     """Our own mistake."""
-    with pytest.raises(LocalProtocolError, match="can't handle ERR in state IDLE"):
+    with pytest.raises(LocalProtocolError, match="can't handle EOP in state IDLE"):
         worker(Mode.SINGLE).send(NO)
 
 
@@ -199,7 +204,7 @@ def test_reason_with_a_marker_is_not_sent(marker: bytes) -> None:
     """It would end early, or be only what is behind an EOM."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, MESSAGE)
-    text = pair.refusal(W, ExchangeRefused(0, 0, f"a{marker.decode()}b"))
+    text = pair.refusal(W, refusal(f"a{marker.decode()}b"))
     assert text.startswith("MessageRefused: message contains marker ")
 
 
@@ -207,11 +212,11 @@ def test_reason_that_ends_as_err_begins_is_not_sent() -> None:
     """Of three bytes that are alike the first two are ERR, not the last."""
     pair = ConnectionPair(Mode.SINGLE, REPEATED)
     pair.send(S, MESSAGE)
-    text = pair.refusal(W, ExchangeRefused(0, 0, "no!"))
+    text = pair.refusal(W, refusal("no!"))
     assert text == "MessageRefused: reason ends as marker err begins"
 
 
 def test_supervisor_can_t_refuse() -> None:
     """Only replies can be a refusal."""
     pair = ConnectionPair(Mode.SINGLE)
-    assert "a supervisor can't send ExchangeRefused" in pair.refusal(S, NO)
+    assert "a supervisor can't send RepliesCompleted" in pair.refusal(S, NO)

@@ -20,7 +20,6 @@ from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Session, Shape, Side
 from etlstage.protocol.events import (
     BatchEnded,
-    ExchangeRefused,
     MessagesPassed,
     MoreRequested,
     ProtocolFailed,
@@ -43,6 +42,13 @@ DISPATCHERS = {
 }
 MODES = (Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER)
 LOST = RuntimeError("lost")
+
+
+def refusal() -> RefusedByWorker:
+    """Return the error of a message to which a worker said no."""
+    error = RefusedByWorker("no", stage="t", code=0, reason="no")
+    error.attempts = (Attempt("t-1", 1, "no"),)
+    return error
 
 
 def stage(mode: Mode = Mode.SINGLE, **settings: object) -> Stage:
@@ -99,7 +105,7 @@ class Peer:
             if len(self._held) == 1:
                 self.refusals.update(self._held)
             self._held = []
-            self.protocol.send(ExchangeRefused(0, 0, "no"))
+            self.protocol.send(RepliesCompleted([()], 0, [(0, "no")]))
             return
         self.batches.append(self._held)
         reply = b"+".join(self._held)
@@ -170,12 +176,9 @@ class Line:
         self.protocol.receive_data(bytes(reply), now)
         for event in self.protocol.events_received():
             match event:
-                case RepliesCompleted(groups):
-                    self.dispatcher.answered(groups, len(reply), now)
-                case ExchangeRefused():
-                    no = RefusedByWorker("no", stage="t", code=0, reason="no")
-                    no.attempts = (Attempt("t-1", 1, "no"),)
-                    self.dispatcher.refused_by(0, no, now)
+                case RepliesCompleted(groups, _, refusals):
+                    refused = [(place, refusal()) for place, _ in refusals]
+                    self.dispatcher.answered(groups, len(reply), now, refused)
                 case MoreRequested():
                     pass
                 case _:
@@ -199,8 +202,9 @@ def outcome(
     """Yield message, outputs and whether it failed."""
     for answer in answers:
         assert isinstance(answer, Outcome)
-        for message, group in zip(answer.messages, answer.replies, strict=True):
-            yield message, group, answer.error is not None
+        rows = zip(answer.messages, answer.replies, answer.errors, strict=True)
+        for message, group, error in rows:
+            yield message, group, error is not None
 
 
 def policies() -> st.SearchStrategy[BatchPolicy]:
@@ -366,14 +370,43 @@ def test_worker_may_refuse_a_batch_before_it_has_all_of_it() -> None:
     backlog.suspects.append(caller.take(3, 99))
     dispatcher = AskedDispatcher(stage(Mode.BATCH_WORKER), backlog)
     assert dispatcher.next(0.0, 0, 1) == (MessagesPassed([b"no"]),)
-    refused = RefusedByWorker("no", stage="t", code=0, reason="no")
-    dispatcher.refused_by(0, refused, 0.0)
+    refused = refusal()
+    dispatcher.answered([()], 0, 0.0, [(0, refused)])
     answered = dispatcher.release()
     assert (answered.messages, answered.size) == (1, 2)
     assert caller.waiting == 2
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
     assert (outcome.messages, outcome.error) == ([b"no"], refused)
+
+
+def test_refusals_stay_among_the_replies_that_they_came_with() -> None:
+    """A run of replies has one outcome, whoever was refused in it."""
+    line = Line(stage(window=9))
+    caller = line.submission()
+    caller.feed([b"a", b"b", b"c", b"d"], 0.0)
+    line.pump()
+    first, last = refusal(), refusal()
+    groups: list[tuple[bytes, ...]] = [(), (b"B",), (b"C",), ()]
+    line.dispatcher.answered(groups, 9, 0.0, [(0, first), (3, last)])
+    assert line.dispatcher.release().messages == 4
+    (outcome,) = [x for x in caller.collect() if isinstance(x, Outcome)]
+    assert list(outcome.errors) == [first, None, None, last]
+    assert caller.held_bytes == 0
+
+
+def test_refusals_that_go_with_others_are_shared_out() -> None:
+    """As their replies are: each caller has his own, counted from his own."""
+    line = Line(stage(window=9))
+    callers = [line.submission() for _ in range(3)]
+    for caller in callers:
+        caller.feed([b"a", b"b"], 0.0)
+    line.pump()
+    places = (1, 2, 5)
+    line.dispatcher.answered([()] * 6, 6, 0.0, [(n, refusal()) for n in places])
+    line.dispatcher.release()
+    failed = [[f for _, _, f in outcome(caller.collect())] for caller in callers]
+    assert sorted(failed) == [[False, True], [False, True], [True, False]]
 
 
 def test_refusals_are_answers_to_the_window() -> None:
@@ -394,14 +427,14 @@ def test_what_is_to_be_tried_again_survives_the_worker() -> None:
     long = b"no" * 500_000
     caller.feed([long], 0.0)
     line.give(0.0)
-    refused = RefusedByWorker("no", stage="t", code=0, reason="no")
-    line.dispatcher.refused_by(0, refused, 0.0)
+    refused = refusal()
+    line.dispatcher.answered([()], 0, 0.0, [(0, refused)])
     line.dispatcher.release()
     line.dispatcher.lose(Attempt("t-1", 1, "died"), lambda _: LOST, untouched=False)
     assert caller.waiting == 1
     other = Dispatcher(run, line.backlog, 1)
     assert other.next(0.0, 0, 1) is not None
-    other.refused_by(0, refused, 0.0)
+    other.answered([()], 0, 0.0, [(0, refused)])
     other.release()
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)

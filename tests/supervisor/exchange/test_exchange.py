@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import Attempt
+from etlstage.errors import Attempt, RefusedByWorker
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.submission import Submission
 
 DIED = Attempt("t-1", 1, "died")
+NO, NEVER = (RefusedByWorker(text, stage="t", code=0, reason=text) for text in "nN")
 
 
 def exchange(*messages: bytes) -> Exchange:
@@ -77,3 +78,62 @@ def test_outcome_of_single_messages_is_what_the_worker_made_of_them() -> None:
     groups: list[tuple[bytes, ...]] = [(b"a",), ()]
 
     assert Outcome(0, [b"a", b"b"], groups, 2).replies is groups
+
+
+def answered() -> Outcome:
+    """Return the outcome of five messages, the first and the fourth refused."""
+    messages = [b"a", b"b", b"c", b"d", b"e"]
+    groups = [(), (b"B",), (b"C", b"C"), (), (b"E",)]
+    return Outcome(7, messages, groups, 11, 22, refused=[(0, NO), (3, NEVER)])
+
+
+def test_outcome_knows_which_messages_were_refused() -> None:
+    """Each has its own error, the others have none."""
+    outcome = answered()
+
+    assert (outcome.failed, list(outcome.errors)) == (2, [NO, None, None, NEVER, None])
+    lost = Outcome(0, [b"a", b"b"], (), 2, error=NO)
+    assert (lost.failed, list(lost.errors)) == (2, [NO, NO])
+    assert list(Outcome(0, [b"a"], [(b"A",)], 1).errors) == [None]
+
+
+def test_parts_of_an_outcome_are_answered_or_refused() -> None:
+    """Places, replies and errors stay with their messages, and the sizes add up."""
+    parts = list(answered().parts())
+
+    assert [(p.start, p.messages, p.groups, p.error) for p in parts] == [
+        (7, [b"a"], (), NO),
+        (8, [b"b", b"c"], [(b"B",), (b"C", b"C")], None),
+        (10, [b"d"], (), NEVER),
+        (11, [b"e"], [(b"E",)], None),
+    ]
+    assert not any(part.refused for part in parts)
+    assert sum(part.size for part in parts) == 11
+    assert sum(part.reply_size for part in parts) == 22
+
+
+def test_outcome_without_refusals_is_one_part() -> None:
+    """Nothing is copied."""
+    outcome = Outcome(0, [b"a"], [(b"A",)], 1)
+
+    assert list(outcome.parts()) == [outcome]
+    last = Outcome(0, [b"a", b"b"], [(b"A",), ()], 2, refused=[(1, NO)])
+    assert [part.error for part in last.parts()] == [None, NO]
+
+
+def test_cut_of_an_outcome_has_its_refusals() -> None:
+    """Counted from its own beginning."""
+    part = answered().cut(2, 5)
+
+    assert (part.start, part.messages) == (9, [b"c", b"d", b"e"])
+    assert (part.error, part.refused) == (None, [(1, NEVER)])
+
+
+def test_outcome_has_the_history_of_its_exchange() -> None:
+    """When it is to be tried again."""
+    whole = exchange(b"a", b"b")
+    (part,) = Outcome(5, [b"b"], (), 1, error=NO).parts()
+    again = whole.of(part)
+
+    assert (again.submission, again.start, again.left) == (whole.submission, 5, 1)
+    assert (again.attempts, again.tries) == ((DIED,), 1)

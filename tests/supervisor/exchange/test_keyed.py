@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.errors import LocalProtocolError
+from etlstage.errors import LocalProtocolError, RefusedByWorker
 from etlstage.messages import AnnotatedRun, Position, Result
 from etlstage.stage import Order, RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -21,6 +21,8 @@ from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
 from tests.supervisor.exchange.test_dispatch import stage as silent
 from tests.supervisor.workers import QUICK, numbers, outputs, stage
+
+NO = RefusedByWorker("no", stage="t", code=0, reason="no")
 
 
 def keyed(key: str | None = "/id", workers: int = 3) -> Stage:
@@ -102,13 +104,23 @@ def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
     for lane in lanes.lanes[::-1]:
         while lane.waiting:
             e = lane.take(cuts[lane.waiting % len(cuts)], 99)
-            groups = [(m,) for m in e.messages]
-            lane.deliver(Outcome(e.start, e.messages, groups, e.size, 2 * e.size))
+            groups = [(m,) if keys[int(m)] else () for m in e.messages]
+            refused = [(n, NO) for n, m in enumerate(e.messages) if not keys[int(m)]]
+            lane.deliver(
+                Outcome(
+                    e.start, e.messages, groups, e.size, 2 * e.size, refused=refused
+                )
+            )
     answers = [item for item in lanes.collect() if isinstance(item, Outcome)]
 
     seen = {a.start + n: m for a in answers for n, m in enumerate(a.messages)}
     assert [seen[n] for n in range(len(keys))] == messages
-    assert all(a.groups == [(m,) for m in a.messages] for a in answers)
+    for answer in answers:
+        for m, reply, error in zip(
+            answer.messages, answer.replies, answer.errors, strict=True
+        ):
+            wanted = ((m,), None) if keys[int(m)] else ((), NO)
+            assert (reply, error) == wanted
     assert (lanes.finished, lanes.held, lanes.held_bytes) == (True, 0, 0)
     by_key = defaultdict(list)
     for answer in answers:
