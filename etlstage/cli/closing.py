@@ -35,8 +35,9 @@ def show_report(report: Report, console: Console) -> None:
     seconds = [f"{account.seconds:.1f}" for account in report.ledger]
     console.print(accounts_table(report.ledger, "seconds", seconds))
     lines = [balance(report), report.secrets.conceal(report.landed)]
-    if report.dead_letters is not None:
-        lines.append(f"to see the dead letters: {report.dead_letters}")
+    if report.dead_letters.messages:
+        look = report.secrets.conceal(str(report.dead_letters.command))
+        lines.append(f"to see the dead letters: {look}")
     ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
     lines.append(f"{report.name}: {ending}")
     for line in lines:

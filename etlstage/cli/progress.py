@@ -20,7 +20,7 @@ from rich.text import Text
 from etlstage.messages import StageKind
 from etlstage.pipeline.ledger import Account, Ledger
 
-__all__ = ("Rates", "accounts_table", "made", "show_lines", "show_table", "state_line")
+__all__ = ("Rates", "accounts_table", "show_lines", "show_table", "state_line")
 
 REFRESH: Final = 0.25
 LINE_EVERY: Final = 5.0
@@ -47,13 +47,6 @@ class Rates:
         return [(a - b) / (now - then) for a, b in zip(counts, before, strict=True)]
 
 
-def made(account: Account) -> int:
-    """Return what came out of a stage: of a load stage, what is durable."""
-    if account.kind is StageKind.LOAD:
-        return account.done
-    return account.produced
-
-
 def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
     """
     Return a ledger as a table.
@@ -74,7 +67,7 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
         table.add_row(
             Text(account.stage),
             "-" if account.kind is StageKind.EXTRACT else f"{account.received:,}",
-            f"{made(account):,}",
+            f"{account.made:,}",
             _alarming(account.dead),
             _alarming(account.failed),
             _alarming(account.lost),
@@ -140,7 +133,7 @@ def _stage_state(account: Account, rate: float) -> str:
     parts = [f"{account.stage}"]
     if account.kind is not StageKind.EXTRACT:
         parts.append(f"in {account.received:,}")
-    parts.append(f"out {made(account):,}")
+    parts.append(f"out {account.made:,}")
     parts += [
         f"{word} {count:,}"
         for word, count in (

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from etlstage.errors import SinkFailed
 from etlstage.messages import Run, counted
-from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.interfaces import Output, Sink
 
 __all__ = ("Capture",)
 
@@ -78,6 +78,10 @@ class Capture(Sink):
     def landed(self) -> str:
         """Return how many messages there are, for a human."""
         return f"{counted(self.account.done, 'message')} captured"
+
+    def output(self) -> Output:
+        """Return the file."""
+        return Output("file", str(self._path))
 
     def _append(self, run: Run) -> None:
         assert self._file is not None

@@ -11,14 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.ledger import Account
 
-__all__ = ("DeadLetterSink", "Landing", "Sink", "Source")
+__all__ = ("DeadLetterSink", "Landing", "Output", "Sink", "Source")
 
 
 class Source(ABC):
@@ -64,6 +64,15 @@ class Source(ABC):
         """Release what the source holds; safe to call twice and at any time."""
 
 
+class Output(NamedTuple):
+    """What was loaded into, for programs that read a report."""
+
+    what: str
+    """Such as ``workers``, ``table``, or a format of Spark."""
+    where: str
+    """Name of the stage or of the table, or a path."""
+
+
 class Landing(ABC):
     """
     Where messages end, as far as all engines know it.
@@ -82,6 +91,10 @@ class Landing(ABC):
     @abstractmethod
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded and what was not."""
+
+    def output(self) -> Output:
+        """Return where the messages end."""
+        return Output("sink", self.name)
 
     async def __aenter__(self) -> Self:
         """Start, and find out now what would fail later."""

@@ -70,6 +70,11 @@ class Account:
             setattr(self, name, getattr(self, name) + count)
 
     @property
+    def made(self) -> int:
+        """What came out of the stage: of a load stage, what is durable."""
+        return self.done if self.kind is StageKind.LOAD else self.produced
+
+    @property
     def pending(self) -> int:
         """Messages taken in that have no outcome yet."""
         return self.received - self.done - self.dead - self.failed - self.lost

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from etlstage.pipeline.ledger import Ledger
+from etlstage.messages import StageKind
+from etlstage.pipeline.interfaces import Output
+from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.secret import Secrets
 
-__all__ = ("Report", "Status")
+__all__ = ("KeptLetters", "Report", "Status")
 
 Status: TypeAlias = Literal["done", "failed", "drained", "forced"]
+
+
+class KeptLetters(NamedTuple):
+    """The dead letters of a run."""
+
+    messages: int = 0
+    where: str | None = None
+    """The folder that has them, if there are any."""
+    command: str | None = None
+    """What shows them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,18 +32,25 @@ class Report:
     """What a run did, and what it loaded."""
 
     name: str
+    run: str
+    """What sets this run apart; dead letters bear it, too."""
     status: Status
     """``done``: everything loaded. ``failed``: see ``error``. ``drained``: extraction
     was stopped, what was extracted is loaded. ``forced``: stopped in the middle."""
     error: Exception | None
+    started: datetime
+    """In UTC."""
+    ended: datetime
+    """In UTC."""
     seconds: float
     ledger: Ledger
     landed: str
     """What reached the destination, in one line."""
-    dead_letters: str | None = None
-    """The command that shows the dead letters, if there are any."""
+    output: Output
+    """The destination."""
+    dead_letters: KeptLetters = field(default_factory=KeptLetters)
     secrets: Secrets = field(default_factory=Secrets, repr=False)
-    """What is not to be shown of ``error`` and ``landed``."""
+    """What is not to be shown of ``error``, ``landed`` and places."""
 
     @property
     def undelivered(self) -> int:
@@ -38,29 +59,47 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON, without secrets."""
-        conceal = self.secrets.conceal
+        concealed = self.secrets.concealed
         return {
             "pipeline": self.name,
+            "run": self.run,
             "status": self.status,
-            "error": conceal(str(self.error)) if self.error is not None else None,
+            "error": concealed(str(self.error)) if self.error is not None else None,
+            "started": self.started.isoformat(timespec="milliseconds"),
+            "ended": self.ended.isoformat(timespec="milliseconds"),
             "seconds": round(self.seconds, 3),
-            "stages": [
-                {
-                    "stage": account.stage,
-                    "kind": account.kind.value,
-                    "in": account.received,
-                    "done": account.done,
-                    "dead": account.dead,
-                    "failed": account.failed,
-                    "lost": account.lost,
-                    "out": account.produced,
-                    "skipped": account.skipped,
-                    "doubtful": account.doubtful,
-                    "seconds": round(account.seconds, 3),
-                }
-                for account in self.ledger
-            ],
-            "undelivered": self.undelivered,
-            "landed": conceal(self.landed),
-            "dead_letters": self.dead_letters,
+            "stages": [_stage(account) for account in self.ledger],
+            "edges": [_edge(a, b) for a, b in pairwise(self.ledger)],
+            "output": {
+                **concealed(self.output._asdict()),
+                "messages": self.ledger[-1].made,
+                "text": concealed(self.landed),
+            },
+            "dead_letters": concealed(self.dead_letters._asdict()),
         }
+
+
+def _stage(account: Account) -> dict[str, Any]:
+    return {
+        "stage": account.stage,
+        "kind": account.kind.value,
+        "in": None if account.kind is StageKind.EXTRACT else account.received,
+        "out": account.made,
+        "done": account.done,
+        "dead": account.dead,
+        "failed": account.failed,
+        "lost": account.lost,
+        "skipped": account.skipped,
+        "doubtful": account.doubtful,
+        "seconds": round(account.seconds, 3),
+    }
+
+
+def _edge(start: Account, end: Account) -> dict[str, Any]:
+    return {
+        "name": f"{start.stage} -> {end.stage}",
+        "from": start.stage,
+        "to": end.stage,
+        "messages": end.received,
+        "undelivered": start.produced - end.received,
+    }

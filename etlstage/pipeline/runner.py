@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime
+from secrets import token_hex
 
 import anyio
 
@@ -19,7 +21,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink, Landing
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.pipeline.report import Report, Status
+from etlstage.pipeline.report import KeptLetters, Report, Status
 from etlstage.pipeline.secret import Secrets
 from etlstage.stage import Stage
 from etlstage.telemetry.trace import span
@@ -67,8 +69,10 @@ class Runner(ABC):
         """The accounts of the stages, live as far as the engine knows."""
         self._stages = tuple(stages)
         self._dead_letters = dead_letters
+        self._number = dead_letters.run if dead_letters is not None else token_hex(4)
         self._error: Exception | None = None
         self._started = self._ended = 0.0
+        self._began = self._was_over = datetime.now(UTC)
         self._landing = sink
         self._letter_sink = dead_letter_sink
         self._release = release
@@ -86,7 +90,7 @@ class Runner(ABC):
         Cancelling stops the workers at once; :meth:`report` then says what landed.
         A pipeline runs only once.
         """
-        self._started = anyio.current_time()
+        self._started, self._began = anyio.current_time(), datetime.now(UTC)
         status: Status | None = None
         try:
             try:
@@ -107,7 +111,7 @@ class Runner(ABC):
                 await self._close_letters()
                 if self._release is not None:
                     await self._release(self._error)
-            self._ended = anyio.current_time()
+            self._ended, self._was_over = anyio.current_time(), datetime.now(UTC)
             # What a whole run can't account for is a fault, and no loss.
             if status is None or self._error is not None:
                 self.ledger.settle()
@@ -128,15 +132,21 @@ class Runner(ABC):
 
     def report(self, status: Status) -> Report:
         """Return the report of a run that ended as ``status`` says."""
-        letters = self._dead_letters
+        letters, kept = self._dead_letters, KeptLetters()
+        if letters is not None and letters.count:
+            kept = KeptLetters(letters.count, str(letters.folder), letters.look)
         return Report(
             name=self.name,
+            run=self._number,
             status=status,
             error=self._error,
+            started=self._began,
+            ended=self._was_over,
             seconds=self._ended - self._started,
             ledger=self.ledger,
             landed=self._landing.landed(),
-            dead_letters=letters.look if letters and letters.count else None,
+            output=self._landing.output(),
+            dead_letters=kept,
             secrets=self.secrets,
         )
 

@@ -9,7 +9,7 @@ from etlstage.errors import EtlstageError
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry.log import Log
@@ -89,6 +89,10 @@ class WorkerSink(Sink):
         """Return how many messages the workers have loaded."""
         complete = "complete" if self._finished else "incomplete"
         return f"{counted(self.account.done, 'message')} loaded; output {complete}"
+
+    def output(self) -> Output:
+        """Return that workers have them."""
+        return Output("workers", self.name)
 
     def _note_outputs(self, count: int) -> None:
         # The page: "L-stage produces empty transformation result".

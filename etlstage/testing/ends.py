@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable
 
 from etlstage.messages import Position, Run, counted
-from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.pipeline.interfaces import Output, Sink, Source
 
 __all__ = ("MemorySink", "MemorySource")
 
@@ -91,3 +91,7 @@ class MemorySink(Sink):
     def landed(self) -> str:
         """Return how many messages are durable."""
         return f"{counted(self.account.done, 'message')} in memory"
+
+    def output(self) -> Output:
+        """Return that this object has them."""
+        return Output("memory", self.name)

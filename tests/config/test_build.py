@@ -248,7 +248,7 @@ async def test_dead_letters_know_commands_as_written(
     assert letter.config["command"][0] == "sh"
     assert "${TOKEN} ${N}" in letter.config["command"][2]
     assert "hunter2" not in str(letter)
-    assert str(path) in str(report.dead_letters)
+    assert str(path) in str(report.dead_letters.command)
 
 
 @pytest.mark.spark

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import (
     Awaitable,
     Callable,
@@ -8,6 +9,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from etlstage.pipeline.dead_letter.file import letter_files
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
+from etlstage.pipeline.report import KeptLetters
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
@@ -189,58 +192,56 @@ async def test_workers_at_both_ends(tmp_path: Path) -> None:
     assert report.landed == "3 messages loaded; output complete"
 
 
+def account_of(stage: str, kind: str, **counts: int | None) -> dict[str, object]:
+    """Return a stage of a report, with zeros where nothing else is said."""
+    names = ("in", "out", "done", "dead", "failed", "lost", "skipped", "doubtful")
+    return {"stage": stage, "kind": kind, **dict.fromkeys(names, 0), **counts}
+
+
 async def test_report_as_json() -> None:
-    """What ``--report`` writes."""
+    """What ``--report`` writes; its counts are those of the table (issue 11)."""
+    before = datetime.now(UTC)
     report = await run(pipeline(ScriptedSource([[b"a b"]]), words, sink=GatedSink()))
     plainly = json.loads(json.dumps(report.to_dict()))
     for part in [plainly, *plainly["stages"]]:
         assert part.pop("seconds") >= 0
+    start, end = (datetime.fromisoformat(plainly.pop(n)) for n in ("started", "ended"))
+    before = before.replace(microsecond=before.microsecond // 1000 * 1000)
+    assert before <= start <= end <= datetime.now(UTC)
+    assert re.fullmatch("[0-9a-f]{8}", plainly.pop("run"))
 
     assert plainly == {
         "pipeline": "p",
         "status": "done",
         "error": None,
         "stages": [
+            account_of("source", "extract", **{"in": None, "out": 1}),
+            account_of("words", "transform", **{"in": 1, "done": 1, "out": 2}),
+            account_of("sink", "load", **{"in": 2, "done": 2, "out": 2}),
+        ],
+        "edges": [
             {
-                "stage": "source",
-                "kind": "extract",
-                "in": 0,
-                "done": 0,
-                "dead": 0,
-                "failed": 0,
-                "lost": 0,
-                "out": 1,
-                "skipped": 0,
-                "doubtful": 0,
+                "name": "source -> words",
+                "from": "source",
+                "to": "words",
+                "messages": 1,
+                "undelivered": 0,
             },
             {
-                "stage": "words",
-                "kind": "transform",
-                "in": 1,
-                "done": 1,
-                "dead": 0,
-                "failed": 0,
-                "lost": 0,
-                "out": 2,
-                "skipped": 0,
-                "doubtful": 0,
-            },
-            {
-                "stage": "sink",
-                "kind": "load",
-                "in": 2,
-                "done": 2,
-                "dead": 0,
-                "failed": 0,
-                "lost": 0,
-                "out": 0,
-                "skipped": 0,
-                "doubtful": 0,
+                "name": "words -> sink",
+                "from": "words",
+                "to": "sink",
+                "messages": 2,
+                "undelivered": 0,
             },
         ],
-        "undelivered": 0,
-        "landed": "2 messages in memory",
-        "dead_letters": None,
+        "output": {
+            "what": "memory",
+            "where": "sink",
+            "messages": 2,
+            "text": "2 messages in memory",
+        },
+        "dead_letters": {"messages": 0, "where": None, "command": None},
     }
 
 
@@ -576,7 +577,7 @@ async def test_undelivered_messages_are_counted() -> None:
 
     assert counts(report) == [(0, 0, 0, 0, 2), (1, 0, 0, 1, 0)]
     assert report.undelivered == 1
-    assert report.to_dict()["undelivered"] == 1
+    assert [e["undelivered"] for e in report.to_dict()["edges"]] == [1]
 
 
 # --- a ledger that does not balance --------------------------------------------------
@@ -780,7 +781,9 @@ SOME = ErrorBudget(count=3, share=None)
 EAGER = RestartPolicy(max=50, delay=0.01)
 
 
-async def test_messages_that_kill_are_put_aside(letters: DeadLetters) -> None:
+async def test_messages_that_kill_are_put_aside(
+    letters: DeadLetters, tmp_path: Path
+) -> None:
     """The others pass, in order; all is counted and can be looked at."""
     source = ScriptedSource([[b"a", b"end", b"b"], [b"c\0d", b"end", b"e"]])
     sink = GatedSink()
@@ -794,9 +797,13 @@ async def test_messages_that_kill_are_put_aside(letters: DeadLetters) -> None:
     assert [(a.received, a.done, a.dead) for a in report.ledger] == [
         *((0, 0, 0), (6, 5, 1), (5, 3, 2), (3, 3, 0)),
     ]
-    assert report.dead_letters == letters.look
     assert report.to_dict()["stages"][2]["dead"] == 2
-    assert report.to_dict()["dead_letters"] == letters.look
+    assert report.to_dict()["run"] == letters.run
+    assert report.to_dict()["dead_letters"] == {
+        "messages": 3,
+        "where": str(tmp_path / "state/dead_letters"),
+        "command": letters.look,
+    }
     found = {(x.stage, x.place): x for x in letters.letters()}
     assert sorted(found) == [("dies", 1), ("dies", 3), ("echo", 3)]
     assert found["echo", 3].message == b"c\0d"
@@ -814,7 +821,7 @@ async def test_run_without_dead_letters_says_nothing_of_them(
     report = await run(
         pipeline(ScriptedSource([[b"a"]]), echo, sink=GatedSink(), dead_letters=letters)
     )
-    assert report.dead_letters is None
+    assert report.dead_letters == KeptLetters()
     assert letter_files(tmp_path / "state") == []
 
 
@@ -831,7 +838,7 @@ async def test_budget_ends_the_run(letters: DeadLetters) -> None:
     assert letters.look in str(report.error)
     assert report.ledger[1].dead == letters.count == 2
     assert report.ledger[1].pending == 0
-    assert report.dead_letters == letters.look
+    assert report.dead_letters.command == letters.look
     assert not sink.finished
     report.ledger.check(whole=False)
 

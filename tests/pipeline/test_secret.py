@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from rich.console import Console
 
 from etlstage.cli.closing import show_report
 from etlstage.messages import StageKind
+from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.pipeline.report import Report
+from etlstage.pipeline.report import KeptLetters, Report
 from etlstage.pipeline.secret import Secrets
 
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 SECRETS = Secrets(
     {
         "hunter2": "${TOKEN}",
@@ -82,14 +85,24 @@ def test_report_as_json_has_no_secrets() -> None:
     report = Report(
         name="p",
         status="failed",
+        run="abc",
         error=ValueError("no hunter2"),
+        started=NOON,
+        ended=NOON,
         seconds=1.0,
         ledger=Ledger.of_pipeline("e", (), Account("l", StageKind.LOAD)),
         landed="wrote 1 epoch to /data/hunter2",
+        output=Output("parquet", "/data/hunter2"),
+        dead_letters=KeptLetters(1, "/state/hunter2", "etlstage dlq ls hunter2"),
         secrets=SECRETS,
     )
     assert "hunter2" not in json.dumps(report.to_dict())
-    assert report.to_dict()["landed"] == "wrote 1 epoch to /data/${TOKEN}"
+    assert report.to_dict()["output"] == {
+        "what": "parquet",
+        "where": "/data/${TOKEN}",
+        "messages": 0,
+        "text": "wrote 1 epoch to /data/${TOKEN}",
+    }
     assert "hunter2" not in repr(report.secrets)
     screen = io.StringIO()
     show_report(report, Console(file=screen))

@@ -78,6 +78,11 @@ class DeadLetters:
         self._last_dumped: tuple[Mapping[str, Any], str] = ({}, "{}")
 
     @property
+    def folder(self) -> Path:
+        """Where the files of the letters are."""
+        return self._state / FOLDER
+
+    @property
     def look(self) -> str:
         """The command with which a user looks at the letters."""
         return f"etlstage dlq ls {shlex.quote(self._shown)}"
@@ -260,8 +265,7 @@ class DeadLetters:
         behind = f"; the message's own error: {why}" if why else ""
         said = (error.strerror or str(error)).lower()
         return StageError(
-            f"stage {stage}: can't write dead letters to {self._state / FOLDER}:"
-            f" {said}{behind}",
+            f"stage {stage}: can't write dead letters to {self.folder}: {said}{behind}",
             stage=stage,
         )
 

@@ -18,6 +18,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 
 from etlstage.errors import ConfigError
+from etlstage.pipeline.interfaces import Output
 
 __all__ = ("Destination", "local_path")
 
@@ -107,6 +108,11 @@ class Destination:
         if self.path is not None:
             writer = writer.option("path", self.path)
         writer.saveAsTable(self.table)
+
+    def output(self) -> Output:
+        """Return what and where it is, for reports."""
+        what = self.format if self.table is None else "table"
+        return Output(what, self.table or self.path or str(self))
 
     def objection(self, columns: Sequence[str]) -> str | None:
         """Return what stands against writing ``columns``, as far as it is known."""

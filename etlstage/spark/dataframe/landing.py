@@ -21,7 +21,7 @@ from etlstage.errors import SinkFailed, StageError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.interfaces import Landing
+from etlstage.pipeline.interfaces import Landing, Output
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.dataframe.fit import judged, misfits_of, rows_of
 from etlstage.spark.dataframe.schema import fitted
@@ -91,6 +91,10 @@ class FrameLanding(Landing):
             f" {counted(self.epochs, 'epoch')} to {self._destination};"
             f" output {complete}{rest}"
         )
+
+    def output(self) -> Output:
+        """Return the destination."""
+        return self._destination.output()
 
     async def _prepare(self) -> None:
         if self._error is not None:

@@ -26,6 +26,7 @@ from etlstage.errors import EtlstageError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.folder import make
 from etlstage.pipeline.delivery.position import load, store
+from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine.stage_job import StageJob, staging_for
@@ -63,6 +64,10 @@ class Outlet(Protocol):
         """Return what stands against a stream that begins, as far as it is known."""
         ...
 
+    def output(self) -> Output:
+        """Return where the messages end."""
+        ...
+
     def sink(self, spark: SparkSession, epoch: str, letters: DeadLetters) -> StagedLoad:
         """
         Return the sink of a batch.
@@ -95,6 +100,10 @@ class FrameOutlet:
     def objection(self) -> str | None:
         """Return what stands against a stream that begins, as far as it is known."""
         return self.destination.objection(self.destination.partition_by)
+
+    def output(self) -> Output:
+        """Return the destination."""
+        return self.destination.output()
 
     def sink(self, spark: SparkSession, epoch: str, letters: DeadLetters) -> StagedSink:
         """Return the sink of a batch."""
@@ -131,6 +140,10 @@ class WorkerOutlet:
     def objection(self) -> str | None:
         """Return None: a worker says what it wants when it runs."""
         return None
+
+    def output(self) -> Output:
+        """Return that workers have them."""
+        return Output("workers", self.name)
 
     def sink(
         self, spark: SparkSession, epoch: str, letters: DeadLetters

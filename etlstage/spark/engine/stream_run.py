@@ -21,7 +21,7 @@ from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.interfaces import Landing
+from etlstage.pipeline.interfaces import Landing, Output
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.micro_batch import STOPPED, Batches, Outlet
@@ -215,6 +215,10 @@ class _Landed(Landing):
         super().__init__(outlet.name)
         self.epochs = 0
         self._outlet = outlet
+
+    def output(self) -> Output:
+        """Return where the messages end."""
+        return self._outlet.output()
 
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded."""

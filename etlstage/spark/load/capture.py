@@ -9,7 +9,7 @@ from typing import Self
 from pyspark.sql import DataFrame
 
 from etlstage.messages import Position
-from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.pipeline.ledger import Account
 from etlstage.spark.dataframe.source import DataFrameSource
 from etlstage.spark.engine.staging import StagedLoad
@@ -28,6 +28,10 @@ class StagedCapture(StagedLoad):
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded."""
         return self._sink.landed()
+
+    def output(self) -> Output:
+        """Return where the messages end."""
+        return self._sink.output()
 
     async def __aenter__(self) -> Self:
         """Open the sink."""

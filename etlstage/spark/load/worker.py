@@ -17,6 +17,7 @@ from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.policy import check_budget
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import Output
 from etlstage.spark.datasource.datasource import write_worker
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.errors import explain
@@ -99,6 +100,10 @@ class StagedWorker(StagedLoad):
         """Return how many messages the workers have loaded."""
         complete = "complete" if self._whole else "incomplete"
         return f"{counted(self.account.done, 'message')} loaded; output {complete}"
+
+    def output(self) -> Output:
+        """Return that workers have them."""
+        return Output("workers", self.name)
 
     def _adopt(
         self, dead: Sequence[tuple[int, DeadLetter]], starts: Mapping[int, int]

@@ -114,7 +114,7 @@ async def test_what_is_there_is_loaded_once(
     assert (load.received, load.done) == (19, 19)
     assert dead(tmp_path) == [b'{"id":13}']
     assert "wrote 19 messages in 2 epochs to" in report.landed
-    assert report.dead_letters is not None
+    assert report.dead_letters.messages
     epochs = sorted(entry.name for entry in (tmp_path / "out").iterdir())
     assert [name.rpartition("-")[2] for name in epochs] == ["0", "1"]
 

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from tests.cli.conftest import Etlstage
+
+README: Final = Path(__file__).parents[2] / "README.md"
+REFUSING: Final = """\
+import sys
+for line in sys.stdin.buffer:
+    end = b"no\\x15" if line == b"c\\n" else line.upper() + b"\\0"
+    sys.stdout.buffer.write(end)
+    sys.stdout.flush()
+"""
+
+
+def example(name: str) -> str:
+    """Return a block of README, found by the comment in front of it."""
+    _, found, rest = README.read_text().partition(f"<!-- test: {name} -->\n```")
+    assert found
+    return rest.partition("\n")[2].partition("\n```")[0]
+
+
+def comparable(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report with what differs from run to run as its type."""
+    for part in [report, *report["stages"]]:
+        part["seconds"] = type(part["seconds"])
+    for key in ("run", "started", "ended"):
+        report[key] = len(report[key])
+    where = report["dead_letters"].pop("where")
+    report["dead_letters"]["where"] = Path(where).parts[-3:]
+    return report
+
+
+def test_report_is_as_readme_shows_it(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """Key by key, and value by value where runs don't differ (issue 11)."""
+    pipeline.write_text(pipeline.read_text().replace(r"c\n", r"c\nd\ne\n"))
+    (tmp_path / "upper.py").write_text(REFUSING)
+    assert etlstage("run", "pipeline.yaml", "--report", "r.json").returncode == 0
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert comparable(written) == comparable(json.loads(example("report")))
+    order = list(written), list(written["stages"][0]), list(written["edges"][0])
+    shown = json.loads(example("report"))
+    assert order == (list(shown), list(shown["stages"][0]), list(shown["edges"][0]))
