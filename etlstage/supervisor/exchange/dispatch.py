@@ -265,7 +265,8 @@ class Dispatcher:
             self._backlog.go_in_step()
             # Which of several is at fault nobody knows; what came behind them is not.
             blamed, innocent = answered, held
-        if untouched or (len(blamed) > 1 and self.block.doubted):
+        many = len(blamed) if self._batches else sum(e.left for e in blamed)
+        if untouched or (many > 1 and self.block.doubted):
             blamed, innocent = [], [*answered, *held]
         found = judge(
             blamed,

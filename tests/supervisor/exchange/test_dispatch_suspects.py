@@ -1,0 +1,176 @@
+"""A dispatcher and its worker: suspects, what is doubted, and who has nothing."""
+
+from __future__ import annotations
+
+from etlstage.errors import Attempt
+from etlstage.messages import StageKind
+from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.marker import Mode
+from etlstage.stage import ErrorPolicy
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.dispatch import Loss, StreamDispatcher
+from etlstage.supervisor.exchange.round import Round
+from etlstage.supervisor.exchange.submission import Submission
+from tests.supervisor.exchange.test_dispatch import LOST, Line, outcome, stage
+
+
+def begun(*messages: bytes, blocks: bool = False) -> tuple[Line, Submission]:
+    """Return a line, and a caller whose first message was given to the worker."""
+    line = Line(stage(window=1), blocks=blocks)
+    line.backlog.join(0)
+    caller = line.submission()
+    caller.feed(list(messages), 0.0)
+    assert line.give(0.0)
+    return line, caller
+
+
+def answer(line: Line) -> None:
+    """Answer the only message that the worker has."""
+    line.dispatcher.answered([()], 0, 0.0)
+    line.dispatcher.release()
+
+
+def test_worker_is_busy_with_what_it_has() -> None:
+    """One that is asked for nothing has nothing."""
+    line, _ = begun(b"1", b"2")
+    dispatcher = line.dispatcher
+    assert (dispatcher.busy, dispatcher.held) == (True, 1)
+    assert not dispatcher.awaited(9)
+    answer(line)
+    assert (dispatcher.busy, dispatcher.held) == (False, 0)
+
+
+def test_round_of_a_program_ends_with_it() -> None:
+    """If there is one: a program may end before anybody wants what it writes."""
+    backlog = Backlog()
+    run = stage(Mode.PLAIN, kind=StageKind.EXTRACT)
+    dispatcher = StreamDispatcher(run, backlog)
+    dispatcher.passed([b"too early"])
+    dispatcher.finish(0.0)
+    asked = Round(lambda: None, b"", max_unread=99)
+    backlog.open(asked)
+    assert dispatcher.stalled
+    assert dispatcher.next(0.0, 0, 1) == ()
+    assert (dispatcher.stalled, dispatcher.held) == (False, 0)
+    dispatcher.passed([b"1"])
+    assert not asked.finished
+    dispatcher.finish(0.0)
+    dispatcher.release()
+
+    assert (asked.finished, asked.outputs()) == (True, [[b"1"]])
+
+
+# --- a suspect -----------------------------------------------------------------------
+
+
+def test_suspect_is_tried_alone_by_an_idle_worker() -> None:
+    """Who is busy gets idle for it, where nobody fresh may come."""
+    line, caller = begun(b"1", b"2", b"3")
+    suspect = caller.take(1, 99)
+    line.backlog.suspects.append(suspect)
+    line.backlog.orphaned = True
+    assert not line.give(0.0)
+    answer(line)
+
+    assert line.dispatcher.next(0.0, 0, 9) == (MessagesPassed([b"2"]),)
+    assert line.dispatcher.next(0.0, 1, 9) is None
+    answer(line)
+    assert line.dispatcher.next(0.0, 0, 9) == (MessagesPassed([b"3"]),)
+
+
+def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
+    """Its worker has nothing else to be blamed for then."""
+    line, caller = begun(b"1", b"2", blocks=True)
+    line.dispatcher.answered([()], 0, 0.0)
+    line.backlog.suspects.append(caller.take(1, 99))
+    line.backlog.orphaned = True
+
+    assert line.dispatcher.next(0.0, 0, 9) is None
+    line.dispatcher.block.end()
+    line.dispatcher.release()
+    assert line.dispatcher.next(0.0, 0, 9) == (MessagesPassed([b"2"]),)
+
+
+def test_suspect_of_a_lane_keeps_nobody_else() -> None:
+    """Its owner tries it; a fresh worker goes on with other things."""
+    line = Line(stage())
+    lane = Submission(lambda: None, keyed=True)
+    line.backlog.open(lane)
+    lane.feed([b"1"], 0.0)
+    line.backlog.join(7)
+    assert line.backlog.in_turn(7) == [lane]
+    line.backlog.suspects.append(lane.take(1, 99))
+    line.submission().feed([b"2"], 0.0)
+
+    assert line.dispatcher.next(0.0, 0, 9) == (MessagesPassed([b"2"]),)
+
+
+def test_worker_that_is_to_go_tries_nothing() -> None:
+    """It ends with what it has."""
+    line, caller = begun(b"1", b"2")
+    line.dispatcher.answered([()], 0, 0.0)
+    line.backlog.suspects.append(caller.take(1, 99))
+    line.backlog.orphaned = line.dispatcher.retiring = True
+
+    assert line.dispatcher.next(0.0, 0, 9) is None
+
+
+# --- a count that is wrong -----------------------------------------------------------
+
+
+def doubted(*messages: bytes, **settings: object) -> tuple[Line, Submission]:
+    """Return a line whose worker answered all but one, and a reply too many showed."""
+    line = Line(stage(window=len(messages), **settings), blocks=True)  # type: ignore[arg-type]
+    caller = line.submission()
+    caller.feed(list(messages), 0.0)
+    line.pump()
+    line.dispatcher.answered([()] * (len(messages) - 1), 0, 0.0)
+    line.dispatcher.block.doubted = True
+    return line, caller
+
+
+def lose(line: Line) -> Loss:
+    """Lose the worker of a line."""
+    died = Attempt("t-1", 1, "died")
+    return line.dispatcher.lose(died, lambda _: LOST, untouched=False)
+
+
+def test_replies_that_do_not_add_up_are_nobodys_fault() -> None:
+    """All of the block goes back, and on in lock-step; nothing was seen (issue 9)."""
+    line, caller = doubted(b"1", b"2", b"3")
+    assert line.dispatcher.doubtful == 0
+
+    assert lose(line) == Loss(3, retried=3, failed=0, tries=0)
+    assert not line.backlog.suspects
+    assert line.dispatcher.step
+    assert (caller.waiting, caller.collect()) == (3, [])
+
+
+def test_lone_message_with_a_wrong_count_is_to_blame() -> None:
+    """What was given behind it is not."""
+    line, caller = doubted(b"1", b"2", on_error=ErrorPolicy(retries=0))
+
+    assert lose(line) == Loss(2, retried=1, failed=1, tries=0)
+    assert [m for m, _, failed in outcome(caller.collect()) if failed] == [b"1"]
+    assert caller.waiting == 1
+
+
+def test_effects_of_a_load_worker_are_doubtful() -> None:
+    """Nobody can take them back."""
+    line, _ = doubted(b"1", kind=StageKind.LOAD)
+    assert line.dispatcher.doubtful == 0
+    line.dispatcher.answered([()], 0, 0.0)
+
+    assert line.dispatcher.doubtful == 1
+
+
+def test_what_was_released_may_be_doubtful() -> None:
+    """As long as a fault could still show; a fault is what makes it so."""
+    line, caller = begun(b"1", blocks=True)
+    line.dispatcher.answered([()], 0, 0.0)
+    line.dispatcher.release(proven=False)
+    assert len(caller.collect()) == 1
+    assert line.dispatcher.doubtful == 0
+    line.dispatcher.block.doubted = True
+
+    assert line.dispatcher.doubtful == 1
