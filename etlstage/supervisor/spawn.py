@@ -7,10 +7,12 @@ import re
 import resource
 import shlex
 import sys
+from dataclasses import replace
 from typing import Final
 
 from etlstage.errors import WorkerStartFailed
 from etlstage.stage.stage import Stage
+from etlstage.telemetry.trace import current_trace
 from etlstage.transport import (
     Child,
     Launch,
@@ -21,7 +23,7 @@ from etlstage.transport import (
 )
 from etlstage.transport.identity import Identity, UnknownIdentity, look_up
 
-__all__ = ("command_line", "spawn", "substituted")
+__all__ = ("command_line", "spawn", "substituted", "traced")
 
 _INHERITED: Final = (
     "PATH",
@@ -84,6 +86,16 @@ def spawn(
             f" command: {command_line(stage)}",
             stage=stage.name,
         ) from error
+
+
+def traced(launch: Launch) -> Launch:
+    """Return what starts workers and tells them to whose trace they belong."""
+    trace = current_trace()
+
+    def launch_traced(request: LaunchRequest) -> tuple[Wire, Child]:
+        return launch(replace(request, env={**trace, **request.env}))
+
+    return launch_traced if trace else launch
 
 
 def command_line(stage: Stage) -> str:

@@ -7,48 +7,37 @@ and what it started is gone when its block ends, however it ends.
 
 from __future__ import annotations
 
-import json
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
-    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
 )
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
-from functools import partial
+from contextlib import aclosing
 from types import TracebackType
-from typing import Final, Self, overload
+from typing import Self, overload
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from etlstage.errors import LocalProtocolError, Overloaded, WorkerLost
-from etlstage.messages import Position, Result, Run, StageKind, counted, sound
-from etlstage.protocol.base import Shape
-from etlstage.stage.policy import Order
+from etlstage.errors import LocalProtocolError
+from etlstage.messages import Position, Result, Run, StageKind, sound
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.callers import Callers, results_of
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.exchange.keyed import Lanes
-from etlstage.supervisor.exchange.round import Repeat, Round
-from etlstage.supervisor.exchange.submission import Collected, Submission
+from etlstage.supervisor.exchange.submission import Collected
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.lifecycle.health import Health
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
-from etlstage.supervisor.stream import Intake, Signal, as_run, in_runs
+from etlstage.supervisor.spawn import traced
+from etlstage.supervisor.stream import as_run, in_runs
 from etlstage.telemetry import Meter, StageMetrics
-from etlstage.telemetry.trace import Span, current_trace, span
-from etlstage.transport import Child, Launch, LaunchRequest, Wire, launch_over_pipes
+from etlstage.transport import Launch, launch_over_pipes
 
 __all__ = ("AsyncSupervisor",)
-
-_OUTPUTS_UNREAD: Final = 256 * 1024  # bytes, until no more are read
-_to_result = partial(tuple.__new__, Result)
 
 
 class AsyncSupervisor:
@@ -94,17 +83,19 @@ class AsyncSupervisor:
         self.stage = stage
         self._launch = launch
         self._commit = commit
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self._max_pending = max_pending
-        self._backlog = Backlog()
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._pool: WorkerPool | None = None
         self._observers = Observers(stage, self._metrics)
+        self._callers = Callers(
+            stage,
+            self._kick,
+            self._observers,
+            self._metrics,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            max_pending=max_pending,
+        )
         self._tasks: TaskGroup | None = None
-        self._intakes: set[Intake] = set()
-        self._closing = False  # nothing new is taken
-        self._drained = anyio.Event()  # nothing is under way any more
         self._ended = False
 
     def __repr__(self) -> str:
@@ -145,12 +136,7 @@ class AsyncSupervisor:
                 taken then, and streams read no more of their input.
 
         """
-        self._closing = True
-        for intake in self._intakes:
-            intake.scope.cancel()
-        with anyio.move_on_after(drain):
-            while self._backlog.occupied:
-                await self._drained.wait()
+        await self._callers.drain(drain)
         await self._stop(patient=True)
 
     async def _stop(self, *, patient: bool) -> None:
@@ -162,7 +148,7 @@ class AsyncSupervisor:
         finally:
             with anyio.CancelScope(shield=True):
                 await self._pool.stop(patient=False)
-                self._backlog.fail(self._closed())
+                self._callers.fail()
 
     def scale(self, workers: int) -> None:
         """
@@ -190,9 +176,9 @@ class AsyncSupervisor:
         if self._pool is None:
             return Health("starting", "is not entered")
         health = self._pool.health()
-        if self._closing or self._ended:
+        if self._callers.closing or self._ended:
             return Health("failed", "the supervisor is closed")
-        if health.state == "ready" and self._backlog.in_step:
+        if health.state == "ready" and self._callers.backlog.in_step:
             reason = "messages go one at a time: replies could not be told apart"
             return Health("degraded", reason)
         return health
@@ -230,26 +216,8 @@ class AsyncSupervisor:
         run, error = sound(await as_run(messages))
         if error is not None:
             raise error
-        self._admit(len(run))
-        results: dict[int, list[Result]] = {}
-        failed = 0
-        async with self._submission("submit") as (submission, changed, noted):
-            submission.feed(run, anyio.current_time())
-            submission.close()
-            self._kick()
-            while True:
-                stalled = submission.stalled
-                for outcome in self._collect(submission):
-                    assert isinstance(outcome, Outcome), "no positions were submitted"
-                    results[outcome.start] = _results(outcome)
-                    failed += len(outcome.messages) if outcome.error else 0
-                if submission.finished:
-                    break
-                if stalled:
-                    self._kick()
-                await changed.wait()
-            noted.note(messages=len(run), failed=failed)
-        return [result for start in sorted(results) for result in results[start]]
+        self._running()
+        return await self._callers.submit(run)
 
     async def ask(
         self,
@@ -301,7 +269,7 @@ class AsyncSupervisor:
         """
         async with aclosing(self.answers(in_runs(messages))) as outcomes:
             async for outcome in outcomes:
-                for result in _results(outcome):
+                for result in results_of(outcome):
                     yield result
 
     @overload
@@ -312,7 +280,7 @@ class AsyncSupervisor:
     def answers(
         self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
     ) -> AsyncGenerator[Collected, None]: ...
-    async def answers(
+    def answers(
         self, items: Iterable[Run | Position] | AsyncIterable[Run | Position]
     ) -> AsyncGenerator[Collected, None]:
         """
@@ -321,37 +289,7 @@ class AsyncSupervisor:
         A position among the runs is yielded when all messages before it have ended,
         whatever the order of the others; no position overtakes another.
         """
-        async with self._submission("stream") as (submission, changed, _):
-            tasks = self._running()
-            intake = Intake(
-                submission,
-                items,
-                has_room=self._has_room,
-                fed=self._kick,
-                closed=self._closed(),
-            )
-            self._intakes.add(intake)
-            tasks.start_soon(intake.run)
-            try:
-                while True:
-                    stalled = submission.stalled
-                    collected = self._collect(submission)
-                    if stalled:
-                        self._kick()
-                    for item in collected:
-                        intake.room.set()
-                        yield item
-                    if submission.finished:
-                        break
-                    await changed.wait()
-                if intake.error is not None:
-                    raise intake.error
-            finally:
-                self._intakes.remove(intake)
-                intake.scope.cancel()
-                # Who closes the stream may close its input next: leave it alone.
-                with anyio.CancelScope(shield=True):
-                    await intake.ended.wait()
+        return self._callers.answers(items, self._running())
 
     async def extract(
         self, *, start: object = None, end: object = None
@@ -380,7 +318,7 @@ class AsyncSupervisor:
                 for message in run:
                     yield message
 
-    async def extract_runs(
+    def extract_runs(
         self, *, start: object = None, end: object = None, template: str | None = None
     ) -> AsyncGenerator[Run, None]:
         """
@@ -399,35 +337,7 @@ class AsyncSupervisor:
                 f"stage {self.stage.name} is of kind {self.stage.kind.value}:"
                 " it can't extract"
             )
-        changed = Signal()
-        asked = Round(
-            changed.set,
-            _request(start, end, template),
-            max_unread=_OUTPUTS_UNREAD,
-            repeat=self._repeat(ranged=start is not None or end is not None),
-            stage=self.stage.name,
-        )
-        self._open(asked)
-        try:
-            with span("extract", stage=self.stage.name):
-                while True:
-                    finished = asked.finished
-                    for run in asked.outputs():
-                        yield run
-                    if finished:
-                        break
-                    self._kick()
-                    await changed.wait()
-                if asked.error is not None:
-                    raise asked.error
-        finally:
-            self._drop(asked)
-            self._kick()
-
-    def _repeat(self, *, ranged: bool) -> Repeat:
-        if self.stage.dialect.shape is Shape.STREAM:
-            return Repeat.NEVER
-        return Repeat.BEHIND if ranged else Repeat.ANEW
+        return self._callers.extract(start, end, template)
 
     def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:
         """
@@ -443,23 +353,14 @@ class AsyncSupervisor:
     def _start(self) -> None:
         self._pool = WorkerPool(
             self.stage,
-            self._backlog,
+            self._callers.backlog,
             self._running(),
             self._tell,
             self._metrics,
-            self._traced(self._launch),
+            traced(self._launch),
             self._commit,
         )
         self._pool.start()
-
-    def _traced(self, launch: Launch) -> Launch:
-        """Return what starts workers and tells them to whose trace they belong."""
-        trace = current_trace()
-
-        def traced(request: LaunchRequest) -> tuple[Wire, Child]:
-            return launch(replace(request, env={**trace, **request.env}))
-
-        return traced if trace else launch
 
     async def _finish(self, *, patient: bool) -> None:
         assert self._tasks is not None
@@ -474,10 +375,6 @@ class AsyncSupervisor:
                 self._ended = True
                 self._observers.close()
 
-    def _closed(self) -> WorkerLost:
-        name = self.stage.name
-        return WorkerLost(f"stage {name}: the supervisor is closed", stage=name)
-
     def _running(self) -> TaskGroup:
         if self._tasks is None or self._ended:
             raise LocalProtocolError(
@@ -485,101 +382,10 @@ class AsyncSupervisor:
             )
         return self._tasks
 
-    @asynccontextmanager
-    async def _submission(
-        self, what: str
-    ) -> AsyncIterator[tuple[Submission | Lanes, Signal, Span]]:
-        if self.stage.kind is StageKind.EXTRACT:
-            raise LocalProtocolError(
-                f"stage {self.stage.name} extracts: it takes no messages"
-            )
-        self._running()
-        changed = Signal()
-        submission: Submission | Lanes
-        order, reply = self.stage.order, self.stage.max_reply
-        most = self._max_bytes
-        if order is Order.KEY:
-            count = max(1, self.stage.pool.max)
-            submission = Lanes(
-                self.stage, count, changed.set, max_unread=most, max_reply=reply
-            )
-            lanes = submission.lanes
-        else:
-            submission = Submission(
-                changed.set,
-                max_unread=most,
-                max_reply=reply,
-                ordered=order is Order.TOTAL,
-            )
-            lanes = [submission]
-        for lane in lanes:
-            self._open(lane)
-        try:
-            with span(what, stage=self.stage.name) as noted:
-                yield submission, changed, noted
-        finally:
-            stalled = submission.stalled
-            for lane in lanes:
-                self._drop(lane)
-            if stalled:
-                self._kick()  # what waited for its consumer waits for nobody now
-            if isinstance(submission, Lanes) and submission.unkeyed:
-                self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
-
-    def _admit(self, count: int) -> None:
-        pending, most = self._backlog.pending, self._max_pending
-        if most is not None and pending + count > most:
-            name = self.stage.name
-            raise Overloaded(
-                f"stage {name}: {counted(pending, 'message')} pending, {count:,} more"
-                f" would be over max_pending ({most:,}); try again later, raise it, or"
-                " have more workers",
-                stage=name,
-            )
-
-    def _open(self, submission: Submission) -> None:
-        self._backlog.open(submission)
-        if self._closing:
-            submission.fail(self._closed())
-
-    def _drop(self, submission: Submission) -> None:
-        self._backlog.drop(submission)
-        if not self._backlog.occupied:
-            self._drained.set()
-            self._drained = anyio.Event()
-
     def _kick(self) -> None:
         assert self._pool is not None
         self._pool.kick()
 
-    def _collect(self, submission: Submission | Lanes) -> list[Collected]:
-        collected = submission.collect()
-        if self._metrics is not None:
-            for item in collected:
-                if isinstance(item, Outcome) and item.failed:
-                    self._metrics.failed(item.failed)
-        return collected
-
-    def _has_room(self, submission: Submission | Lanes) -> bool:
-        return (
-            submission.held < self._max_messages
-            and submission.held_bytes < self._max_bytes
-        )
-
     def _tell(self, event: SupervisorEvent) -> None:
         alive = self._pool.alive if self._pool is not None else 0
         self._observers.tell(event, alive=alive)
-
-
-def _results(outcome: Outcome) -> list[Result]:
-    rows = zip(outcome.messages, outcome.replies, outcome.errors, strict=True)
-    return list(map(_to_result, rows))
-
-
-def _request(start: object, end: object, template: str | None) -> bytes:
-    if template is not None:
-        text = template.replace("{start}", str(start)).replace("{end}", str(end))
-        return text.encode()
-    if start is None and end is None:
-        return b""
-    return json.dumps({"start": start, "end": end}).encode()
