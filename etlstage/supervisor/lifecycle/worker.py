@@ -8,11 +8,9 @@ concerns several workers at once.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from etlstage.errors import StageFailed
 from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
@@ -41,11 +39,10 @@ from etlstage.supervisor.lifecycle.instructions import (
     Tell,
 )
 from etlstage.supervisor.lifecycle.restart import Tally
+from etlstage.supervisor.lifecycle.story import History, failure, fate_of, named
 from etlstage.supervisor.lifecycle.transition import TRANSITIONS, State
 
-__all__ = ("History", "WorkerLife")
-
-_LENGTH: Final = 16  # events of a history; five starts that fail
+__all__ = ("WorkerLife",)
 
 
 class WorkerLife:
@@ -146,9 +143,7 @@ class WorkerLife:
         self.wanted = False
         if self.state is State.RUNNING:
             self.story.note(now, "not needed any more")
-            self._set_timer(None)
-            self.state = State.STOPPING
-            self._out.append(Retire(self.name))
+            self._retire()
         elif self.state is State.STARTING:
             self._stop(patient=True)
         elif self.state is State.BACKOFF:
@@ -161,10 +156,8 @@ class WorkerLife:
         assert self.worn is not None
         self.story.note(now, f"retired: {self.worn}")
         self._out.append(Tell(WorkerWorn(self.name, self.worn)))
-        self._set_timer(None)
-        self.state = State.STOPPING
         self.retiring = True
-        self._out.append(Retire(self.name))
+        self._retire()
 
     def validate(self) -> None:
         """Assert what always holds between two events."""
@@ -222,7 +215,7 @@ class WorkerLife:
             self.worn = event.reason
 
     def _exited(self, event: WorkerExited, now: float) -> None:
-        self.story.note(now, _fate(event))
+        self.story.note(now, fate_of(event))
         self._out.append(Tell(event))
         failed = self._at_fault or self._stage.dialect.failed(
             event.status, told=event.told, held=event.lost
@@ -238,7 +231,7 @@ class WorkerLife:
             self.wanted = bool(event.retried) and not went
         self._after(
             now,
-            _fate(event),
+            fate_of(event),
             wanted=retired or policy.wanted(failed=failed, status=event.status),
             useful=retired or event.answered > 0 or event.progress,
             # A request is like any other: what is the matter is the worker, or
@@ -307,6 +300,11 @@ class WorkerLife:
             at = min(at, spare if spare > now else now + self._idle)
         self._set_timer(None if at == math.inf else at)
 
+    def _retire(self) -> None:
+        self._set_timer(None)
+        self.state = State.STOPPING
+        self._out.append(Retire(self.name))
+
     def _stop(self, *, patient: bool) -> None:
         self._set_timer(None)
         self.state = State.STOPPING
@@ -354,7 +352,7 @@ class WorkerLife:
                 self._restart(now, delay)
                 return
             self.state = State.FATAL
-        self.end = f"{_named(self.name, pid)} {fate}"
+        self.end = f"{named(self.name, pid)} {fate}"
         if self.state is State.FATAL:
             self._give_up(now, span)
 
@@ -363,11 +361,7 @@ class WorkerLife:
         if count:
             restarts = counted(count, "restart")
             self.end += f" after {restarts} without progress in {span:.1f} s"
-        error = StageFailed(
-            f"stage {self._stage.name}: {self.end}; not restarted again;"
-            f" last events: {'; '.join(self.story.tell(now))}",
-            stage=self._stage.name,
-        )
+        error = failure(self._stage.name, self.end, self.story.tell(now))
         self._out.append(Tell(WorkerFailedPermanently(self.name, error)))
 
     def _restart(self, now: float, delay: float) -> None:
@@ -388,21 +382,6 @@ class WorkerLife:
         return 1 - self._stage.recycle.variance * self._random()
 
 
-class History:
-    """Keeps the last events of one worker, over all its starts."""
-
-    def __init__(self) -> None:
-        self._events: deque[tuple[float, str]] = deque(maxlen=_LENGTH)
-
-    def note(self, now: float, text: str) -> None:
-        """Add what happened at ``now``, in seconds."""
-        self._events.append((now, text))
-
-    def tell(self, now: float) -> tuple[str, ...]:
-        """Return what happened and how long ago, oldest first."""
-        return tuple(f"{text} {now - at:.2f} s ago" for at, text in self._events)
-
-
 _HANDLERS: Final[Mapping[type[Event], Callable[..., None]]] = {
     WorkerStarted: WorkerLife._started,
     StartFailed: WorkerLife._not_started,
@@ -415,16 +394,3 @@ _HANDLERS: Final[Mapping[type[Event], Callable[..., None]]] = {
     RemainsEnded: WorkerLife._remains_ended,
     StopRequested: WorkerLife._told_to_stop,
 }
-
-
-def _named(worker: str, pid: int | None) -> str:
-    return f"worker {worker}" if pid is None else f"worker {worker} (pid {pid})"
-
-
-def _fate(event: WorkerExited) -> str:
-    parts = [event.fate or f"ended with status {event.status}"]
-    if event.answered:
-        parts.append(f"{counted(event.answered, 'message')} answered")
-    if event.lost:
-        parts.append(f"{event.lost} held")
-    return ", ".join(parts)

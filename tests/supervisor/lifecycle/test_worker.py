@@ -1,4 +1,4 @@
-"""One worker over its starts, and what is remembered of them."""
+"""One worker over its starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from etlstage.supervisor.lifecycle.instructions import (
     Tell,
 )
 from etlstage.supervisor.lifecycle.transition import State
-from etlstage.supervisor.lifecycle.worker import History, WorkerLife
+from etlstage.supervisor.lifecycle.worker import WorkerLife
 
 STARTED = WorkerStarted("t-1", 7)
 FAILED = WorkerFailed("t-1", 7, WorkerLost("lost", stage="t"), "died")
@@ -155,26 +155,6 @@ def test_extractor_that_gets_no_further_fails_permanently() -> None:
     assert life.worker.state is State.FATAL
 
 
-def test_history_is_told_from_now() -> None:
-    """Oldest first."""
-    history = History()
-    history.note(1.0, "started")
-    history.note(2.5, "ready")
-
-    assert history.tell(3.0) == ("started 2.00 s ago", "ready 0.50 s ago")
-
-
-def test_history_forgets_what_is_long_ago() -> None:
-    """Sixteen events: five starts that fail."""
-    history = History()
-    for number in range(20):
-        history.note(0.0, f"event {number}")
-
-    story = history.tell(0.0)
-    assert len(story) == 16
-    assert story[-1] == "event 19 0.00 s ago"
-
-
 def test_worker_that_is_not_needed_answers_what_it_has() -> None:
     """Then it goes, and is not started again before it is wanted."""
     life = Life()
@@ -209,3 +189,29 @@ def test_worker_that_is_not_needed_is_not_waited_for() -> None:
     life.worker.dismiss(0.0)
     life.worker.validate()
     assert life.worker.state is State.EXITED
+
+
+def test_worker_that_is_on_its_way_out_is_not_stopped_twice() -> None:
+    """It retires, and nobody comes in its place."""
+    life = Life()
+    life.handle(STARTED, WorkerWorn("t-1", "was old"))
+    life.worker.retire(0.0)
+    life.out.clear()
+
+    life.worker.dismiss(0.0)
+    assert life.out == []
+    life.handle(WorkerExited("t-1", 7, 0, lost=0, told=True))
+    assert life.worker.finished
+
+
+def test_extractor_that_went_well_begins_anew() -> None:
+    """Restarts before it do not count for the next round."""
+    life = extractor()
+    gone = WorkerExited("t-1", 7, -9, lost=1, retried=1)
+    life.handle(STARTED, gone)
+    life.handle(STARTED, WorkerExited("t-1", 7, 0, lost=0, answered=1))
+    assert life.worker.finished
+    life.worker.want()
+
+    out = life.handle(WorkerStarted("t-1", 7, 3), gone)
+    assert Spawn("t-1", 4, math.inf) in out
