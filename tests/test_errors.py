@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from etlstage.errors import RefusedByWorker, guess
+import pytest
+
+from etlstage.errors import RefusedByWorker, RepliesDoubtful, guess
 
 
 def test_close_word_is_what_was_meant() -> None:
@@ -16,3 +18,13 @@ def test_refusal_has_the_words_of_the_worker() -> None:
     """And the number that it gave."""
     error = RefusedByWorker("stage t: no", stage="t", code=42, reason="no")
     assert (error.stage, error.code, error.reason) == ("t", 42, "no")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 message is"), (4000, "4,000 messages are")]
+)
+def test_doubtful_messages_are_counted(count: int, words: str) -> None:
+    """Which of them have the replies of others nobody knows."""
+    error = RepliesDoubtful(count, stage="t")
+    assert str(error).startswith(f"stage t: {words} doubtful: a worker wrote what")
+    assert error.stage == "t"

@@ -18,6 +18,7 @@ from etlstage.messages import (
     counted,
     joined,
     plain,
+    refuse_one,
     size_of,
     sound,
 )
@@ -128,6 +129,7 @@ def test_what_comes_before_a_mistake_is_sound() -> None:
         ({b"abc"}, "expected a run of messages, got set"),
         (None, "expected a run of messages, got None"),
         (AnnotatedRun([b"a"], key=[]), "column key does not hold a value for each"),
+        (AnnotatedRun([b"a"], key=5), "column key does not hold a value for each"),  # type: ignore[arg-type]
         (Column(pa.array(["a"])), "expected an Arrow array of binary, got string"),
         (Column(pa.array([None], pa.binary())), "message is null in 1 of 1"),
     ],
@@ -138,3 +140,13 @@ def test_what_is_no_run_is_told(run: object, text: str) -> None:
 
     assert len(messages) == 0
     assert str(error).startswith(text)
+
+
+@pytest.mark.parametrize("one", ["abc", b"abc", bytearray(b"abc")])
+def test_one_message_is_no_list_of_messages(one: object) -> None:
+    """Its letters would be taken for messages."""
+    with pytest.raises(
+        TypeError, match=r"a single message goes into a list: \[message"
+    ):
+        refuse_one(one)
+    refuse_one([one])

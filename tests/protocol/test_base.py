@@ -65,6 +65,10 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     """A worker is told nothing, any stage fits, and nobody says goodbye."""
     dialect = Silent()
     assert not dialect.asks_when_full
+    assert not dialect.counts
+    assert dialect.slack == 0
+    assert (dialect.speaks(b"x"), dialect.speaks(b"")) == (True, False)
+    assert dialect.unasked(b"x") == "wrote what nobody asked for: b'x'"
     assert dialect.environment() == {}
     assert dialect.placeholders() == {}
     assert dialect.problem(StageKind.EXTRACT) is None

@@ -130,9 +130,7 @@ class AskedDispatcher(_Batches):
         else:
             culprit = batch
             self._alone = False
-            if self._rest is not None:
-                self._rest.submission.give_back(self._rest)
-                self._rest = None
+            self._spare_rest()
         self._refuse(culprit, error)
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
@@ -182,13 +180,13 @@ class AskedDispatcher(_Batches):
     def _spare_rest(self) -> None:
         """Give back what the worker did not ask for before it answered."""
         rest, self._rest = self._rest, None
-        if rest is not None:
-            rest.submission.give_back(rest)
+        assert rest is not None, "a batch has a rest until it ends"
+        rest.submission.give_back(rest)
 
     def _let_go(self) -> list[Exchange]:
         held = super()._let_go()
         rest, self._rest = self._rest, None
-        if rest is not None and rest.left and held:
+        if rest is not None and rest.left:
             # What it was to get next is a part of the batch that is tried alone.
             held[-1].submission.extend(held[-1], rest)
         return held

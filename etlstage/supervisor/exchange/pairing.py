@@ -117,9 +117,6 @@ class Block:
         self.unproven: int = 0
         """Messages that were released, and a fault could still show."""
 
-    def __repr__(self) -> str:
-        return f"<Block {self._count} {len(self._held)} held, {self._given} given>"
-
     @property
     def overfull(self) -> bool:
         """Whether more replies are held back than memory is meant for."""

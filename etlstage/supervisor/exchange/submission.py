@@ -103,7 +103,7 @@ class Submission:
     @property
     def repeatable(self) -> bool:
         """Whether another worker may be asked when one is lost."""
-        return True
+        raise AssertionError("unreachable: only a round is asked for again")
 
     @property
     def finished(self) -> bool:

@@ -356,3 +356,26 @@ def test_accepted_markers_can_be_read_in_one_way(
             pair.send(W, MoreRequested())
         pair.send(S, BatchEnded())
         pair.send(W, RepliesCompleted([group]))
+
+
+def test_bytes_are_shown_with_the_markers_by_name() -> None:
+    """Of two that begin alike the longer one is meant."""
+    markers = Markers(eom=b"\n", eop=b"\n", eob=b"ab", bnc=b"abc")
+    assert markers.shown(b"x\n\xffabcab") == r"x<EOM>\377<BNC><EOB>"
+    assert Markers().without_err().shown(b"\x15\0") == r"\025<EOP>"
+
+
+@pytest.mark.parametrize(
+    ("markers", "data", "text"),
+    [
+        (Markers(), b"a\n\0", "wrote 1 reply too many: a<EOM><EOP>"),
+        (Markers(), b"\0no\x15", "wrote 2 replies too many: <EOP>no<ERR>"),
+        (Markers().without_err(), b"\x15", r"wrote what nobody asked for: \025; what"),
+        (Markers(), b"hi\n", "wrote what nobody asked for: hi<EOM>; what it says to"),
+    ],
+)
+def test_what_nobody_asked_for_is_told(
+    markers: Markers, data: bytes, text: str
+) -> None:
+    """Whole replies are counted; what is none is not for us."""
+    assert markers.unasked(data).startswith(text)

@@ -94,3 +94,33 @@ def test_settings_survive_as_json_and_as_a_pickle() -> None:
 def test_nothing_is_said_at_the_end() -> None:
     """The end of stdin says it."""
     assert ODD.farewell() is None
+
+
+def test_plain_extractor_owes_no_replies() -> None:
+    """All others are asked, and their replies counted."""
+    assert [mode for mode in Mode if not MarkerDialect(mode=mode).counts] == [
+        Mode.PLAIN
+    ]
+
+
+def test_whole_messages_are_what_a_worker_says() -> None:
+    """Its reply may have begun before it has read anything."""
+    assert [ODD.speaks(data) for data in (b"a", b"a<m>", b"\0\xff")] == [
+        False,
+        True,
+        True,
+    ]
+
+
+def test_worker_may_answer_before_it_reads_the_eom_behind_eob() -> None:
+    """That one says nothing new."""
+    assert (ODD.slack, MarkerDialect().slack) == (3, 0)
+
+
+def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
+    """A worker that counts for itself answers EOB, too."""
+    batch = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
+    assert MarkerDialect().unasked(b"\0") == "wrote 1 reply too many: <EOP>"
+    assert batch.unasked(b"\0").endswith("set batch.eob_after_full: false")
+    counting = MarkerDialect(mode=Mode.BATCH_SUPERVISOR, eob_after_full=False)
+    assert counting.unasked(b"\0") == "wrote 1 reply too many: <EOP>"

@@ -159,3 +159,16 @@ def test_pending_is_what_has_not_ended() -> None:
     waiting.drop(one)
     assert waiting.pending == 0
     assert not waiting.occupied
+
+
+def test_suspect_of_a_lane_is_for_its_owner() -> None:
+    """Others try what stands behind it, or nothing."""
+    lane, other = keyed(), submission(b"c")
+    waiting = backlog(lane, other, workers=2)
+    owner = 0 if lane in waiting.in_turn(0) else 1
+    theirs, mine = suspect(lane), suspect(other)
+    waiting.suspects += [theirs, mine]
+
+    assert waiting.take_suspect(1 - owner) is mine
+    assert waiting.take_suspect(1 - owner) is None
+    assert waiting.take_suspect(owner) is theirs

@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import ConfigError
-from etlstage.stage import BatchPolicy, Timeouts
-from etlstage.supervisor.exchange.batch import ripe_at
+from etlstage.errors import Attempt, ConfigError
+from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import BatchPolicy, Stage, Timeouts
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.batch import AskedDispatcher, ripe_at
 from etlstage.supervisor.exchange.submission import Submission
 
 
@@ -42,6 +46,88 @@ def test_last_batch_is_ripe() -> None:
     submission.close()
 
     assert ripe_at(submission, BatchPolicy(seconds=3600)) == 0.0
+
+
+# --- a worker that asks -------------------------------------------------------------
+
+
+class Asking:
+    """A worker that asks for each message, and what waits for it."""
+
+    def __init__(self, *messages: bytes, size: int = 3, **dialect: bool) -> None:
+        run = Stage(
+            name="t",
+            command=("true",),
+            dialect=MarkerDialect(mode=Mode.BATCH_WORKER, **dialect),  # type: ignore[arg-type]
+            batch=BatchPolicy(size=size),
+        )
+        self.caller = filled(*messages)
+        self.backlog = Backlog()
+        self.backlog.open(self.caller)
+        self.dispatcher = AskedDispatcher(run, self.backlog)
+
+    def suspect(self, count: int) -> None:
+        """Have the worker try what another was lost with: nobody else may come."""
+        self.backlog.suspects.append(self.caller.take(count, 99))
+        self.backlog.orphaned = True
+
+    def waits(self, room: float) -> bool:
+        """Return whether the worker waits for us."""
+        return self.dispatcher.awaited(room)
+
+    def ask(self, owed: int = 1) -> list[bytes] | None:
+        """Return the message that it gets, none if its batch ends, None for nothing."""
+        events = self.dispatcher.next(100.0, owed, room=1)
+        if events is None:
+            return None
+        return [m for e in events if isinstance(e, MessagesPassed) for m in e.messages]
+
+
+def test_worker_that_asked_waits_for_us() -> None:
+    """Not so behind a full batch: what it says then asks for nothing."""
+    for asks, awaited in (False, True), (True, False):
+        worker = Asking(b"1", b"2", size=2, bnc_after_last=asks)
+        worker.ask(owed=0)
+        assert worker.waits(room=1)
+        assert not worker.waits(room=0)
+        worker.ask()
+        assert worker.waits(room=1) is awaited
+
+
+def test_batch_that_is_tried_alone_is_given_one_by_one() -> None:
+    """As often as it is asked for, and nothing else behind it."""
+    worker = Asking(b"1", b"2", b"3", size=9)
+    worker.suspect(2)
+
+    assert [worker.ask(owed) for owed in (0, 1, 1)] == [[b"1"], [b"2"], []]
+
+
+def test_batch_that_is_lost_again_is_lost_whole() -> None:
+    """Also what its worker had not asked for yet."""
+    worker = Asking(b"1", b"2", b"3", size=9)
+    worker.suspect(3)
+    worker.ask(owed=0)
+    worker.dispatcher.lose(
+        Attempt("t-1", 7, "died"), lambda _: RuntimeError(), untouched=False
+    )
+
+    parts = [list(part.messages) for part in worker.backlog.suspects]
+    assert sorted(message for part in parts for message in part) == [b"1", b"2", b"3"]
+
+
+def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
+    """It is tried by a worker that has nothing else to be blamed for."""
+    worker = Asking(b"1", b"2", b"3", size=1)
+    worker.suspect(1)
+    worker.backlog.suspects.clear()
+    assert worker.ask(owed=0) == [b"2"]
+    worker.dispatcher.answered([()], 0, 100.0)
+    worker.suspect(1)
+
+    assert worker.ask(owed=0) is None
+    worker.dispatcher.block.end()
+    worker.dispatcher.release()
+    assert worker.ask(owed=0) == [b"3"]
 
 
 # --- bounds that make no sense --------------------------------------------------------

@@ -14,9 +14,11 @@ from etlstage.errors import (
     RemoteProtocolError,
     WorkerLost,
 )
-from etlstage.messages import OVERHEAD
+from etlstage.messages import OVERHEAD, StageKind
 from etlstage.protocol.events import Event, ExchangeOpened
-from etlstage.stage import ErrorPolicy, Stage
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import ErrorPolicy, RestartPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Loss
 from etlstage.supervisor.exchange.exchange import Outcome
@@ -32,7 +34,11 @@ class Worker:
     """A dispatcher, and what it has opened."""
 
     def __init__(
-        self, *messages: bytes, retries: int = 0, max_reply: int = 1 << 20
+        self,
+        *messages: bytes,
+        retries: int = 0,
+        max_reply: int = 1 << 20,
+        **settings: object,
     ) -> None:
         self.submission = Submission(lambda: None)
         self.submission.feed(list(messages), 0.0)
@@ -40,7 +46,13 @@ class Worker:
         self.backlog.join(0)
         self.backlog.open(self.submission)
         policy = ErrorPolicy(retries=retries)
-        stage = Stage(name="t", command=("true",), on_error=policy, max_reply=max_reply)
+        stage = Stage(
+            name="t",
+            command=("true",),
+            on_error=policy,
+            max_reply=max_reply,
+            **settings,  # type: ignore[arg-type]
+        )
         self.dispatcher = NamedDispatcher(stage, self.backlog)
 
     def open(self, now: float = 0.0, room: float = 1) -> Sequence[Event]:
@@ -219,6 +231,33 @@ def test_streamed_outputs_are_passed_on_at_once() -> None:
     one.forget()
     assert w.dispatcher.forgotten_ids() == [1]
     assert w.dispatcher.forgotten_ids() == []
+
+
+def test_round_that_takes_too_long_is_asked_again() -> None:
+    """As often as a worker is restarted in vain; the worker lives on."""
+    w = Worker(
+        kind=StageKind.EXTRACT,
+        dialect=MarkerDialect(mode=Mode.CYCLIC),
+        restart=RestartPolicy(max=1),
+    )
+    asked = Round(lambda: None, b"request", max_unread=100)
+    w.backlog.open(asked)
+
+    assert w.open() == [ExchangeOpened(1, [b"request"], "extract")]
+    assert w.lose(1) == Loss(1, retried=1, failed=0, tries=0)
+    assert w.open() == [ExchangeOpened(2, [b"request"], "extract")]
+    assert w.lose(2) == Loss(1, retried=0, failed=1, tries=0)
+    assert str(asked.error) == "took too long"
+
+
+def test_who_can_not_try_a_suspect_goes_on() -> None:
+    """Somebody fresh will come for it."""
+    w = Worker(b"a", b"b", b"c", retries=1)
+    w.dispatcher.next(0.0, 0, 1)
+    w.dispatcher.next(0.0, 1, 1)
+    w.lose(1)
+
+    assert w.dispatcher.next(0.0, 1, 1) == (opened(3, b"c"),)
 
 
 def test_message_that_can_not_be_sent_is_taken_back() -> None:

@@ -148,6 +148,30 @@ def test_what_is_given_back_is_taken_again() -> None:
     assert (again.start, again.messages, again.size) == (1, [b"22", b"333"], 5)
 
 
+def test_what_is_given_back_goes_to_its_place() -> None:
+    """Behind what came before it, and was given back first."""
+    s = submission()
+    s.feed([b"1", b"2", b"3"], 5.0)
+    first, second = s.take(1, 9), s.take(1, 9)
+    s.give_back(first)
+    s.give_back(second)
+
+    assert s.take_batch(9, 99).messages == [b"1", b"2", b"3"]
+
+
+def test_nothing_is_given_back_to_the_dead() -> None:
+    """No worker will come: it ends with the error of all others."""
+    s = submission()
+    s.feed([b"1"], 0.0)
+    taken = s.take(1, 9)
+    s.fail(DEAD)
+    s.give_back(taken)
+    s.close()
+
+    assert [a.error for a in outcomes(s)] == [DEAD]
+    assert (s.waiting, s.in_flight, s.finished) == (0, 0, True)
+
+
 def test_only_the_next_answer_wakes_the_consumer() -> None:
     """An answer that has to wait for one before it is no news."""
     calls: list[str] = []

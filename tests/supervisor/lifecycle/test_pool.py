@@ -30,6 +30,7 @@ from etlstage.stage import (
     BatchPolicy,
     ErrorPolicy,
     Order,
+    PoolPolicy,
     RecyclePolicy,
     RestartPolicy,
     Stage,
@@ -41,7 +42,9 @@ from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.submission import Submission
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
+    DemandSeen,
     Event,
+    ScaleRequested,
     StartFailed,
     StopRequested,
     TimerRang,
@@ -403,6 +406,68 @@ def test_age_and_messages_vary() -> None:
 
     assert d.handle(TimerRang("t-1", 0.0)) == [Retire("t-1")]
     assert d.told[-1] == WorkerWorn("t-1", "lived 100.0 s")
+
+
+# --- how many ------------------------------------------------------------------------
+
+
+def elastic(**policy: float) -> Driver:
+    """Return the driver of a stage with one to three workers, of which one runs."""
+    d = driver(workers=PoolPolicy(min=1, max=3, **policy))
+    d.start()
+    return d
+
+
+def test_worker_is_added_when_enough_waits() -> None:
+    """Another one when that one runs, as long as there may be more."""
+    d = elastic(grow_at=2)
+    assert d.handle(DemandSeen(1)) == []
+    assert d.handle(DemandSeen(2)) == [Spawn("t-2", 1, math.inf)]
+    assert d.handle(DemandSeen(9)) == []
+    d.start("t-2")
+    assert d.handle(DemandSeen(3)) == []
+    assert d.state.may_grow
+    assert d.handle(DemandSeen(4)) == [Spawn("t-3", 1, math.inf)]
+    d.start("t-3")
+    assert not d.state.may_grow
+    assert d.handle(DemandSeen(99)) == []
+
+
+def test_idle_worker_goes_and_comes_back_under_its_name() -> None:
+    """Not the last one that there must be, and none that has something to do."""
+    d = elastic(idle=10.0)
+    d.handle(DemandSeen(2))
+    assert d.start("t-2")[-1] == SetTimer("t-2", 10.0)
+    d.now = 10.0
+    assert d.handle(TimerRang("t-1", idle_since=None)) == [SetTimer("t-1", 20.0)]
+    assert d.handle(TimerRang("t-2", idle_since=0.0))[-1] == Retire("t-2")
+    assert d.state.workers == ("t-1",)
+    assert not d.state.wanted("t-2")
+    assert d.handle(TimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 20.0)]
+    d.end("t-2", 0, told=True)
+
+    assert d.handle(DemandSeen(2)) == [Spawn("t-2", 2, math.inf)]
+
+
+def test_number_of_workers_is_what_it_was_said_to_be() -> None:
+    """The last ones go; the bounds of the stage do not count any more."""
+    d = elastic()
+    assert d.handle(ScaleRequested(5)) == [
+        Spawn(f"t-{number}", 1, math.inf) for number in (2, 3, 4, 5)
+    ]
+    d.start("t-2")
+    assert Retire("t-2") in d.handle(ScaleRequested(1))
+    assert d.state.workers == ("t-1",)
+    assert d.handle(DemandSeen(99)) == []
+
+
+def test_nobody_is_started_while_all_are_stopped() -> None:
+    """Whoever asks for more comes too late."""
+    d = elastic()
+    d.handle(StopRequested())
+
+    assert d.handle(DemandSeen(99)) == d.handle(ScaleRequested(3)) == []
+    assert not d.state.may_grow
 
 
 # --- the end of it all ---------------------------------------------------------------
