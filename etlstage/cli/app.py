@@ -16,12 +16,12 @@ import typer
 
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
 from etlstage.cli.signals import FORCED
+from etlstage.cli.verbosity import Format, Level, Verbosity
 
 __all__ = ("app", "main")
 
 app: typer.Typer = typer.Typer(
     name="etlstage",
-    add_completion=False,
     # A traceback is for --debug, and then the plain one.
     pretty_exceptions_enable=False,
 )
@@ -89,6 +89,26 @@ def _run(
         Path | None,
         typer.Option(metavar="FILE", help="Write the closing report as JSON."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /metrics, /live and /ready meanwhile; on loopback by default.",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Tell only what is wrong.")
+    ] = False,
+    log_level: Annotated[
+        Level, typer.Option(help="From what level on events are logged.")
+    ] = Level.INFO,
+    log_format: Annotated[
+        Format | None,
+        typer.Option(
+            help="How they are logged; default: console on a terminal, else json.",
+            show_default=False,
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> int:
     """Run a pipeline to its end."""
@@ -96,7 +116,8 @@ def _run(
     from etlstage.config.reading import Changes
 
     changes = Changes(overlays or (), values or ())
-    return run_file(file, changes, report=report, debug=debug)
+    verbosity = Verbosity(debug, quiet, log_level, log_format)
+    return run_file(file, changes, report=report, metrics=metrics, verbosity=verbosity)
 
 
 @app.command("validate")

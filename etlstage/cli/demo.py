@@ -15,6 +15,7 @@ from etlstage.cli.run import exit_code, run_pipeline
 from etlstage.cli.scaffold import copy_examples
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
+from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import pipeline_from_here
 from etlstage.config.loader import load
 from etlstage.config.stages import located
@@ -43,7 +44,7 @@ def demo(folder: Path | None, *, debug: bool) -> int:
     out.print(f"running {file}", soft_wrap=True, highlight=False, markup=False)
     pipeline = pipeline_from_here(file)
     with Signals() as signals:
-        report = run_pipeline(pipeline, signals, debug=debug)
+        report = run_pipeline(pipeline, signals, Verbosity(debug=debug))
     if report.status == "done":
         with interruptible():
             _show_rows(out, file)

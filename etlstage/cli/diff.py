@@ -19,6 +19,7 @@ from etlstage.cli.logs import configure
 from etlstage.cli.run import watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
+from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import Trial, pipeline_from_yaml
 from etlstage.config.loader import examine
 from etlstage.config.rules import stage_names
@@ -104,6 +105,7 @@ def compare(
     """
     names = first[0], second[0]
     out, err = Screen(), Screen(stderr=True)
+    verbosity = Verbosity(debug=debug)
     with (
         interruptible(),
         scratch("diff") as folder,
@@ -113,10 +115,10 @@ def compare(
             _side(build, folder / str(number), load_stage)
             for number, (_, build) in enumerate((first, second))
         ]
-        configure(err, debug=debug, secrets=trials[0].pipeline.secrets)
+        configure(err, verbosity, secrets=trials[0].pipeline.secrets)
         for name, trial in zip(names, trials, strict=True):
             with Signals() as signals:
-                report = watch(trial.pipeline, signals, err, err)
+                report = watch(trial.pipeline, signals, err, verbosity)
             if report.status != "done":
                 return _not_compared(name, report, debug=debug)
         differences = list(_differences(names, *trials, ordered=ordered))

@@ -19,6 +19,7 @@ from rich.text import Text
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from etlstage.cli.screen import Screen
+from etlstage.cli.verbosity import Verbosity
 from etlstage.pipeline.secret import Secrets
 from etlstage.telemetry.terminal import harmless
 
@@ -37,17 +38,20 @@ RESTARTED: Final = "worker is restarted"
 EXITED: Final = "worker exited"
 
 
-def configure(screen: Screen, *, debug: bool, secrets: Secrets | None = None) -> None:
+def configure(
+    screen: Screen, verbosity: Verbosity, *, secrets: Secrets | None = None
+) -> None:
     """
     Set up structlog for this process.
 
     Args:
         screen: Stderr, where the progress display may be, too.
-        debug: Whether to let everything through: also debug events, and each step
-            on the way to a message's outcome.
+        verbosity: How much is told, and how.
         secrets: What is not to be shown.
 
     """
+    debug = verbosity.debug
+    people = verbosity.for_people(screen)
     common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.format_exc_info,
@@ -56,7 +60,7 @@ def configure(screen: Screen, *, debug: bool, secrets: Secrets | None = None) ->
     ]
     if not debug:
         common.insert(0, _without_steps)
-    if screen.watched:
+    if people:
         now = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
         own: list[Processor] = [now, _for_people]
     else:
@@ -64,13 +68,9 @@ def configure(screen: Screen, *, debug: bool, secrets: Secrets | None = None) ->
         own = [now, structlog.processors.JSONRenderer(default=str)]
     structlog.configure(
         processors=[*common, *own],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.DEBUG if debug else logging.INFO
-        ),
+        wrapper_class=structlog.make_filtering_bound_logger(verbosity.threshold),
         logger_factory=lambda *_: (
-            _ScreenLogger(screen)
-            if screen.watched
-            else structlog.WriteLogger(sys.stderr)
+            _ScreenLogger(screen) if people else structlog.WriteLogger(sys.stderr)
         ),
         cache_logger_on_first_use=False,
     )

@@ -8,7 +8,7 @@ read the counters of the ledger; nobody calls anything per message.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import anyio
@@ -37,7 +37,7 @@ class Rates:
 
     def sample(self, now: float) -> list[float]:
         """Return the rates at the time ``now``, in seconds of any clock."""
-        counts = [_moved(account) for account in self._ledger]
+        counts = [account.moved for account in self._ledger]
         self._samples.append((now, counts))
         while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_OVER:
             self._samples.popleft()
@@ -90,7 +90,7 @@ async def show_table(ledger: Ledger, console: Console) -> None:
 
     def table() -> Group:
         now = anyio.current_time()
-        values = [f"{rate:,.0f}" for rate in rates.sample(now)]
+        values = map(_rate, rates.sample(now))
         foot = f"{now - start:.0f} s {_waiting(ledger)}"
         return Group(accounts_table(ledger, "per second", values), Text(foot))
 
@@ -101,28 +101,21 @@ async def show_table(ledger: Ledger, console: Console) -> None:
 
 
 async def show_lines(
-    ledger: Ledger, console: Console, *, every: float = LINE_EVERY
+    ledger: Ledger, tell: Callable[[str], object], *, every: float = LINE_EVERY
 ) -> None:
-    """Print a line about ``ledger`` now and then until cancelled."""
+    """Tell a line about ``ledger`` now and then until cancelled."""
     rates = Rates(ledger)
     start = anyio.current_time()
     rates.sample(start)
     while True:
         await anyio.sleep(every)
         now = anyio.current_time()
-        line = state_line(ledger, now - start, rates.sample(now))
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        tell(state_line(ledger, now - start, rates.sample(now)))
 
 
 def _waiting(ledger: Ledger) -> str:
     """Say so while nothing moves yet: Spark takes its time to start."""
-    return "" if any(map(_moved, ledger)) else f"waiting for {ledger.awaited}"
-
-
-def _moved(account: Account) -> int:
-    if account.kind is StageKind.EXTRACT:
-        return account.produced
-    return account.done + account.dead + account.failed + account.lost
+    return "" if ledger.moving else f"waiting for {ledger.awaited}"
 
 
 def _alarming(count: int) -> Text:
@@ -144,4 +137,11 @@ def _stage_state(account: Account, rate: float) -> str:
         )
         if count
     ]
-    return f"{' '.join(parts)} ({rate:,.0f}/s)"
+    if shown := _rate(rate):
+        parts.append(f"({shown}/s)")
+    return " ".join(parts)
+
+
+def _rate(rate: float) -> str:
+    """Return a rate; none is none, and not 0."""
+    return f"{rate:,.0f}" if rate >= 0.5 else ""

@@ -8,7 +8,7 @@ ends with the report. The library itself touches no signals.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import anyio
@@ -16,18 +16,30 @@ import anyio
 from etlstage.cli.closing import EXIT_CODES, ReportFile, show_report
 from etlstage.cli.failure import show_error
 from etlstage.cli.logs import configure
+from etlstage.cli.metrics import MetricsServer
 from etlstage.cli.progress import show_lines, show_table
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
+from etlstage.cli.verbosity import NORMAL, Verbosity
 from etlstage.config.build import pipeline_from_here
 from etlstage.config.reading import Changes
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
+from etlstage.telemetry.log import Log
 
 __all__ = ("exit_code", "run_file", "run_pipeline", "watch")
 
+_log = Log()
 
-def run_file(file: Path, changes: Changes, *, report: Path | None, debug: bool) -> int:
+
+def run_file(
+    file: Path,
+    changes: Changes,
+    *,
+    report: Path | None = None,
+    metrics: str | None = None,
+    verbosity: Verbosity = NORMAL,
+) -> int:
     """
     Run the pipeline of a file; return the exit code.
 
@@ -35,21 +47,25 @@ def run_file(file: Path, changes: Changes, *, report: Path | None, debug: bool) 
         file: The pipeline.
         changes: What is laid over it.
         report: Where the closing report goes as JSON, or None.
-        debug: Whether to log everything and show tracebacks.
+        metrics: Address at which metrics are served meanwhile, or None.
+        verbosity: How much is told, and how.
 
     Raises:
-        ConfigError: If the file is wrong, or the report can't be written there.
+        ConfigError: If the file is wrong, or the report can't be written there, or the
+            metrics can't be served.
 
     """
     with ExitStack() as stack:
-        pipeline = pipeline_from_here(file, changes)
+        server = MetricsServer(metrics) if metrics is not None else None
+        meter = server.meter if server is not None else None
+        pipeline = pipeline_from_here(file, changes, meter=meter)
         signals = stack.enter_context(Signals())
         place = stack.enter_context(ReportFile(report)) if report else None
-        result = run_pipeline(pipeline, signals, debug=debug)
+        result = run_pipeline(pipeline, signals, verbosity, server)
         # Why the run failed is told also if the report can't be written, and the
         # report is written also if nothing can be told.
         try:
-            return exit_code(result, debug=debug)
+            return exit_code(result, debug=verbosity.debug)
         finally:
             if place is not None:
                 place.write(result)
@@ -62,43 +78,62 @@ def exit_code(report: Report, *, debug: bool) -> int:
     return EXIT_CODES[report.status]
 
 
-def run_pipeline(pipeline: Runner, signals: Signals, *, debug: bool = False) -> Report:
-    """Run a pipeline, show its progress and its closing report."""
-    out = Screen()
+def run_pipeline(
+    pipeline: Runner,
+    signals: Signals,
+    verbosity: Verbosity = NORMAL,
+    server: MetricsServer | None = None,
+) -> Report:
+    """Run a pipeline, show its progress on stderr and its closing report on stdout."""
     err = Screen(stderr=True)
-    configure(err, debug=debug, secrets=pipeline.secrets)
-    report = watch(pipeline, signals, err if err.renews else out, err)
-    show_report(report, out)
+    configure(err, verbosity, secrets=pipeline.secrets)
+    with server or nullcontext():
+        if server is not None:
+            server.ledger = pipeline.ledger
+            _log.info("metrics are served", address=server.url)
+        report = watch(pipeline, signals, err, verbosity)
+    if not verbosity.quiet:
+        show_report(report, Screen())
     return report
 
 
-def watch(pipeline: Runner, signals: Signals, progress: Screen, err: Screen) -> Report:
+def watch(
+    pipeline: Runner, signals: Signals, err: Screen, verbosity: Verbosity = NORMAL
+) -> Report:
     """
     Run a pipeline; meanwhile show its progress and obey signals.
 
     Args:
         pipeline: The pipeline.
         signals: What it obeys.
-        progress: Where its progress is shown: on ``err``, if that renews itself, in
-            a table, else as lines.
-        err: Where it says that it drains.
+        err: Where its progress is shown, and that it drains.
+        verbosity: How much is told, and how: in a table that renews itself, as lines,
+            or as events.
 
     """
-    return anyio.run(_watched, pipeline, signals, progress, err)
+    return anyio.run(_watched, pipeline, signals, err, verbosity)
 
 
 async def _watched(
-    pipeline: Runner, signals: Signals, progress: Screen, err: Screen
+    pipeline: Runner, signals: Signals, err: Screen, verbosity: Verbosity
 ) -> Report:
-    show = show_table if progress is err and err.renews else show_lines
     async with anyio.create_task_group() as tasks:
         stop = anyio.CancelScope()
         tasks.start_soon(_obey, signals, pipeline, stop, err)
-        tasks.start_soon(show, pipeline.ledger, progress)
+        if not verbosity.for_people(err):
+            tasks.start_soon(show_lines, pipeline.ledger, _tell_progress)
+        elif err.renews and not verbosity.quiet:
+            tasks.start_soon(show_table, pipeline.ledger, err)
+        elif not verbosity.quiet:
+            tasks.start_soon(show_lines, pipeline.ledger, err.tell)
         with stop:
             report = await pipeline.run()
         tasks.cancel_scope.cancel()
     return pipeline.report("forced") if stop.cancelled_caught else report
+
+
+def _tell_progress(line: str) -> None:
+    _log.info("progress", status=line)
 
 
 async def _obey(

@@ -28,6 +28,10 @@ class Screen(Console):
         """Whether what was written can be written over."""
         return self.watched and not self.is_dumb_terminal
 
+    def tell(self, line: str) -> None:
+        """Print a line as it is."""
+        self.print(line, soft_wrap=True, highlight=False, markup=False)
+
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
         """Print as any console, or fall silent; of stdout, say why."""
         try:

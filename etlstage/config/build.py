@@ -30,6 +30,7 @@ from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.stage import Stage
+from etlstage.telemetry import Meter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,9 +98,11 @@ def pipeline_from_yaml(
     return _Builder(keys, document, spark, trial).runner()
 
 
-def pipeline_from_here(path: str | Path, changes: Changes = UNCHANGED) -> Runner:
+def pipeline_from_here(
+    path: str | Path, changes: Changes = UNCHANGED, *, meter: Meter | None = None
+) -> Runner:
     """Build the same, once all that the file names is found on this machine."""
-    return _Builder(*examine(path, changes), None, None).runner()
+    return _Builder(*examine(path, changes), None, None, meter).runner()
 
 
 def state_folder(document: Document) -> Path:
@@ -136,12 +139,14 @@ class _Builder:
         document: Document,
         spark: SparkSession | None,
         trial: Trial | None,
+        meter: Meter | None = None,
     ) -> None:
         self._keys = keys
         self._document = document
         self._folder = document.folder
         self._spark = spark
         self._trial = trial
+        self._meter = meter
         self._shared: Session | None = None
         self._names = dict(stage_names(document.data))
         self._letters = self._dead_letters()
@@ -164,6 +169,7 @@ class _Builder:
             sink=sink,
             dead_letters=self._letters,
             dead_letter_sink=letters,
+            meter=self._meter,
             release=self._shared.release if self._shared is not None else None,
             delivery=self._delivery(),
         )
@@ -247,7 +253,13 @@ class _Builder:
             return build_spark.source(keys.spark, name, self._folder, self._session())
         state = self._folder / self._keys.state if self._keys.state else None
         stage = stage_of(keys, name, self._folder)
-        return WorkerSource(stage, offsets=keys.offsets, every=keys.every, state=state)
+        return WorkerSource(
+            stage,
+            offsets=keys.offsets,
+            every=keys.every,
+            state=state,
+            meter=self._meter,
+        )
 
     def _sink(self, keys: LoadKeys) -> Sink:
         if self._trial is not None:
@@ -260,7 +272,7 @@ class _Builder:
                 keys, name, self._folder, self._session(), dead_letters=self._letters
             )
         stage = stage_of(keys, name, self._folder)
-        return WorkerSink(stage, dead_letters=self._letters)
+        return WorkerSink(stage, dead_letters=self._letters, meter=self._meter)
 
     def _letter_sink(self, keys: DeadLetterKeys | None) -> DeadLetterSink | None:
         if keys is None:

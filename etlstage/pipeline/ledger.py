@@ -75,6 +75,13 @@ class Account:
         return self.done if self.kind is StageKind.LOAD else self.produced
 
     @property
+    def moved(self) -> int:
+        """Messages that the stage has dealt with."""
+        if self.kind is StageKind.EXTRACT:
+            return self.produced
+        return self.done + self.dead + self.failed + self.lost
+
+    @property
     def pending(self) -> int:
         """Messages taken in that have no outcome yet."""
         return self.received - self.done - self.dead - self.failed - self.lost
@@ -116,6 +123,11 @@ class Ledger:
 
     def __getitem__(self, index: int) -> Account:
         return self._accounts[index]
+
+    @property
+    def moving(self) -> bool:
+        """Whether any stage has dealt with a message."""
+        return any(account.moved for account in self._accounts)
 
     @property
     def undelivered(self) -> int:

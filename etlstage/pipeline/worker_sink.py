@@ -12,6 +12,7 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
+from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
 
 __all__ = ("WorkerSink",)
@@ -30,17 +31,22 @@ class WorkerSink(Sink):
         stage: The stage.
         dead_letters: Where messages go that the workers can't load; None:
             the first one ends the run.
+        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
 
     """
 
     def __init__(
-        self, stage: Stage, *, dead_letters: DeadLetters | None = None
+        self,
+        stage: Stage,
+        *,
+        dead_letters: DeadLetters | None = None,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(stage.name)
         self._policy = DeadLetterPolicy(
             self.account, stage.on_error, config_of(stage), dead_letters
         )
-        self._supervisor = AsyncSupervisor(stage)
+        self._supervisor = AsyncSupervisor(stage, meter=meter)
         self._outputs = 0
         self._finished = False
 

@@ -17,6 +17,7 @@ from etlstage.pipeline.offsets import ask_offset, fell_back, steps
 from etlstage.protocol.base import Shape
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
+from etlstage.telemetry import Meter
 
 __all__ = ("WorkerSource",)
 
@@ -33,6 +34,7 @@ class WorkerSource(Source):
             with offsets at the worker, until there is nothing new.
         state: Directory in which the supervisor keeps its offset. None: each run
             starts from ``offsets.start``.
+        meter: Where to count what happens, see :mod:`etlstage.telemetry`.
 
     """
 
@@ -43,8 +45,10 @@ class WorkerSource(Source):
         offsets: OffsetPolicy | None = None,
         every: float | None = None,
         state: Path | None = None,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(stage.name)
+        self._meter = meter
         self._stage = stage
         self._offsets = offsets or OffsetPolicy()
         self._every = every
@@ -56,7 +60,7 @@ class WorkerSource(Source):
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
         async with (
-            AsyncSupervisor(self._stage) as supervisor,
+            AsyncSupervisor(self._stage, meter=self._meter) as supervisor,
             aclosing(self._rounds(supervisor)) as rounds,
         ):
             async for item in rounds:

@@ -13,6 +13,7 @@ import structlog
 
 from etlstage.cli.logs import configure
 from etlstage.cli.screen import Screen
+from etlstage.cli.verbosity import Verbosity
 from tests.cli.test_screen import Terminal
 
 
@@ -26,7 +27,7 @@ def _as_before() -> Iterator[None]:
 def logged(*, debug: bool = False) -> str:
     """Return what a terminal shows of three events."""
     console = Screen(file=Terminal(), color_system=None, width=40)
-    configure(console, debug=debug)
+    configure(console, Verbosity(debug=debug))
     log = structlog.get_logger("etlstage").bind(stage="clean", worker="clean-1", pid=7)
     with console.capture() as capture:
         log.debug("fine")
@@ -57,7 +58,7 @@ def test_steps_to_an_outcome_are_for_developers(
     capsys: pytest.CaptureFixture[str], debug: bool
 ) -> None:
     """What became of the message is told; a worker that died without one, too."""
-    configure(Screen(stderr=True), debug=debug)
+    configure(Screen(stderr=True), Verbosity(debug=debug))
     log = structlog.get_logger("etlstage")
     log.warning("worker exited", held=2)
     log.info("worker is restarted", seconds=0.1)
@@ -75,7 +76,7 @@ def test_steps_to_an_outcome_are_for_developers(
 
 def test_json_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Machines get one object per line."""
-    configure(Screen(stderr=True), debug=False)
+    configure(Screen(stderr=True), Verbosity())
     log = structlog.get_logger("etlstage").bind(stage="clean")
     log.info("worker wrote to stderr", line="é\n\x1b", path=object)
     try:
@@ -99,7 +100,7 @@ def test_json_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> No
 def test_exception_on_a_terminal() -> None:
     """The traceback stands below its event."""
     console = Screen(file=Terminal(), color_system=None, width=80)
-    configure(console, debug=False)
+    configure(console, Verbosity())
     with console.capture() as capture:
         try:
             1 / 0  # noqa: B018
@@ -114,8 +115,9 @@ import logging, sys
 from py4j.java_gateway import GatewayClient
 from etlstage.cli.logs import configure
 from etlstage.cli.screen import Screen
+from etlstage.cli.verbosity import Verbosity
 
-configure(Screen(stderr=True), debug=sys.argv[2] == "True")
+configure(Screen(stderr=True), Verbosity(debug=sys.argv[2] == "True"))
 GatewayClient(port=int(sys.argv[1])).send_command("x\\n")
 if sys.argv[2] == "False":
     logging.getLogger("grpc").addHandler(logging.NullHandler())

@@ -1,0 +1,161 @@
+"""
+What ``etlstage run --metrics`` serves over HTTP while a pipeline runs.
+
+``/metrics`` is for Prometheus, ``/live`` and ``/ready`` for who starts and restarts
+containers. A thread serves them, so that they answer whatever the run waits for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from socket import AF_INET, AF_INET6
+from socketserver import ThreadingTCPServer
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from etlstage.errors import ConfigError
+from etlstage.pipeline.ledger import Ledger
+from etlstage.telemetry.prometheus import CONTENT_TYPE, PrometheusMeter
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+__all__ = ("MetricsServer",)
+
+_LOOPBACK: Final = "127.0.0.1"
+_COUNTS: Final = (
+    *("received", "produced", "done", "dead", "failed", "lost", "skipped", "doubtful"),
+)
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+class MetricsServer:
+    """
+    Serves the metrics of one run, from its entering to its end.
+
+    Args:
+        address: ``PORT`` or ``HOST:PORT``; without a host, only this machine is
+            served. Port 0 is any that is free.
+
+    Raises:
+        ConfigError: If it is no address, or can't be listened on, or
+            prometheus-client is not installed.
+
+    """
+
+    def __init__(self, address: str) -> None:
+        self.meter: PrometheusMeter = PrometheusMeter()
+        """What counts."""
+        self.ledger: Ledger | None = None
+        """That of the run; until then it is not ready."""
+        host, port = _parsed(address)
+        try:
+            self._server = _Server(host, port)
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"--metrics {address}: can't be listened on: {said}"
+            ) from None
+        self._server.metrics = self
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="etlstage-metrics", daemon=True
+        )
+        self.meter.registry.register(_LedgerCollector(self))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        """Where the metrics are."""
+        host, port = self._server.server_address[:2]
+        name = f"[{host!s}]" if ":" in str(host) else host
+        return f"http://{name!s}:{port}/metrics"
+
+    def answer(self, path: str) -> tuple[int, str, str]:
+        """Return status, type and text of the answer to a request."""
+        match path.partition("?")[0]:
+            case "/metrics":
+                return 200, CONTENT_TYPE, self.meter.render()
+            case "/live":
+                return 200, _TEXT, "live\n"
+            case "/ready":
+                return self._readiness()
+        return 404, _TEXT, "there are /metrics, /live and /ready\n"
+
+    def _readiness(self) -> tuple[int, str, str]:
+        if self.ledger is None:
+            return 503, _TEXT, "starting\n"
+        if not self.ledger.moving:
+            return 503, _TEXT, f"waiting for {self.ledger.awaited}\n"
+        return 200, _TEXT, "ready\n"
+
+
+class _Server(ThreadingTCPServer):
+    # That of http.server asks the network for its own name.
+    allow_reuse_address = True
+    daemon_threads = True
+    metrics: MetricsServer
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = AF_INET6 if ":" in host else AF_INET
+        super().__init__((host, port), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10.0  # seconds for a request to come
+
+    def do_GET(self) -> None:
+        status, kind, text = self.server.metrics.answer(self.path)
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing: a request every few seconds is no news."""
+
+
+class _LedgerCollector:
+    """Reads the ledger when it is asked: on every engine that is what is known."""
+
+    def __init__(self, server: MetricsServer) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(
+            "etlstage_stage_messages",
+            "Messages of a stage, as the closing report counts them.",
+            labels=("stage", "count"),
+        )
+        for account in self._server.ledger or ():
+            for count in _COUNTS:
+                family.add_metric((account.stage, count), getattr(account, count))
+        yield family
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(
+            f"--metrics {address}: expected a port or HOST:PORT, as in 9100 or"
+            " 0.0.0.0:9100"
+        )
+    return host.strip("[]") or _LOOPBACK, int(port)

@@ -1,0 +1,95 @@
+"""How much a run tells, and how."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from etlstage.cli.screen import Screen
+from etlstage.cli.verbosity import Format, Level, Verbosity
+from tests.cli.conftest import Etlstage
+
+NOISY = """\
+import sys
+for line in sys.stdin.buffer:
+    print("WARNING: odd", file=sys.stderr)
+    print("INFO: fine", file=sys.stderr, flush=True)
+    sys.stdout.buffer.write(line.upper() + b"\\0")
+    sys.stdout.flush()
+"""
+
+
+@pytest.fixture
+def noisy(pipeline: Path) -> Path:
+    """Return a pipeline whose worker writes to stderr."""
+    (pipeline.parent / "upper.py").write_text(NOISY)
+    return pipeline
+
+
+def test_quiet_run_tells_what_is_wrong(etlstage: Etlstage, noisy: Path) -> None:
+    """And nothing else (issue 11)."""
+    result = etlstage("run", noisy, "--quiet")
+    assert (result.returncode, result.stdout) == (0, "")
+    events = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [event["line"] for event in events] == ["WARNING: odd"] * 3
+
+
+def test_quiet_run_that_fails_says_why(etlstage: Etlstage, pipeline: Path) -> None:
+    """In one line."""
+    (pipeline.parent / "upper.py").write_text("raise SystemExit(3)")
+    result = etlstage("run", pipeline, "-q", "--log-level", "error")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "etlstage: error: stage upper" in result.stderr
+
+
+def test_level_of_the_log(etlstage: Etlstage, noisy: Path) -> None:
+    """What is below is left out; the report is not part of it (issue 11)."""
+    result = etlstage("run", noisy, "--log-level", "warning")
+    events = [json.loads(line) for line in result.stderr.splitlines()]
+    assert {event["level"] for event in events} == {"warning"}
+    assert "3 loaded" in result.stdout
+
+
+def test_log_for_people_where_there_is_no_terminal(
+    etlstage: Etlstage, noisy: Path
+) -> None:
+    """As lines, without colours (issue 11)."""
+    result = etlstage("run", noisy, "--log-format", "console")
+    assert "WARNING: odd" in result.stderr
+    assert "{" not in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+def test_wrong_level(etlstage: Etlstage, noisy: Path) -> None:
+    """The right ones are named."""
+    result = etlstage("run", noisy, "--log-level", "loud")
+    assert result.returncode == 2
+    for level in Level:
+        assert level.value in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "threshold"),
+    [
+        (Verbosity(), logging.INFO),
+        (Verbosity(debug=True), logging.DEBUG),
+        (Verbosity(quiet=True), logging.WARNING),
+        (Verbosity(quiet=True, level=Level.ERROR), logging.ERROR),
+        (Verbosity(level=Level.DEBUG), logging.DEBUG),
+    ],
+)
+def test_threshold(verbosity: Verbosity, threshold: int) -> None:
+    """The quieter wish wins."""
+    assert verbosity.threshold == threshold
+
+
+@pytest.mark.parametrize(
+    ("form", "people"), [(None, False), (Format.CONSOLE, True), (Format.JSON, False)]
+)
+def test_for_whom(form: Format | None, people: bool) -> None:
+    """Who reads a pipe is a program, unless it is said otherwise."""
+    assert Verbosity(format=form).for_people(Screen(stderr=True)) is people
