@@ -8,7 +8,7 @@ ends with the report. The library itself touches no signals.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 import anyio
@@ -90,7 +90,7 @@ def run_pipeline(
     with server or nullcontext():
         if server is not None:
             server.ledger = pipeline.ledger
-            _log.info("metrics are served", address=server.url)
+            _tell("metrics are served", address=server.url)
         report = watch(pipeline, signals, err, verbosity)
     if not verbosity.quiet:
         show_report(report, Screen())
@@ -133,7 +133,13 @@ async def _watched(
 
 
 def _tell_progress(line: str) -> None:
-    _log.info("progress", status=line)
+    _tell("progress", status=line)
+
+
+def _tell(event: str, **values: object) -> None:
+    # The disk of a log may be full: that ends no run.
+    with suppress(OSError):
+        _log.info(event, **values)
 
 
 async def _obey(
