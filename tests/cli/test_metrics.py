@@ -124,7 +124,9 @@ def test_metrics_of_all_stages_while_they_run(
     text = httpx.get(url, trust_env=False).text
     for stage in ("extract", "upper", "load"):
         assert f'worker_starts_total{{stage="{stage}",worker="{stage}-1"}} 1.0' in text
-    assert re.search(r'stage_messages_total\{count="produced",stage="extract"\} 3', text)
+    assert re.search(
+        r'stage_messages_total\{count="produced",stage="extract"\} 3', text
+    )
     run.kill()
     run.wait()
     with pytest.raises(httpx.ConnectError):
