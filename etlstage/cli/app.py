@@ -228,14 +228,17 @@ def _dlq_ls(
         str | None,
         typer.Option(metavar="NAME", help="Only dead letters of this stage."),
     ] = None,
+    group: Annotated[
+        bool, typer.Option("--group", help="Count them by cause: one row for each.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per line.")
     ] = False,
 ) -> int:
     """List dead letters, one per line."""
-    from etlstage.cli.dlq import list_letters
+    from etlstage.cli.dlq import list_groups, list_letters
 
-    return list_letters(file, stage=stage, as_json=as_json)
+    return (list_groups if group else list_letters)(file, stage=stage, as_json=as_json)
 
 
 @dlq.command("show")

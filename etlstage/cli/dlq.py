@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import typer
@@ -24,6 +26,7 @@ from etlstage.config.reading import read
 from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.cause import Causes, Group
 from etlstage.pipeline.dead_letter.file import (
     FOLDER,
     SUFFIX,
@@ -36,12 +39,19 @@ from etlstage.pipeline.delivery.position import POSITIONS
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("list_letters", "show_letter")
+__all__ = ("list_groups", "list_letters", "show_letter")
 
 SHOWN_BYTES: Final = 4096
 """Of a message, unless it is wanted raw."""
-ROW: Final = "{:<14}  {:<19}  {:<12}  {:>9}  {:>5}  {}"
-HEADS: Final = ("id", "time (UTC)", "stage", "bytes", "tries", "error")
+ROW: Final = "{:<13}  {:<19}  {:<{wide}}  "
+GROUP: Final = "{:>7}  {:<{wide}}  {:<19}  {:<19}  {}"
+GROUP_HEADS: Final = ("count", "stage", "first (UTC)", "last (UTC)", "example")
+LINES: Final = 3
+"""That one error may take on a terminal."""
+LEAST: Final = 20
+"""Columns for an error, however narrow a terminal is."""
+WIDEST: Final = 12
+"""Of the column of the stage, unless a stage has a longer name."""
 NEEDED: Final = ("name", "extract", "load")
 """Keys without which a file is no pipeline."""
 
@@ -67,23 +77,50 @@ def list_letters(place: Path, *, stage: str | None, as_json: bool) -> int:
         ConfigError: If there is no such place, or the pipeline has no such stage.
 
     """
-    out = Screen()
-    count, width = 0, out.width if out.watched else None
-    found = _found(place)
-    if stage is not None and found.stages is not None:
-        _check_stage(stage, found.stages)
-    for letter in _letters(found):
-        if stage is None or letter.stage == stage:
-            if as_json:
-                typer.echo(json.dumps(letter.to_dict()))
-            else:
-                if not count:
-                    _print(ROW.format(*HEADS), width)
-                _print(_row(letter), width)
-            count += 1
+    count, wide, width = 0, 0, _width()
+    for letter in _chosen(found := _found(place), stage):
+        count += 1
+        if as_json:
+            typer.echo(json.dumps(letter.to_dict()))
+            continue
+        if count == 1:
+            wide = _widest(found)
+            _print(ROW.format("id", "time (UTC)", "stage", wide=wide) + "error")
+        front = ROW.format(letter.id, _time(letter.time), letter.stage, wide=wide)
+        why = first_clause(letter.error) or letter.kind
+        lines = _wrapped(why, " " * len(front), width)
+        _print("\n".join([front + lines[0].lstrip(), *lines[1:]]))
     if not as_json:
-        of = f" of stage {stage}" if stage is not None else ""
-        _print((counted(count, "dead letter") if count else "no dead letters") + of)
+        _print(_total(count, stage))
+    return 0
+
+
+def list_groups(place: Path, *, stage: str | None, as_json: bool) -> int:
+    """
+    Print dead letters by their causes, the most frequent first; return the exit code.
+
+    Args:
+        place: As for :func:`list_letters`.
+        stage: The only stage to look at, or None.
+        as_json: Whether to print each group as a JSON object.
+
+    Raises:
+        ConfigError: As :func:`list_letters`.
+
+    """
+    causes = Causes()
+    for letter in _chosen(found := _found(place), stage):
+        causes.add(letter)
+    groups = causes.groups()
+    if as_json:
+        for group in groups:
+            typer.echo(json.dumps(asdict(group)))
+        return 0
+    for line in _table(groups, _widest(found)):
+        _print(line)
+    count = sum(group.count for group in groups)
+    causes_of = f", {counted(len(groups), 'cause')}" if groups else ""
+    _print(_total(count, stage) + causes_of)
     return 0
 
 
@@ -116,6 +153,13 @@ def show_letter(place: Path, number: str, *, raw: bool, as_json: bool) -> int:
         for line in _description(letter):
             _print(line)
     return 0
+
+
+def _chosen(found: Letters, stage: str | None) -> Iterator[DeadLetter]:
+    """Yield the letters of a stage, or all."""
+    if stage is not None and found.stages is not None:
+        _check_stage(stage, found.stages)
+    return (x for x in _letters(found) if stage is None or x.stage == stage)
 
 
 def _found(place: Path) -> Letters:
@@ -211,15 +255,33 @@ def _as_read(letter: DeadLetter) -> bytes:
     return dialect_from_plain(dialect).raw([letter.message])
 
 
-def _row(letter: DeadLetter) -> str:
-    return ROW.format(
-        letter.id,
-        letter.time[:19].replace("T", " "),
-        letter.stage,
-        f"{len(letter.message):,}",
-        len(letter.attempts),
-        first_clause(letter.error) or letter.kind,
-    )
+def _widest(found: Letters) -> int:
+    """Return how wide the column of the stages is."""
+    names = [unquote(path.name.removesuffix(SUFFIX)) for path in found.files]
+    return min(max(map(len, ["stage", *names])), WIDEST)
+
+
+def _time(time: str) -> str:
+    return time[:19].replace("T", " ")
+
+
+def _total(count: int, stage: str | None) -> str:
+    of = f" of stage {stage}" if stage is not None else ""
+    return (counted(count, "dead letter") if count else "no dead letters") + of
+
+
+def _table(groups: Iterable[Group], wide: int) -> Iterator[str]:
+    """Yield a row for each group, and below it why."""
+    heads = GROUP.format(*GROUP_HEADS, wide=wide)
+    for number, group in enumerate(groups):
+        if not number:
+            yield heads
+        times = _time(group.first), _time(group.last)
+        yield GROUP.format(
+            f"{group.count:,}", group.stage, *times, group.example, wide=wide
+        )
+        why = f"{group.kind}: {group.why}" if group.why else group.kind
+        yield from _wrapped(why, " " * 9, _width())
 
 
 def _description(letter: DeadLetter) -> Iterator[str]:
@@ -272,6 +334,21 @@ def _cut(part: bytes) -> str:
     return part.decode()
 
 
-def _print(line: Any, width: int | None = None) -> None:  # noqa: ANN401
-    text = harmless(line, lines=True)
-    typer.echo(text if width is None else text[:width])
+def _width() -> int | None:
+    """Return how wide the terminal is, if there is one."""
+    out = Screen()
+    return out.width if out.watched else None
+
+
+def _wrapped(text: str, margin: str, width: int | None) -> list[str]:
+    """Return the lines of a text behind a margin, some at most if width counts."""
+    text = harmless(text)
+    if width is None:
+        return [margin + text]
+    room = max(width - len(margin), LEAST)
+    lines = textwrap.wrap(text, room, max_lines=LINES, placeholder=" ...")
+    return [margin + line for line in lines]
+
+
+def _print(line: str) -> None:
+    typer.echo(harmless(line, lines=True))

@@ -4,14 +4,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from etlstage.cli.dlq import list_letters
+from etlstage.cli.dlq import list_groups, list_letters
 from etlstage.cli.screen import Screen
 from etlstage.errors import Attempt, WorkerLost
 from etlstage.pipeline import DeadLetters
@@ -86,11 +86,11 @@ def test_list(etlstage: Etlstage) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines == [
-        "id time (UTC) stage bytes tries error",
-        "abd-1 2026-01-02 12:00:00 other one 5,000 0 fell",
-        r"abc-1 2026-01-02 12:00:00 upper 15 2 bad red\x07\x9b1m",
-        r"abd-1 2026-01-02 12:00:00 upper 63 2 bad red\x07\x9b1m",
-        "zzz-1 2026-01-02 12:00:00 upper 4,098 0 ValueError",
+        "id time (UTC) stage error",
+        "abd-1 2026-01-02 12:00:00 other one fell",
+        r"abc-1 2026-01-02 12:00:00 upper bad red\x07\x9b1m",
+        r"abd-1 2026-01-02 12:00:00 upper bad red\x07\x9b1m",
+        "zzz-1 2026-01-02 12:00:00 upper ValueError",
         "4 dead letters",
     ]
 
@@ -117,6 +117,7 @@ def test_list_as_json(etlstage: Etlstage) -> None:
     result = etlstage("dlq", "ls", "pipeline.yaml", "--json", "--stage", "upper")
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert [letter["id"] for letter in found] == ["abc-1", "abd-1", "zzz-1"]
+    assert {letter["place"] for letter in found} == {42}
     assert found[0]["attempts"][0]["worker"] == "upper-1"
 
 
@@ -131,19 +132,94 @@ def test_pipeline_that_is_wrong_elsewhere(etlstage: Etlstage, pipeline: Path) ->
     assert "state: environment variable NOT_SET_HERE is not set" in result.stderr
 
 
-@pytest.mark.usefixtures("state")
-def test_list_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    """No line is longer than the terminal is wide."""
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command write to a terminal of 80 columns."""
     monkeypatch.setattr(
-        "etlstage.cli.dlq.Screen", lambda: Screen(file=Terminal(), width=75)
+        "etlstage.cli.dlq.Screen", lambda: Screen(file=Terminal(), width=80)
     )
-    assert list_letters(tmp_path / "pipeline.yaml", stage=None, as_json=False) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [len(line) for line in lines[:3]] == [74, 73, 75]
+
+
+async def filled(state: Path, *rows: tuple[str, datetime, Exception]) -> None:
+    """Dead-letter a message for each stage, time and error."""
+    letters = DeadLetters(state, pipeline="p", run="af32b1c9")
+    for stage, when, error in rows:
+        letter = letters.letter(stage, 0, b"m", error, config={}, time=when)
+        await letters.keep([letter])
+    letters.close()
+
+
+NO_DATE = "refused the message: no date in row {}, of the form that is asked for"
+
+
+@pytest.mark.usefixtures("narrow")
+async def test_list_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """At 80 columns an error is read in whole, or in three lines (issue 11)."""
+    where = f"stage clean: worker clean-1 (pid 7) {NO_DATE.format(12)}; last events: x"
+    await filled(
+        tmp_path,
+        ("clean", NOON, WorkerLost(where, stage="clean")),
+        ("load", NOON, ValueError("one " * 60)),
+    )
+    assert list_letters(tmp_path, stage=None, as_json=False) == 0
+    assert capsys.readouterr().out == (
+        "id             time (UTC)           stage  error\n"
+        "af32b1c9-1     2026-01-02 12:00:00  clean  refused the message: no date in row\n"
+        "                                           12, of the form that is asked for\n"
+        "af32b1c9-2     2026-01-02 12:00:00  load   one one one one one one one one one\n"
+        "                                           one one one one one one one one one\n"
+        "                                           one one one one one one one one ...\n"
+        "2 dead letters\n"
+    )
+
+
+@pytest.mark.usefixtures("narrow")
+async def test_groups_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A row for each cause, and below it why, at 80 columns (issue 11)."""
+    refused = [
+        ("clean", NOON + timedelta(seconds=n), ValueError(NO_DATE.format(n)))
+        for n in range(5000)
+    ]
+    await filled(tmp_path, ("load", NOON, KeyError("id")), *refused)
+    assert list_groups(tmp_path, stage=None, as_json=False) == 0
+    assert capsys.readouterr().out == (
+        "  count  stage  first (UTC)          last (UTC)           example\n"
+        "  5,000  clean  2026-01-02 12:00:00  2026-01-02 13:23:19  af32b1c9-5001\n"
+        "         ValueError: refused the message: no date in row #, of the form that is\n"
+        "         asked for\n"
+        "      1  load   2026-01-02 12:00:00  2026-01-02 12:00:00  af32b1c9-1\n"
+        "         KeyError: 'id'\n"
+        "5,001 dead letters, 2 causes\n"
+    )
+
+
+@pytest.mark.usefixtures("state")
+def test_groups(etlstage: Etlstage) -> None:
+    """Of one stage, and as JSON; no byte steers a terminal (issue 11)."""
+    result = etlstage("dlq", "ls", "pipeline.yaml", "--group", "--stage", "upper")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[2:] == [
+        r"         WorkerLost: bad red\x07\x9b1m",
+        "      1  upper      2026-01-02 12:00:00  2026-01-02 12:00:00  zzz-1",
+        "         ValueError",
+        "3 dead letters of stage upper, 2 causes",
+    ]
+    result = etlstage("dlq", "ls", "pipeline.yaml", "--group", "--json")
+    first, *others = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(others) == 2
+    assert first == {
+        "stage": "upper",
+        "kind": "WorkerLost",
+        "why": "bad \x1b[31mred\x07\x1b]#;title\x07\x9b1m",
+        "count": 2,
+        "first": "2026-01-02T12:00:00.000+00:00",
+        "last": "2026-01-02T12:00:00.000+00:00",
+        "example": "abd-1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -152,6 +228,7 @@ def test_list_on_a_terminal(
         ((), "no dead letters\n"),
         (("--stage", "upper"), "no dead letters of stage upper\n"),
         (("--json",), ""),
+        (("--group",), "no dead letters\n"),
     ],
 )
 @pytest.mark.usefixtures("pipeline")
@@ -402,7 +479,7 @@ def test_run_puts_aside_and_goes_on(
     look = "to see the dead letters: etlstage dlq ls pipeline.yaml\n"
     assert look in result.stdout
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["dead_letters"] == "etlstage dlq ls pipeline.yaml"
+    assert report["dead_letters"]["command"] == "etlstage dlq ls pipeline.yaml"
 
     listed = etlstage("dlq", "ls", "pipeline.yaml", "--json", env=env)
     assert "hunter2" not in listed.stdout
@@ -417,9 +494,9 @@ def test_run_puts_aside_and_goes_on(
     assert [x["event"] for x in logged if x["event"] != "worker wrote to stderr"] == [
         "message dead-lettered"
     ]
-    assert {n: logged[-1][n] for n in ("stage", "place", "id", "error")} == {
+    assert {n: logged[-1][n] for n in ("stage", "message", "id", "error")} == {
         "stage": "upper",
-        "place": 1,
+        "message": 2,
         "id": letter["id"],
         "error": "exited with status 1 while it held 1 message, after 3 tries",
     }

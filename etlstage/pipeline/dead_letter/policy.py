@@ -205,7 +205,7 @@ class DeadLetterPolicy:
             _log.warning(
                 "message dead-lettered",
                 stage=letter.stage,
-                place=letter.place,
+                message=letter.place + 1,
                 id=letter.id,
                 # Of the letter: what the error itself says may hold a secret.
                 error=first_clause(letter.error) or letter.kind,

@@ -45,7 +45,7 @@ class DeadLetter:
     """The stage, as plain JSON; of its environment the names."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the letter as plain JSON, its message in base64."""
+        """Return the letter as plain JSON: its message in base64, its place from 1."""
         return self._plain(_NAMES)
 
     def to_line(self, config: str | None = None) -> bytes:
@@ -68,6 +68,7 @@ class DeadLetter:
         try:
             plain = json.loads(line)
             plain["message"] = base64.b64decode(plain["message"], validate=True)
+            plain["place"] = plain["place"] - 1
             plain["attempts"] = tuple(map(_attempt, plain["attempts"]))
             return cls(**{name: plain[name] for name in _NAMES})
         except (TypeError, KeyError, RecursionError) as error:
@@ -77,6 +78,7 @@ class DeadLetter:
         # Not by asdict(), which copies all that the configuration holds.
         plain = {name: getattr(self, name) for name in names}
         plain["message"] = base64.b64encode(self.message).decode()
+        plain["place"] = self.place + 1
         plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
         return plain
 

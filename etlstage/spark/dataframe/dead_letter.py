@@ -33,7 +33,7 @@ COLUMNS: Final = (
     " pid: int, error: string, story: array<string>, stderr: array<string>>>,"
     " config string"
 )
-"""What a letter is as a row; ``config`` is JSON."""
+"""What a letter is as a row; ``place`` is counted from 1, ``config`` is JSON."""
 
 _STRINGS: Final = pa.list_(pa.string())
 _ATTEMPT: Final = pa.struct(
@@ -119,6 +119,7 @@ def _chunks(letters: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
 def _row(letter: DeadLetter) -> dict[str, object]:
     return {
         **{name: getattr(letter, name) for name in _SCHEMA.names},
+        "place": letter.place + 1,
         "time": datetime.fromisoformat(letter.time),
         "attempts": [attempt._asdict() for attempt in letter.attempts],
         "config": json.dumps(letter.config),

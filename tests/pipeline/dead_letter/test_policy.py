@@ -117,7 +117,7 @@ async def test_message_that_is_dead_lettered_is_logged(
         "event": "message dead-lettered",
         "log_level": "warning",
         "stage": "s",
-        "place": 5,
+        "message": 6,
         "id": first.id,
         "error": "was killed by SIGSEGV",
     }

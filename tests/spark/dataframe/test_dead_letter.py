@@ -55,7 +55,7 @@ async def test_letters_become_rows(
         "pipeline": "p",
         "run": "r",
         "stage": "clean",
-        "place": 2**40 + 3,
+        "place": 2**40 + 4,
         "message": bytearray(b"\0\xff" * 3),
         "error": "é",
         "kind": "WorkerLost",

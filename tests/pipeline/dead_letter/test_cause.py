@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from etlstage.pipeline.dead_letter.cause import Causes, Group, folded
+from etlstage.pipeline.dead_letter.record import DeadLetter
+
+LETTER = DeadLetter(
+    id="r-1",
+    time="2026-01-02T12:00:00.000+00:00",
+    pipeline="p",
+    run="r",
+    stage="clean",
+    place=0,
+    message=b"m",
+    error="no date in row 17",
+    kind="Refused",
+    attempts=(),
+    config={},
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("message is 70001 bytes long at offset 1,048,576", "message is # bytes long at offset #"),
+        ("order 2026-01-02T12:00:00.5 is -3.5 days old", "order # is # days old"),
+        ("row af32b1c9-17 and INV2024001", "row # and #"),
+        ("key 123e4567-e89b-12d3-a456-426614174000", "key #"),
+        ("at 0x7f3a: no int64 in column_2", "at #: no int64 in column_2"),
+        ("exited with status 3 while it held 12 messages", "exited with status 3 while it held # messages"),
+        ("'utf-8' codec can't decode byte 0xff in position 10", "'utf-8' codec can't decode byte # in position #"),
+        ("stage s: worker s-2 (pid 4711) was killed by SIGSEGV; command: x", "was killed by SIGSEGV"),
+        ("no date\nin line 2", "no date"),
+        ("x" * 10_000, "x" * 300),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_numbers_and_ids_are_folded(error: str, cause: str) -> None:
+    """What differs from message to message says nothing of the cause (issue 11)."""
+    assert folded(error) == cause
+
+
+def test_letters_of_one_cause_are_one_group() -> None:
+    """With their number, the first and the last time, and an id (issue 11)."""
+    causes = Causes()
+    causes.add(replace(LETTER, stage="load"))
+    for second in (7, 9, 8):
+        time, why = f"2026-01-02T12:00:0{second}.000+00:00", f"no date in row {second}"
+        causes.add(replace(LETTER, id=f"r-{second}", time=time, error=why))
+    assert causes.groups() == [
+        Group(
+            stage="clean",
+            kind="Refused",
+            why="no date in row #",
+            count=3,
+            first="2026-01-02T12:00:07.000+00:00",
+            last="2026-01-02T12:00:09.000+00:00",
+            example="r-9",
+        ),
+        Group(
+            "load", "Refused", "no date in row #", 1, LETTER.time, LETTER.time, "r-1"
+        ),
+    ]
+
+
+def test_groups_are_bounded() -> None:
+    """Whatever workers write, memory is not for it (issue 11)."""
+    causes = Causes(most=2)
+    for word in ("one", "two", "three", "four", "one"):
+        causes.add(replace(LETTER, error=word))
+    found = {group.why: group.count for group in causes.groups()}
+    assert found == {"one": 2, "two": 1, "(other causes)": 2}
