@@ -2,8 +2,8 @@
 What does it cost to prove that each reply belongs to its message?
 
 The same stage with and without the proof, by processor time of our process: a run at a
-time on lists and in Arrow, ``stream``, and lock-step; and the median time of one
-``submit`` at a time. The stage without is none that anybody can have: its dialect says
+time on lists and in Arrow, ``stream``, lock-step, and in the Python workers of Spark's
+executors; and the median time of one ``submit`` at a time. The stage without is none that anybody can have: its dialect says
 that a reply tells by itself what it is for.
 """
 
@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 
 import anyio
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from benchmarks.harness import Row, echo_stage, messages, paired
+from benchmarks.spark import frame, session
 from etlstage import AsyncSupervisor, Stage
 from etlstage.messages import Run
 from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.spark.task.task import Task
+
+Job = Callable[[Stage], Awaitable[float]]
 
 COUNT = 1_000_000
 ALONE = 3_000
@@ -39,7 +44,7 @@ def measure() -> list[Row]:
     lists: list[Run] = [run[at : at + 8192] for at in range(0, COUNT, 8192)]
     arrow: list[Run] = [_column(part) for part in lists]
     rows = []
-    jobs: list[tuple[str, Callable[[Stage], Awaitable[float]], float]] = [
+    jobs: list[tuple[str, Job, float]] = [
         ("a run at a time, lists", lambda stage: _runs(stage, lists), 1.05),
         ("a run at a time, Arrow", lambda stage: _runs(stage, arrow), 1.05),
         ("stream", lambda stage: _stream(stage, run), 1.1),
@@ -52,10 +57,16 @@ def measure() -> list[Row]:
     with_, without = _compare(_submits)
     one = "one submit at a time, median"
     rows.append(Row(one, with_, "no proof", without, "s", 1.3, at_most=True))
+    with session() as spark:
+        cached = frame(spark, COUNT).cache()
+        assert cached.count() == COUNT
+        with_, without = _compare(lambda stage: _on_executors(cached, stage))
+    where, unit = "on executors", "CPU s/million"
+    rows.append(Row(where, with_, "no proof", without, unit, 1.05, at_most=True))
     return rows
 
 
-def _compare(job: Callable[[Stage], Awaitable[float]]) -> tuple[float, float]:
+def _compare(job: Job) -> tuple[float, float]:
     proven = echo_stage()
     trusted = replace(proven, dialect=_Trusted())
     return paired(lambda: anyio.run(job, proven), lambda: anyio.run(job, trusted))
@@ -93,3 +104,17 @@ async def _submits(stage: Stage) -> float:
             await supervisor.submit([b"one"])
             took.append(time.perf_counter() - began)
     return statistics.median(took)
+
+
+async def _on_executors(rows: DataFrame, stage: Stage) -> float:
+    task = Task(stage, texts=True)
+
+    def timed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        began = time.process_time()
+        for _ in task.run(batches):
+            pass
+        yield pa.record_batch({"seconds": [time.process_time() - began]})
+
+    took = rows.mapInArrow(timed, "seconds double").collect()
+    total: float = sum(row.seconds for row in took)
+    return total / COUNT * 1e6
