@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 from etlstage.spark.dataframe.schema import fitted, is_raw, reason
 from etlstage.spark.session.job import run_job
 
-__all__ = ("Misfit", "judged", "misfits_of", "rows_of", "with_text")
+__all__ = ("Unfit", "judged", "rows_of", "unfit_of", "with_text")
 
 
-class Misfit(NamedTuple):
+class Unfit(NamedTuple):
     """A message that does not fit."""
 
     partition: int
@@ -48,7 +48,7 @@ def with_text(messages: DataFrame) -> DataFrame:
 
 def judged(messages: DataFrame, schema: StructType | None) -> DataFrame:
     """
-    Return the messages with the column ``misfit``, a boolean.
+    Return the messages with the column ``unfit``, a boolean.
 
     Args:
         messages: As :func:`with_text` returns them.
@@ -56,9 +56,9 @@ def judged(messages: DataFrame, schema: StructType | None) -> DataFrame:
 
     """
     if schema is None:
-        return messages.withColumn("misfit", sf.col("value").isNull())
+        return messages.withColumn("unfit", sf.col("value").isNull())
     if is_raw(schema):
-        return messages.withColumn("misfit", sf.lit(False))
+        return messages.withColumn("unfit", sf.lit(False))
     return fitted(messages, schema)
 
 
@@ -72,11 +72,11 @@ def rows_of(messages: DataFrame, schema: StructType | None) -> DataFrame:
     return messages.select(*fields)
 
 
-async def misfits_of(
+async def unfit_of(
     messages: DataFrame, schema: StructType | None, *, at_once: int
-) -> AsyncIterator[Misfit]:
+) -> AsyncIterator[Unfit]:
     """Yield what does not fit of judged messages, in order, collected in turns."""
-    found = messages.where("misfit")
+    found = messages.where("unfit")
     if "row" not in found.columns:
         found = found.withColumn("row", sf.lit(None))
     partition, place = sf.col("partition"), sf.col("place")
@@ -89,7 +89,7 @@ async def misfits_of(
             made = None if row["row"] is None else row["row"].asDict()
             message = bytes(row["raw"])
             why = reason(message, made, schema or StructType())
-            yield Misfit(row["partition"], row["place"], message, why)
+            yield Unfit(row["partition"], row["place"], message, why)
         if len(rows) < at_once:
             return
         last = rows[-1]

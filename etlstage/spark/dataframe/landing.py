@@ -23,7 +23,7 @@ from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Landing, Output
 from etlstage.spark.dataframe.destination import Destination
-from etlstage.spark.dataframe.fit import judged, misfits_of, rows_of
+from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of
 from etlstage.spark.dataframe.schema import fitted
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
@@ -32,7 +32,7 @@ from etlstage.stage import ErrorPolicy
 
 __all__ = ("FrameLanding",)
 
-_AT_ONCE: Final = 10_000  # misfits collected; more of them come in turns
+_AT_ONCE: Final = 10_000  # that do not fit are collected; more come in turns
 
 
 class FrameLanding(Landing):
@@ -170,15 +170,15 @@ class FrameLanding(Landing):
         """
         spark, mine = messages.sparkSession, judged(messages, self._schema)
         # Not a filter: Spark would parse the message anew for each test in it.
-        counts = mine.agg(sf.count(sf.lit(1)), sf.count_if(sf.col("misfit")))
-        total, misfits = (await run_job(spark, counts.collect))[0]
+        counts = mine.agg(sf.count(sf.lit(1)), sf.count_if(sf.col("unfit")))
+        total, unfit = (await run_job(spark, counts.collect))[0]
         if not what:
             self.account.received = total
-        if misfits:
-            await self._settle(mine, starts, (misfits, total), what)
-            mine = mine.where(~sf.col("misfit"))
+        if unfit:
+            await self._settle(mine, starts, (unfit, total), what)
+            mine = mine.where(~sf.col("unfit"))
         await self._write(rows_of(mine, self._schema), last=last, files=files)
-        return int(total - misfits)
+        return int(total - unfit)
 
     async def _write(
         self, rows: DataFrame, *, last: bool, files: int | None = None
@@ -201,19 +201,19 @@ class FrameLanding(Landing):
         """Dead-letter what does not fit; raises when it is too much."""
         keeps, wanted = self._policy.keeps, self._ddl or "value string"
         at_once = _AT_ONCE if keeps else 1
-        async for misfit in misfits_of(mine, self._schema, at_once=at_once):
-            place = starts[misfit.partition] + misfit.place
+        async for unfit in unfit_of(mine, self._schema, at_once=at_once):
+            place = starts[unfit.partition] + unfit.place
             if not keeps:
                 self.account.failed += counts[0]
                 raise self._failure(
                     f"{counts[0]} of {counts[1]} messages do not fit the schema"
-                    f" '{wanted}': message {place + 1} is the first, {misfit.why};"
+                    f" '{wanted}': message {place + 1} is the first, {unfit.why};"
                     f" nothing{what and ' of '}{what} is loaded"
                 )
             error = self._failure(
-                f"message {place + 1} does not fit the schema '{wanted}': {misfit.why}"
+                f"message {place + 1} does not fit the schema '{wanted}': {unfit.why}"
             )
-            await self._policy.settle(error, [misfit.message], place=place)
+            await self._policy.settle(error, [unfit.message], place=place)
 
     def _config(self) -> dict[str, object]:
         """Return what the dead letters hold of this stage: no values of options."""

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 
 __all__ = ("fitted", "is_raw", "reason")
 
-_CORRUPT: Final = "_etlstage_misfit"
+_CORRUPT: Final = "_etlstage_unfit"
 _OPTIONS: Final = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _CORRUPT,
@@ -59,7 +59,7 @@ def is_raw(schema: StructType) -> bool:
 
 def fitted(frame: DataFrame, schema: StructType) -> DataFrame:
     """
-    Return ``frame`` with the columns ``row``, a struct, and ``misfit``, a boolean.
+    Return ``frame`` with the columns ``row``, a struct, and ``unfit``, a boolean.
 
     Args:
         frame: Has the messages as its column ``value``, a string, or null for what
@@ -82,8 +82,8 @@ def fitted(frame: DataFrame, schema: StructType) -> DataFrame:
         reduce(and_, [field.isNull() for field in fields]),
         _flaw(row, schema),
     ]
-    misfit = sf.coalesce(reduce(or_, flaws), sf.lit(True))
-    judged = parsed.withColumn("misfit", misfit)
+    unfit = sf.coalesce(reduce(or_, flaws), sf.lit(True))
+    judged = parsed.withColumn("unfit", unfit)
     if wide == _nullable(schema, ByteType()):
         return judged
     return judged.withColumn("row", sf.struct(*map(_narrowed, fields, schema.fields)))

@@ -21,7 +21,11 @@ from etlstage.errors import ConfigError, EtlstageError, RepliesDoubtful, SourceF
 from etlstage.messages import Run, cost_of
 from etlstage.pipeline.offsets import ask_offset, steps
 from etlstage.spark.dataframe.schema import is_raw
-from etlstage.spark.datasource.json_rows import Misfit, check_types, rows_of_documents
+from etlstage.spark.datasource.json_rows import (
+    DoesNotFit,
+    check_types,
+    rows_of_documents,
+)
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -233,8 +237,8 @@ class Rows:
                 return pa.RecordBatch.from_arrays([values], schema=target)
             rows = rows_of_documents(messages, self._schema, target)
             return pa.RecordBatch.from_arrays(rows.columns, schema=target)
-        except Misfit as misfit:
-            raise self._failed(misfit.place, str(misfit)) from None
+        except DoesNotFit as error:
+            raise self._failed(error.place, str(error)) from None
         except pa.ArrowInvalid:
             place = next(i for i, m in enumerate(messages) if not _is_text(m))
             why = "it is not UTF-8: read it with values=binary"

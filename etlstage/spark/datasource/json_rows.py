@@ -50,7 +50,7 @@ from etlstage.errors import ConfigError
 from etlstage.messages import Run
 from etlstage.spark.dataframe.schema import reason
 
-__all__ = ("Misfit", "check_types", "documents_of", "rows_of_documents")
+__all__ = ("DoesNotFit", "check_types", "documents_of", "rows_of_documents")
 
 _BOTH: Final = (
     *(ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType),
@@ -59,7 +59,7 @@ _BOTH: Final = (
 _WRITTEN: Final = (*_BOTH, BinaryType, NullType)
 
 
-class Misfit(ValueError):
+class DoesNotFit(ValueError):
     """
     Raised when a message does not fit the schema; the text says why.
 
@@ -119,7 +119,7 @@ def rows_of_documents(
         target: The same as an Arrow schema.
 
     Raises:
-        Misfit: If a message does not fit.
+        DoesNotFit: If a message does not fit.
 
     """
     kinds = [(field, target.field(field.name).type) for field in schema.fields]
@@ -127,7 +127,7 @@ def rows_of_documents(
     for place, message in enumerate(messages):
         row, fits = _row(message, kinds)
         if not fits:
-            raise Misfit(place, reason(message, row, schema))
+            raise DoesNotFit(place, reason(message, row, schema))
         rows.append(row)
     nullable = pa.schema([field.with_nullable(True) for field in target])
     return pa.RecordBatch.from_pylist(rows, schema=nullable)

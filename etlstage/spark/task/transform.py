@@ -154,9 +154,9 @@ def _columns(
     text = sf.lit(
         f"stage {stage.name}: a reply does not fit the schema {schema.simpleString()}"
     )
-    parsed, misfit = fitted(made, schema), sf.col("misfit")
+    parsed, unfit = fitted(made, schema), sf.col("unfit")
     instead = sf.lit(None) if errors else sf.raise_error(text)
-    row = sf.when(misfit, instead).otherwise(sf.col("row"))
+    row = sf.when(unfit, instead).otherwise(sf.col("row"))
     fields = [row.getField(name).alias(name) for name in names]
-    why = [sf.coalesce(e, sf.when(misfit, text)).alias(_ERROR) for e in error]
+    why = [sf.coalesce(e, sf.when(unfit, text)).alias(_ERROR) for e in error]
     return parsed.select(*front, *fields, *why)

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from etlstage.spark.dataframe.fit import judged, misfits_of, rows_of, with_text
+from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of, with_text
 from etlstage.spark.dataframe.schema import is_raw, reason
 
 pytestmark = pytest.mark.spark
@@ -43,7 +43,7 @@ FITS = [
     '{"bt":-128,"bts":{"a":[{"x":127},{"x":-128}],"b":null}}',
 ]
 
-MISFITS = {
+UNFIT = {
     # No JSON object.
     "": "it is empty",
     "  ": "it is empty",
@@ -118,28 +118,28 @@ def fit(spark: SparkSession, messages: list[bytes], ddl: str) -> DataFrame:
     return judged(with_text(frame), schema)
 
 
-async def misfits(
+async def unfit(
     spark: SparkSession, messages: list[bytes], ddl: str
 ) -> list[tuple[int, str]]:
     """Return the places of the messages that do not fit, and why each does not."""
     schema = StructType.fromDDL(ddl)
     assert isinstance(schema, StructType)
-    found = misfits_of(fit(spark, messages, ddl), schema, at_once=1000)
-    return [(misfit.place, misfit.why) async for misfit in found]
+    found = unfit_of(fit(spark, messages, ddl), schema, at_once=1000)
+    return [(message.place, message.why) async for message in found]
 
 
 async def test_what_fits_is_not_refused(spark: SparkSession) -> None:
     """Objects whose values Spark converts are rows."""
-    assert await misfits(spark, [text.encode() for text in FITS], DDL) == []
+    assert await unfit(spark, [text.encode() for text in FITS], DDL) == []
 
 
-async def test_all_misfits_are_found(spark: SparkSession) -> None:
+async def test_all_that_does_not_fit_is_found(spark: SparkSession) -> None:
     """None of them passes, whatever is around it."""
-    messages = [text.encode() for text in (*FITS, *MISFITS)]
-    found = await misfits(spark, [*messages, b"\xff", b'{"title":"\xff"}'], DDL)
+    messages = [text.encode() for text in (*FITS, *UNFIT)]
+    found = await unfit(spark, [*messages, b"\xff", b'{"title":"\xff"}'], DDL)
     places = range(len(FITS), len(messages) + 2)
     assert [place for place, _ in found] == list(places)
-    for (_, why), wanted in zip(found, MISFITS.values(), strict=False):
+    for (_, why), wanted in zip(found, UNFIT.values(), strict=False):
         assert why.startswith(wanted)
 
 
@@ -156,7 +156,7 @@ async def test_all_misfits_are_found(spark: SparkSession) -> None:
 )
 async def test_not_null_is_kept(spark: SparkSession, text: str, why: str) -> None:
     """NOT NULL holds at every depth, which from_json itself does not care for."""
-    assert await misfits(spark, [text.encode()], NOT_NULL) == [(0, why)]
+    assert await unfit(spark, [text.encode()], NOT_NULL) == [(0, why)]
 
 
 async def test_not_null_asks_nothing_of_what_is_not_there(spark: SparkSession) -> None:
@@ -166,7 +166,7 @@ async def test_not_null_asks_nothing_of_what_is_not_there(spark: SparkSession) -
         b'{"id":1,"s":{"a":1},"l":[{"x":1}],"m":{"k":{"y":1}}}',
         b'{"id":1,"s":null,"l":[],"m":{}}',
     ]
-    assert await misfits(spark, messages, NOT_NULL) == []
+    assert await unfit(spark, messages, NOT_NULL) == []
 
 
 def test_payload_is_not_told() -> None:

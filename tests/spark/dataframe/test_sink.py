@@ -190,8 +190,10 @@ async def test_later_epochs_append(spark: SparkSession, out: Path) -> None:
     assert spark.read.parquet(str(out)).count() == 3
 
 
-async def test_misfit_keeps_its_epoch_out(spark: SparkSession, out: Path) -> None:
-    """Misfits are counted and told, and nothing of their epoch is loaded."""
+async def test_message_that_does_not_fit_keeps_its_epoch_out(
+    spark: SparkSession, out: Path
+) -> None:
+    """Such messages are counted and told, and nothing of their epoch is loaded."""
     sink = DataFrameSink(
         spark,
         Destination(str(out)),
@@ -211,7 +213,7 @@ async def test_misfit_keeps_its_epoch_out(spark: SparkSession, out: Path) -> Non
     assert not marker(out)
 
 
-async def test_misfit_in_the_first_epoch_leaves_old_output_alone(
+async def test_what_does_not_fit_at_first_leaves_old_output_alone(
     spark: SparkSession, out: Path
 ) -> None:
     """Nothing is overwritten by an epoch that is refused."""
@@ -399,18 +401,18 @@ async def test_cancelled_write_is_not_counted(
     assert spark.range(10, numPartitions=2).count() == 10
 
 
-def aside(tmp_path: Path, count: int) -> tuple[DeadLetters, ErrorPolicy]:
+def kept(tmp_path: Path, count: int) -> tuple[DeadLetters, ErrorPolicy]:
     """Return a place for dead letters and a policy that allows ``count``."""
     policy = ErrorPolicy(budget=ErrorBudget(count=count, share=None))
     return DeadLetters(tmp_path / "state", pipeline="p"), policy
 
 
-async def test_misfits_are_put_aside(
+async def test_what_does_not_fit_is_dead_lettered(
     spark: SparkSession, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of their epoch is loaded; more at a time than fit are taken in turns."""
     monkeypatch.setattr(landing_module, "_AT_ONCE", 2)
-    letters, policy = aside(tmp_path, 9)
+    letters, policy = kept(tmp_path, 9)
     sink = DataFrameSink(
         spark,
         Destination(str(out), options={"compression": "gzip"}),
@@ -444,11 +446,11 @@ async def test_misfits_are_put_aside(
     letters.close()
 
 
-async def test_text_that_is_none_is_put_aside(
+async def test_text_that_is_none_is_dead_lettered(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
     """Also when an epoch is nothing but that: the output is there, and whole."""
-    letters, policy = aside(tmp_path, 3)
+    letters, policy = kept(tmp_path, 3)
     sink = DataFrameSink(
         spark,
         Destination(str(out)),
@@ -464,11 +466,11 @@ async def test_text_that_is_none_is_put_aside(
     letters.close()
 
 
-async def test_too_many_misfits_end_the_run(
+async def test_too_many_that_do_not_fit_end_the_run(
     spark: SparkSession, out: Path, tmp_path: Path
 ) -> None:
     """Nothing of the epoch is loaded; those that were dead-lettered stay so."""
-    letters, policy = aside(tmp_path, 1)
+    letters, policy = kept(tmp_path, 1)
     sink = DataFrameSink(
         spark, Destination(str(out)), on_error=policy, dead_letters=letters
     )

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from etlstage.errors import ConfigError
 from etlstage.spark.datasource.json_rows import (
-    Misfit,
+    DoesNotFit,
     check_types,
     documents_of,
     rows_of_documents,
@@ -79,7 +79,7 @@ def test_documents_become_rows() -> None:
 )
 def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
     """By its place, with the reason, and never what it says."""
-    with pytest.raises(Misfit) as raised:
+    with pytest.raises(DoesNotFit) as raised:
         rows_of_documents([b'{"id": 0}', message, b'{"id": 2}'], SCHEMA, TARGET)
     assert raised.value.place == 1
     assert why in str(raised.value)
@@ -123,7 +123,7 @@ def test_value_must_be_of_its_type(
         rows = rows_of_documents([b'{"x": %s}' % text.encode()], schema, target)
         assert rows.column(0)[0].is_valid
     for text in others:
-        with pytest.raises(Misfit, match=r"field 'x' is .* that is no "):
+        with pytest.raises(DoesNotFit, match=r"field 'x' is .* that is no "):
             rows_of_documents([b'{"x": %s}' % text.encode()], schema, target)
 
 

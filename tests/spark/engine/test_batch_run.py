@@ -140,7 +140,7 @@ async def test_same_file_gives_the_same_results(
     ]
 
 
-async def test_message_that_does_not_fit_is_put_aside(
+async def test_message_that_does_not_fit_is_dead_lettered(
     spark: SparkSession,
     write: Callable[..., Path],
     tmp_path: Path,

@@ -120,7 +120,7 @@ def test_nothing_gives_an_empty_account() -> None:
     assert passed([stage("lambda m: (m,)")], given())[2] == outcome
 
 
-def test_message_put_aside_leaves_in_a_note() -> None:
+def test_message_that_is_dead_lettered_leaves_in_a_note() -> None:
     """With its place and its attempts; the others go on."""
     dying = stage("lambda m: os._exit(3) if m == b'5' else (m,)")
     stages = [dying, stage("lambda m: (m,)", "u")]
