@@ -30,6 +30,7 @@ from etlstage.settings.problem import (
     Problem,
 )
 from etlstage.settings.units import (
+    FILES,
     Argument,
     Count,
     Duration,
@@ -39,7 +40,6 @@ from etlstage.settings.units import (
 from etlstage.stage import OffsetPolicy
 
 __all__ = (
-    "FILES",
     "DeadLetterKeys",
     "EpochKeys",
     "ExtractKeys",
@@ -51,8 +51,6 @@ __all__ = (
     "SparkSourceKeys",
     "TransformKeys",
 )
-
-FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 
 
 class Keys(Definition):

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 from etlstage.config.build import hidden_texts, state_folder
 from etlstage.config.document import Document
 from etlstage.config.model import (
-    FILES,
     LoadKeys,
     PipelineKeys,
     SparkSinkKeys,
@@ -31,6 +30,7 @@ from etlstage.messages import StageKind, counted
 from etlstage.pipeline.secret import Secrets
 from etlstage.settings.definition import settings_of
 from etlstage.settings.problem import Loc
+from etlstage.settings.units import FILES
 from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor.spawn import substituted
 

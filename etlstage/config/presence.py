@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from etlstage.config.document import Document, Value
-from etlstage.config.model import FILES
 from etlstage.config.rules import mapping, shipped_files, stage_names
 from etlstage.config.stages import SCHEME
 from etlstage.errors import guess
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.units import FILES
 from etlstage.stage.stage import PYTHONS
 
 __all__ = ("missing", "on_path")

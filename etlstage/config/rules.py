@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from etlstage.config.document import Value
-from etlstage.config.model import FILES
 from etlstage.config.stages import named
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import (
@@ -19,6 +18,7 @@ from etlstage.settings.problem import (
     Problem,
     dotted,
 )
+from etlstage.settings.units import FILES
 
 __all__ = ("broken_rules", "mapping", "shipped_files", "stage_names")
 

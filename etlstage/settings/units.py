@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from etlstage.settings.kind import (
     FOLDER,
@@ -26,6 +26,7 @@ from etlstage.settings.kind import (
 from etlstage.settings.problem import refused, unexpected
 
 __all__ = (
+    "FILES",
     "Argument",
     "Command",
     "Count",
@@ -44,6 +45,9 @@ __all__ = (
     "Variables",
     "Window",
 )
+
+FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
+"""Formats of Spark that are files in a folder."""
 
 
 class _Quantity(Kind):

@@ -19,10 +19,10 @@ from pyspark.sql import DataFrame
 
 from etlstage.errors import ConfigError
 from etlstage.pipeline.interfaces import Output
+from etlstage.settings.units import FILES
 
 __all__ = ("Destination", "local_path")
 
-_FILES: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 _MARK: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 _MODES: Final = {
     "append": "append",
@@ -82,7 +82,7 @@ class Destination:
     @property
     def marks(self) -> bool:
         """Whether whole output carries a marker."""
-        return self.table is None and self.format.lower() in _FILES
+        return self.table is None and self.format.lower() in FILES
 
     def write(self, frame: DataFrame, *, first: bool, last: bool) -> None:
         """
