@@ -58,7 +58,10 @@ class FaultKind(StrEnum):
     message is to be answered, nobody can tell that from a part of the reply."""
     WRONG_MARKER = "wrong_marker"
     """Ends its reply with ``data``, by default BNC, in place of EOP; with nothing, if
-    it is empty; with ERR, it refuses."""
+    it is empty."""
+    REFUSE = "refuse"
+    """Refuses, for the reason ``data``, by default what it would have replied; where
+    there is no ERR, it answers."""
 
     # --- it answers rightly, but ...
     HUGE = "huge"
@@ -109,6 +112,7 @@ _ONLY_AT_MESSAGES: Final = frozenset(
         FaultKind.SKIP,
         FaultKind.TWICE,
         FaultKind.WRONG_MARKER,
+        FaultKind.REFUSE,
         FaultKind.HUGE,
         FaultKind.FLOOD,
         FaultKind.CUT,
@@ -165,7 +169,8 @@ class Fault:
     """For STDERR, HUGE and LEAK: bytes; for FLOOD: messages. None becomes 10 MB, or
     one line of ``data``; 1 GB, 10 MB and ten thousand."""
     data: bytes | None = None
-    """For GARBAGE, WRONG_MARKER and STDERR: what is written; to stderr, the line."""
+    """For GARBAGE, WRONG_MARKER, REFUSE and STDERR: what is written; to stderr, the
+    line."""
     own_session: bool = False
     """For GRANDCHILD: it leaves the session and process group of its parent."""
 

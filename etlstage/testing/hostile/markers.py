@@ -8,13 +8,14 @@ __all__ = ("Markers",)
 
 
 class Markers:
-    """The four byte strings of the stage protocol."""
+    """The byte strings of the stage protocol."""
 
     def __init__(self) -> None:
         self.eom: bytes = _marker("EOM", r"\012")
         self.eop: bytes = _marker("EOP", r"\000")
         self.eob: bytes = _marker("EOB", r"\027")
         self.bnc: bytes = _marker("BNC", r"\005")
+        self.err: bytes = _marker("ERR", "")  # a stage may have none
 
 
 def _marker(name: str, default: str) -> bytes:

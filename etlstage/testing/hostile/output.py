@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ("SHAPES", "Output")
 
 SHAPES: Final = frozenset(
-    {"skip", "twice", "wrong_marker", "partial", "huge", "flood", "cut"}
+    {"skip", "refuse", "twice", "wrong_marker", "partial", "huge", "flood", "cut"}
 )
 """Kinds of faults that change the reply; the others are acts, done at once."""
 
@@ -89,6 +89,11 @@ class Output:
     ) -> None:
         eom = self._markers.eom
         if "skip" in shapes:
+            return
+        if "refuse" in shapes and self._markers.err:
+            reason = as_bytes(shapes["refuse"].get("data"))
+            self.write(b" ".join(outputs) if reason is None else reason)
+            self.write(self._markers.err)
             return
         if "huge" in shapes:
             self._write_much(b"x", shapes["huge"]["size"])
