@@ -144,7 +144,7 @@ class Timeouts(Definition):
     """From its start until it says that it is ready, if it does so at all."""
     message: Duration | None = 300.0
     """For the answer to a message or a batch, once its turn has come."""
-    heartbeat: Annotated[Duration | None, Place.WORKER] = None
+    heartbeat: Annotated[Duration | None, Place.WORKER | Place.WRITE] = None
     """Between two heartbeats of a worker that has nothing to do."""
     stop: Duration = 5.0
     """For each step of stopping: closed stdin, SIGTERM, SIGKILL; and, where a worker
@@ -209,7 +209,7 @@ class ErrorPolicy(Definition):
     retries: Annotated[CountOrZero, Place.FED | Place.WRITE] = 2
     """How often a message is given to a fresh worker after the first was lost; more
     often where it could have been another message's fault."""
-    retries_refused: Annotated[CountOrZero, Place.FED] = 0
+    retries_refused: Annotated[CountOrZero, Place.FED | Place.WRITE] = 0
     """How often a message that a worker refused is tried again."""
     then: Annotated[
         Literal["dead_letter", "fail"],

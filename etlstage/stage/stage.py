@@ -97,17 +97,17 @@ class Stage(Definition):
     ready: Annotated[bool, _PROGRAM, _WORKER] = False
     """The worker says when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
     names; it is given nothing before that."""
-    restart: Annotated[RestartPolicy, Place.WORKER | Place.READ] = field(
-        default_factory=RestartPolicy
-    )
+    restart: Annotated[RestartPolicy, _PROGRAM] = field(default_factory=RestartPolicy)
     """When a worker is started again."""
     on_error: Annotated[ErrorPolicy, Place.FED | Place.SINK | Place.OPTION] = field(
         default_factory=ErrorPolicy
     )
     """What becomes of a message that can't be processed."""
-    recycle: Annotated[RecyclePolicy, Place.FED] = field(default_factory=RecyclePolicy)
+    recycle: Annotated[RecyclePolicy, Place.FED | Place.WRITE] = field(
+        default_factory=RecyclePolicy
+    )
     """When a worker is replaced although nothing is wrong with it."""
-    limits: Annotated[ResourceLimits, Place.WORKER, _WORKER] = field(
+    limits: Annotated[ResourceLimits, _PROGRAM, _WORKER] = field(
         default_factory=ResourceLimits
     )
     """What the kernel grants a worker's process."""
@@ -115,12 +115,12 @@ class Stage(Definition):
     """Added to the worker's environment."""
     cwd: Annotated[Folder | None, _PROGRAM, _WORKER] = None
     """Working directory of the worker; by default ours."""
-    user: Annotated[Argument | None, Place.WORKER, _WORKER] = None
+    user: Annotated[Argument | None, _PROGRAM, _WORKER] = None
     """Who the worker runs as, by name or number; by default we."""
-    group: Annotated[Argument | None, Place.WORKER, _WORKER] = None
+    group: Annotated[Argument | None, _PROGRAM, _WORKER] = None
     """Its group, by name or number; by default the user's, or ours. Without a user it
     has no supplementary groups."""
-    umask: Annotated[Mask | None, Place.WORKER, _WORKER] = None
+    umask: Annotated[Mask | None, _PROGRAM, _WORKER] = None
     """Its file mode mask; by default ours."""
     max_message: Annotated[Size, _PROGRAM] = 64 * MiB
     """Longest message, in either direction, in bytes."""

@@ -194,12 +194,13 @@ def writing(options: Mapping[str, str]) -> Writing:
     own = {name: given.pop(name) for name in _WRITE_ONLY if name in given}
     stage = _stage(given, StageKind.LOAD)
     if "path" in own or "commit" in own:
-        if "on_error.retries" in options:
-            raise _refusal(
-                "option on_error.retries can't be used together with path or commit: an"
-                " attempt that has lost its worker is thrown away, and Spark makes"
-                " another"
-            )
+        for name in options:
+            if name == "on_error.retries" or name.startswith(("restart.", "recycle.")):
+                raise _refusal(
+                    f"option {name} can't be used together with path or commit: an"
+                    " attempt that has lost its worker is thrown away, and Spark makes"
+                    " another"
+                )
         # The next worker would go on where this one was torn off.
         stage = replace(stage, restart=RestartPolicy(policy="temporary"))
     return Writing(stage=stage, **own)

@@ -8,8 +8,9 @@ import pytest
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.settings.definition import section_in, settings_of
 from etlstage.spark.datasource.options import reading, writing
-from etlstage.stage import RestartPolicy
+from etlstage.stage import PoolPolicy, RestartPolicy, Stage
 
 RUN = {"command": "./run"}
 
@@ -44,6 +45,10 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
             "timeout.stop": "500ms",
             "restart.max": "0",
             "restart.never_on": "3",
+            "limits.memory": "1GiB",
+            "user": "nobody",
+            "group": "nogroup",
+            "umask": "077",
             "max_message": "1MiB",
             "max_reply": "2MiB",
             "mode": "cyclic",
@@ -64,6 +69,8 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
     )
     timeout = stage.timeout
     assert (timeout.start, timeout.message, timeout.stop) == (5.0, None, 0.5)
+    assert stage.limits.memory == 2**30
+    assert (stage.user, stage.group, stage.umask) == ("nobody", "nogroup", 0o77)
     assert stage.restart == RestartPolicy(max=0, never_on=frozenset({3}))
     assert (stage.max_message, stage.max_reply) == (2**20, 2**21)
     assert offsets is not None
@@ -98,6 +105,25 @@ def test_options_of_a_write() -> None:
     assert (made.commit, made.abort) == ((sys.executable, "c.py"), ("./a",))
 
 
+def test_settings_of_a_stage_are_options() -> None:
+    """But for what Spark decides: its tasks are the workers, in order (issue 10)."""
+    with pytest.raises(ConfigError) as raised:
+        writing(RUN | {"qqq": ""})
+    options = str(raised.value).partition("expected one of ")[2].split(", ")
+    missing = []
+    for name, setting in settings_of(Stage).items():
+        inner = section_in(setting.kind)
+        ats = [name] if inner is None else [f"{name}.{key}" for key in inner.keys]
+        missing += [at for at in ats if setting.place and at not in options]
+    assert missing == [
+        *(f"workers.{key}" for key in settings_of(PoolPolicy)),
+        "order",
+        "key",
+        "on_error.then",
+        "on_error.budget",
+    ]
+
+
 def test_worker_that_stages_is_not_replaced() -> None:
     """What was torn off is thrown away with all of its attempt."""
     made = writing(RUN | {"path": "file:///out"})
@@ -105,8 +131,13 @@ def test_worker_that_stages_is_not_replaced() -> None:
     assert writing(RUN | {"path": "out"}).path == Path.cwd() / "out"
     assert writing(RUN | {"commit": "c"}).stage.restart.policy == "temporary"
     assert writing(RUN).stage.restart.policy == "permanent"
-    with pytest.raises(ConfigError, match="can't be used together with path or commit"):
-        writing(RUN | {"path": "out", "on_error.retries": "1"})
+    again = {"on_error.retries": "1", "restart.max": "1", "recycle.max_age": "1h"}
+    for name, value in again.items():
+        told = f"option {name} can't be used together with path or commit"
+        with pytest.raises(ConfigError, match=told):
+            writing(RUN | {"path": "out", name: value})
+    made = writing(RUN | {"path": "out", "on_error.retries_refused": "1"})
+    assert made.stage.on_error.retries_refused == 1
 
 
 @pytest.mark.parametrize(
