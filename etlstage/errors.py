@@ -34,6 +34,8 @@ __all__ = (
     "EtlstageError",
     "Excerpt",
     "FailureCause",
+    "Fault",
+    "Faults",
     "LedgerImbalance",
     "LocalProtocolError",
     "MessageRefused",
@@ -72,6 +74,26 @@ class Attempt(NamedTuple):
     """The last things that happened to the worker, oldest first."""
     stderr: tuple[str, ...] = ()
     """The last lines that it wrote to stderr."""
+
+
+class Fault(NamedTuple):
+    """A worker that failed, whatever it held."""
+
+    time: str
+    """When: ISO 8601, UTC."""
+    worker: str
+    what: str
+
+
+class Faults(NamedTuple):
+    """How the workers of a stage have fared."""
+
+    restarts: int = 0
+    """Processes that were started in place of one that was gone."""
+    failures: int = 0
+    """Workers that were found at fault, or died."""
+    last: tuple[Fault, ...] = ()
+    """The last failures."""
 
 
 class Excerpt(NamedTuple):

@@ -40,6 +40,7 @@ BUCKET: Final = 1_000_000
 CUT: Final = 80
 BEFORE: Final = 20
 """Characters shown in front of the place where two long messages part."""
+# Restarts, which come last, are nobody's outcome.
 WORDS: Final = ("in", "done", "dead", "failed", "lost", "out", "skipped", "doubtful")
 
 
@@ -119,7 +120,7 @@ def ledger_difference(
 ) -> str | None:
     """Return in one sentence the first count in which two ledgers differ."""
     for one, other in zip(first, second, strict=True):
-        for count, word in zip(COUNTS, WORDS, strict=True):
+        for count, word in zip(COUNTS, WORDS, strict=False):
             mine, theirs = getattr(one, count), getattr(other, count)
             if mine != theirs:
                 return (

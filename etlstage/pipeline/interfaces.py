@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from etlstage.errors import Faults
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.delivery import Delivery
@@ -34,6 +35,8 @@ class Source(ABC):
         self.name = name
         self.delivery: Delivery | None = None
         """Of the positions that it stores, if it does; for who runs it to hold."""
+        self.faults: Faults = Faults()
+        """How its workers have fared, if it has any; whole when :meth:`runs` ends."""
 
     @abstractmethod
     def runs(self) -> AsyncGenerator[Run | Position, None]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from etlstage.errors import LedgerImbalance
+from etlstage.errors import Fault, Faults, LedgerImbalance
 from etlstage.messages import StageKind
 
 __all__ = ("COUNTS", "Account", "Ledger")
@@ -28,6 +28,8 @@ COUNTS: Final = (
     "produced",
     "skipped",
     "doubtful",
+    "restarts",
+    "failures",
 )
 """What an account counts."""
 
@@ -56,6 +58,12 @@ class Account:
     skipped: int = 0
     """Of the messages that are done: those that a worker says it could not process and
     answered without output."""
+    restarts: int = 0
+    """Workers that were started in place of one that was gone."""
+    failures: int = 0
+    """Workers that were found at fault, or died."""
+    faults: tuple[Fault, ...] = ()
+    """The last of these, where the workers were not on Spark's executors."""
     seconds: float = 0.0
     """Time from the stage's start to its end, or until now."""
 
@@ -68,6 +76,12 @@ class Account:
         """Add what another account of the stage has counted."""
         for name, count in zip(COUNTS, counts, strict=True):
             setattr(self, name, getattr(self, name) + count)
+
+    def add_faults(self, faults: Faults) -> None:
+        """Add how the workers of a supervisor have fared."""
+        self.restarts += faults.restarts
+        self.failures += faults.failures
+        self.faults += faults.last
 
     @property
     def made(self) -> int:

@@ -179,6 +179,7 @@ class Pipeline(Runner):
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._source.aclose()
+                self.ledger[0].add_faults(self._source.faults)
 
     async def _read(self, out: MemoryObjectSendStream[Item]) -> None:
         account = self.ledger[0]
@@ -229,6 +230,7 @@ class Pipeline(Runner):
         finally:
             account.skipped += supervisor.skipped
             account.doubtful += supervisor.doubtful
+            account.add_faults(supervisor.faults)
             closed.set()
 
     async def _transformed(

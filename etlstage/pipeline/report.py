@@ -91,6 +91,8 @@ def _stage(account: Account) -> dict[str, Any]:
         "lost": account.lost,
         "skipped": account.skipped,
         "doubtful": account.doubtful,
+        "restarts": account.restarts,
+        "failures": account.failures,
         "seconds": round(account.seconds, 3),
     }
 

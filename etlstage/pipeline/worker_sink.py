@@ -65,6 +65,7 @@ class WorkerSink(Sink):
         await self._supervisor.__aexit__(kind, error, trace)
         self.account.skipped += self._supervisor.skipped
         self.account.doubtful += self._supervisor.doubtful
+        self.account.add_faults(self._supervisor.faults)
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""

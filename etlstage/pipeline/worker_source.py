@@ -59,12 +59,13 @@ class WorkerSource(Source):
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
-        async with (
-            AsyncSupervisor(self._stage, meter=self._meter) as supervisor,
-            aclosing(self._rounds(supervisor)) as rounds,
-        ):
-            async for item in rounds:
-                yield item
+        supervisor = AsyncSupervisor(self._stage, meter=self._meter)
+        try:
+            async with supervisor, aclosing(self._rounds(supervisor)) as rounds:
+                async for item in rounds:
+                    yield item
+        finally:
+            self.faults = supervisor.faults
         if supervisor.doubtful:
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Final
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from etlstage.errors import Fault, Faults
 from etlstage.messages import StageKind
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
@@ -28,6 +30,8 @@ __all__ = ("Observers",)
 
 _MOST: Final = 10_000  # events that wait for one listener; then its stream ends
 
+_FAULTS: Final = 20  # failures that are remembered, the last ones
+
 _log = Log()
 
 
@@ -42,6 +46,7 @@ class Observers:
     """
 
     def __init__(self, stage: Stage, metrics: StageMetrics | None) -> None:
+        self.faults: Faults = Faults()
         self._stage = stage
         self._metrics = metrics
         self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
@@ -76,6 +81,7 @@ class Observers:
             self._failed.add(event.worker)
         elif isinstance(event, WorkerExited):
             self._failed.discard(event.worker)
+        self._remember(event, given_up=given_up)
         if self._metrics is not None:
             self._metrics.workers(alive)
             self._count(event, self._metrics, given_up=given_up)
@@ -107,6 +113,22 @@ class Observers:
             self._metrics.close()
         for listener in self._listeners:
             listener.close()
+
+    def _remember(self, event: SupervisorEvent, *, given_up: bool) -> None:
+        restarts, failures, last = self.faults
+        match event:
+            case WorkerStarted(start=start):
+                self.faults = self.faults._replace(restarts=restarts + (start > 1))
+                return
+            case WorkerFailed(error=error) | StartFailed(error=error):
+                what = str(error)
+            case WorkerExited() if self._died(event) and not given_up:
+                what = event.fate
+            case _:
+                return
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        last = (*last, Fault(time, event.worker, what))[-_FAULTS:]
+        self.faults = Faults(restarts, failures + 1, last)
 
     def _record(self, event: SupervisorEvent, *, given_up: bool) -> None:
         log = _log.bind(stage=self._stage.name)

@@ -22,7 +22,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from etlstage.errors import LocalProtocolError
+from etlstage.errors import Faults, LocalProtocolError
 from etlstage.messages import Position, Result, Run, StageKind, sound
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.callers import Callers, results_of
@@ -182,6 +182,11 @@ class AsyncSupervisor:
             reason = "messages go one at a time: replies could not be told apart"
             return Health("degraded", reason)
         return health
+
+    @property
+    def faults(self) -> Faults:
+        """How the workers have fared: restarts, failures, the last of these."""
+        return self._observers.faults
 
     @property
     def skipped(self) -> int:

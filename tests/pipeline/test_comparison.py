@@ -166,8 +166,8 @@ def test_each_count_of_a_ledger_is_compared(name: str, word: str) -> None:
 
 
 def test_ledgers_with_the_same_counts_do_not_differ() -> None:
-    """Time is none of them."""
-    one, other = ledger(done=1), ledger(done=1)
+    """Time is none of them, and how often workers were restarted."""
+    one, other = ledger(done=1), ledger(done=1, restarts=2, failures=1)
     one[1].seconds = 3.0
     assert ledger_difference(NAMES, one, other) is None
 

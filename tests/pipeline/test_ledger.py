@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.errors import LedgerImbalance
+from etlstage.errors import Fault, Faults, LedgerImbalance
 from etlstage.messages import StageKind
 from etlstage.pipeline.ledger import Account, Ledger
 
@@ -149,5 +149,13 @@ def test_check_agrees_with_counting(rows: list[tuple[int, ...]]) -> None:
 def test_accounts_are_added_up() -> None:
     """As those of tasks are."""
     account = Account("a", StageKind.TRANSFORM, received=3, done=2, dead=1, produced=9)
-    account.add([1, 0, 0, 0, 1, 0, 2, 3])
-    assert account.counts == [4, 2, 1, 0, 1, 9, 2, 3]
+    account.add([1, 0, 0, 0, 1, 0, 2, 3, 4, 5])
+    assert account.counts == [4, 2, 1, 0, 1, 9, 2, 3, 4, 5]
+
+
+def test_faults_are_added_up() -> None:
+    """Of all supervisors that a stage had (issue 11)."""
+    account, fault = Account("a", StageKind.TRANSFORM), Fault("now", "a-1", "died")
+    account.add_faults(Faults(2, 1, (fault,)))
+    account.add_faults(Faults(1, 3))
+    assert (account.restarts, account.failures, account.faults) == (3, 4, (fault,))

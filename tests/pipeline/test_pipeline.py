@@ -194,7 +194,18 @@ async def test_workers_at_both_ends(tmp_path: Path) -> None:
 
 def account_of(stage: str, kind: str, **counts: int | None) -> dict[str, object]:
     """Return a stage of a report, with zeros where nothing else is said."""
-    names = ("in", "out", "done", "dead", "failed", "lost", "skipped", "doubtful")
+    names = [
+        "in",
+        "out",
+        "done",
+        "dead",
+        "failed",
+        "lost",
+        "skipped",
+        "doubtful",
+        "restarts",
+        "failures",
+    ]
     return {"stage": stage, "kind": kind, **dict.fromkeys(names, 0), **counts}
 
 
@@ -799,6 +810,10 @@ async def test_messages_that_kill_are_put_aside(
     ]
     assert report.to_dict()["stages"][2]["dead"] == 2
     assert report.to_dict()["run"] == letters.run
+    # Each of the two messages had two tries.
+    assert (report.ledger[2].restarts, report.ledger[2].failures) == (4, 4)
+    assert [fault.worker for fault in report.ledger[2].faults] == ["dies-1"] * 4
+    assert {fault.what for fault in report.ledger[2].faults} == {"exited with status 3"}
     assert report.to_dict()["dead_letters"] == {
         "messages": 3,
         "where": str(tmp_path / "state/dead_letters"),

@@ -105,6 +105,7 @@ async def test_message_that_kills_is_put_aside(tmp_path: Path) -> None:
             with pytest.raises(StageError, match=r"2 of 5 messages .*budget"):
                 await sink.write([b"t\0wo"])
     assert counts(sink) == (5, 3, 2, 0)
+    assert (sink.account.restarts, sink.account.failures) == (2, 2)
     assert [(x.place, x.message) for x in letters.letters()] == [
         (2, b"three"),
         (4, b"t\0wo"),

@@ -266,13 +266,16 @@ async def test_worker_that_is_killed_in_the_middle_of_a_range(tmp_path: Path) ->
     """An outage: nothing is missing, nothing is there twice (issue 10)."""
     offsets = OffsetPolicy(by="supervisor", step=6, end=12)
     stage = cyclic("killed_in_range", tmp_path, 3, 4, 6, restart=RestartPolicy(max=1))
+    source = WorkerSource(stage, offsets=offsets)
 
-    assert await play(WorkerSource(stage, offsets=offsets)) == [
+    assert await play(source) == [
         *numbers(0, 6),
         Position(6),
         *numbers(6, 12),
         Position(12),
     ]
+    assert source.faults.restarts == source.faults.failures == 3
+    assert {fault.what for fault in source.faults.last} == {"was killed by SIGKILL"}
 
 
 async def test_second_run_reads_on(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_nothing_gives_an_empty_account() -> None:
     """A partition without rows has its account, too."""
     made, _, outcome = passed([stage("lambda m: (m,)")])
     assert not made
-    assert outcome.accounts == [[0] * 8] * 3
+    assert outcome.accounts == [[0] * 10] * 3
     assert passed([stage("lambda m: (m,)")], given())[2] == outcome
 
 
