@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -52,12 +51,7 @@ class Conversation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
         self._stdin.close()

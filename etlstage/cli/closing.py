@@ -8,7 +8,6 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from rich.console import Console
@@ -95,12 +94,7 @@ class ReportFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):
             os.unlink(self._part)
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from socket import AF_INET, AF_INET6
 from socketserver import ThreadingTCPServer
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from etlstage.errors import ConfigError
@@ -68,12 +67,7 @@ class MetricsServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

@@ -15,7 +15,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self, TypeAlias
 
 __all__ = ("FORCED", "Signals", "deafen", "interruptible", "quit_at_once")
@@ -58,12 +58,7 @@ class Signals:
         self._before = _install(self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _restore(self._before)
 
     async def receive(self) -> None:

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from types import TracebackType
 from typing import Any, Self
 
 from etlstage.spark import Session
@@ -140,12 +139,7 @@ class Driver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

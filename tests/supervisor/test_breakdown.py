@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -106,6 +107,29 @@ async def behave(worker: ScriptedWorker) -> int:
     return 0
 
 
+async def break_down(
+    stage: Stage,
+    scripted: Callable[[ScriptedWorker], Coroutine[Any, Any, int]],
+    place: str,
+    nth: int,
+    work: Callable[[AsyncSupervisor], Awaitable[None]],
+) -> None:
+    """Have a bug there, the n-th time, while there is work: no worker may be left."""
+    launch = ScriptedLaunch(scripted, pipe_size=16)
+    fuse = Fuse(nth)
+    raised = False
+    with capture_logs():
+        try:
+            async with AsyncSupervisor(
+                stage, launch=broken_at(place, fuse, launch)
+            ) as supervisor:
+                await work(supervisor)
+        except* Bug:
+            raised = True
+    assert raised == fuse.blown
+    assert launch.running == []
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("place", PLACES)
@@ -113,8 +137,6 @@ async def test_error_of_our_own_ends_the_supervisor(
     place: str, nth: int, workers: int
 ) -> None:
     """It never hangs, and leaves no worker behind."""
-    launch = ScriptedLaunch(behave, pipe_size=16)
-    fuse = Fuse(nth)
     stage = Stage(
         name="t",
         command=("x",),
@@ -122,17 +144,11 @@ async def test_error_of_our_own_ends_the_supervisor(
         ready=True,
         timeout=Timeouts(heartbeat=1000, stop=1),
     )
-    raised = False
-    with capture_logs():
-        try:
-            async with AsyncSupervisor(
-                stage, launch=broken_at(place, fuse, launch)
-            ) as supervisor:
-                await supervisor.submit([b"message %d" % n for n in range(20)])
-        except* Bug:
-            raised = True
-    assert raised == fuse.blown
-    assert launch.running == []
+
+    async def work(supervisor: AsyncSupervisor) -> None:
+        await supervisor.submit([b"message %d" % n for n in range(20)])
+
+    await break_down(stage, behave, place, nth, work)
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -215,8 +231,6 @@ async def test_error_of_our_own_ends_an_extraction(
     place: str, nth: int, mode: Mode
 ) -> None:
     """As it does with other stages."""
-    launch = ScriptedLaunch(extract, pipe_size=16)
-    fuse = Fuse(nth)
     stage = Stage(
         name="t",
         command=("x",),
@@ -225,16 +239,10 @@ async def test_error_of_our_own_ends_an_extraction(
         ready=True,
         timeout=Timeouts(stop=1),
     )
-    raised = False
-    with capture_logs():
-        try:
-            async with AsyncSupervisor(
-                stage, launch=broken_at(place, fuse, launch)
-            ) as supervisor:
-                for _ in range(2):
-                    async with aclosing(supervisor.extract()) as messages:
-                        assert [m async for m in messages] == [b"x"] * 20
-        except* Bug:
-            raised = True
-    assert raised == fuse.blown
-    assert launch.running == []
+
+    async def work(supervisor: AsyncSupervisor) -> None:
+        for _ in range(2):
+            async with aclosing(supervisor.extract()) as messages:
+                assert [m async for m in messages] == [b"x"] * 20
+
+    await break_down(stage, extract, place, nth, work)

@@ -14,7 +14,6 @@ import socket
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 from etlstage.errors import StateUnusable
@@ -61,12 +60,7 @@ class Delivery:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let others have it."""
         self._stack.close()
 

@@ -140,22 +140,23 @@ def test_eop_that_is_eom_is_no_excuse_for_bnc() -> None:
     assert text == r"markers eom and bnc are both '\012', expected them to differ"
 
 
-@pytest.mark.parametrize(
-    ("inner", "outer"),
-    [
-        ("eom", "eop"),
-        ("eop", "eom"),
-        ("eom", "eob"),
-        ("eob", "eom"),
-        ("eom", "bnc"),
-        ("bnc", "eom"),
-        ("eop", "bnc"),
-        ("bnc", "eop"),
-        ("eom", "err"),
-        ("err", "eop"),
-        ("bnc", "err"),
-    ],
-)
+ONE_WAY = [
+    ("eom", "eop"),
+    ("eop", "eom"),
+    ("eom", "eob"),
+    ("eob", "eom"),
+    ("eom", "bnc"),
+    ("bnc", "eom"),
+    ("eop", "bnc"),
+    ("bnc", "eop"),
+    ("eom", "err"),
+    ("err", "eop"),
+    ("bnc", "err"),
+]
+"""Markers that may stand in one stream of bytes."""
+
+
+@pytest.mark.parametrize(("inner", "outer"), ONE_WAY)
 @pytest.mark.parametrize("whole", [b"x12", b"1x2", b"12x"])
 def test_marker_in_a_marker_is_refused(inner: str, outer: str, whole: bytes) -> None:
     """Is it the short one, or the beginning of the long one? Nobody knows."""
@@ -166,22 +167,7 @@ def test_marker_in_a_marker_is_refused(inner: str, outer: str, whole: bytes) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("eom", "eop"),
-        ("eop", "eom"),
-        ("eom", "eob"),
-        ("eob", "eom"),
-        ("eom", "bnc"),
-        ("bnc", "eom"),
-        ("eop", "bnc"),
-        ("bnc", "eop"),
-        ("eom", "err"),
-        ("err", "eop"),
-        ("bnc", "err"),
-    ],
-)
+@pytest.mark.parametrize(("first", "second"), ONE_WAY)
 def test_marker_that_ends_as_another_begins_is_refused(first: str, second: str) -> None:
     """In ``12345`` there is ``123`` and there is ``345``, but not both."""
     text = problem(**{first: b"123", second: b"345"})
