@@ -156,6 +156,26 @@ def _graph(
     return graph(file, Changes(overlays or (), values or ()), kind=kind)
 
 
+@app.command("test")
+def _test(
+    file: File,
+    *,
+    overlays: Overlays = None,
+    values: Values = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the outcomes as JUnit's XML."),
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Run the tests of a pipeline file."""
+    from etlstage.cli.test import test
+    from etlstage.config.reading import Changes
+
+    changes = Changes(overlays or (), values or ())
+    return test(file, changes, junit=junit, debug=debug)
+
+
 @app.command("diff")
 def _diff(
     file: File,
@@ -176,11 +196,19 @@ def _init(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Target folder; created if missing.")
     ],
+    *,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LANGUAGE",
+            help="Only a pipeline, a worker in python, sh or node, and tests.",
+        ),
+    ] = None,
 ) -> int:
     """Copy example pipelines, workers and data into a folder."""
-    from etlstage.cli.scaffold import init
+    from etlstage.cli.scaffold import init, start
 
-    return init(folder)
+    return init(folder) if worker is None else start(folder, worker)
 
 
 @app.command("schema")

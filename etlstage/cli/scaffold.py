@@ -1,22 +1,58 @@
 """
-``etlstage init``: examples that users copy and change.
+``etlstage init``: a pipeline to start from, or examples that users copy and change.
 
 All or nothing: no file is written before it is known that none is in the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
+from typing import Final
 
 import typer
 
 from etlstage.config.schema import SCHEMA_FILE, schema_text
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
 
-__all__ = ("copy_examples", "init")
+__all__ = ("copy_examples", "init", "start")
+
+
+WORKERS: Final = {"python": "worker.py", "sh": "worker.sh", "node": "worker.mjs"}
+"""What a pipeline may start with, by the program that runs it."""
+
+
+def start(folder: Path, language: str) -> int:
+    """
+    Write a pipeline, a worker and tests to start from; return the exit code.
+
+    Args:
+        folder: Where to; made if it is missing.
+        language: What runs the worker.
+
+    Raises:
+        ConfigError: If there is no worker in that language, a file is in the way, or
+            can't be written.
+
+    """
+    if language not in WORKERS:
+        expected = f", expected {' or '.join(map(repr, WORKERS))}"
+        close = guess(language, WORKERS) or expected
+        raise ConfigError(f"--worker: unknown language {language!r}{close}")
+    files = _examples(folder, "start")
+    for other in WORKERS.values():
+        if other != WORKERS[language]:
+            del files[folder / other]
+    pipeline = folder / "pipeline.yaml"
+    command = f"[{language}, {WORKERS[language]}]".encode()
+    files[pipeline] = files[pipeline].replace(b"[python, worker.py]", command)
+    _write(folder, files)
+    typer.echo(f"a pipeline is in {folder}; change {folder / WORKERS[language]}, then:")
+    typer.echo(f"  etlstage test {pipeline}")
+    typer.echo(f"  etlstage run {pipeline}")
+    return 0
 
 
 def init(folder: Path) -> int:
@@ -44,15 +80,23 @@ def copy_examples(folder: Path, name: str = "") -> None:
         ConfigError: If a file is in the way, or can't be written.
 
     """
+    _write(folder, _examples(folder, name))
+
+
+def _examples(folder: Path, name: str) -> dict[Path, bytes]:
+    """Return what to write where: examples, and the schema beside each pipeline."""
     root = resources.files("etlstage") / "examples" / name
     files = {folder / path: file.read_bytes() for path, file in _files(root)}
     schema = schema_text().encode()
     # The first line of a pipeline file sends editors there.
-    files |= {
+    return files | {
         path.with_name(SCHEMA_FILE): schema
         for path in files
         if path.name == "pipeline.yaml"
     }
+
+
+def _write(folder: Path, files: Mapping[Path, bytes]) -> None:
     for path in sorted(files):
         if path.exists():
             raise ConfigError(

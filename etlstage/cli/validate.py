@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from etlstage.cli.screen import Screen
-from etlstage.config.loader import examine
+from etlstage.config.loader import cases_of, examine
 from etlstage.config.reading import Changes
 from etlstage.config.rules import stage_names
 
@@ -25,6 +25,7 @@ def validate(file: Path, changes: Changes) -> int:
 
     """
     keys, document = examine(file, changes)
+    cases_of(keys, document)
     stages = " > ".join(name for _, name in stage_names(document.data))
     line = f"{file}: valid: {keys.name} on engine {keys.engine}: {stages}"
     Screen().print(line, soft_wrap=True, highlight=False, markup=False)

@@ -88,6 +88,11 @@ class Document:
             place = places.get(loc) or self._nearest(loc)
             self.problems.append(Problem(place, loc, text))
 
+    def where(self, loc: Loc) -> str:
+        """Return the file, line and column of what stands at ``loc``."""
+        place = self.values.get(loc) or self._nearest(loc)
+        return f"{self.sources[place.source].name}:{place.line}:{place.column}"
+
     def secret(self, loc: Loc) -> bool:
         """Whether anything at ``loc`` or below was interpolated: not to be shown."""
         return any(at[: len(loc)] == loc for at in self.secrets)

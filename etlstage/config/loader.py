@@ -7,21 +7,26 @@ and what was interpolated is never shown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
+from etlstage.config.case import CaseKeys, CasesKeys
 from etlstage.config.document import Document
 from etlstage.config.model import PipelineKeys
 from etlstage.config.presence import missing
 from etlstage.config.reading import UNCHANGED, Changes, read
-from etlstage.config.rules import broken_rules
-from etlstage.settings.definition import Section
+from etlstage.config.rules import broken_rules, case_rules
+from etlstage.settings.definition import Definition, Section
 from etlstage.settings.problem import (
     Invalid,
+    Loc,
     Problem,
 )
 
-__all__ = ("examine", "load")
+__all__ = ("Case", "cases_of", "examine", "load")
+
+M = TypeVar("M", bound=Definition)
 
 
 def load(
@@ -56,24 +61,64 @@ def examine(
 
     """
     document = read(Path(path), changes)
-    return _checked(document, list(missing(document, loads=loads)))
+    return _checked(document, missing(document, loads=loads))
+
+
+class Case(NamedTuple):
+    """A test, and where it stands."""
+
+    keys: CaseKeys
+    document: Document
+    loc: Loc
+
+    def where(self, key: str = "") -> str:
+        """Return the file, line and column of the test, or of one of its keys."""
+        return self.document.where((*self.loc, key) if key else self.loc)
+
+
+def cases_of(keys: PipelineKeys, document: Document) -> list[Case]:
+    """
+    Return the tests of a pipeline: its own, and those of the file beside it.
+
+    That of ``pipeline.yaml`` is ``pipeline.test.yaml``.
+
+    Raises:
+        ConfigError: If anything in that file is wrong; one line for each.
+
+    """
+    found = [(keys.tests, document)]
+    beside = document.path.with_suffix(f".test{document.path.suffix}")
+    if beside.is_file():
+        others = read(beside)
+        problems = case_rules(document.data, others.data.get("tests"))
+        found.append((_made(CasesKeys, others, problems).tests, others))
+    return [
+        Case(case, source, ("tests", i))
+        for cases, source in found
+        for i, case in enumerate(cases)
+    ]
 
 
 def _checked(
-    document: Document, more: Sequence[Problem] = ()
+    document: Document, more: Iterable[Problem] = ()
 ) -> tuple[PipelineKeys, Document]:
-    model: PipelineKeys | None = None
+    problems = (*broken_rules(document.data), *more)
+    return _made(PipelineKeys, document, problems), document
+
+
+def _made(model: type[M], document: Document, problems: Iterable[Problem]) -> M:
+    """Return what a document stands for, unless anything is wrong with it."""
+    made: M | None = None
     try:
-        model = Section.of(PipelineKeys).read(document.data)
+        made = Section.of(model).read(document.data)
     except Invalid as error:
-        for problem in error.problems:
-            _complain(document, problem)
-    for problem in (*broken_rules(document.data), *more):
+        problems = (*error.problems, *problems)
+    for problem in problems:
         _complain(document, problem)
     document.check()
-    if model is None:
+    if made is None:
         raise AssertionError("unreachable: errors without a problem")
-    return model, document
+    return made
 
 
 def _complain(document: Document, problem: Problem) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+from etlstage.config.case import CaseKeys
 from etlstage.config.stages import StageKeys, stage_section
 from etlstage.messages import StageKind
 from etlstage.settings.definition import (
@@ -268,5 +269,7 @@ class PipelineKeys(Keys):
     """Stages that turn each message into none, one or many."""
     load: Annotated[LoadKeys, stage_section(LoadKeys)]
     """Where messages end: a DataFrame or a worker."""
+    tests: tuple[CaseKeys, ...] = ()
+    """Tests of the stages, for etlstage test."""
     dead_letters: DeadLetterKeys | None = None
     """Where a copy of each run's dead letters goes, besides their files."""

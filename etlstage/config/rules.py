@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from etlstage.config.document import Value
 from etlstage.config.stages import named
+from etlstage.errors import guess
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import (
     Loc,
@@ -20,7 +21,13 @@ from etlstage.settings.problem import (
 )
 from etlstage.settings.units import FILES
 
-__all__ = ("broken_rules", "mapping", "shipped_files", "stage_names")
+__all__ = (
+    "broken_rules",
+    "case_rules",
+    "mapping",
+    "shipped_files",
+    "stage_names",
+)
 
 
 def broken_rules(data: Mapping[str, Value]) -> Iterator[Problem]:
@@ -31,6 +38,43 @@ def broken_rules(data: Mapping[str, Value]) -> Iterator[Problem]:
     yield from _shipped(session)
     yield from _orders(data)
     yield from _names(data)
+    yield from case_rules(data, data.get("tests"))
+
+
+def case_rules(data: Mapping[str, Value], cases: Value) -> Iterator[Problem]:
+    """
+    Yield what tests ask of a pipeline that it has not.
+
+    Args:
+        data: The pipeline.
+        cases: Its tests, which may stand in another file.
+
+    """
+    stages = {name: loc for loc, name in stage_names(data)}
+    reads = "spark" in named(mapping(data.get("extract")))
+    writes = "spark" in named(mapping(data.get("load")))
+    for i, item in enumerate(cases if isinstance(cases, list) else ()):
+        case, here = mapping(item), ("tests", i)
+        name = case.get("stage")
+        if isinstance(name, str) and name not in stages:
+            expected = f", expected one of {', '.join(stages)}"
+            text = f"unknown stage {{got}}{guess(name, stages) or expected}"
+            yield Problem((*here, "stage"), text, name)
+            continue
+        stage = stages.get(str(name))
+        extracts, loads = stage in (None, ("extract",)), stage in (None, ("load",))
+        if "input_rows" in case and not (reads and extracts):
+            yield broken((*here, "input_rows"), "needs a DataFrame to extract")
+        if "output_rows" in case and not (writes and loads):
+            yield broken((*here, "output_rows"), "needs a DataFrame to load")
+        if stage == ("extract",) and "input" in case:
+            yield broken((*here, "input"), "an extract stage takes no messages")
+        if "input" not in case and "input_rows" not in case:
+            if not extracts:
+                yield broken(here, "needs the key input", at_key=False)
+            elif reads:
+                text = "needs the key input_rows: the extract stage is a DataFrame"
+                yield broken(here, text, at_key=False)
 
 
 def stage_names(data: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from etlstage.cli.scaffold import copy_examples, init
 from etlstage.errors import ConfigError
+from tests.cli.conftest import Etlstage
+from tests.examples.languages import ANY_MARKERS
+
+NODE = ANY_MARKERS[-1].interpreter[0]
 
 
 def test_init_copies_all_examples(
@@ -24,6 +29,43 @@ def test_init_copies_all_examples(
     assert (folder / "join" / "join.py").is_file()
     assert said[-1] == f"an HTTP service answered by workers: {folder}/asgi/app.py"
     assert (folder / "asgi" / "app.py").is_file()
+
+
+@pytest.mark.parametrize("language", ["python", "sh", "node"])
+def test_start_passes_its_own_tests(
+    etlstage: Etlstage, tmp_path: Path, language: str
+) -> None:
+    """A pipeline, one worker and data; and what to do next is what works."""
+    result = etlstage("init", "mine", "--worker", language)
+    assert (result.returncode, result.stderr) == (0, "")
+    first, *commands = result.stdout.splitlines()
+    suffix = {"python": "py", "sh": "sh", "node": "mjs"}[language]
+    assert first == f"a pipeline is in mine; change mine/worker.{suffix}, then:"
+    assert commands == [f"  etlstage {x} mine/pipeline.yaml" for x in ("test", "run")]
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {
+        "names.txt",
+        "pipeline.schema.json",
+        "pipeline.yaml",
+        f"worker.{suffix}",
+    }
+    # Node may come as a wheel.
+    folder = Path(NODE).parent if Path(NODE).is_absolute() else ""
+    node = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    tested = etlstage("test", "mine/pipeline.yaml", env=node)
+    assert (tested.returncode, tested.stderr) == (0, "")
+    assert tested.stdout.endswith("2 tests: 2 passed\n")
+    valid = etlstage("validate", "mine/pipeline.yaml", env=node)
+    assert (valid.returncode, valid.stderr) == (0, "")
+
+
+def test_language_that_is_not_known(etlstage: Etlstage, tmp_path: Path) -> None:
+    """Nothing is written."""
+    result = etlstage("init", "mine", "--worker", "nod")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "etlstage: error: --worker: unknown language 'nod' (did you mean 'node'?)\n"
+    )
+    assert not (tmp_path / "mine").exists()
 
 
 def test_one_example_has_the_folder_for_itself(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ SCHEMA = pipeline_schema()
 
 def data_of(text: str) -> Any:  # noqa: ANN401 - what YAML holds
     """Return what an independent reader finds; a part of a file gets the rest."""
-    text = text if "name:" in text.partition("transform:")[0] else ENDS + text
+    text = text if re.search("^name:", text, flags=re.MULTILINE) else ENDS + text
     return YAML(typ="safe", pure=True).load(text)
 
 
@@ -135,10 +135,15 @@ def test_blocks_of_the_manual_are_valid(block: str) -> None:
     assert problems(data_of(block)) == []
 
 
-def test_files_of_the_package_are_valid() -> None:
+@pytest.mark.parametrize("example", ["demo", "start"])
+def test_files_of_the_package_are_valid(example: str) -> None:
     """And send editors to the schema beside them."""
-    demo = resources.files("etlstage") / "examples" / "demo" / "pipeline.yaml"
-    text = demo.read_text()
+    folder = resources.files("etlstage") / "examples"
+    assert {str(p.parent.name) for p in Path(str(folder)).rglob("*.yaml")} == {
+        "demo",
+        "start",
+    }
+    text = (folder / example / "pipeline.yaml").read_text()
     assert text.startswith("# yaml-language-server: $schema=pipeline.schema.json\n")
     assert problems(data_of(text)) == []
 

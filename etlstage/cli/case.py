@@ -1,0 +1,278 @@
+"""
+Runs one test of a pipeline file, and says what came out otherwise than expected.
+
+Each stage in turn is given all that the one before has made. A test is about what a
+worker does with messages, and not about the machine: there is one worker, nothing
+waits before a restart, and every message that can't be processed is a dead letter,
+however many there are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import anyio
+
+from etlstage.cli.rows import Rows
+from etlstage.config.case import Items, LetterKeys, Wanted, flat
+from etlstage.config.document import Document
+from etlstage.config.loader import Case
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.rules import stage_names
+from etlstage.config.stages import StageKeys, stage_of
+from etlstage.errors import EtlstageError
+from etlstage.messages import Position, StageKind
+from etlstage.pipeline.worker_source import WorkerSource
+from etlstage.settings.problem import Loc
+from etlstage.stage import ErrorBudget, PoolPolicy, Stage
+from etlstage.supervisor import AsyncSupervisor
+
+__all__ = ("Failure", "Trial")
+
+DELAY: Final = 0.001  # seconds before a restart
+SHOWN: Final = 20  # lines of a difference
+
+
+class Failure(NamedTuple):
+    """What was otherwise than expected."""
+
+    where: str
+    """File, line and column of what was expected."""
+    what: str
+    lines: tuple[str, ...] = ()
+    """The difference: with ``-`` what was expected, with ``+`` what came."""
+
+
+class Letter(NamedTuple):
+    """A message that could not be processed."""
+
+    message: bytes
+    error: str
+
+
+class Trial:
+    """
+    One run of a test.
+
+    Args:
+        keys: The pipeline.
+        document: Its file.
+        case: The test.
+        folder: A folder that only this test has.
+        rows: What makes messages of rows, and rows of messages.
+
+    """
+
+    def __init__(
+        self,
+        keys: PipelineKeys,
+        document: Document,
+        case: Case,
+        folder: Path,
+        *,
+        rows: Rows,
+    ) -> None:
+        self._keys = keys
+        self._rows = rows
+        self._loaded: list[bytes] = []
+        self._folder = document.folder
+        self._case = case
+        self._own = folder
+        names = dict(stage_names(document.data))
+        stages: list[tuple[Loc, StageKeys]] = [
+            (("extract",), keys.extract),
+            *((("transform", i), stage) for i, stage in enumerate(keys.transform)),
+            (("load",), keys.load),
+        ]
+        wanted = case.keys
+        self._stages = [
+            (names[loc], stage)
+            for loc, stage in stages
+            if wanted.stage in (None, names[loc])
+        ]
+        if wanted.stage is None and wanted.input is not None:
+            del self._stages[0]
+        loads = wanted.files or wanted.output_rows is not None
+        if wanted.stage is None and not loads:
+            del self._stages[-1]
+        self._letters: list[Letter] = []
+
+    async def run(self) -> list[Failure]:
+        """Run the test; return what was wrong, nothing if it has passed."""
+        wanted = self._case.keys
+        try:
+            if wanted.input_rows is not None or wanted.output_rows is not None:
+                await self._rows.start()
+            with anyio.fail_after(wanted.timeout):
+                batches = await self._outputs()
+        except TimeoutError:
+            return [self._failure("", f"took more than {wanted.timeout:g} s")]
+        except EtlstageError as error:
+            return [self._failure("", str(error))]
+        return [
+            *self._wrong_output(batches),
+            *self._wrong_rows(),
+            *self._wrong_letters(),
+            *self._files(),
+        ]
+
+    async def _outputs(self) -> list[list[bytes]]:
+        given = self._case.keys.input
+        batches = [[]] if given is None else _batches(given)
+        for name, keys in self._stages:
+            if isinstance(keys, ExtractKeys) and keys.spark is not None:
+                rows = [row.data for row in self._case.keys.input_rows or ()]
+                batches = [
+                    await self._rows.extracted(keys.spark, name, rows, self._own)
+                ]
+                continue
+            if isinstance(keys, LoadKeys) and keys.spark is not None:
+                messages = [message for batch in batches for message in batch]
+                self._loaded, letters = await self._rows.loaded(
+                    keys, name, messages, self._own
+                )
+                self._letters += [Letter(x.message, x.error) for x in letters]
+                continue
+            stage = self._prepared(keys, name)
+            if stage.kind is StageKind.EXTRACT:
+                batches = [await self._extracted(stage)]
+            else:
+                batches = await self._processed(stage, batches)
+        return batches
+
+    def _prepared(self, keys: StageKeys, name: str) -> Stage:
+        stage, case = stage_of(keys, name, self._folder), self._case.keys
+        env = {k: v.replace("{folder}", str(self._own)) for k, v in case.env.items()}
+        restart = replace(stage.restart, delay=DELAY, max_delay=DELAY)
+        stage = replace(stage, env={**stage.env, **env}, restart=restart)
+        if stage.kind is StageKind.EXTRACT:
+            return stage
+        policy = replace(stage.on_error, then="dead_letter", budget=ErrorBudget())
+        stage = replace(stage, on_error=policy, workers=PoolPolicy())
+        longest = max(map(len, _batches(case.input or ())), default=0)
+        if _is_nested(case.input) and longest:
+            stage = replace(stage, batch=replace(stage.batch, size=longest))
+        return stage
+
+    async def _extracted(self, stage: Stage) -> list[bytes]:
+        source, messages = WorkerSource(stage, offsets=self._keys.extract.offsets), []
+        async with aclosing(source.runs()) as runs:
+            async for run in runs:
+                messages += [] if isinstance(run, Position) else list(run)
+        return messages
+
+    async def _processed(
+        self, stage: Stage, batches: list[list[bytes]]
+    ) -> list[list[bytes]]:
+        made: list[list[bytes]] = []
+        async with AsyncSupervisor(stage) as supervisor:
+            for batch in batches:
+                results = await supervisor.submit(batch)
+                made.append([output for r in results for output in r.outputs])
+                self._letters += [
+                    Letter(r.message, str(r.error)) for r in results if r.error
+                ]
+        return made
+
+    # --- what is wrong --------------------------------------------------------------
+
+    def _wrong_output(self, batches: list[list[bytes]]) -> Iterator[Failure]:
+        wanted = self._case.keys.output
+        if wanted is None:
+            return
+        if not _is_nested(wanted):
+            made = [message for batch in batches for message in batch]
+            yield from self._different("output", list(flat(wanted)), made)
+            return
+        for i, (expected, made) in enumerate(zip(wanted, batches, strict=True), 1):
+            assert not isinstance(expected, Wanted)
+            yield from self._different("output", expected, made, f" of batch {i}")
+
+    def _different(
+        self, key: str, wanted: Sequence[Wanted], made: list[bytes], what: str = ""
+    ) -> Iterator[Failure]:
+        same = [w.matches(m) for w, m in zip(wanted, made, strict=False)]
+        if len(wanted) == len(made) and all(same):
+            return
+        # What fits is shown as it was written, so that only the rest differs.
+        found = [
+            str(wanted[i]) if i < len(same) and same[i] else _shown(message)
+            for i, message in enumerate(made)
+        ]
+        yield self._failure(key, f"{key}{what} differs", _diff(map(str, wanted), found))
+
+    def _wrong_rows(self) -> Iterator[Failure]:
+        wanted = self._case.keys.output_rows
+        if wanted is None:
+            return
+        made, missing = list(self._loaded), []
+        for row in wanted:
+            found = next((i for i, x in enumerate(made) if row.matches(x)), None)
+            if found is None:
+                missing.append(f"- {row}")
+            else:
+                del made[found]
+        if missing or made:
+            lines = [*missing, *(f"+ {_shown(row)}" for row in made)]
+            yield self._failure("output_rows", "rows differ", lines)
+
+    def _wrong_letters(self) -> Iterator[Failure]:
+        wanted, letters = self._case.keys.dead_letters, self._letters
+        fits = (_fits(w, x) for w, x in zip(wanted, letters, strict=False))
+        if len(wanted) == len(letters) and all(fits):
+            return
+        expected = [f"{w.message or '(any)'}: {w.reason or '(any)'}" for w in wanted]
+        found = [f"{_shown(x.message)}: {x.error}" for x in letters]
+        lines = [f"- {line}" for line in expected] + [f"+ {line}" for line in found]
+        yield self._failure("dead_letters", "dead letters differ", lines)
+
+    def _files(self) -> Iterator[Failure]:
+        for name, wanted in self._case.keys.files.items():
+            try:
+                made = (self._own / name).read_bytes()
+            except OSError as error:
+                said = (error.strerror or str(error)).lower()
+                yield self._failure("files", f"file {name}: {said}")
+                continue
+            if not wanted.matches(made):
+                lines = _diff(str(wanted).splitlines(), _shown(made).splitlines())
+                yield self._failure("files", f"file {name} differs", lines)
+
+    def _failure(self, key: str, what: str, lines: Sequence[str] = ()) -> Failure:
+        if len(lines) > SHOWN:
+            lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} lines more"]
+        return Failure(self._case.where(key), what, tuple(lines))
+
+
+def _batches(items: Items) -> list[list[bytes]]:
+    if not _is_nested(items):
+        return [[item.data for item in flat(items)]]
+    return [[one.data for one in flat([item])] for item in items]
+
+
+def _is_nested(items: Items | None) -> bool:
+    return bool(items) and not isinstance((items or ())[0], Wanted)
+
+
+def _fits(wanted: LetterKeys, letter: Letter) -> bool:
+    message = wanted.message is None or wanted.message.matches(letter.message)
+    return message and re.search(wanted.reason, letter.error) is not None
+
+
+def _diff(wanted: Iterator[str] | Sequence[str], made: Sequence[str]) -> list[str]:
+    """Return the lines of both, those with a sign in front that only one has."""
+    lines = difflib.ndiff(list(wanted), list(made))
+    return [line for line in lines if not line.startswith("?")]
+
+
+def _shown(message: bytes) -> str:
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        return repr(message)

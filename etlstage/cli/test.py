@@ -1,0 +1,145 @@
+"""``etlstage test``: the tests of a pipeline file, with nothing loaded for real."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+from xml.sax.saxutils import escape, quoteattr
+
+import anyio
+import structlog
+
+from etlstage.cli.case import Failure, Trial
+from etlstage.cli.failure import FAILED
+from etlstage.cli.logs import configure
+from etlstage.cli.rows import Rows
+from etlstage.cli.screen import Screen
+from etlstage.cli.signals import interruptible
+from etlstage.cli.verbosity import Verbosity
+from etlstage.config.build import hidden_texts
+from etlstage.config.loader import Case, cases_of, load
+from etlstage.config.model import SessionKeys
+from etlstage.config.reading import Changes
+from etlstage.errors import ConfigError
+from etlstage.messages import counted
+from etlstage.pipeline.secret import Secrets
+from etlstage.telemetry.terminal import harmless
+from etlstage.transport.scratch import scratch
+
+__all__ = ("test",)
+
+
+class Outcome(NamedTuple):
+    """What became of a test."""
+
+    case: Case
+    failures: Sequence[Failure]
+    seconds: float
+
+
+def test(file: Path, changes: Changes, *, junit: Path | None, debug: bool) -> int:
+    """
+    Run the tests of a pipeline file; return the exit code.
+
+    Args:
+        file: The pipeline; its tests are in it, and in the file beside it.
+        changes: What is laid over it.
+        junit: Where the outcomes go as JUnit's XML, or None.
+        debug: Whether to show what workers and their supervisors have to say.
+
+    Raises:
+        ConfigError: If anything in the files is wrong, or there is no test.
+
+    """
+    keys, document = load(file, changes)
+    cases = cases_of(keys, document)
+    if not cases:
+        raise ConfigError(f"{file}: has no tests; write them under the key tests")
+    secrets = Secrets(hidden_texts(keys, document))
+    screen = Screen()
+    if debug:
+        configure(Screen(stderr=True), Verbosity(debug=True), secrets=secrets)
+    else:
+        structlog.configure(processors=[_drop])
+    outcomes = []
+    with interruptible(), scratch("test") as folder, _rows(keys.spark) as rows:
+        for i, case in enumerate(cases):
+            (own := folder / str(i)).mkdir()
+            trial = Trial(keys, document, case, own, rows=rows)
+            outcomes.append(_outcome(trial, case, secrets))
+            for line in _lines(outcomes[-1]):
+                screen.print(line, soft_wrap=True, highlight=False, markup=False)
+    failed = sum(1 for outcome in outcomes if outcome.failures)
+    total = f"{counted(len(outcomes), 'test')}: {len(outcomes) - failed} passed"
+    screen.print(f"{total}, {failed} failed" if failed else total, highlight=False)
+    if junit is not None:
+        _write(junit, _junit(str(file), outcomes))
+    return FAILED if failed else 0
+
+
+@contextmanager
+def _rows(keys: SessionKeys) -> Iterator[Rows]:
+    rows = Rows(keys)
+    try:
+        yield rows
+    finally:
+        rows.stop()
+
+
+def _drop(*_: object) -> NoReturn:
+    raise structlog.DropEvent
+
+
+def _outcome(trial: Trial, case: Case, secrets: Secrets) -> Outcome:
+    began = time.monotonic()
+    failures = [
+        failure._replace(
+            what=secrets.conceal(failure.what),
+            lines=tuple(map(secrets.conceal, failure.lines)),
+        )
+        for failure in anyio.run(trial.run)
+    ]
+    return Outcome(case, failures, time.monotonic() - began)
+
+
+def _lines(outcome: Outcome) -> Iterator[str]:
+    said = "FAIL" if outcome.failures else "ok  "
+    yield f"{said} {outcome.case.keys.name} ({outcome.seconds:.2f} s)"
+    for failure in outcome.failures:
+        yield f"     {failure.where}: {harmless(failure.what)}"
+        yield from (f"       {harmless(line)}" for line in failure.lines)
+
+
+def _junit(name: str, outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as the XML that JUnit's readers take."""
+    failed = sum(1 for outcome in outcomes if outcome.failures)
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    counts = f'tests="{len(outcomes)}" failures="{failed}" time="{seconds:.3f}"'
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        f"<testsuite name={_quoted(name)} {counts}>",
+    ]
+    for case, failures, took in outcomes:
+        head = f"<testcase classname={_quoted(name)} name={_quoted(case.keys.name)}"
+        lines.append(f'  {head} time="{took:.3f}">')
+        for where, what, difference in failures:
+            text = "\n".join((f"{where}: {what}", *difference))
+            shown = escape(harmless(text, lines=True))
+            lines.append(f"    <failure message={_quoted(what)}>{shown}</failure>")
+        lines.append("  </testcase>")
+    return "\n".join([*lines, "</testsuite>", ""])
+
+
+def _quoted(text: str) -> str:
+    return quoteattr(harmless(text))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{path} can't be written: {said}") from None

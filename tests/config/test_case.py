@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from etlstage.config.case import CaseKeys, Wanted
+from etlstage.config.loader import cases_of, load
+from etlstage.errors import ConfigError
+
+PIPELINE = """\
+name: p
+extract: {worker: {command: [seq, "3"]}}
+transform: [{name: clean, worker: {command: [cat]}}]
+load: {worker: {command: [cat]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message", "same"),
+    [
+        (Wanted("text", "\u00e9"), "\u00e9".encode(), True),
+        (Wanted("text", "a"), b"a ", False),
+        (Wanted("json", '{"a": 1, "b": [1, 2]}'), b'{"b":[1,2],"a":1.0}', True),
+        (Wanted("json", '{"a": [1, 2]}'), b'{"a": [2, 1]}', False),
+        (Wanted("json", "1"), b"one", False),
+        (Wanted("json", "1"), b"\xff", False),
+        (Wanted("regex", "a.*c"), b"a\nbc", True),
+        (Wanted("regex", "b"), b"abc", False),
+        (Wanted("base64", "AP8="), b"\x00\xff", True),
+        (Wanted("base64", "AP8="), b"\x00", False),
+    ],
+)
+def test_what_a_message_is_to_be(wanted: Wanted, message: bytes, same: bool) -> None:
+    """Text byte for byte, JSON whatever the order of its keys, all of a pattern."""
+    assert wanted.matches(message) is same
+
+
+def test_tests_in_the_file_and_beside_it(tmp_path: Path) -> None:
+    """Each knows where it stands."""
+    path = tmp_path / "p.yaml"
+    path.write_text(f"{PIPELINE}tests:\n  - {{name: one, output: []}}\n")
+    beside = tmp_path / "p.test.yaml"
+    beside.write_text("tests:\n  - name: two\n    output:\n      - a\n")
+    one, two = cases_of(*load(path))
+    assert (one.keys.name, one.where()) == ("one", f"{path}:6:5")
+    assert (two.keys.name, two.where("output")) == ("two", f"{beside}:4:7")
+    assert two.where("files") == f"{beside}:2:5"
+
+
+@pytest.mark.parametrize(
+    ("test", "error"),
+    [
+        (
+            "stage: claen, input: []",
+            "stage: unknown stage 'claen' (did you mean 'clean'?)",
+        ),
+        ("stage: clean", "needs the key input"),
+        ("stage: extract, input: [a]", "input: an extract stage takes no messages"),
+        ("input_rows: ['{}']", "input_rows: needs a DataFrame to extract"),
+        ("output_rows: ['{}']", "output_rows: needs a DataFrame to load"),
+        (
+            "input: [{regex: a}]",
+            "input[0].regex: unknown key, expected one of text, json,",
+        ),
+        (
+            "output: [{json: '{'}]",
+            "output[0].json: is no json: Expecting property name",
+        ),
+        (
+            "output: [{regex: '('}]",
+            "output[0].regex: is no regex: missing ), unterminated",
+        ),
+        ("output: [{base64: '?'}]", "output[0].base64: is no base64: "),
+        ("output: [{text: [a]}]", "output[0].text: expected text, got a list"),
+        (
+            "output: [{text: a, json: b}]",
+            "output[0]: expected text, or a mapping with one",
+        ),
+        ("output: a", "output: expected a list, got 'a'"),
+        ("input: [[a]], output: [a]", "input: needs a stage: batches are of one stage"),
+        ("output: [[a]]", "output: needs an input of as many batches"),
+        (
+            "stage: clean, input: [[a]], output: [[a], [b]]",
+            "output: expected as many batches as the input has, 1, got 2",
+        ),
+        ("dead_letters: [{reason: '('}]", "dead_letters[0].reason: is no regular expr"),
+        ("timeout: soon", "timeout: expected a duration such as"),
+    ],
+)
+def test_wrong_test(tmp_path: Path, test: str, error: str) -> None:
+    """It is told with the file, or with that beside it."""
+    path = tmp_path / "p.yaml"
+    path.write_text(f"{PIPELINE}tests: [{{name: t, {test}}}]\n")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    (said,) = caught.value.problems
+    assert f"tests[0].{error}" in said or f"tests[0]: {error}" in said
+    path.write_text(PIPELINE)
+    (tmp_path / "p.test.yaml").write_text(f"tests: [{{name: t, {test}}}]\n")
+    with pytest.raises(ConfigError) as caught:
+        cases_of(*load(path))
+    assert caught.value.problems[0].startswith(f"{tmp_path}/p.test.yaml:1:")
+
+
+def test_frames_need_rows(tmp_path: Path) -> None:
+    """Where no messages stand in for them."""
+    path = tmp_path / "p.yaml"
+    frame = PIPELINE.replace('worker: {command: [seq, "3"]}', "spark: {path: x}")
+    path.write_text(
+        f"{frame}tests: [{{name: a, output: []}}, {{name: b, input: []}}]\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert [p.split(": ", 1)[1] for p in caught.value.problems] == [
+        "tests[0]: needs the key input_rows: the extract stage is a DataFrame"
+    ]
+
+
+def test_from_python() -> None:
+    """What was read is read again, unchanged."""
+    case = CaseKeys(name="a", output=[[Wanted("text", "x")]], input=[["x"]], stage="s")  # type: ignore[list-item]
+    assert case.output == ((Wanted("text", "x"),),)
