@@ -40,6 +40,10 @@ class Secrets:
     def __repr__(self) -> str:
         return f"<Secrets texts={len(self._texts)}>"
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to hide."""
+        return bool(self._texts)
+
     def conceal(self, text: str) -> str:
         """Return ``text`` with references in place of what is to be hidden."""
         for value, reference in self._texts:

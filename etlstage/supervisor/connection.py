@@ -512,9 +512,12 @@ class Connection:
             self.doubt()
             return
         groups, overhead, refusals = replies
-        refused = [(place, self._host.refused(0, why)) for place, why in refusals]
-        size = self._unanswered_bytes + overhead
-        self.dispatch.answered(groups, size, now, refused)
+        size, refused = self._unanswered_bytes + overhead, self._host.refused
+        if refusals:
+            noes = [(place, refused(0, reason)) for place, reason in refusals]
+            self.dispatch.answered(groups, size, now, noes)
+        else:
+            self.dispatch.answered(groups, size, now)
         self._take_end(now)
 
     def _take_end(self, now: float) -> None:

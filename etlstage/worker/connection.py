@@ -207,13 +207,16 @@ class Connection:
             self._protocol.send(self._event(pending))
         del self.pending[: len(pending)]
         self.sent += len(pending)
-        self._refusals = [no for no in self._refusals if no[0] >= self.sent]
+        if self._refusals:
+            self._refusals = [no for no in self._refusals if no[0] >= self.sent]
         self._write()
         return refusal
 
     def _event(self, pending: list[Any]) -> Event:
         if not self._groups:
             return OutputPassed(pending)
+        if not self._refusals:
+            return RepliesCompleted(pending)
         end = self.sent + len(pending)
         refusals = [(at - self.sent, why) for at, why in self._refusals if at < end]
         return RepliesCompleted(pending, 0, refusals)

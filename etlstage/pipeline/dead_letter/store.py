@@ -270,6 +270,8 @@ class DeadLetters:
         )
 
     def _attempt(self, attempt: Attempt) -> Attempt:
+        if not self.secrets:
+            return attempt
         conceal = self.secrets.conceal
         return attempt._replace(
             error=conceal(attempt.error),

@@ -93,7 +93,7 @@ def split_replies(data: bytes, markers: Markers) -> framing.Split:
         return framing.split_replies(data, markers)
     if said:
         groups = Replies.of(groups).emptied([place for place, _ in said])
-    return framing.Split(groups, said, rest, total - len(said))
+    return framing.Split(groups, rest, total - len(said), said, None)
 
 
 COLUMNS: Final = framing.Framing(encode_column, split_replies, OVERHEAD)

@@ -160,35 +160,35 @@ class Split(NamedTuple):
 
     groups: Groups
     """Their messages; of a refusal there are none."""
-    said: list[tuple[int, bytes]]
-    """Of each refusal its place, and all that came before its ERR."""
     rest: bytes
     """What follows them."""
     total: int
     """Messages in all of them."""
-    broken: Unterminated | None = None
+    said: list[tuple[int, bytes]]
+    """Of each refusal its place, and all that came before its ERR."""
+    broken: Unterminated | None
     """What is wrong with the reply behind them, if anything is."""
 
 
 def split_replies(data: bytes, markers: Markers) -> Split:
     """Return the complete replies in ``data``, with the refusals among them."""
-    err = markers.err
-    pieces = [data] if err is None or err not in data else data.split(err)
     groups: list[tuple[bytes, ...]] = []
     said: list[tuple[int, bytes]] = []
-    total, rest = 0, b""
-    for number, piece in enumerate(pieces):
-        if number:
-            said.append((len(groups), rest))
-            groups.append(())
-        try:
+    total, rest, err = 0, b"", markers.err
+    try:
+        if err is None or err not in data:
+            return Split(*split_groups(data, markers), said, None)
+        for number, piece in enumerate(data.split(err)):
+            if number:
+                said.append((len(groups), rest))
+                groups.append(())
             found, rest, count = split_groups(piece, markers)
-        except Unterminated as error:
-            groups += error.groups
-            return Split(groups, said, b"", data.count(markers.eom), error)
-        groups += found
-        total += count
-    return Split(groups, said, rest, total)
+            groups += found
+            total += count
+    except Unterminated as error:
+        groups += error.groups
+        return Split(groups, b"", data.count(markers.eom), said, error)
+    return Split(groups, rest, total, said, None)
 
 
 def end_of(data: bytes, markers: Markers, count: int) -> int:

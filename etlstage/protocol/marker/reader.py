@@ -312,7 +312,7 @@ class Reader:
             self._buffer.put_back(data[cut:])
             data = data[:cut]
             found = self.framing.split_replies(data, self._markers)
-        groups, said, rest, total, broken = found
+        groups, rest, total, said, broken = found
         overhead = self.framing.overhead
         fault: RemoteProtocolError | None = None
         if broken is not None:

@@ -7,10 +7,9 @@ message, when it asks for no more or there is none.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
-from etlstage.errors import EtlstageError, MessageRefused
+from etlstage.errors import MessageRefused
 from etlstage.messages import Groups
 from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
 from etlstage.stage.policy import BatchPolicy
@@ -26,17 +25,12 @@ class _Batches(Dispatcher):
 
     _batches = True
 
-    def _pair(
-        self,
-        groups: Groups,
-        at: int,
-        reply_size: int,
-        refused: deque[tuple[int, EtlstageError]],
-    ) -> Outcome:
+    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
         held = self._held.popleft()
         self._held_bytes -= held.size
         self._alone = False
-        error = refused.popleft()[1] if refused and refused[0][0] == at else None
+        refused = self._refused and self._refused[0][0] == at
+        error = self._refused.popleft()[1] if refused else None
         group = groups[at : at + 1] if error is None else ()
         outcome = Outcome(
             held.start, held.messages, group, held.size, reply_size, error
@@ -167,15 +161,9 @@ class AskedDispatcher(_Batches):
         self.block.give(more.left, more.size, self._now)
         return (MessagesPassed(more.messages),)
 
-    def _pair(
-        self,
-        groups: Groups,
-        at: int,
-        reply_size: int,
-        refused: deque[tuple[int, EtlstageError]],
-    ) -> Outcome:
+    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
         self._spare_rest()
-        return super()._pair(groups, at, reply_size, refused)
+        return super()._pair(groups, at, reply_size)
 
     def _spare_rest(self) -> None:
         """Give back what the worker did not ask for before it answered."""

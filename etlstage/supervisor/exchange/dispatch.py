@@ -90,6 +90,7 @@ class Dispatcher:
         self._held_bytes = 0
         self._again: deque[Exchange] = deque()  # taken, and not sent yet
         self._retried: deque[Exchange] = deque()  # refused, and to be sent once more
+        self._refused: deque[tuple[int, EtlstageError]] = deque()  # of what is paired
         self._fresh = True  # it was given nothing but suspects
         self._answered_any = False
         self._alone = False  # what is held is a suspect
@@ -194,9 +195,10 @@ class Dispatcher:
         """
         self._window.answered(len(groups), now)
         self.block.answered(len(groups), now)
-        at, noes = 0, deque(refused)
+        self._refused.extend(refused)
+        at = 0
         while at < len(groups):
-            outcome = self._pair(groups, at, reply_size, noes)
+            outcome = self._pair(groups, at, reply_size)
             reply_size = 0
             at += 1 if self._batches else len(outcome.messages)
 
@@ -319,18 +321,8 @@ class Dispatcher:
             return self._begin(submission.take(room, SLICE))
         return None
 
-    def _pair(
-        self,
-        groups: Groups,
-        at: int,
-        reply_size: int,
-        refused: deque[tuple[int, EtlstageError]],
-    ) -> Outcome:
-        """
-        Hold back, and return, the outcome of the next replies from ``at`` on.
-
-        Those that are refused are taken from ``refused``.
-        """
+    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
+        """Hold back, and return, the outcome of the next replies from ``at`` on."""
         held = self._held[0]
         left = held.left
         count = min(left, len(groups) - at)
@@ -345,15 +337,22 @@ class Dispatcher:
             self._alone = False
         if len(groups) != count:
             groups = groups[at : at + count]
-        noes: list[tuple[int, EtlstageError]] = []
-        while refused and refused[0][0] < at + count:
-            place, error = refused.popleft()
-            noes.append((place - at, error))
-        outcome = Outcome(start, messages, groups, size, reply_size, refused=noes)
-        if noes and count == 1:
-            outcome = outcome.cut(0, 1)
+        outcome = Outcome(start, messages, groups, size, reply_size)
+        if self._refused and self._refused[0][0] < at + count:
+            outcome = self._without_refused(outcome, at)
         self.block.hold(held, outcome)
         return outcome
+
+    def _without_refused(self, outcome: Outcome, at: int) -> Outcome:
+        """Return the outcome of replies that begin at ``at``, with its refusals."""
+        end = at + len(outcome.messages)
+        noes = []
+        while self._refused and self._refused[0][0] < end:
+            place, error = self._refused.popleft()
+            noes.append((place - at, error))
+        outcome = outcome._replace(refused=noes)
+        # One message is refused, or not.
+        return outcome.cut(0, 1) if len(outcome.messages) == 1 else outcome
 
     def _next_suspect(self, owed: int) -> Exchange | None:
         """Take a suspect if the worker is idle and fresh, or nobody fresh may come."""

@@ -102,7 +102,7 @@ def test_replies_with_refusals_among_them_stay_in_arrow() -> None:
     found = split_replies(wire, Markers())
     assert isinstance(found.groups, Replies)
     assert [*found.groups] == [(b"a",), (), (b"b", b"c"), (), ()]
-    assert found[1:] == ([(1, b"no"), (4, b"never")], b"d", 3, None)
+    assert found[1:] == (b"d", 3, [(1, b"no"), (4, b"never")], None)
     one_to_one = split_replies(b"a\nno\x15b\n", Markers(eop=b"\n"))
     assert isinstance(one_to_one.groups, Replies)
     assert [*one_to_one.groups] == [(b"a",), (), (b"b",)]

@@ -323,7 +323,7 @@ def test_refusals_are_found_among_the_replies() -> None:
     """Each with its place and all that was said before its ERR."""
     found = split_replies(b"a\n\0no\x15b\n\0c\n\0\x15d", DEFAULT)
     assert found.groups == [(b"a",), (), (b"b",), (b"c",), ()]
-    assert found[1:] == ([(1, b"no"), (4, b"")], b"d", 3, None)
+    assert found[1:] == (b"d", 3, [(1, b"no"), (4, b"")], None)
 
 
 def test_refusals_before_a_broken_reply_are_found() -> None:
