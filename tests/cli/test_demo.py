@@ -21,17 +21,3 @@ def test_demo(etlstage: Etlstage, tmp_path: Path) -> None:
     assert re.search(r"^1995-09-19 +LAGUARDIA NY .* 3811576 +3 *$", out, re.MULTILINE)
     assert "run it again: etlstage run here/pipeline.yaml" in out
     assert (tmp_path / "here" / "out" / "birdstrikes" / "_SUCCESS").exists()
-
-
-def test_column_that_does_not_exist(etlstage: Etlstage, tmp_path: Path) -> None:
-    """One clear line, nothing taken for whole."""
-    assert etlstage("init", "here").returncode == 0
-    path = tmp_path / "here" / "demo" / "pipeline.yaml"
-    path.write_text(path.read_text().replace("to_json(struct(*))", "nope"))
-    result = etlstage("run", path)
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("etlstage: error: extract: ")
-    assert "`nope` cannot be resolved" in line
-    assert "birdstrikes: failed in" in result.stdout
-    assert not (path.parent / "out").exists()

@@ -201,25 +201,6 @@ print(SparkContext._active_spark_context)
     assert "".join(sorted(f.read_text() for f in files)) == "aa\nbb\n"
 
 
-@pytest.mark.spark
-@pytest.mark.timeout(180)
-def test_session_that_was_handed_in_lives_on(path: Path) -> None:
-    """It is the embedder's, and the file's settings are not looked at."""
-    path.write_text(FRAMES)
-    (path.parent / "in.txt").write_text("a\n")
-    code = """
-import anyio
-from pyspark.sql import SparkSession
-from etlstage.pipeline.pipeline import Pipeline
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", False)
-spark = builder.appName("mine").getOrCreate()
-report = anyio.run(Pipeline.from_yaml("pipeline.yaml", spark=spark).run)
-print(report.status, report.error)
-print(spark.conf.get("spark.app.name"), spark.range(3).count())
-"""
-    assert in_python(code, path.parent) == ["done None", "mine 3"]
-
-
 @pytest.mark.parametrize(
     ("state", "folder"),
     [("", ".etlstage/letters"), ("state: there\n", "there"), ("state: /abs\n", "/abs")],
@@ -249,41 +230,6 @@ async def test_dead_letters_know_commands_as_written(
     assert "${TOKEN} ${N}" in letter.config["command"][2]
     assert "hunter2" not in str(letter)
     assert str(path) in str(report.dead_letters.command)
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(180)
-def test_dead_letters_in_a_frame(path: Path) -> None:
-    """From a worker and from the DataFrame that messages did not fit; appended."""
-    path.write_text(
-        FRAMES.replace("path: out,", "path: out, schema: 'n int',")
-        .replace("format: text, path: out", "format: json, path: out")
-        .replace('printf "$$x$${x}', 'test "$$x" = 2 \\&\\& exit 3; printf "$$x')
-        .replace("\\&", "&")
-        + "dead_letters: {spark: {format: parquet, path: dead}}\n"
-    )
-    (path.parent / "in.txt").write_text('{"n":1}\n2\n{"n":"x"}\n{"n":3}\n')
-    code = """
-import anyio
-from pyspark import SparkContext
-from etlstage.pipeline.pipeline import Pipeline
-from etlstage.spark import Session, read_frame
-for _ in range(2):
-    report = anyio.run(Pipeline.from_yaml("pipeline.yaml").run)
-with_spark = Session(master="local[1]")
-rows = read_frame(with_spark.start(), format="parquet", path="dead")
-found = sorted((r.stage, bytes(r.message), r.kind, len(r.attempts)) for r in rows.collect())
-loaded = read_frame(with_spark.start(), format="json", path="out").count()
-with_spark.stop()
-print(report.status, report.error, [a.dead for a in report.ledger], loaded)
-print(found[::2], found[::2] == found[1::2])
-"""
-    status, found = in_python(code, path.parent)
-    assert status == "done None [0, 1, 1] 2"
-    assert found == (
-        """[('load', b'{"n":"x"}', 'SinkFailed', 0), """
-        "('transform-1', b'2', 'WorkerLost', 3)] True"
-    )
 
 
 @pytest.mark.parametrize("engine", ["local", "spark", "streaming"])

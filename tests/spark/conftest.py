@@ -83,6 +83,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
         yield driver
 
 
+@pytest.fixture(scope="session")
+def retrying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """Give a driver on two cores where a task that fails is tried again, twice."""
+    place = tmp_path_factory.mktemp("retrying")
+    with Driver(place, master="local[2,3]") as driver:
+        yield driver
+
+
 @pytest.fixture
 def wait_for_jobs(session: Session) -> Callable[[bool], None]:
     """

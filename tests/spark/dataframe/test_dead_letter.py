@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from etlstage.errors import Attempt, SinkFailed
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.pipeline import Pipeline
 from etlstage.spark import DeadLetterFrame, Destination
 from etlstage.spark.dataframe import dead_letter as module
 
@@ -71,6 +72,41 @@ async def test_letters_become_rows(
     }
     assert len(list(out.glob("part-*"))) == 4
     assert (out / "_SUCCESS").exists()
+
+
+PIPELINE = """\
+name: frames
+spark: {master: "local[1]", config: {spark.sql.shuffle.partitions: 1}}
+extract:
+  spark: {format: text, path: in.txt}
+transform:
+  - worker: {command: [sh, -c, 'while read x; do test "$$x" = 2 && exit 3; printf "$$x\\n\\0"; done']}
+    restart: {delay: 10ms}
+load:
+  spark: {format: json, path: out, mode: overwrite, schema: 'n int', epoch: {messages: 1}}
+dead_letters: {spark: {format: parquet, path: dead}}
+"""
+
+
+async def test_letters_of_a_run_are_appended(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """From a worker and from the DataFrame; a session that is there is only used."""
+    (path := tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    (tmp_path / "in.txt").write_text('{"n":1}\n2\n{"n":"x"}\n{"n":3}\n')
+    for _ in range(2):
+        report = await Pipeline.from_yaml(path, spark=spark).run()
+        assert (report.status, report.error) == ("done", None)
+        assert [a.dead for a in report.ledger] == [0, 1, 1]
+    rows = spark.read.parquet(str(tmp_path / "dead")).collect()
+    found = sorted((r.stage, bytes(r.message), r.kind, len(r.attempts)) for r in rows)
+    assert found[::2] == found[1::2]
+    assert found[::2] == [
+        ("load", b'{"n":"x"}', "SinkFailed", 0),
+        ("transform-1", b"2", "WorkerLost", 3),
+    ]
+    assert spark.read.json(str(tmp_path / "out")).count() == 2
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
 
 
 async def test_destination_that_can_not_be_written(

@@ -11,6 +11,7 @@ import pyspark
 import pytest
 
 from etlstage.spark.dataframe.spool import _cutting, read_packed, spool_into, spooled
+from tests.spark.driver import Driver
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -87,13 +88,12 @@ def test_executors_do_not_need_etlstage(program: Program) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
-def test_retried_task_does_no_harm(program: Program) -> None:
+def test_retried_task_does_no_harm(retrying: Driver) -> None:
     """A task that fails after it has written is run again, and counts once."""
-    done = program(
+    same = retrying.run(
         """
         import anyio
-        from etlstage.spark import DataFrameSource, Session
+        from etlstage.spark import DataFrameSource
 
         def fail_once(batches):
             from pyspark import TaskContext
@@ -103,14 +103,11 @@ def test_retried_task_does_no_harm(program: Program) -> None:
                 raise RuntimeError("first attempt")
 
         async def main():
-            async with Session(master="local[2,3]") as session:
-                frame = session.spark.range(0, 30_000, 1, 2)
-                frame = frame.mapInArrow(fail_once, "id long")
-                source = DataFrameSource(frame, message="cast(id as string)")
-                found = [m async for run in source.runs() for m in run]
-                print(found == [b"%d" % n for n in range(30_000)])
+            frame = spark.range(0, 30_000, 1, 2).mapInArrow(fail_once, "id long")
+            source = DataFrameSource(frame, message="cast(id as string)")
+            return [m async for run in source.runs() for m in run]
 
-        anyio.run(main)
+        result = anyio.run(main) == [b"%d" % n for n in range(30_000)]
         """
     )
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    assert same

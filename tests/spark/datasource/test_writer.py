@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +17,7 @@ from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.datasource import write_worker
 from etlstage.spark.errors import explain
 from etlstage.stage import RestartPolicy
+from tests.spark.driver import Driver
 
 pytestmark = pytest.mark.spark
 
@@ -219,25 +219,19 @@ def test_write_that_makes_no_sense_is_refused(spark: SparkSession) -> None:
 
 
 def test_attempt_that_is_killed_leaves_no_row_behind(
-    program: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    retrying: Driver, tmp_path: Path
 ) -> None:
     """The second attempt begins anew, and it alone is committed."""
     worker = command(STAGED, tmp_path / "killed")
-    done = program(
+    retrying.run(
         f"""
-        from pyspark.sql import SparkSession
         from etlstage.spark import register
-
-        spark = SparkSession.builder.master("local[2,3]").getOrCreate()
         register(spark)
         frame = spark.createDataFrame([("a",), ("b",), ("kill",), ("c",)], "t string")
         (frame.coalesce(1).write.format("etlstage").mode("append")
             .option("command", {worker!r}).save({str(tmp_path / "o")!r}))
-        spark.stop()
-        """,
-        PYSPARK_PYTHON=sys.executable,
+        """
     )
-    assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists()
     assert lines(tmp_path / "o") == ["a", "b", "c", "kill"]
     assert not (tmp_path / "o" / "_etlstage").exists()

@@ -230,6 +230,14 @@ async def test_what_is_wrong_is_told_as_by_engine_local(
     assert isinstance(report.error, SourceFailed)
     assert str(report.error).startswith("extract: path does not exist")
 
+    for engine in ("local", "spark"):
+        report = await run(write(engine, source=", message: nope"), spark)
+        assert isinstance(report.error, SourceFailed)
+        assert str(report.error).startswith("extract: ")
+        assert "`nope` cannot be resolved" in str(report.error)
+        assert len(str(report.error).splitlines()) == 1
+        assert not (tmp_path / f"out-{engine}").exists()
+
     (tmp_path / "out-spark").mkdir()
     report = await run(write(), spark)
     assert "out-spark exists already" in str(report.error)
