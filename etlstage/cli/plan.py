@@ -46,7 +46,7 @@ def _lines(made: Plan) -> Iterator[tuple[str, str]]:
     yield "", ""
     yield "bold", "edges"
     for edge in made.edges:
-        yield "", f"  {edge.start} > {edge.end}: {edge.how}"
+        yield "", f"  {edge.start} -> {edge.end}: {edge.how}"
     for label, text in made.about:
         yield "", ""
         yield "bold", label

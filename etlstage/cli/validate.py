@@ -26,7 +26,7 @@ def validate(file: Path, changes: Changes) -> int:
     """
     keys, document = examine(file, changes)
     cases_of(keys, document)
-    stages = " > ".join(name for _, name in stage_names(document.data))
+    stages = " -> ".join(name for _, name in stage_names(document.data))
     line = f"{file}: valid: {keys.name} on engine {keys.engine}: {stages}"
     Screen().print(line, soft_wrap=True, highlight=False, markup=False)
     return 0

@@ -28,7 +28,7 @@ from etlstage.settings.problem import Loc, Problem
 from etlstage.settings.units import FILES
 from etlstage.stage.stage import PYTHONS
 
-__all__ = ("missing", "on_path")
+__all__ = ("executors_here", "missing", "on_path")
 
 INTERPRETERS: Final = (
     (re.compile(r"(python|pypy)[0-9.]*"), "-u -B -E -I -O -OO -s -S"),
@@ -66,6 +66,13 @@ def missing(document: Document, *, loads: bool) -> Iterator[Problem]:
     yield from look.partitions()
 
 
+def executors_here(document: Document) -> bool:
+    """Return whether Spark's executors are on this machine."""
+    session = mapping(document.data.get("spark"))
+    master = str(session.get("master") or "local").partition("[")[0]
+    return session.get("remote") is None and master in ("local", "local-cluster")
+
+
 class _Look:
     """One look at the machine."""
 
@@ -75,8 +82,7 @@ class _Look:
         self._data = document.data
         session = mapping(self._data.get("spark"))
         config = mapping(session.get("config"))
-        master = str(session.get("master") or "local").partition("[")[0]
-        within = "remote" not in session and master in ("local", "local-cluster")
+        within = executors_here(document)
         self.reads_here = within and "spark.hadoop.fs.defaultFS" not in config
         """Whether a path without a scheme is one of this machine."""
         self._executors_here = within

@@ -243,8 +243,11 @@ class Section(Kind):
                 given[key] = setting.kind.read(item)
             except Invalid as error:
                 problems += (problem.under(key) for problem in error.problems)
+        # A key that was misspelt has been told.
+        told = {guess(key, self.keys) for key in value if key not in self.keys}
         for key, setting in self.keys.items():
-            if setting.required and key not in value:
+            missing = setting.required and key not in value
+            if missing and guess(key, [key]) not in told:
                 problems.append(Problem((key,), "required key is missing"))
         problems += self._rules(given)
         if problems:

@@ -26,7 +26,7 @@ def test_plan(etlstage: Etlstage, pipeline: Path) -> None:
         "memory",
     ]
     assert "  workers    2; order total" in lines
-    edge = "  upper > load: in memory, one run of messages (about 1 MiB) or one reply"
+    edge = "  upper -> load: in memory, one run of messages (about 1 MiB) or one reply"
     assert edge in lines
     assert {path.name for path in pipeline.parent.iterdir()} == {
         "pipeline.yaml",

@@ -16,7 +16,7 @@ def test_valid_file(etlstage: Etlstage, pipeline: Path) -> None:
     result = etlstage("validate", "pipeline.yaml")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
-        "pipeline.yaml: valid: letters on engine local: extract > upper > load\n"
+        "pipeline.yaml: valid: letters on engine local: extract -> upper -> load\n"
     )
     assert not (pipeline.parent / "loaded.txt").exists()
 

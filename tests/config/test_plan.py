@@ -231,6 +231,20 @@ def test_spark(tmp_path: Path) -> None:
     assert said.endswith("; sent to the executors: clean.py")
 
 
+@pytest.mark.parametrize(
+    ("session", "found"),
+    [
+        ("", True),
+        ("spark: {master: 'local[2]'}", True),
+        ("spark: {master: yarn}", False),
+    ],
+)
+def test_programs_of_other_machines(tmp_path: Path, session: str, found: bool) -> None:
+    """Which they are is not known here."""
+    cat = about(plan(tmp_path, frames("spark", more=session)).parts[1])["runs"]
+    assert (cat != "cat") is found
+
+
 def test_state(tmp_path: Path) -> None:
     """Where it is and what it keeps."""
     state = {

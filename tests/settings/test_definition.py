@@ -137,6 +137,17 @@ def test_all_that_is_wrong_in_a_mapping_is_told() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "keys"),
+    [({"cok": "I"}, ["cok"]), ({"ovne": {}}, ["ovne", "cook"]), ({}, ["cook"])],
+)
+def test_misspelt_key_is_one_mistake(value: dict[str, Any], keys: list[str]) -> None:
+    """The right one is not missing as well (issue 11)."""
+    with pytest.raises(Invalid) as caught:
+        Section.of(Kitchen).read(value)
+    assert [problem.loc for problem in caught.value.problems] == [(k,) for k in keys]
+
+
 def test_place_decides_which_keys_there_are() -> None:
     """Also inside of a mapping."""
     assert list(Section.of(Oven, Place.WRITE).keys) == ["heat", "time"]
