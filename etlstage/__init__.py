@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from etlstage.supervisor import WorkerFailedPermanently as WorkerFailedPermanently
     from etlstage.supervisor import WorkerReady as WorkerReady
     from etlstage.supervisor import WorkerRestarting as WorkerRestarting
+    from etlstage.supervisor import WorkerSilent as WorkerSilent
     from etlstage.supervisor import WorkerStarted as WorkerStarted
     from etlstage.supervisor import WorkerWorn as WorkerWorn
 
@@ -85,6 +86,7 @@ __all__ = (
     "WorkerLost",
     "WorkerReady",
     "WorkerRestarting",
+    "WorkerSilent",
     "WorkerStarted",
     "WorkerWorn",
 )
@@ -126,6 +128,7 @@ _HOMES = {
     "WorkerLost": "etlstage.errors",
     "WorkerReady": "etlstage.supervisor",
     "WorkerRestarting": "etlstage.supervisor",
+    "WorkerSilent": "etlstage.supervisor",
     "WorkerStarted": "etlstage.supervisor",
     "WorkerWorn": "etlstage.supervisor",
 }

@@ -8,7 +8,7 @@ read the counters of the ledger; nobody calls anything per message.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import anyio
@@ -77,22 +77,37 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
     return table
 
 
-def state_line(ledger: Ledger, seconds: float, rates: Iterable[float]) -> str:
-    """Return a ledger as one line."""
+def state_line(
+    ledger: Ledger, seconds: float, rates: Sequence[float], activity: str = ""
+) -> str:
+    """
+    Return a ledger as one line.
+
+    Args:
+        ledger: The accounts.
+        seconds: Since the run began.
+        rates: Messages per second, of each stage.
+        activity: What is waited for, if anything is.
+
+    """
     states = [_stage_state(a, rate) for a, rate in zip(ledger, rates, strict=True)]
-    return f"{seconds:.0f} s: {_waiting(ledger) or '; '.join(states)}"
+    parts = [*(states if ledger.moving else ()), activity, _left(ledger, rates)]
+    return f"{seconds:.0f} s: {'; '.join(filter(None, parts))}"
 
 
-async def show_table(ledger: Ledger, console: Console) -> None:
-    """Keep a table of ``ledger`` on the console until cancelled."""
+async def show_table(
+    ledger: Ledger, activity: Callable[[], str], console: Console
+) -> None:
+    """Keep a table of ``ledger``, and the activity, on the console until cancelled."""
     rates = Rates(ledger)
     start = anyio.current_time()
 
     def table() -> Group:
         now = anyio.current_time()
-        values = map(_rate, rates.sample(now))
-        foot = f"{now - start:.0f} s {_waiting(ledger)}"
-        return Group(accounts_table(ledger, "per second", values), Text(foot))
+        sample = rates.sample(now)
+        parts = (f"{now - start:.0f} s", activity(), _left(ledger, sample))
+        foot = Text("  ".join(filter(None, parts)))
+        return Group(accounts_table(ledger, "per second", map(_rate, sample)), foot)
 
     with Live(table(), console=console, auto_refresh=False, transient=True) as live:
         while True:
@@ -101,21 +116,30 @@ async def show_table(ledger: Ledger, console: Console) -> None:
 
 
 async def show_lines(
-    ledger: Ledger, tell: Callable[[str], object], *, every: float = LINE_EVERY
+    ledger: Ledger,
+    activity: Callable[[], str],
+    tell: Callable[[str], object],
+    *,
+    every: float = LINE_EVERY,
 ) -> None:
-    """Tell a line about ``ledger`` now and then until cancelled."""
+    """Tell a line about ``ledger``, and the activity, now and then until cancelled."""
     rates = Rates(ledger)
     start = anyio.current_time()
     rates.sample(start)
     while True:
         await anyio.sleep(every)
         now = anyio.current_time()
-        tell(state_line(ledger, now - start, rates.sample(now)))
+        tell(state_line(ledger, now - start, rates.sample(now), activity()))
 
 
-def _waiting(ledger: Ledger) -> str:
-    """Say so while nothing moves yet: Spark takes its time to start."""
-    return "" if ledger.moving else f"waiting for {ledger.awaited}"
+def _left(ledger: Ledger, rates: Sequence[float]) -> str:
+    """Say how long the rest takes, where it is known how much there is."""
+    # What the first stage behind it makes of the messages may be more, or less.
+    done, rate = ledger[1].moved, rates[1]
+    if ledger.expected is None or rate < 1 or done >= ledger.expected:
+        return ""
+    seconds = (ledger.expected - done) / rate
+    return f"about {seconds:.0f} s left" if seconds >= 1 else ""
 
 
 def _alarming(count: int) -> Text:

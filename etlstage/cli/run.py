@@ -117,15 +117,20 @@ def watch(
 async def _watched(
     pipeline: Runner, signals: Signals, err: Screen, verbosity: Verbosity
 ) -> Report:
+    ledger = pipeline.ledger
+
+    def activity() -> str:
+        return pipeline.activity
+
     async with anyio.create_task_group() as tasks:
         stop = anyio.CancelScope()
         tasks.start_soon(_obey, signals, pipeline, stop, err)
         if not verbosity.for_people(err):
-            tasks.start_soon(show_lines, pipeline.ledger, _tell_progress)
+            tasks.start_soon(show_lines, ledger, activity, _tell_progress)
         elif err.renews and not verbosity.quiet:
-            tasks.start_soon(show_table, pipeline.ledger, err)
+            tasks.start_soon(show_table, ledger, activity, err)
         elif not verbosity.quiet:
-            tasks.start_soon(show_lines, pipeline.ledger, err.tell)
+            tasks.start_soon(show_lines, ledger, activity, err.tell)
         with stop:
             report = await pipeline.run()
         tasks.cancel_scope.cancel()

@@ -18,6 +18,7 @@ from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.ledger import Account
+from etlstage.supervisor import Silence
 
 __all__ = ("DeadLetterSink", "Landing", "Output", "Sink", "Source")
 
@@ -59,6 +60,21 @@ class Source(ABC):
 
         """
         return False
+
+    @property
+    def activity(self) -> str:
+        """What it is doing before its first message comes, for a human."""
+        return "reading"
+
+    @property
+    def size(self) -> int | None:
+        """How many messages there are, once that is known."""
+        return None
+
+    @property
+    def slowest(self) -> Silence | None:
+        """For whose answer it is waited, if it has workers."""
+        return None
 
     async def acknowledge(self, position: Position) -> None:
         """Store ``position``: everything before it is durable downstream."""
@@ -128,6 +144,14 @@ class Sink(Landing):
             SinkFailed: If the destination can't be written, or refuses a message.
 
         """
+
+    @property
+    def slowest(self) -> Silence | None:
+        """For whose answer it is waited, if it has workers."""
+        return None
+
+    def hurry(self) -> None:
+        """Wait no more for workers that may never answer."""
 
     async def flush(self) -> None:
         """Return when all that was written is durable; raises as :meth:`write`."""

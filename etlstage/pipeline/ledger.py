@@ -114,6 +114,8 @@ class Ledger:
         self._accounts = tuple(accounts)
         self.awaited = "the first message"
         """What it takes for the accounts to move, for a human."""
+        self.expected: int | None = None
+        """Messages that there are to extract, if that is known."""
 
     @classmethod
     def of_pipeline(cls, source: str, stages: Iterable[str], load: Account) -> Ledger:

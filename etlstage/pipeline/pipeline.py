@@ -31,7 +31,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from etlstage.errors import RepliesDoubtful, StageError
-from etlstage.messages import Position, Run, joined
+from etlstage.messages import Position, Run, counted, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ("Pipeline",)
+
+_SLOW = 3.0  # seconds for an answer that are worth a word
 
 Item: TypeAlias = Run | Position
 Items: TypeAlias = AsyncGenerator[Item, None] | MemoryObjectReceiveStream[Item]
@@ -117,6 +119,7 @@ class Pipeline(Runner):
         # Each with how many messages the sink had taken before it.
         self._positions: deque[tuple[int, Position]] = deque()
         self._extracting: anyio.CancelScope | None = None
+        self._supervisors: list[AsyncSupervisor] = []
         self._drained = False
         self._exhausted = False
 
@@ -143,8 +146,24 @@ class Pipeline(Runner):
     def drain(self) -> None:
         """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
         self._drained = True
+        for supervisor in self._supervisors:
+            supervisor.hurry()
+        self._sink.hurry()
         if self._extracting is not None and not self._source.drain():
             self._extracting.cancel()
+
+    @property
+    def activity(self) -> str:
+        """What is waited for: a worker, or else the first message."""
+        stages = (s.slowest for s in self._supervisors)
+        waits = (self._source.slowest, *stages, self._sink.slowest)
+        slow = [wait for wait in waits if wait is not None and wait.seconds >= _SLOW]
+        if slow:
+            # What the others wait for is the one that has been waited for longest.
+            worker, seconds, received = max(slow, key=lambda wait: wait.seconds)
+            came = f"{counted(received, 'byte')} of its reply"
+            return f"{worker}: {seconds:.0f} s without an answer, {came}"
+        return "" if self.ledger.moving else self._source.activity
 
     async def _run(self) -> Status:
         self._extracting = anyio.CancelScope()
@@ -189,6 +208,7 @@ class Pipeline(Runner):
                 async for item in items:
                     if not isinstance(item, Position):
                         account.produced += len(item)
+                        self.ledger.expected = self._source.size
                     # What was read is passed on, also if reading is called off.
                     with anyio.CancelScope(shield=True):
                         try:
@@ -223,6 +243,7 @@ class Pipeline(Runner):
     ) -> None:
         # In a task of its own: when the run fails all workers are stopped at once.
         supervisor = AsyncSupervisor(stage, meter=self._meter)
+        self._supervisors.append(supervisor)
         try:
             async with supervisor:
                 task_status.started(supervisor)

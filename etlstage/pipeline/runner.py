@@ -83,6 +83,11 @@ class Runner(ABC):
     def drain(self) -> None:
         """Stop extracting; :meth:`run` returns when all that is under way is loaded."""
 
+    @property
+    def activity(self) -> str:
+        """What the run waits for, for a human; empty while messages move."""
+        return "" if self.ledger.moving else f"waiting for {self.ledger.awaited}"
+
     async def run(self) -> Report:
         """
         Run to the end and return the report; a failure is in there.

@@ -11,7 +11,7 @@ from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.stage import Stage
-from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor import AsyncSupervisor, Silence
 from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
 
@@ -49,6 +49,15 @@ class WorkerSink(Sink):
         self._supervisor = AsyncSupervisor(stage, meter=meter)
         self._outputs = 0
         self._finished = False
+
+    @property
+    def slowest(self) -> Silence | None:
+        """For whose answer it is waited."""
+        return self._supervisor.slowest
+
+    def hurry(self) -> None:
+        """Wait no more for workers that may never answer."""
+        self._supervisor.hurry()
 
     async def __aenter__(self) -> Self:
         """Start the workers."""

@@ -16,7 +16,7 @@ from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.offsets import ask_offset, fell_back, steps
 from etlstage.protocol.base import Shape
 from etlstage.stage import OffsetPolicy, Stage
-from etlstage.supervisor import AsyncSupervisor
+from etlstage.supervisor import AsyncSupervisor, Silence
 from etlstage.telemetry import Meter
 
 __all__ = ("WorkerSource",)
@@ -53,26 +53,37 @@ class WorkerSource(Source):
         self._offsets = offsets or OffsetPolicy()
         self._every = every
         self._draining = anyio.Event()
+        self._supervisor: AsyncSupervisor | None = None
         self._file = PositionFile(state, stage.name) if state is not None else None
         self.delivery: Delivery | None = Delivery(state) if state is not None else None
         self._reached: int | None = None
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
-        supervisor = AsyncSupervisor(self._stage, meter=self._meter)
+        self._supervisor = AsyncSupervisor(self._stage, meter=self._meter)
         try:
-            async with supervisor, aclosing(self._rounds(supervisor)) as rounds:
+            async with (
+                self._supervisor as supervisor,
+                aclosing(self._rounds(supervisor)) as rounds,
+            ):
                 async for item in rounds:
                     yield item
         finally:
-            self.faults = supervisor.faults
+            self.faults = self._supervisor.faults
         if supervisor.doubtful:
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 
     def drain(self) -> bool:
         """End behind the round that is under way; a plain run has no such point."""
         self._draining.set()
+        if self._supervisor is not None:
+            self._supervisor.hurry()
         return self._stage.dialect.shape is Shape.MESSAGE
+
+    @property
+    def slowest(self) -> Silence | None:
+        """For whose answer it is waited."""
+        return self._supervisor.slowest if self._supervisor is not None else None
 
     async def acknowledge(self, position: Position) -> None:
         """Store the offset: all before it is durable downstream."""

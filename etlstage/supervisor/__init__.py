@@ -13,9 +13,11 @@ from etlstage.supervisor.lifecycle.events import (
 )
 from etlstage.supervisor.lifecycle.events import WorkerReady as WorkerReady
 from etlstage.supervisor.lifecycle.events import WorkerRestarting as WorkerRestarting
+from etlstage.supervisor.lifecycle.events import WorkerSilent as WorkerSilent
 from etlstage.supervisor.lifecycle.events import WorkerStarted as WorkerStarted
 from etlstage.supervisor.lifecycle.events import WorkerWorn as WorkerWorn
 from etlstage.supervisor.lifecycle.health import Health as Health
+from etlstage.supervisor.pool import Silence as Silence
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 
 __all__ = (
@@ -23,6 +25,7 @@ __all__ = (
     "Health",
     "Outcome",
     "RemainsEnded",
+    "Silence",
     "StartFailed",
     "SupervisorEvent",
     "WorkerExited",
@@ -30,6 +33,7 @@ __all__ = (
     "WorkerFailedPermanently",
     "WorkerReady",
     "WorkerRestarting",
+    "WorkerSilent",
     "WorkerStarted",
     "WorkerWorn",
 )

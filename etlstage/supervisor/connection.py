@@ -76,6 +76,7 @@ _CHUNK: Final = 65536  # bytes a read; once that many came:
 # back there, with every read, and its pages are cleared each time.
 _BIG_CHUNK: Final = 512 * 1024
 _MOST: Final = 1024 * 1024  # bytes that a pipe holds
+_SILENCE: Final = 30.0  # seconds without an answer until that is told
 _TURN: Final = 16  # reads in a row before other tasks get a turn
 
 _DISPATCHERS: Final[dict[Shape, type[Dispatcher]]] = {
@@ -130,6 +131,10 @@ class Host(Protocol):
         self, reason: str, cause: FailureCause, blame: EtlstageError | None = None
     ) -> None:
         """Declare the worker at fault."""
+        ...
+
+    def silent(self, seconds: float, hint: str) -> None:
+        """Take note that the worker has not answered for so long."""
         ...
 
     def refused(self, code: int, reason: str) -> EtlstageError:
@@ -190,6 +195,8 @@ class Connection:
         self._verified = stage.dialect.counts
         self._verifier = Verifier(self, self.dispatch, wire, self._writer, stage)
         self._answer_due = Deadline(self._miss_answer)
+        self._silence_due = Deadline(self._tell_silence)
+        self._asked_at: float | None = None  # since when an answer is due
         self._batch_due = Deadline(self.pump_all)
         self._session_due = Deadline(self._ring_session)
         self._session_timer: float | None = None
@@ -296,7 +303,8 @@ class Connection:
 
     async def watch(self) -> None:
         """Ring the deadlines until cancelled."""
-        await self._answer_due.run(self._batch_due, self._session_due)
+        others = (self._silence_due, self._batch_due, self._session_due)
+        await self._answer_due.run(*others)
 
     def say_farewell(self) -> bool:
         """Tell the worker to end, in its dialect; return whether there is a way to."""
@@ -567,6 +575,8 @@ class Connection:
         """Read no more while outputs lie unread; all that is left once it exited."""
         while self.dispatch.stalled and not self._host.exited:
             self._answer_due.set(None)
+            self._silence_due.set(None)
+            self._asked_at = None
             self._paused = anyio.Event()
             await self._paused.wait()
             self._paused = None
@@ -604,14 +614,43 @@ class Connection:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
-        limit = self._stage.timeout.message
+        limit = self._limit
+        since = self._named.oldest if self._named is not None else now
+        self._asked_at = since if due else None
+        self._silence_due.set(None if self._asked_at is None else now + _SILENCE)
         if limit is not None:
-            since = self._named.oldest if self._named is not None else now
-            at = since + limit if due and since is not None else None
+            at = None if self._asked_at is None else self._asked_at + limit
             self._answer_due.set(at)
 
+    @property
+    def _limit(self) -> float | None:
+        """Seconds that an answer may take."""
+        limit, stop = self._stage.timeout.message, self._stage.timeout.stop
+        # Who has answered before is worth waiting for.
+        if self._backlog.hurried and not self.answered:
+            return stop if limit is None else min(limit, stop)
+        return limit
+
+    def silence(self, now: float) -> tuple[float, int] | None:
+        """Return for how long an answer is due, and the bytes of it that have come."""
+        if self._asked_at is None:
+            return None
+        return now - self._asked_at, self._unanswered_bytes
+
+    def hurry(self, now: float) -> None:
+        """Wait no longer than to stop it for a worker that has answered nothing."""
+        if self._asked_at is not None and not self.answered:
+            limit = self._limit
+            assert limit is not None, "in a hurry there is a limit"
+            self._answer_due.set(now + limit)
+
+    def _tell_silence(self, now: float) -> None:
+        if (silence := self.silence(now)) is not None:
+            hint = self._stage.dialect.silence(self._unanswered_bytes)
+            self._host.silent(silence[0], hint)
+
     def _miss_answer(self, now: float) -> None:
-        limit = self._stage.timeout.message
+        limit = self._limit
         assert limit is not None, "there is no deadline without a limit"
         what = "batch" if self._shape.batches else "message"
         if self._extracts:

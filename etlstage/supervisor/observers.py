@@ -21,6 +21,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerFailed,
     WorkerFailedPermanently,
     WorkerRestarting,
+    WorkerSilent,
     WorkerStarted,
 )
 from etlstage.telemetry import StageMetrics
@@ -52,6 +53,7 @@ class Observers:
         self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
         self._failed: set[str] = set()  # workers whose end is no news
         self._in_step = False  # it was told that the stage goes in lock-step
+        self._silent = False  # it was told that a worker does not answer
         self._closed = False
 
     def listen(
@@ -153,6 +155,15 @@ class Observers:
                     # No outcome of a message will tell of an extractor that is lost.
                     held=event.lost if self._stage.kind is not StageKind.EXTRACT else 0,
                     answered=event.answered,
+                )
+            case WorkerSilent() if not self._silent:
+                self._silent = True
+                log.warning(
+                    "worker has not answered",
+                    worker=event.worker,
+                    pid=event.pid,
+                    seconds=round(event.seconds),
+                    hint=event.hint,
                 )
             case RemainsEnded():
                 log.warning(

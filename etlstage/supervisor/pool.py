@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, NamedTuple, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
@@ -34,6 +34,7 @@ from etlstage.supervisor.lifecycle.events import (
     TimerRang,
     WorkerExited,
     WorkerFailedPermanently,
+    WorkerSilent,
     WorkerStarted,
     WorkerWorn,
 )
@@ -56,10 +57,20 @@ from etlstage.supervisor.status import SKIPPED
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_over_pipes
 
-__all__ = ("WorkerPool",)
+__all__ = ("Silence", "WorkerPool")
 
 _MOST_REMAINS: Final = 16  # workers whose children still have time to end
 _LOOK: Final = 1.0  # seconds between two looks at the memory of the workers
+
+
+class Silence(NamedTuple):
+    """For whose answer it is waited."""
+
+    worker: str
+    seconds: float
+    """For how long."""
+    received: int
+    """Bytes that have come of it."""
 
 
 class WorkerPool:
@@ -160,6 +171,27 @@ class WorkerPool:
         """Take note of what happened, and act upon it."""
         self._instructions.extend(self._state.handle(event, anyio.current_time()))
         self._perform_all()
+
+    def tell(self, event: WorkerSilent) -> None:
+        """Tell the host what concerns nobody here."""
+        self._tell(event)
+
+    def slowest(self) -> Silence | None:
+        """Return for whose answer it is waited longest."""
+        now = anyio.current_time()
+        found = [
+            Silence(running.name, *silence)
+            for running in self._running.values()
+            if (silence := running.connection.silence(now)) is not None
+        ]
+        return max(found, key=lambda silence: silence.seconds, default=None)
+
+    def hurry(self) -> None:
+        """Wait no longer than to stop them for workers that have answered nothing."""
+        self.backlog.hurried = True
+        now = anyio.current_time()
+        for running in self._running.values():
+            running.connection.hurry(now)
 
     def story(self, worker: str) -> tuple[str, ...]:
         """Return the last things that happened to a worker."""

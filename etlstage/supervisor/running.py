@@ -29,6 +29,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerExited,
     WorkerFailed,
     WorkerReady,
+    WorkerSilent,
 )
 from etlstage.supervisor.status import StatusReader
 from etlstage.telemetry import StageMetrics
@@ -50,6 +51,10 @@ class Owner(Protocol):
 
     def handle(self, event: Event) -> None:
         """Take note of what happened, and act upon it."""
+        ...
+
+    def tell(self, event: WorkerSilent) -> None:
+        """Tell the host what concerns nobody here."""
         ...
 
     def story(self, worker: str) -> tuple[str, ...]:
@@ -205,6 +210,10 @@ class RunningWorker:
     def handle(self, event: Event) -> None:
         """Take note of what happened, and act upon it."""
         self._owner.handle(event)
+
+    def silent(self, seconds: float, hint: str) -> None:
+        """Tell that the worker has not answered for so long."""
+        self._owner.tell(WorkerSilent(self.name, self.pid, seconds, hint))
 
     def announce(self) -> None:
         """Take note that the worker says that it is ready."""

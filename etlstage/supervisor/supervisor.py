@@ -31,7 +31,7 @@ from etlstage.supervisor.exchange.submission import Collected
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.lifecycle.health import Health
 from etlstage.supervisor.observers import Observers
-from etlstage.supervisor.pool import WorkerPool
+from etlstage.supervisor.pool import Silence, WorkerPool
 from etlstage.supervisor.spawn import traced
 from etlstage.supervisor.stream import as_run, in_runs
 from etlstage.telemetry import Meter, StageMetrics
@@ -187,6 +187,21 @@ class AsyncSupervisor:
     def faults(self) -> Faults:
         """How the workers have fared: restarts, failures, the last of these."""
         return self._observers.faults
+
+    @property
+    def slowest(self) -> Silence | None:
+        """For whose answer it is waited longest, how long, and what has come of it."""
+        return self._pool.slowest() if self._pool is not None else None
+
+    def hurry(self) -> None:
+        """
+        Have no worker waited for that has never answered: it may never do.
+
+        From now on such a worker has ``timeout.stop`` seconds for a message; one that
+        has answered before has its ``timeout.message``.
+        """
+        if self._pool is not None:
+            self._pool.hurry()
 
     @property
     def skipped(self) -> int:

@@ -86,9 +86,33 @@ def test_line_names_what_went_wrong_only_if_it_did(ledger: Ledger) -> None:
 def test_line_before_the_first_message() -> None:
     """Spark takes seconds to start; a row of zeros would look like a hang."""
     ledger = Ledger.of_pipeline("extract", [], Account("load", StageKind.LOAD))
-    assert state_line(ledger, 5, [0, 0]) == "5 s: waiting for the first message"
-    ledger.awaited = "the first batch"
-    assert state_line(ledger, 5, [0, 0]) == "5 s: waiting for the first batch"
+    assert state_line(ledger, 5, [0, 0], "starting Spark") == "5 s: starting Spark"
+
+
+def test_line_while_a_worker_is_waited_for(ledger: Ledger) -> None:
+    """Which one, behind what has been done (issue 11)."""
+    line = state_line(ledger, 5, [0, 0, 0], "clean-1: 12 s without an answer")
+    assert line.startswith("5 s: extract out 4,000; [bold]clean in")
+    assert line.endswith("; clean-1: 12 s without an answer")
+
+
+@pytest.mark.parametrize(
+    ("expected", "rate", "left"),
+    [
+        (None, 500.0, ""),
+        (12_903, 500.0, "about 20 s left"),
+        (12_903, 0.0, ""),
+        (2_903, 500.0, ""),
+        (3_000, 500.0, ""),
+    ],
+)
+def test_time_that_is_left(
+    ledger: Ledger, expected: int | None, rate: float, left: str
+) -> None:
+    """Where it is known how much there is, and how fast it goes (issue 11)."""
+    ledger.expected = expected
+    line = state_line(ledger, 5, [0, rate, 0])
+    assert line.endswith(f"; {left}" if left else " dead 7")
 
 
 def test_rate_is_taken_over_the_last_seconds(ledger: Ledger) -> None:
@@ -108,8 +132,9 @@ async def test_table_renews_itself(ledger: Ledger) -> None:
     screen = Screen()
     console = Console(file=screen, force_terminal=True, width=80)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(show_table, ledger, console)
+        tasks.start_soon(show_table, ledger, lambda: "clean-1 sleeps", console)
         await screen.shows("4,000")
+        await screen.shows("clean-1 sleeps")
         ledger[0].produced = 7777
         await screen.shows("7,777")
         tasks.cancel_scope.cancel()
@@ -120,7 +145,7 @@ async def test_lines_go_on(ledger: Ledger) -> None:
     """One now and then, without a word for a terminal in it."""
     screen = Screen()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: show_lines(ledger, screen.write, every=0.01))
+        tasks.start_soon(lambda: show_lines(ledger, str, screen.write, every=0.01))
         await screen.shows("4,000")
         ledger[0].produced = 7777
         await screen.shows("7,777")

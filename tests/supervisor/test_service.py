@@ -7,9 +7,10 @@ from typing import Any
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 import etlstage
-from etlstage import AsyncSupervisor, ErrorPolicy, Result, Stage, Timeouts
+from etlstage import AsyncSupervisor, ErrorPolicy, Result, Stage, Timeouts, WorkerSilent
 from etlstage.errors import (
     LocalProtocolError,
     MessageRefused,
@@ -307,3 +308,77 @@ async def test_worker_counts_what_it_likes() -> None:
         await supervisor.submit([b"2", b"40"])
     text = meter.render()
     assert 'worker_counts_total{metric="rows",stage="t",worker="t-1"} 42.0' in text
+
+
+# --- workers that do not answer ------------------------------------------------------
+
+
+async def test_worker_that_does_not_answer_is_told_of_once() -> None:
+    """Long before its deadline, with what may be wrong with it (issue 11)."""
+
+    async def forgets(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.write(message + b"\n")
+        return 0
+
+    stage = Stage(name="t", command=("none",), on_error=ErrorPolicy(retries=0))
+    supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(forgets))
+    with supervisor.events() as events, capture_logs() as logs:
+        async with supervisor:
+            with pytest.raises(TimeoutError):
+                await supervisor.ask(b"ab", timeout=40)
+            slowest = supervisor.slowest
+            assert slowest is not None
+            assert (slowest.worker, slowest.received) == ("t-1", 3)
+            assert slowest.seconds == pytest.approx(40)
+            await supervisor.submit([b"a", b"b"])
+        silent = [event async for event in events if isinstance(event, WorkerSilent)]
+    assert silent[0].worker == "t-1"
+    assert silent[0].seconds == pytest.approx(30)
+    hint = "it wrote 3 bytes without the marker eop '\\000' behind its reply"
+    assert silent[0].hint == hint
+    told = [log for log in logs if log["event"] == "worker has not answered"]
+    assert [(log["seconds"], log["hint"]) for log in told] == [(30, hint)]
+
+
+async def test_nobody_is_told_of_a_worker_that_answers_now_and_then() -> None:
+    """Each of its answers took less."""
+    supervisor = service()
+    with supervisor.events() as events:
+        async with supervisor:
+            await supervisor.submit([b"25"] * 4)
+            assert supervisor.slowest is None
+        assert not [e async for e in events if isinstance(e, WorkerSilent)]
+
+
+async def test_hurry_leaves_who_has_never_answered() -> None:
+    """Its messages end after the time to stop it, also with a fresh one (issue 11)."""
+
+    async def mute(worker: ScriptedWorker) -> int:
+        await worker.read()
+        await anyio.sleep_forever()
+        return 0
+
+    stage = Stage(name="t", command=("none",), timeout=Timeouts(stop=2, message=None))
+    supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(mute))
+    async with supervisor, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            with pytest.raises(WorkerLost, match="did not answer a message within 2"):
+                await supervisor.ask(b"1")
+
+        tasks.start_soon(ask)
+        await anyio.sleep(100)
+        before = anyio.current_time()
+        supervisor.hurry()
+    assert anyio.current_time() - before < 60
+
+
+async def test_hurry_lets_who_has_answered_finish() -> None:
+    """It is slow, and works."""
+    async with service() as supervisor:
+        await supervisor.ask(b"1")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.ask, b"200")
+            await anyio.sleep(1)
+            supervisor.hurry()

@@ -94,6 +94,8 @@ class DataFrameSource(Source):
         self._spool_dir = spool_dir
         self._session = session or Session()
         self._spool: Path | None = None
+        self._activity = "starting Spark"
+        self._size: int | None = None
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """
@@ -106,6 +108,7 @@ class DataFrameSource(Source):
         """
         try:
             frame = await anyio.to_thread.run_sync(self._messages)
+            self._activity = "reading"
             spool, nonce = await anyio.to_thread.run_sync(self._make_spool)
             spark = frame.sparkSession
             parts = await run_job(
@@ -115,6 +118,7 @@ class DataFrameSource(Source):
                 runs = self._packed_runs(frame)
             else:
                 self._refuse_nulls(sum(part.nulls for part in parts), parts)
+                self._size = sum(part.messages for part in parts)
                 runs = self._spooled_runs(spool, parts)
             async with aclosing(runs):
                 async for run in runs:
@@ -131,6 +135,16 @@ class DataFrameSource(Source):
             raise self._failed(explain(error, self._session.log_path)) from error
         finally:
             await self.aclose()
+
+    @property
+    def activity(self) -> str:
+        """Nearly all of the time before the first message is Spark's own start."""
+        return self._activity
+
+    @property
+    def size(self) -> int | None:
+        """How many rows there are, once they lie in the spool."""
+        return self._size
 
     async def aclose(self) -> None:
         """Remove the spool; safe to call twice and at any time."""

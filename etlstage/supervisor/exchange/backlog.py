@@ -25,6 +25,8 @@ class Backlog:
         self._dead: Exception | None = None
         self._workers: set[int] = set()
         self._steps = 0.0  # messages that are still to be tried in lock-step
+        self.hurried: bool = False
+        """Nobody wants to wait for a worker that has never answered."""
         self.suspects: deque[Exchange] = deque()
         """What workers were lost with; a fresh worker tries it, alone."""
         self.orphaned: bool = False

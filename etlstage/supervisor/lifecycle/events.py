@@ -27,6 +27,7 @@ __all__ = (
     "WorkerFailedPermanently",
     "WorkerReady",
     "WorkerRestarting",
+    "WorkerSilent",
     "WorkerStarted",
     "WorkerWorn",
 )
@@ -131,6 +132,17 @@ class RemainsEnded(NamedTuple):
     """Bytes that came on its stdout behind its end."""
 
 
+class WorkerSilent(NamedTuple):
+    """A worker has not answered for long; it may have a reason, or never answer."""
+
+    worker: str
+    pid: int
+    seconds: float
+    """For how long."""
+    hint: str
+    """What it did instead, in its dialect, and what may be wrong."""
+
+
 class WorkerRestarting(NamedTuple):
     """A worker is to be started again."""
 
@@ -189,6 +201,7 @@ SupervisorEvent: TypeAlias = (
     | WorkerWorn
     | WorkerExited
     | RemainsEnded
+    | WorkerSilent
     | WorkerRestarting
     | WorkerFailedPermanently
 )

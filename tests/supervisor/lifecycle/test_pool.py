@@ -47,12 +47,12 @@ from etlstage.supervisor.lifecycle.events import (
     ScaleRequested,
     StartFailed,
     StopRequested,
+    SupervisorEvent,
     TimerRang,
     WorkerExited,
     WorkerFailed,
     WorkerFailedPermanently,
     WorkerReady,
-    WorkerRestarting,
     WorkerStarted,
     WorkerWorn,
 )
@@ -79,7 +79,7 @@ class Driver:
 
     def __init__(self, run: Stage, random: Callable[[], float] = lambda: 0.0) -> None:
         self.state = PoolState(run, random)
-        self.told: list[Event | WorkerRestarting | WorkerFailedPermanently] = []
+        self.told: list[SupervisorEvent] = []
         self.now = 0.0
         self.out = self._keep(self.state.begin())
 
