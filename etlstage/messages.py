@@ -15,6 +15,8 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias, overload
 
+from etlstage.errors import EtlstageError
+
 __all__ = (
     "OVERHEAD",
     "AnnotatedRun",
@@ -245,7 +247,7 @@ class Result(NamedTuple):
     """The message as it was submitted."""
     outputs: tuple[bytes, ...]
     """What the worker made of it, in the worker's order."""
-    error: Exception | None
+    error: EtlstageError | None
     """Why there are no outputs, or None when the worker answered."""
 
 

@@ -303,7 +303,12 @@ class WorkerPool:
         except Exception as error:
             # Ours: nothing that a worker does is raised. Who waits must not hang.
             self._broken = error
-            self.backlog.fail(error)
+            name = self.stage.name
+            failure = StageFailed(
+                f"stage {name}: internal error: {error!r}", stage=name
+            )
+            failure.__cause__ = error
+            self.backlog.fail(failure)
             raise
         finally:
             if self._running.get(running.name) is running:

@@ -210,7 +210,7 @@ async def test_message_that_is_always_at_fault_is_found(
     assert isinstance(culprit.error, error)
     # A batch of four: perhaps with others behind it; alone; half of it; the message.
     # That three times, the last as the first thing that its worker was given.
-    attempts = len(culprit.error.attempts)  # type: ignore[attr-defined]
+    attempts = len(culprit.error.attempts)
     assert 3 <= attempts <= 7
     assert delivered(outcome.results) == [m for m in messages if m != b"poison"]
     # Other workers may have done the rest before the last restart.

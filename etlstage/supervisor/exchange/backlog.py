@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 
+from etlstage.errors import EtlstageError
 from etlstage.supervisor.exchange.exchange import Exchange
 from etlstage.supervisor.exchange.submission import Submission
 
@@ -22,7 +23,7 @@ class Backlog:
     def __init__(self) -> None:
         self._submissions: deque[Submission] = deque()
         self._owners: dict[int, int] = {}  # number of the worker, by id of the lane
-        self._dead: Exception | None = None
+        self._dead: EtlstageError | None = None
         self._workers: set[int] = set()
         self._steps = 0.0  # messages that are still to be tried in lock-step
         self.hurried: bool = False
@@ -119,7 +120,7 @@ class Backlog:
                 return suspect
         return None
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: EtlstageError) -> None:
         """End everything with ``error``: there is no worker left."""
         self._dead = error
         while self.suspects:

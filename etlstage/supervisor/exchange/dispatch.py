@@ -222,7 +222,7 @@ class Dispatcher:
             self._backlog.step_on(total.messages)
         return total
 
-    def abandon(self, error: Exception) -> int:
+    def abandon(self, error: EtlstageError) -> int:
         """End all that the worker holds with ``error``; return how much it was."""
         count = self.held
         for exchange in (*self.block.take_back(), *self._let_go(), *self._unsent()):
@@ -241,7 +241,7 @@ class Dispatcher:
     def lose(
         self,
         attempt: Attempt,
-        error: Callable[[tuple[Attempt, ...]], Exception],
+        error: Callable[[tuple[Attempt, ...]], EtlstageError],
         *,
         untouched: bool,
     ) -> Loss:
@@ -287,7 +287,7 @@ class Dispatcher:
         self,
         held: Sequence[Exchange],
         attempt: Attempt,
-        error: Callable[[tuple[Attempt, ...]], Exception],
+        error: Callable[[tuple[Attempt, ...]], EtlstageError],
         untouched: bool = False,
     ) -> Loss:
         """Have rounds asked again, as often as a worker is restarted in vain."""
@@ -413,7 +413,7 @@ class Dispatcher:
             exchange.submission.deliver(outcome)
             return
         for part in outcome.parts():
-            if not isinstance(part.error, EtlstageError):
+            if part.error is None:
                 exchange.submission.deliver(part)
                 continue
             attempts = part.error.attempts
@@ -429,7 +429,7 @@ class Dispatcher:
         self,
         found: Judgement,
         count: int,
-        error: Callable[[tuple[Attempt, ...]], Exception],
+        error: Callable[[tuple[Attempt, ...]], EtlstageError],
     ) -> Loss:
         for exchange in found.innocent:
             exchange.submission.give_back(exchange)

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     """Bytes of the messages."""
     reply_size: int = 0
     """Bytes of memory that the replies take."""
-    error: Exception | None = None
+    error: EtlstageError | None = None
     """Why there are no outputs: the messages were refused, or lost."""
     refused: Refused = ()
     """Of several messages that a worker answered one by one: those that it refused."""
@@ -58,11 +58,11 @@ class Outcome(NamedTuple):
         return len(self.refused) if self.error is None else len(self.messages)
 
     @property
-    def errors(self) -> Iterable[Exception | None]:
+    def errors(self) -> Iterable[EtlstageError | None]:
         """For each message, why it has no outputs, if it has none for a reason."""
         if not self.refused:
             return repeat(self.error, len(self.messages))
-        errors: list[Exception | None] = [None] * len(self.messages)
+        errors: list[EtlstageError | None] = [None] * len(self.messages)
         for place, error in self.refused:
             errors[place] = error
         return errors
@@ -186,12 +186,12 @@ class Exchange:
         """What it has gone through: attempts, tries and refusals."""
         return self.attempts, self.tries, self.refusals
 
-    def failed(self, error: Exception) -> Outcome:
+    def failed(self, error: EtlstageError) -> Outcome:
         """Return the outcome of what is left when it ends with an error."""
         messages = self.messages[self.at :] if self.at else self.messages
         return Outcome(self.next, messages, (), self.size, error=error)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: EtlstageError) -> None:
         """End what is left with an error."""
         self.submission.deliver(self.failed(error))
 

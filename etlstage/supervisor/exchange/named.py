@@ -157,7 +157,7 @@ class NamedDispatcher(Dispatcher):
         self,
         id_: int,
         attempt: Attempt,
-        error: Callable[[tuple[Attempt, ...]], Exception],
+        error: Callable[[tuple[Attempt, ...]], EtlstageError],
     ) -> Loss:
         """Let others try one exchange, which was cancelled; the worker lives on."""
         item = self._close(id_)

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 from zlib import crc32
 
-from etlstage.errors import SourceFailed
+from etlstage.errors import EtlstageError, SourceFailed
 from etlstage.messages import Run, cost_of, joined
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.submission import Submission
@@ -69,7 +69,7 @@ class Round(Submission):
         self._print = (0, 0)  # and what tells them from others
         self._known = 0  # the same, of all that were lost
         self._known_print = (0, 0)
-        self.error: Exception | None = None
+        self.error: EtlstageError | None = None
         """Why the round has ended early."""
         self.feed([request], 0.0)
         self.close()

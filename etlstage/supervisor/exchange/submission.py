@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
+from etlstage.errors import EtlstageError
 from etlstage.messages import Position, Run, concatenated, size_of
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 
@@ -85,7 +86,7 @@ class Submission:
         self._passed = None if ordered else Watermark()
         self._next = 0  # place of the first message that was not collected
         self._total = 0
-        self._dead: Exception | None = None
+        self._dead: EtlstageError | None = None
         self.forgotten: bool = False
         """Its caller is gone."""
         self.closed: bool = False
@@ -255,7 +256,7 @@ class Submission:
         self.waiting = self.waiting_bytes = 0
         self.closed = self.forgotten = True
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: EtlstageError) -> None:
         """End with ``error`` all that waits, and all that is still to come."""
         self._dead = error
         waiting, self._waiting = self._waiting, deque()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import Attempt, ConfigError
+from etlstage.errors import Attempt, ConfigError, EtlstageError
 from etlstage.protocol.events import MessagesPassed
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -108,7 +108,7 @@ def test_batch_that_is_lost_again_is_lost_whole() -> None:
     worker.suspect(3)
     worker.ask(owed=0)
     worker.dispatcher.lose(
-        Attempt("t-1", 7, "died"), lambda _: RuntimeError(), untouched=False
+        Attempt("t-1", 7, "died"), lambda _: EtlstageError(), untouched=False
     )
 
     parts = [list(part.messages) for part in worker.backlog.suspects]

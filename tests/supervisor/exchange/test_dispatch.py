@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import Attempt, MessageRefused, RefusedByWorker
+from etlstage.errors import Attempt, EtlstageError, MessageRefused, RefusedByWorker
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Session, Shape, Side
 from etlstage.protocol.events import (
@@ -41,7 +41,7 @@ DISPATCHERS = {
     Shape.ASKED_BATCH: AskedDispatcher,
 }
 MODES = (Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER)
-LOST = RuntimeError("lost")
+LOST = EtlstageError("lost")
 
 
 def refusal() -> RefusedByWorker:

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etlstage.errors import EtlstageError
 from etlstage.messages import Position
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.submission import Submission
 
-DEAD = RuntimeError("all backlogers are gone")
+DEAD = EtlstageError("all backlogers are gone")
 
 
 def submission() -> Submission:
