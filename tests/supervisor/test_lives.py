@@ -31,6 +31,7 @@ from etlstage.supervisor import (
     WorkerFailedPermanently,
     WorkerReady,
     WorkerRestarting,
+    WorkerSilent,
     WorkerStarted,
     WorkerWorn,
 )
@@ -200,10 +201,11 @@ for line in sys.stdin:
             with supervisor.events() as events:
                 results = await supervisor.submit([b"one", b"hang", b"two"])
                 began = trio.current_time()
-                seen = [events.receive_nowait() for _ in range(5)]
+                seen = [events.receive_nowait() for _ in range(6)]
         assert outputs(results) == [(b"one",), (b"hang",), (b"two",)]
         assert kinds(seen) == [
             WorkerStarted,
+            WorkerSilent,
             WorkerFailed,
             WorkerExited,
             WorkerRestarting,
