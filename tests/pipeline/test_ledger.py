@@ -159,3 +159,18 @@ def test_faults_are_added_up() -> None:
     account.add_faults(Faults(2, 1, (fault,)))
     account.add_faults(Faults(1, 3))
     assert (account.restarts, account.failures, account.faults) == (3, 4, (fault,))
+
+
+def test_ledger_moves_when_a_message_was_dealt_with() -> None:
+    """One that was taken in, and has no outcome, was not; what is extracted was."""
+    made = Ledger.of_pipeline("read", ["split"], Account("write", StageKind.LOAD))
+    made[1].received = 1
+    assert not made.moving
+    made[1].dead = 1
+    assert made.moving
+    assert [account.moved for account in ledger()] == [10, 10, 11]
+
+
+def test_what_a_load_stage_made_is_what_it_loaded() -> None:
+    """Of all others it is what came out."""
+    assert [account.made for account in ledger()] == [10, 11, 11]

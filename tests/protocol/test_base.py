@@ -23,6 +23,7 @@ def test_marker_has_a_session_on_both_sides() -> None:
         session: Session = MarkerProtocol(side, Mode.SINGLE)
         assert session.events_received() == []
         assert session.data_to_send() == []
+        assert session.in_order
 
 
 class Silent(Dialect):

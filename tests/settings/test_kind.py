@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from etlstage.settings import kind
@@ -55,3 +57,15 @@ def test_object_of_a_class_can_not_be_written() -> None:
     assert objects.schema() == {}
     with pytest.raises(Invalid, match="expected an instance of Kind, got 5"):
         objects.read(5)
+
+
+def test_number_may_be_what_the_worker_says() -> None:
+    """Then a word stands for it."""
+    end = kind.WholeOr("latest")
+    assert [end.read(value) for value in ("latest", "7", -1)] == ["latest", 7, -1]
+    with pytest.raises(Invalid, match="a whole number, or latest to ask the worker"):
+        end.read("last")
+    pattern = end.schema()["pattern"]
+    assert isinstance(pattern, str)
+    assert re.match(pattern, "latest")
+    assert not re.match(pattern, "last")

@@ -108,6 +108,15 @@ def test_replies_with_refusals_among_them_stay_in_arrow() -> None:
     assert [*one_to_one.groups] == [(b"a",), (), (b"b",)]
 
 
+@pytest.mark.parametrize("wire", [b"a\n\0b\0c\n\0", b"no\x15a\n\0b\0c\n\0"])
+def test_what_comes_before_a_broken_reply_is_sound(wire: bytes) -> None:
+    """Refusals, too; the rest is not looked at."""
+    found = split_replies(wire, Markers())
+    assert [*found.groups][-1] == (b"a",)
+    assert isinstance(found.broken, framing.Unterminated)
+    assert str(found.broken) == "message without EOM before EOP"
+
+
 def many(markers: Markers) -> st.SearchStrategy[tuple[bytes, ...]]:
     """Draw a reply of several messages."""
     return st.lists(draw.messages(markers), max_size=4).map(tuple)

@@ -9,7 +9,7 @@ import pytest
 from etlstage.columns import Column
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Shape, Side
-from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
@@ -20,6 +20,8 @@ ODD = MarkerDialect(
     eob_then_eom=True,
     bnc_after_last=True,
 )
+
+COUNTING = MarkerDialect(mode=Mode.BATCH_SUPERVISOR, eob_after_full=False)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -122,5 +124,28 @@ def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
     batch = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     assert MarkerDialect().unasked(b"\0") == "wrote 1 reply too many: <EOP>"
     assert batch.unasked(b"\0").endswith("set batch.eob_after_full: false")
-    counting = MarkerDialect(mode=Mode.BATCH_SUPERVISOR, eob_after_full=False)
-    assert counting.unasked(b"\0") == "wrote 1 reply too many: <EOP>"
+    assert COUNTING.unasked(b"\0") == "wrote 1 reply too many: <EOP>"
+
+
+def test_worker_that_counts_gets_no_eob_behind_a_full_batch() -> None:
+    """One that is not full ends with it all the same."""
+    session = COUNTING.open(Side.SUPERVISOR, Limits())
+    for full in True, False:
+        session.send(MessagesPassed([b"a"]))
+        session.send(BatchEnded(full=full))
+    assert b"".join(session.data_to_send()) == b"a\na\n\x17"
+
+
+def test_keys_of_a_batch_belong_to_who_closes_it() -> None:
+    """Each of them is for one driver alone."""
+
+    def wrong(driver: Mode, **given: bool) -> list[str]:
+        keys = {"driver": driver, **given}
+        return [problem.text for problem in MarkerDialect.key_rules("batch", keys)]
+
+    assert wrong(Mode.BATCH_WORKER, bnc_after_last=True) == []
+    assert wrong(Mode.BATCH_SUPERVISOR, eob_after_full=False) == []
+    assert wrong(Mode.BATCH_SUPERVISOR, bnc_after_last=True) == ["needs driver: worker"]
+    assert wrong(Mode.BATCH_WORKER, eob_after_full=False) == [
+        "needs driver: supervisor"
+    ]

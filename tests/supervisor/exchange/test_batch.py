@@ -60,6 +60,7 @@ class Asking:
             command=("true",),
             dialect=MarkerDialect(mode=Mode.BATCH_WORKER, **dialect),  # type: ignore[arg-type]
             batch=BatchPolicy(size=size),
+            window=9,
         )
         self.caller = filled(*messages)
         self.backlog = Backlog()
@@ -128,6 +129,29 @@ def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
     worker.dispatcher.block.end()
     worker.dispatcher.release()
     assert worker.ask(owed=0) == [b"3"]
+
+
+def test_who_can_not_try_a_suspect_goes_on() -> None:
+    """Somebody fresh will come for it."""
+    worker = Asking(b"1", b"2", b"3")
+    worker.ask(owed=0)
+    worker.suspect(1)
+    worker.backlog.orphaned = False
+    assert worker.ask() == []
+    worker.dispatcher.answered([()], 0, 100.0)
+
+    assert worker.ask(owed=0) == [b"3"]
+
+
+def test_worker_that_is_to_go_opens_no_batch() -> None:
+    """It goes on with the one that it has."""
+    worker = Asking(b"1", b"2", b"3")
+    worker.ask(owed=0)
+    worker.dispatcher.retiring = True
+    assert worker.ask() == []
+    worker.dispatcher.answered([()], 0, 100.0)
+
+    assert worker.ask(owed=0) is None
 
 
 # --- bounds that make no sense --------------------------------------------------------

@@ -361,6 +361,26 @@ def test_error_of_a_refused_message_tells_every_attempt() -> None:
     assert len(refused.error.attempts) == 3  # of three, of two, alone
 
 
+def test_error_of_a_message_that_was_refused_again_tells_every_attempt() -> None:
+    """It was tried as often as it may be; what stood beside it is answered."""
+    line = Line(stage(on_error=ErrorPolicy(retries_refused=1)))
+    caller = line.submission()
+    caller.feed([b"1", b"no", b"3"], 0.0)
+    line.pump()
+    while line.move(100):
+        pass
+    said = [item for item in caller.collect() if isinstance(item, Outcome)]
+
+    assert [(m, failed) for m, _, failed in outcome(said)] == [
+        (b"1", False),
+        (b"no", True),
+        (b"3", False),
+    ]
+    (error,) = {item.error for item in said} - {None}
+    assert isinstance(error, RefusedByWorker)
+    assert len(error.attempts) == 2
+
+
 def test_worker_may_refuse_a_batch_before_it_has_all_of_it() -> None:
     """What it did not ask for was not refused."""
     backlog = Backlog()

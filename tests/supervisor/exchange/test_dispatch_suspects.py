@@ -14,9 +14,11 @@ from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.exchange.test_dispatch import LOST, Line, outcome, stage
 
 
-def begun(*messages: bytes, blocks: bool = False) -> tuple[Line, Submission]:
-    """Return a line, and a caller whose first message was given to the worker."""
-    line = Line(stage(window=1), blocks=blocks)
+def begun(
+    *messages: bytes, window: int = 1, blocks: bool = False
+) -> tuple[Line, Submission]:
+    """Return a line, and a caller whose first messages were given to the worker."""
+    line = Line(stage(window=window), blocks=blocks)
     line.backlog.join(0)
     caller = line.submission()
     caller.feed(list(messages), 0.0)
@@ -38,6 +40,20 @@ def test_worker_is_busy_with_what_it_has() -> None:
     assert not dispatcher.awaited(9)
     answer(line)
     assert (dispatcher.busy, dispatcher.held) == (False, 0)
+
+
+def test_nobody_waits_for_the_rounds_of_who_is_gone() -> None:
+    """Nor are outputs read that nobody takes; an idle worker has neither."""
+    line = Line(stage(Mode.CYCLIC, kind=StageKind.EXTRACT))
+    assert (line.dispatcher.stalled, line.dispatcher.forgotten) == (False, False)
+    asked = Round(lambda: None, b"ask", max_unread=1)
+    line.backlog.open(asked)
+    assert line.give(0.0)
+    line.dispatcher.passed([b"12"])
+    assert (line.dispatcher.stalled, line.dispatcher.forgotten) == (True, False)
+    line.backlog.drop(asked)
+
+    assert line.dispatcher.forgotten
 
 
 def test_round_of_a_program_ends_with_it() -> None:
@@ -80,7 +96,8 @@ def test_suspect_is_tried_alone_by_an_idle_worker() -> None:
 
 def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
     """Its worker has nothing else to be blamed for then."""
-    line, caller = begun(b"1", b"2", blocks=True)
+    line, caller = begun(b"1", window=9, blocks=True)
+    caller.feed([b"2"], 0.0)
     line.dispatcher.answered([()], 0, 0.0)
     line.backlog.suspects.append(caller.take(1, 99))
     line.backlog.orphaned = True

@@ -42,6 +42,30 @@ def test_blocks_grow_with_the_age_of_a_process() -> None:
     assert limits == [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 65536]
 
 
+def test_block_begins_with_what_it_is_given() -> None:
+    """And ends with its release."""
+    block = Block()
+    assert not block.begun
+    block.give(1, 1, 0.0)
+    assert block.begun
+    block.end()
+    assert not block.begun
+
+
+def test_replies_are_held_back_within_what_their_caller_allows() -> None:
+    """He would wait for room that is not used."""
+    caller = Submission(lambda: None, max_unread=10)
+    caller.feed([b"x"], 0.0)
+    taken = caller.take(1, 9)
+    block = Block()
+    block.hold(taken, outcome(taken, reply_size=10))
+    assert not block.overfull
+    block.hold(taken, outcome(taken, reply_size=1))
+    assert block.overfull
+    block.release(proven=True)
+    assert not block.overfull
+
+
 def test_first_block_has_a_window() -> None:
     """A worker may wait for as many as the definition promises."""
     assert Block(first=5).room(0.0, step=False) == 5
