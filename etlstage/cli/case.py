@@ -30,7 +30,7 @@ from etlstage.errors import EtlstageError
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.settings.problem import Loc
-from etlstage.stage import ErrorBudget, PoolPolicy, Stage
+from etlstage.stage import PoolPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 
 __all__ = ("Failure", "Trial")
@@ -153,8 +153,7 @@ class Trial:
         stage = replace(stage, env={**stage.env, **env}, restart=restart)
         if stage.kind is StageKind.EXTRACT:
             return stage
-        policy = replace(stage.on_error, then="dead_letter", budget=ErrorBudget())
-        stage = replace(stage, on_error=policy, workers=PoolPolicy())
+        stage = replace(stage, workers=PoolPolicy())
         longest = max(map(len, _batches(case.input or ())), default=0)
         if _is_nested(case.input) and longest:
             stage = replace(stage, batch=replace(stage.batch, size=longest))

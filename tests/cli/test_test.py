@@ -12,6 +12,8 @@ REFUSING = """\
     from etlstage import worker
 
     def upper(message):
+        if message == b"die":
+            raise SystemExit(3)
         if message == b"no":
             raise worker.Refuse("no date")
         yield message.upper()
@@ -30,7 +32,8 @@ transform:
   - name: upper
     worker: {command: [python, upper.py]}
     workers: 2
-    on_error: {retries: 0, then: fail}
+    restart: {delay: 1h, max_delay: 1h}
+    on_error: {then: fail}
   - name: pairs
     worker: {command: [python, pairs.py]}
     batch: {driver: supervisor, size: 2}
@@ -46,6 +49,11 @@ tests:
     input: [no, yes, no]
     output: [YES]
     dead_letters: [{message: no, reason: no d.te}, {reason: refused}]
+  - name: lost
+    stage: upper
+    input: [die, x, die]
+    output: [X]
+    dead_letters: [{message: die}, {message: die, reason: status 3}]
   - {name: batches, stage: pairs, input: [[a, b, c], [d]], output: [[a b c], [d]]}
   - {name: full batches, stage: pairs, input: [a, b, c], output: [a b, c]}
   - {name: extract, stage: extract, output: [a, b]}
@@ -80,6 +88,7 @@ def test_all_that_a_test_can_expect(etlstage: Etlstage, tested: Path) -> None:
         f"ok   {name}" for name in re.findall(r"name: ([\w ]+),", TESTS)[:3]
     ] + [
         "ok   refused",
+        "ok   lost",
         "ok   batches",
         "ok   full batches",
         "ok   extract",
@@ -87,7 +96,7 @@ def test_all_that_a_test_can_expect(etlstage: Etlstage, tested: Path) -> None:
         "ok   part",
         "ok   load",
     ]
-    assert (total, result.returncode) == ("10 tests: 10 passed", 0)
+    assert (total, result.returncode) == ("11 tests: 11 passed", 0)
     assert {path.name for path in tested.parent.iterdir()} == {
         "p.yaml",
         "upper.py",
@@ -163,7 +172,7 @@ def test_stage_that_cant_run(etlstage: Etlstage, tested: Path) -> None:
     tested.write_text(f"{text}tests: [{{name: a, stage: upper, input: [a]}}]\n")
     result = etlstage("test", "p.yaml", env={"TOKEN": "hunter2"})
     assert (result.returncode, result.stderr) == (1, "")
-    assert "p.yaml:12:9: " in result.stdout
+    assert "p.yaml:13:9: " in result.stdout
     assert "${TOKEN}.py" in result.stdout
     assert "hunter2" not in result.stdout
     debug = etlstage("test", "p.yaml", "--debug", env={"TOKEN": "hunter2"})

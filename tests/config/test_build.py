@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.config.build import pipeline_from_yaml, state_folder
-from etlstage.config.reading import read
+from etlstage.config.build import (
+    pipeline_from_here,
+    pipeline_from_yaml,
+    state_folder,
+)
+from etlstage.config.reading import Changes, read
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.file import read_letters
@@ -240,3 +244,14 @@ def test_state_is_held_on_all_engines(path: Path, engine: str) -> None:
     runner = Pipeline.from_yaml(path)
     assert runner._delivery is not None
     assert runner._delivery.folder == path.parent / "there"
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"), [([], "pipeline.yaml"), (["state=there"], "there")]
+)
+def test_letters_are_found_again(path: Path, values: list[str], shown: str) -> None:
+    """Also where it is not the file alone that says where they are."""
+    path.write_text(WORKERS)
+    runner = pipeline_from_here(path, Changes(values=values))
+    assert runner._dead_letters is not None
+    assert runner._dead_letters.look == f"etlstage dlq ls {path.parent / shown}"
