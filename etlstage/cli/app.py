@@ -89,6 +89,10 @@ def _run(
         Path | None,
         typer.Option(metavar="FILE", help="Write the closing report as JSON."),
     ] = None,
+    report_html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write it as a page: graph, plot, causes."),
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -117,7 +121,14 @@ def _run(
 
     changes = Changes(overlays or (), values or ())
     verbosity = Verbosity(debug, quiet, log_level, log_format)
-    return run_file(file, changes, report=report, metrics=metrics, verbosity=verbosity)
+    return run_file(
+        file,
+        changes,
+        report=report,
+        html=report_html,
+        metrics=metrics,
+        verbosity=verbosity,
+    )
 
 
 @app.command("validate")

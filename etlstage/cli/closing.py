@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import tempfile
 from contextlib import suppress
@@ -70,6 +69,9 @@ class ReportFile:
     The file appears whole or not at all, for us alone to read; that it can be written
     is known at once.
 
+    Args:
+        path: The file.
+
     Raises:
         ConfigError: If it can't.
 
@@ -98,17 +100,17 @@ class ReportFile:
         with suppress(OSError):
             os.unlink(self._part)
 
-    def write(self, report: Report) -> None:
+    def write(self, text: str) -> None:
         """
-        Put the report in its place; may be called once.
+        Put a report in its place; may be called once.
 
         If there is no room by now, or no folder, that is told, and no more: what was
         loaded is loaded, and a failure would have it loaded again.
         """
         try:
-            with open(self._part, "w", encoding="utf-8") as file:
-                json.dump(report.to_dict(), file, indent=2)
-                file.write("\n")
+            # A name that is not UTF-8 is no reason to have no report.
+            with open(self._part, "wb") as file:
+                file.write(text.encode(errors="backslashreplace"))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(self._part, self._path)

@@ -8,6 +8,7 @@ ends with the report. The library itself touches no signals.
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import anyio
 
 from etlstage.cli.closing import EXIT_CODES, ReportFile, show_report
 from etlstage.cli.failure import show_error
+from etlstage.cli.history import History
 from etlstage.cli.logs import configure
 from etlstage.cli.metrics import MetricsServer
 from etlstage.cli.progress import show_lines, show_table
@@ -23,6 +25,7 @@ from etlstage.cli.signals import Signals
 from etlstage.cli.verbosity import NORMAL, Verbosity
 from etlstage.config.build import pipeline_from_here
 from etlstage.config.reading import Changes
+from etlstage.pipeline.dead_letter.cause import Causes
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry.log import Log
@@ -37,6 +40,7 @@ def run_file(
     changes: Changes,
     *,
     report: Path | None = None,
+    html: Path | None = None,
     metrics: str | None = None,
     verbosity: Verbosity = NORMAL,
 ) -> int:
@@ -47,6 +51,7 @@ def run_file(
         file: The pipeline.
         changes: What is laid over it.
         report: Where the closing report goes as JSON, or None.
+        html: Where it goes as a page for people, or None.
         metrics: Address at which metrics are served meanwhile, or None.
         verbosity: How much is told, and how.
 
@@ -61,14 +66,29 @@ def run_file(
         pipeline = pipeline_from_here(file, changes, meter=meter)
         signals = stack.enter_context(Signals())
         place = stack.enter_context(ReportFile(report)) if report else None
-        result = run_pipeline(pipeline, signals, verbosity, server)
+        leaf = stack.enter_context(ReportFile(html)) if html else None
+        history = History(pipeline.ledger) if html else None
+        result = run_pipeline(pipeline, signals, verbosity, server, history)
         # Why the run failed is told also if the report can't be written, and the
         # report is written also if nothing can be told.
         try:
             return exit_code(result, debug=verbosity.debug)
         finally:
             if place is not None:
-                place.write(result)
+                place.write(f"{json.dumps(result.to_dict(), indent=2)}\n")
+            if leaf is not None and history is not None:
+                leaf.write(_page(result, pipeline, history))
+
+
+def _page(report: Report, pipeline: Runner, history: History) -> str:
+    from etlstage.cli.html import page  # for few runs
+
+    causes = Causes()
+    # What was removed meanwhile is no reason to have no report.
+    with suppress(OSError):
+        for letter in pipeline.letters():
+            causes.add(letter)
+    return page(report, history.spans(), causes.groups())
 
 
 def exit_code(report: Report, *, debug: bool) -> int:
@@ -83,6 +103,7 @@ def run_pipeline(
     signals: Signals,
     verbosity: Verbosity = NORMAL,
     server: MetricsServer | None = None,
+    history: History | None = None,
 ) -> Report:
     """Run a pipeline, show its progress on stderr and its closing report on stdout."""
     err = Screen(stderr=True)
@@ -91,14 +112,18 @@ def run_pipeline(
         if server is not None:
             server.ledger = pipeline.ledger
             _tell("metrics are served", address=server.url)
-        report = watch(pipeline, signals, err, verbosity)
+        report = watch(pipeline, signals, err, verbosity, history)
     if not verbosity.quiet:
         show_report(report, Screen())
     return report
 
 
 def watch(
-    pipeline: Runner, signals: Signals, err: Screen, verbosity: Verbosity = NORMAL
+    pipeline: Runner,
+    signals: Signals,
+    err: Screen,
+    verbosity: Verbosity = NORMAL,
+    history: History | None = None,
 ) -> Report:
     """
     Run a pipeline; meanwhile show its progress and obey signals.
@@ -109,13 +134,18 @@ def watch(
         err: Where its progress is shown, and that it drains.
         verbosity: How much is told, and how: in a table that renews itself, as lines,
             or as events.
+        history: What is to sample it, if anything is.
 
     """
-    return anyio.run(_watched, pipeline, signals, err, verbosity)
+    return anyio.run(_watched, pipeline, signals, err, verbosity, history)
 
 
 async def _watched(
-    pipeline: Runner, signals: Signals, err: Screen, verbosity: Verbosity
+    pipeline: Runner,
+    signals: Signals,
+    err: Screen,
+    verbosity: Verbosity,
+    history: History | None,
 ) -> Report:
     ledger = pipeline.ledger
 
@@ -131,6 +161,8 @@ async def _watched(
             tasks.start_soon(show_table, ledger, activity, err)
         elif not verbosity.quiet:
             tasks.start_soon(show_lines, ledger, activity, err.tell)
+        if history is not None:
+            tasks.start_soon(history.keep)
         with stop:
             report = await pipeline.run()
         tasks.cancel_scope.cancel()

@@ -8,7 +8,7 @@ the same report; how they move messages is theirs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -17,6 +17,7 @@ import anyio
 
 from etlstage.errors import ConfigError, RepliesDoubtful
 from etlstage.messages import StageKind
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink, Landing
@@ -124,6 +125,10 @@ class Runner(ABC):
             return self.report("failed")
         self.ledger.check()
         return self.report(status)
+
+    def letters(self) -> Iterator[DeadLetter]:
+        """Yield the dead letters of the run, which is over; blocks."""
+        return iter(()) if self._dead_letters is None else self._dead_letters.letters()
 
     @property
     def secrets(self) -> Secrets:

@@ -8,7 +8,7 @@ of a batch is in ``micro_batch.py``. Told to stop, it ends behind the batch unde
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from etlstage.errors import EtlstageError, SinkFailed, SourceFailed, StageError
 from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.file import letter_files, read_letters
+from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import Landing, Output
@@ -127,6 +129,15 @@ class StreamingPipeline(Runner):
         # The letters were written in another process, or by another object.
         self._letters.count = sum(account.dead for account in self.ledger)
         return super().report(status)
+
+    def letters(self) -> Iterator[DeadLetter]:
+        """Yield the dead letters of the run, which is over; blocks."""
+        # They bear the names of their batches; nobody else uses the state directory.
+        began = self._began.isoformat(timespec="milliseconds")
+        for path in letter_files(self._state):
+            for letter in read_letters(path):
+                if isinstance(letter, DeadLetter) and letter.time >= began:
+                    yield letter
 
     async def _run_batches(self) -> None:
         self._batches.begin(anew=not self._checkpoint.exists())

@@ -1,0 +1,231 @@
+"""
+The report of a run as one page for people.
+
+The page needs nothing but itself: no script, no font, no picture from elsewhere, and its
+policy lets a browser fetch none. All texts that came from outside, names included, are
+escaped, and shown without what hides or turns text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Final
+
+from etlstage.cli.closing import ENDINGS, balance
+from etlstage.cli.drawing import clean, graph, plot
+from etlstage.cli.history import Span
+from etlstage.cli.style import STYLE
+from etlstage.messages import StageKind, counted
+from etlstage.pipeline.dead_letter.cause import Group
+from etlstage.pipeline.dead_letter.record import first_clause
+from etlstage.pipeline.ledger import Account
+from etlstage.pipeline.report import Report
+
+__all__ = ("page",)
+
+CAUSES: Final = 50
+"""That are shown, the most frequent ones."""
+FAULTS: Final = 20
+"""Failures of workers that are shown, the last ones."""
+DIGEST: Final = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+POLICY: Final = (
+    f"default-src 'none'; style-src 'sha256-{DIGEST}'; base-uri 'none';"
+    " form-action 'none'"
+)
+TICKS: Final = 5  # times below a plot
+NUMBER: Final = ' class="number"'
+LONG: Final = ' class="long"'
+COLUMNS: Final = {
+    **dict.fromkeys(("stage", "worker"), ' class="wrap"'),
+    **dict.fromkeys(("time (UTC)", "first (UTC)", "last (UTC)", "example"), ""),
+    **dict.fromkeys(("cause", "what happened"), LONG),
+}
+"""Of tables, those that are no numbers."""
+
+
+def page(report: Report, spans: Sequence[Span], causes: Sequence[Group]) -> str:
+    """
+    Return a report as HTML.
+
+    Args:
+        report: The report.
+        spans: How fast the stages were; empty if nobody has looked.
+        causes: The dead letters of the run.
+
+    """
+    title = f"{clean(report.name)}: {report.status}"
+    sections = [
+        *_head(report),
+        *_tiles(report),
+        _section("Stages", f'<div class="wide">{graph(report.ledger)}</div>'),
+        _section("Ledger", *_ledger(report)),
+        _section("Messages per second", *_plots(report, spans)),
+        _section("Workers", *_workers(report)),
+        _section("Dead letters", *_letters(report, causes)),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(sections)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _section(heading: str, *parts: str) -> str:
+    return f"<section>\n<h2>{heading}</h2>\n" + "\n".join(parts) + "\n</section>"
+
+
+def _head(report: Report) -> Iterator[str]:
+    ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
+    yield (
+        f'<header><h1>{clean(report.name)} <span class="badge {report.status}">'
+        f"{report.status}</span></h1>"
+        f"<p>run {clean(report.run)}, {_when(report.started)} to"
+        f" {_when(report.ended)} UTC: {clean(ending)}</p></header>"
+    )
+    if report.error is not None:
+        text = clean(report.secrets.conceal(str(report.error)))
+        yield f'<section class="error"><h2>Error</h2><pre>{text}</pre></section>'
+
+
+def _tiles(report: Report) -> Iterator[str]:
+    ledger = list(report.ledger)
+    tiles = [
+        ("loaded", ledger[-1].made, ""),
+        ("dead-lettered", sum(a.dead for a in ledger), "warn"),
+        ("failed", sum(a.failed for a in ledger), "bad"),
+        ("not processed", sum(a.lost for a in ledger) + report.undelivered, "bad"),
+        ("worker restarts", sum(a.restarts for a in ledger), "warn"),
+    ]
+    yield '<ul class="tiles">'
+    for word, count, mark in tiles:
+        yield f'<li class="{mark if count else ""}"><b>{count:,}</b> {word}</li>'
+    yield "</ul>"
+
+
+def _ledger(report: Report) -> Iterator[str]:
+    ledger = list(report.ledger)
+    words = ["in", "out", "dead", "failed", "lost"]
+    words += [
+        word for word in ("skipped", "doubtful") if any(_count(a, word) for a in ledger)
+    ]
+    rows = [
+        [clean(a.stage), *(_number(a, word) for word in words), f"{a.seconds:.1f}"]
+        for a in ledger
+    ]
+    yield _table(["stage", *words, "seconds"], rows)
+    yield f"<p>{clean(report.secrets.conceal(balance(report)))}</p>"
+    yield f"<p>{clean(report.secrets.conceal(report.landed))}</p>"
+
+
+def _count(account: Account, word: str) -> int:
+    names = {"in": "received", "out": "made"}
+    count: int = getattr(account, names.get(word, word))
+    return count
+
+
+def _number(account: Account, word: str) -> str:
+    if word == "in" and account.kind is StageKind.EXTRACT:
+        return "-"
+    count = _count(account, word)
+    bad = count and word in ("dead", "failed", "lost", "doubtful")
+    return f'<span class="bad">{count:,}</span>' if bad else f"{count:,}"
+
+
+def _plots(report: Report, spans: Sequence[Span]) -> Iterator[str]:
+    if not spans:
+        yield "<p>The run was too short.</p>"
+        return
+    whole = spans[-1].end
+    for number, account in enumerate(report.ledger):
+        rates = [span.rates[number] for span in spans]
+        mean = account.moved / whole
+        yield (
+            f"<figure><figcaption><b>{clean(account.stage)}</b> <span>up to"
+            f" {max(rates):,.0f}, on average {mean:,.0f}</span></figcaption>"
+            f"{plot(spans, number)}</figure>"
+        )
+    ticks = (whole * n / (TICKS - 1) for n in range(TICKS))
+    yield f'<p class="axis">{"".join(f"<span>{_time(t, whole)}</span>" for t in ticks)}</p>'
+    yield '<p class="note">Each stage has a scale of its own.</p>'
+
+
+def _time(seconds: float, whole: float) -> str:
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def _workers(report: Report) -> Iterator[str]:
+    rows = [
+        [clean(a.stage), f"{a.restarts:,}", f"{a.failures:,}"]
+        for a in report.ledger
+        if a.restarts or a.failures
+    ]
+    if not rows:
+        yield "<p>No worker failed or was restarted.</p>"
+        return
+    yield _table(["stage", "restarts", "failures"], rows)
+    faults = sorted(fault for account in report.ledger for fault in account.faults)
+    if faults:
+        conceal = report.secrets.conceal
+        yield "<h3>The last failures</h3>"
+        rows = [
+            [_short(f.time), clean(f.worker), clean(conceal(first_clause(f.what)))]
+            for f in faults[-FAULTS:]
+        ]
+        yield _table(["time (UTC)", "worker", "what happened"], rows)
+
+
+def _letters(report: Report, causes: Sequence[Group]) -> Iterator[str]:
+    if not report.dead_letters.messages:
+        yield "<p>No message was dead-lettered.</p>"
+        return
+    rows = [
+        [
+            f"{group.count:,}",
+            clean(group.stage),
+            clean(f"{group.kind}: {group.why}" if group.why else group.kind),
+            _short(group.first),
+            _short(group.last),
+            f"<code>{clean(group.example)}</code>",
+        ]
+        for group in causes[:CAUSES]
+    ]
+    heads = ["count", "stage", "cause", "first (UTC)", "last (UTC)", "example"]
+    yield _table(heads, rows)
+    if len(causes) > CAUSES:
+        yield f"<p>{counted(len(causes) - CAUSES, 'more cause')}</p>"
+    look = report.secrets.conceal(str(report.dead_letters.command))
+    yield f"<p>To see them: <code>{clean(look)}</code></p>"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of cells that are HTML already."""
+
+    def cells(tag: str, values: Iterable[str]) -> str:
+        return "".join(
+            f"<{tag}{COLUMNS.get(head, NUMBER)}>{value}</{tag}>"
+            for head, value in zip(heads, values, strict=True)
+        )
+
+    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return (
+        f'<div class="wide"><table>\n<thead><tr>{cells("th", heads)}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _when(time: datetime) -> str:
+    return time.isoformat(" ", "seconds").removesuffix("+00:00")
+
+
+def _short(time: str) -> str:
+    return clean(time[:19].replace("T", " "))

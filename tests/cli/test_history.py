@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from etlstage.cli.history import EVERY, MOST, History, Span
+from etlstage.messages import StageKind
+from etlstage.pipeline.ledger import Account, Ledger
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Return the accounts of a run that begins."""
+    return Ledger.of_pipeline("extract", [], Account("load", StageKind.LOAD))
+
+
+def move(ledger: Ledger, made: int, loaded: int) -> None:
+    """Let the stages have moved so many messages."""
+    ledger[0].produced = ledger[1].received = made
+    ledger[1].done = loaded
+
+
+def test_rates_are_those_between_two_samples(ledger: Ledger) -> None:
+    """Of each stage; times count from the first sample (issue 11)."""
+    history = History(ledger)
+    for now, made, loaded in ((7.0, 0, 0), (8.0, 100, 10), (10.0, 100, 100)):
+        move(ledger, made, loaded)
+        history.sample(now)
+    assert history.spans() == [
+        Span(0.0, 1.0, [100.0, 10.0]),
+        Span(1.0, 3.0, [0.0, 45.0]),
+    ]
+
+
+def test_samples_are_bounded(ledger: Ledger) -> None:
+    """A run of a day has as many as one of a minute, and all its messages (issue 11)."""
+    history, now = History(ledger), 0.0
+    while now < 86_400:
+        move(ledger, made=int(now * 10), loaded=int(now * 9))
+        history.sample(now)
+        now += history.every
+    spans = history.spans()
+    assert MOST / 2 - 1 <= len(spans) <= MOST
+    assert history.every == EVERY * 2**11
+    assert (spans[0].start, spans[-1].end) == (0.0, now - history.every)
+    moved = sum((span.end - span.start) * span.rates[0] for span in spans)
+    assert moved == pytest.approx(ledger[0].produced)
+
+
+def test_last_sample_makes_no_peak(ledger: Ledger) -> None:
+    """What comes a moment behind another takes its place (issue 11)."""
+    history = History(ledger)
+    for now, made in ((0.0, 0), (1.0, 100), (1.001, 101)):
+        move(ledger, made, 0)
+        history.sample(now)
+    assert history.spans() == [Span(0.0, 1.001, [101 / 1.001, 0.0])]
+
+
+def test_run_without_samples(ledger: Ledger) -> None:
+    """Nothing can be said of its speed."""
+    assert History(ledger).spans() == []
+
+
+async def test_run_that_is_over_at_once(ledger: Ledger) -> None:
+    """What was moved before the second sample is in the last (issue 11)."""
+    history = History(ledger)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(history.keep)
+        await anyio.wait_all_tasks_blocked()
+        move(ledger, 5, 5)
+        tasks.cancel_scope.cancel()
+    (span,) = history.spans()
+    assert span.rates == [5 / span.end] * 2
