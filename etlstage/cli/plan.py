@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from rich.text import Text
 
@@ -14,6 +16,8 @@ from etlstage.config.reading import Changes
 from etlstage.telemetry.terminal import harmless
 
 __all__ = ("plan",)
+
+LABEL: Final = 10  # columns of what a line is about
 
 
 def plan(file: Path, changes: Changes) -> int:
@@ -29,26 +33,40 @@ def plan(file: Path, changes: Changes) -> int:
 
     """
     screen = Screen()
-    for style, text in _lines(plan_of(*examine(file, changes))):
-        screen.print(Text(harmless(text), style), soft_wrap=True)
+    for style, text, below in _lines(plan_of(*examine(file, changes))):
+        lines = [harmless(text)]
+        if screen.watched:  # behind a pipe a line stays one
+            lines = _wrapped(lines[0], screen.width, below)
+        for line in lines:
+            screen.print(Text(line, style), soft_wrap=True)
     return 0
 
 
-def _lines(made: Plan) -> Iterator[tuple[str, str]]:
-    """Yield a style and a line."""
-    yield "bold", f"{made.name} on engine {made.engine}"
+def _wrapped(line: str, width: int, below: int) -> list[str]:
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * below,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]
+
+
+def _lines(made: Plan) -> Iterator[tuple[str, str, int]]:
+    """Yield lines: a style, the text, and how far in it goes on."""
+    yield "bold", f"{made.name} on engine {made.engine}", 2
     for part in made.parts:
-        yield "", ""
+        yield "", "", 0
         kind = f"{part.kind.value} " if part.kind.value != part.name else ""
-        yield "bold", f"{kind}{part.name}: {part.what}"
+        yield "bold", f"{kind}{part.name}: {part.what}", 2
         for label, text in part.about:
-            yield "", f"  {label:<10} {text}"
-    yield "", ""
-    yield "bold", "edges"
+            yield "", f"  {label:<{LABEL}} {text}", LABEL + 3
+    yield "", "", 0
+    yield "bold", "edges", 0
     for edge in made.edges:
-        yield "", f"  {edge.start} -> {edge.end}: {edge.how}"
+        yield "", f"  {edge.start} -> {edge.end}: {edge.how}", 4
     for label, text in made.about:
-        yield "", ""
-        yield "bold", label
+        yield "", "", 0
+        yield "bold", label, 0
         for part_of in text.split("; "):
-            yield "", f"  {part_of}"
+            yield "", f"  {part_of}", 4

@@ -5,7 +5,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from etlstage.cli.plan import plan
+from etlstage.config.reading import UNCHANGED
+from etlstage.telemetry.terminal import harmless
 from tests.cli.conftest import Etlstage
+from tests.cli.test_screen import Terminal
 
 
 def test_plan(etlstage: Etlstage, pipeline: Path) -> None:
@@ -33,6 +37,51 @@ def test_plan(etlstage: Etlstage, pipeline: Path) -> None:
         "upper.py",
         "keep.py",
     }
+
+
+SCREEN = """\
+load: parquet to out
+  path       {folder}/out
+  mode       error
+  columns    id long, title string, year int, month int, day int, hour int,
+             minute int
+  folders by year
+  epoch      1,000,000 messages or 128MiB
+  errors     dead-lettered; budget 1%
+
+edges
+  extract -> upper: in memory, one run of messages (about 1 MiB) or one reply
+  upper -> load: in memory, one run of messages (about 1 MiB) or one reply
+
+Spark
+"""
+SINK = """\
+load:
+  spark:
+    path: out
+    partition_by: [year]
+    schema: id long, title string, year int, month int, day int, hour int, minute int
+"""
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_plan_on_a_terminal(
+    pipeline: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: int,
+) -> None:
+    """As wide as that is, and what goes on stands below what it goes on with."""
+    text = pipeline.read_text()
+    pipeline.write_text(text[: text.index("load:")] + SINK)
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.chdir(pipeline.parent)
+    assert plan(Path("pipeline.yaml"), UNCHANGED) == 0
+    expected = SCREEN.format(folder=pipeline.parent)
+    if columns == 200:
+        expected = expected.replace("\n             minute", " minute")
+    assert expected in harmless(terminal.getvalue(), lines=True)
 
 
 def test_plan_of_what_cant_be_run(etlstage: Etlstage, pipeline: Path) -> None:
