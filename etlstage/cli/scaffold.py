@@ -65,6 +65,7 @@ def init(folder: Path) -> int:
     typer.echo(f"workers to start from: {folder / 'workers'}")
     typer.echo(f"a notebook that joins tables: {folder / 'join' / 'join.py'}")
     typer.echo(f"an HTTP service answered by workers: {folder / 'asgi' / 'app.py'}")
+    typer.echo(f"a service on trio: {folder / 'trio' / 'server.py'}")
     return 0
 
 

@@ -237,10 +237,11 @@ async def test_stage_that_is_down() -> None:
 async def test_metrics_and_health() -> None:
     """For whoever watches it."""
     async with client(Service(STAGE)) as c:
+        await c.post("/", json={"text": "some words"})
         health = await c.get("/health")
         metrics = await c.get("/metrics")
         elsewhere = await c.get("/")
-    assert health.status_code == 200
+    assert (health.status_code, health.text) == (200, "ready")
     assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert counted(metrics, "messages_total") == 1
     assert elsewhere.status_code == 404

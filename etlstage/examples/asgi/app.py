@@ -7,7 +7,7 @@ A plain ASGI application, to be copied into your framework. Run it in this folde
     uvicorn app:app
 
     curl -d '{"text": "some words"}' localhost:8000    # 200 and the worker's reply
-    curl localhost:8000/health                         # 200 if a worker answers
+    curl localhost:8000/health                         # 200 if it can answer
     curl localhost:8000/metrics                        # for Prometheus
 
 Kill a worker (``pkill -9 -f worker.py``): it is started again, and what it had not
@@ -17,7 +17,8 @@ answered yet is answered by another. A request ends with status
 * 413: its body is too long;
 * 422: it can't be processed, for example because the worker refuses it, or because it
   is not on one line, or three workers died of it; the text says why;
-* 503: no worker is left, or the service is stopping.
+* 503: too many wait already, it takes too long, no worker is left, or the service is
+  stopping.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from etlstage import AsyncSupervisor, Stage, Timeouts
-from etlstage.errors import EtlstageError, RefusedByWorker, StageFailed
+from etlstage.errors import (
+    EtlstageError,
+    Overloaded,
+    RefusedByWorker,
+    StageFailed,
+)
 from etlstage.telemetry import PrometheusMeter
 from etlstage.telemetry.prometheus import CONTENT_TYPE
 
@@ -37,6 +43,7 @@ Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
 
 MAX_BODY = 1024 * 1024
+PATIENCE = 20.0  # seconds that a request may wait, and the end for requests
 STAGE = Stage(
     name="answer",
     command=(sys.executable, str(Path(__file__).with_name("worker.py"))),
@@ -62,7 +69,7 @@ class Service:
             if scope["path"] == "/metrics":
                 kind, status, body = CONTENT_TYPE, 200, self.meter.render().encode()
             elif scope["path"] == "/health":
-                status, body = await self.answer(b'{"text": "are you well?"}')
+                status, body = self.health()
             elif scope["path"] == "/" and scope["method"] == "POST":
                 status, body = await self.respond(receive)
             else:
@@ -78,11 +85,14 @@ class Service:
         """Run the supervisor from the server's start to its end."""
         await receive()  # lifespan.startup
         try:
-            async with AsyncSupervisor(self.stage, meter=self.meter) as supervisor:
+            async with AsyncSupervisor(
+                self.stage, meter=self.meter, max_pending=10_000
+            ) as supervisor:
                 self.supervisor = supervisor
                 await send({"type": "lifespan.startup.complete"})
                 await receive()  # lifespan.shutdown
                 self.supervisor = None
+                await supervisor.aclose(drain=PATIENCE)
         except EtlstageError as error:
             await send({"type": "lifespan.startup.failed", "message": str(error)})
         else:
@@ -103,15 +113,25 @@ class Service:
         """Return status and body for a message."""
         if self.supervisor is None:
             return 503, b"the service is not running\n"
-        (result,) = await self.supervisor.submit([message])
-        if result.error is None:
-            return 200, b"\n".join(result.outputs)
-        if isinstance(result.error, RefusedByWorker):
-            return 422, f"{result.error.reason}\n".encode()
-        # It names the command and what the worker wrote to stderr: when strangers can
-        # ask, log it, and tell them less.
-        status = 503 if isinstance(result.error, StageFailed) else 422
-        return status, f"{result.error}\n".encode()
+        try:
+            outputs = await self.supervisor.ask(message, timeout=PATIENCE)
+        except RefusedByWorker as refused:
+            return 422, f"{refused.reason}\n".encode()
+        except (Overloaded, StageFailed, TimeoutError) as error:
+            return 503, f"{error}\n".encode()
+        except EtlstageError as error:
+            # It names the command and what the worker wrote to stderr: when strangers
+            # can ask, log it, and tell them less.
+            return 422, f"{error}\n".encode()
+        return 200, b"\n".join(outputs)
+
+    def health(self) -> tuple[int, bytes]:
+        """Return status and body for a probe."""
+        if self.supervisor is None:
+            return 503, b"the service is not running\n"
+        state, reason = self.supervisor.health
+        serves = state in {"ready", "degraded"}
+        return 200 if serves else 503, f"{state} {reason}".rstrip().encode()
 
 
 app: Service = Service(STAGE)

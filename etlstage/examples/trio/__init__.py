@@ -1,0 +1,1 @@
+"""A TCP service on trio whose lines are answered by workers."""

@@ -1,0 +1,25 @@
+"""
+The worker of the service: answers a line with its words in reverse order.
+
+It dies of the word ``crash``, so that you can see what becomes of the others.
+"""
+
+from __future__ import annotations
+
+import os
+
+from etlstage import worker
+
+
+def answer(line: bytes) -> list[bytes]:
+    """Return the words of a line, the last one first."""
+    words = line.split()
+    if b"crash" in words:
+        os.abort()
+    if not words:
+        raise worker.Refuse("there is no word in it")
+    return [b" ".join(reversed(words))]
+
+
+if __name__ == "__main__":
+    worker.transform(answer)
