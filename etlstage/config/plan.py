@@ -23,7 +23,7 @@ from etlstage.config.model import (
     SparkSinkKeys,
     SparkSourceKeys,
 )
-from etlstage.config.presence import executors_here, on_path
+from etlstage.config.presence import executors_here, on_path, search_path
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import StageKeys, located, stage_of
 from etlstage.messages import StageKind, counted
@@ -195,7 +195,7 @@ class _Plan:
         here = self._keys.engine == "local" or executors_here(self._document)
         if os.sep in program or stage.cwd is None or not here:
             return program
-        path = stage.env.get("PATH", os.environ.get("PATH", ""))
+        path = stage.env.get("PATH", search_path())
         return on_path(program, stage.cwd, path) or program
 
     def _source(self) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ from etlstage.settings.problem import Loc, Problem
 from etlstage.settings.units import FILES
 from etlstage.stage.stage import PYTHONS
 
-__all__ = ("executors_here", "missing", "on_path")
+__all__ = ("executors_here", "missing", "on_path", "search_path")
 
 INTERPRETERS: Final = (
     (re.compile(r"(python|pypy)[0-9.]*"), "-u -B -E -I -O -OO -s -S"),
@@ -41,6 +41,10 @@ SCRIPTS: Final = {".sh": "sh", ".js": "node", ".mjs": "node", ".rb": "ruby"}
 """What runs a script that does not say it."""
 
 HEAD: Final = 4096  # bytes of a program that are looked at
+FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
+CONFIGURED: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
+"""What may say that a path without a scheme is not one of this machine."""
+
 MANY: Final = set("*?[{")
 """In a path that stands for any number of files."""
 
@@ -83,7 +87,8 @@ class _Look:
         session = mapping(self._data.get("spark"))
         config = mapping(session.get("config"))
         within = executors_here(document)
-        self.reads_here = within and "spark.hadoop.fs.defaultFS" not in config
+        elsewhere = FILE_SYSTEM in config or any(map(os.environ.get, CONFIGURED))
+        self.reads_here = within and not elsewhere
         """Whether a path without a scheme is one of this machine."""
         self._executors_here = within
         self._on_executors = self._data.get("engine") in ("spark", "streaming")
@@ -140,7 +145,7 @@ class _Look:
         if "/" in program:
             text = self._flaw(program, folder)
         else:
-            path = mapping(worker.get("env")).get("PATH") or os.environ.get("PATH", "")
+            path = mapping(worker.get("env")).get("PATH", search_path())
             text = _flaw_on_path(program, folder, str(path))
         if text:
             hidden = "can't be run here; not shown, as it was interpolated"
@@ -170,8 +175,8 @@ class _Look:
         place, kind = self._path(frame), str(frame.get("format") or "parquet")
         if place is None or kind.lower() not in (*FILES, "binaryfile"):
             return
-        if "{" in str(place):
-            return  # Hadoop knows alternatives, glob does not.
+        if {"{", "\\"} & set(str(frame["path"])):
+            return  # Hadoop knows alternatives and escapes, glob does not.
         if not MANY & set(str(frame["path"])):
             if not place.exists():
                 yield self._absent(loc, "file or folder", place)
@@ -261,6 +266,11 @@ def _there(path: str) -> str:
     """Return what something that is sent is called there."""
     file, _, name = path.rpartition("/")[2].partition("#")
     return name or file
+
+
+def search_path() -> str:
+    """Return the PATH of a worker that is given no other."""
+    return os.environ.get("PATH", os.defpath)
 
 
 def on_path(program: str, folder: Path, path: str) -> str | None:

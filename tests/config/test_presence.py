@@ -118,6 +118,7 @@ FRAME |= {"target": "new", "mode": "error"}
     [
         {"source": "i*"},
         {"source": "'{in,out}'"},
+        {"source": "'x\\[1]'"},
         {"source": "s3://bucket/in"},
         {"source": "nowhere", "format": "delta"},
         {"source": "nowhere", "session": "spark: {remote: 'sc://host'}"},
@@ -137,6 +138,23 @@ def test_data_that_is_there_or_elsewhere(path: Path, values: dict[str, str]) -> 
     for name in ("in", "out", "begun/checkpoint"):
         (path.parent / name).mkdir(parents=True)
     assert errors_of(path, FRAMES.format(**(FRAME | values))) == []
+
+
+@pytest.mark.parametrize("name", ["HADOOP_CONF_DIR", "SPARK_CONF_DIR"])
+def test_data_may_be_where_hadoop_says(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its files may name another file system for all paths."""
+    content = FRAMES.format(**(FRAME | {"source": "nowhere"}))
+    assert len(errors_of(path, content)) == 1
+    monkeypatch.setenv(name, "/etc/there")
+    assert errors_of(path, content) == []
+
+
+def test_no_path_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system then has one of its own."""
+    monkeypatch.delenv("PATH")
+    assert errors_of(path, transform("command: [sh]")) == []
 
 
 @pytest.mark.parametrize(
