@@ -113,13 +113,7 @@ def _clean(wire: bytes, messages: Column, markers: Markers) -> bool:
     else:
         # A message that ends as EOM begins moves the boundary without adding one.
         sound = not len(messages) or _split(wire, eom).equals(messages.array)
-    return (
-        sound
-        and (markers.eop == eom or markers.eop not in wire)
-        and markers.eob not in wire
-        and markers.bnc not in wire
-        and (markers.err is None or markers.err not in wire)
-    )
+    return sound and framing.has_only_eom(wire, markers)
 
 
 def _without_refusals(

@@ -26,6 +26,7 @@ __all__ = (
     "encode_replies",
     "encode_run",
     "end_of",
+    "has_only_eom",
     "split_groups",
     "split_replies",
     "split_run",
@@ -231,9 +232,13 @@ def _clean(wire: bytes, messages: Run, markers: Markers) -> bool:
     else:
         # A message that ends as EOM begins moves the boundary without adding one.
         sound = wire.split(eom) == [*messages, b""]
+    return sound and has_only_eom(wire, markers)
+
+
+def has_only_eom(wire: bytes, markers: Markers) -> bool:
+    """Return whether no other marker is in what is to be sent."""
     return (
-        sound
-        and (markers.eop == eom or markers.eop not in wire)
+        (markers.eop == markers.eom or markers.eop not in wire)
         and markers.eob not in wire
         and markers.bnc not in wire
         and (markers.err is None or markers.err not in wire)
