@@ -24,7 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from etlstage.errors import LocalProtocolError, Overloaded, WorkerLost
-from etlstage.messages import Position, Result, Run, StageKind, counted
+from etlstage.messages import Position, Result, Run, StageKind, counted, sound
 from etlstage.protocol.base import Shape
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
@@ -34,7 +34,7 @@ from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.round import Repeat, Round
 from etlstage.supervisor.exchange.submission import Collected, Submission
 from etlstage.supervisor.observers import Observers
-from etlstage.supervisor.stream import Intake, Signal
+from etlstage.supervisor.stream import Intake, Signal, as_run
 from etlstage.telemetry import StageMetrics
 from etlstage.telemetry.trace import Span, span
 
@@ -84,14 +84,11 @@ class Callers:
         self._intakes: set[Intake] = set()
         self._drained = anyio.Event()  # nothing is under way any more
 
-    async def submit(self, run: Run) -> list[Result]:
-        """
-        Return the results of a run, in its order.
-
-        Raises:
-            Overloaded: If there are too many messages with those that are pending.
-
-        """
+    async def submit(self, messages: Iterable[bytes]) -> list[Result]:
+        """Return the results of messages, in their order."""
+        run, error = sound(await as_run(messages))
+        if error is not None:
+            raise error
         self._admit(len(run))
         results: dict[int, list[Result]] = {}
         failed = 0
@@ -112,6 +109,23 @@ class Callers:
                 await changed.wait()
             noted.note(messages=len(run), failed=failed)
         return [result for start in sorted(results) for result in results[start]]
+
+    async def ask(self, message: bytes, seconds: float | None) -> tuple[bytes, ...]:
+        """Return what was made of a message, and wait for it no longer than that."""
+        if self._stage.dialect.shape.batches:
+            raise LocalProtocolError(
+                f"stage {self._stage.name} answers in batches: which outputs are those"
+                " of one message is not known; use submit()"
+            )
+        with anyio.move_on_after(seconds):
+            (result,) = await self.submit([message])
+            if result.error is not None:
+                # It may be that of others, too: without their tracebacks.
+                raise result.error.with_traceback(None)
+            return result.outputs
+        raise TimeoutError(
+            f"stage {self._stage.name}: no result of the message within {seconds} s"
+        )
 
     async def answers(
         self,

@@ -53,6 +53,7 @@ from etlstage.supervisor.lifecycle.instructions import (
 from etlstage.supervisor.lifecycle.pool import PoolState
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.running import RunningWorker
+from etlstage.supervisor.spawn import traced
 from etlstage.supervisor.status import SKIPPED
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_over_pipes
@@ -80,7 +81,6 @@ class WorkerPool:
     Args:
         stage: What to run.
         backlog: Where the workers take messages from.
-        tasks: Where what takes time runs.
         tell: Called with what the host may want to know.
         metrics: What is counted, if anything is.
         launch: What starts the workers.
@@ -92,7 +92,6 @@ class WorkerPool:
         self,
         stage: Stage,
         backlog: Backlog,
-        tasks: TaskGroup,
         tell: Callable[[SupervisorEvent], None],
         metrics: StageMetrics | None,
         launch: Launch = launch_over_pipes,
@@ -103,7 +102,7 @@ class WorkerPool:
         self.metrics = metrics
         self.launch = launch
         self._commit = commit
-        self._tasks = tasks
+        self._tasks: TaskGroup  # from the start on
         self._tell = tell
         self._state = PoolState(stage, random.random)
         self._running: dict[str, RunningWorker] = {}
@@ -135,17 +134,22 @@ class WorkerPool:
         """Return the processes that run."""
         return [WorkerStarted(r.name, r.pid, r.start) for r in self._running.values()]
 
-    def start(self) -> None:
+    def start(self, tasks: TaskGroup) -> None:
         """
         Start the workers.
+
+        Args:
+            tasks: Where what takes time runs.
 
         Raises:
             WorkerStartFailed: If the program can't be run; what was started until
                 then runs.
 
         """
+        self._tasks = tasks
+        self.launch = traced(self.launch)
         if self.stage.recycle.max_rss is not None:
-            self._tasks.start_soon(self._watch_memory, self.stage.recycle.max_rss)
+            tasks.start_soon(self._watch_memory, self.stage.recycle.max_rss)
         self._instructions.extend(self._state.begin())
         try:
             self._perform_all()

@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage.errors import Faults, LocalProtocolError
-from etlstage.messages import Position, Result, Run, StageKind, sound
+from etlstage.messages import Position, Result, Run, StageKind
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.callers import Callers, results_of
 from etlstage.supervisor.exchange.exchange import Outcome
@@ -32,8 +32,7 @@ from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.lifecycle.health import Health
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import Silence, WorkerPool
-from etlstage.supervisor.spawn import traced
-from etlstage.supervisor.stream import as_run, in_runs
+from etlstage.supervisor.stream import in_runs
 from etlstage.telemetry import Meter, StageMetrics
 from etlstage.transport import Launch, launch_over_pipes
 
@@ -81,10 +80,7 @@ class AsyncSupervisor:
         commit: Callable[[object], Awaitable[None]] | None = None,
     ) -> None:
         self.stage = stage
-        self._launch = launch
-        self._commit = commit
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
-        self._pool: WorkerPool | None = None
         self._observers = Observers(stage, self._metrics)
         self._callers = Callers(
             stage,
@@ -95,12 +91,14 @@ class AsyncSupervisor:
             max_bytes=max_bytes,
             max_pending=max_pending,
         )
+        self._pool = WorkerPool(
+            stage, self._callers.backlog, self._tell, self._metrics, launch, commit
+        )
         self._tasks: TaskGroup | None = None
         self._ended = False
 
     def __repr__(self) -> str:
-        alive = self._pool.alive if self._pool is not None else 0
-        return f"<AsyncSupervisor {self.stage.name!r} workers={alive}>"
+        return f"<AsyncSupervisor {self.stage.name!r} workers={self._pool.alive}>"
 
     async def __aenter__(self) -> Self:
         """Start the workers."""
@@ -109,7 +107,7 @@ class AsyncSupervisor:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
-            self._start()
+            self._pool.start(self._tasks)
         except BaseException:
             await self._finish(patient=False)
             raise
@@ -140,7 +138,7 @@ class AsyncSupervisor:
         await self._stop(patient=True)
 
     async def _stop(self, *, patient: bool) -> None:
-        if self._pool is None:
+        if self._tasks is None:
             return
         try:
             if patient:
@@ -167,13 +165,12 @@ class AsyncSupervisor:
                 f"stage {self.stage.name} of kind {self.stage.kind.value} can't have"
                 f" {workers} workers"
             )
-        assert self._pool is not None
         self._pool.scale(workers)
 
     @property
     def health(self) -> Health:
         """Whether it can do its work: starting, ready, degraded or failed, and why."""
-        if self._pool is None:
+        if self._tasks is None:
             return Health("starting", "is not entered")
         health = self._pool.health()
         if self._callers.closing or self._ended:
@@ -191,7 +188,7 @@ class AsyncSupervisor:
     @property
     def slowest(self) -> Silence | None:
         """For whose answer it is waited longest, how long, and what has come of it."""
-        return self._pool.slowest() if self._pool is not None else None
+        return self._pool.slowest() if self._tasks is not None else None
 
     def hurry(self) -> None:
         """
@@ -200,7 +197,7 @@ class AsyncSupervisor:
         From now on such a worker has ``timeout.stop`` seconds for a message; one that
         has answered before has its ``timeout.message``.
         """
-        if self._pool is not None:
+        if self._tasks is not None:
             self._pool.hurry()
 
     @property
@@ -210,7 +207,7 @@ class AsyncSupervisor:
 
         Those are done, without output; see ``on_error="skip"`` of ``etlstage.worker``.
         """
-        return self._pool.skipped if self._pool is not None else 0
+        return self._pool.skipped
 
     @property
     def doubtful(self) -> int:
@@ -220,7 +217,7 @@ class AsyncSupervisor:
         Their worker wrote one reply too many, or too few, and it showed only later. All
         of them are known once the supervisor has ended.
         """
-        return self._pool.doubtful if self._pool is not None else 0
+        return self._pool.doubtful
 
     async def submit(self, messages: Iterable[bytes]) -> list[Result]:
         """
@@ -233,11 +230,8 @@ class AsyncSupervisor:
             Overloaded: If there are too many with those that are pending; likewise.
 
         """
-        run, error = sound(await as_run(messages))
-        if error is not None:
-            raise error
         self._running()
-        return await self._callers.submit(run)
+        return await self._callers.submit(messages)
 
     async def ask(
         self,
@@ -261,20 +255,8 @@ class AsyncSupervisor:
                 its own outputs.
 
         """
-        if self.stage.dialect.shape.batches:
-            raise LocalProtocolError(
-                f"stage {self.stage.name} answers in batches: which outputs are those"
-                " of one message is not known; use submit()"
-            )
-        with anyio.move_on_after(timeout):
-            (result,) = await self.submit([message])
-            if result.error is not None:
-                # It may be that of others, too: without their tracebacks.
-                raise result.error.with_traceback(None)
-            return result.outputs
-        raise TimeoutError(
-            f"stage {self.stage.name}: no result of the message within {timeout} s"
-        )
+        self._running()
+        return await self._callers.ask(message, timeout)
 
     async def stream(
         self, messages: Iterable[bytes] | AsyncIterable[bytes]
@@ -366,21 +348,9 @@ class AsyncSupervisor:
         It begins with the workers that run now, and ends with the supervisor. Close it
         when you stop reading: it ends, too, when 10,000 events wait in it.
         """
-        return self._observers.listen(self._pool.running() if self._pool else ())
+        return self._observers.listen(self._pool.running())
 
     # --- inside -------------------------------------------------------------
-
-    def _start(self) -> None:
-        self._pool = WorkerPool(
-            self.stage,
-            self._callers.backlog,
-            self._running(),
-            self._tell,
-            self._metrics,
-            traced(self._launch),
-            self._commit,
-        )
-        self._pool.start()
 
     async def _finish(self, *, patient: bool) -> None:
         assert self._tasks is not None
@@ -403,9 +373,7 @@ class AsyncSupervisor:
         return self._tasks
 
     def _kick(self) -> None:
-        assert self._pool is not None
         self._pool.kick()
 
     def _tell(self, event: SupervisorEvent) -> None:
-        alive = self._pool.alive if self._pool is not None else 0
-        self._observers.tell(event, alive=alive)
+        self._observers.tell(event, alive=self._pool.alive)
