@@ -133,7 +133,8 @@ def _holder(at: Value, loc: Loc) -> Any:  # noqa: ANN401 - a mapping or a list
         return at
     if not isinstance(at, list) or not isinstance(step, int):
         kind = "a mapping" if isinstance(at, dict) else "a single value"
-        raise ConfigError(f"{where} is {'a list' if isinstance(at, list) else kind}")
+        kind = f"a list; write {where}[0]" if isinstance(at, list) else kind
+        raise ConfigError(f"{where} is {kind}")
     if step >= len(at):
         raise ConfigError(f"{where} has {counted(len(at), 'item')}, counted from 0")
     return at

@@ -293,7 +293,7 @@ def test_single_values(path: Path, value: str, data: object) -> None:
         ("a..b=1", "a..b: expected a place and a value"),
         ("a[b=1", "a[b: expected a place and a value"),
         ("[0]=1", "[0]: the file is a mapping"),
-        ("b.c=1", "b.c: b is a list"),
+        ("b.c=1", "b.c: b is a list; write b[0]"),
         ("b[1].c=1", "b[1].c: b has 1 item, counted from 0"),
         ("b[0].c.d=1", "b[0].c.d: b[0].c is a single value"),
         ("b[0][0]=1", "b[0][0]: b[0] is a mapping"),
