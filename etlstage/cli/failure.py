@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import traceback
 from typing import TYPE_CHECKING, Final
 
@@ -13,15 +14,26 @@ from etlstage.telemetry.terminal import harmless
 if TYPE_CHECKING:
     from etlstage.pipeline.secret import Secrets
 
-__all__ = ("FAILED", "WRONG_USAGE", "complain", "show_error")
+__all__ = (
+    "FAILED",
+    "REST",
+    "SHOWN_LINES",
+    "WRONG_USAGE",
+    "complain",
+    "show_error",
+)
 
 FAILED = 1
 WRONG_USAGE = 2
 
 _BEFORE: Final = 60
 """Columns of a long line that are shown in front of the caret."""
-_LEAST: Final = 20
+_LEAST: Final = 40
 """Columns that are shown however narrow a terminal says that it is."""
+SHOWN_LINES: Final = 3
+"""Lines of an error, or of an event, that a terminal shows."""
+_PREFIX: Final = "etlstage: error: "
+REST: Final = " ... (--debug shows all)"
 
 
 def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None) -> int:
@@ -37,11 +49,29 @@ def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None)
         trace = "".join(traceback.format_exception(error))
         typer.echo(conceal(trace), err=True, nl=False)
     if isinstance(error, EtlstageError):
-        complain(conceal(str(error)))
+        text = conceal(str(error))
+        complain(text if debug else _shortened(text))
     else:
         remedy = "" if debug else "; --debug shows where"
         complain(conceal(f"unexpected {type(error).__name__}: {error}{remedy}"))
     return FAILED
+
+
+def _shortened(text: str) -> str:
+    """Return what a terminal shows of an error: what matters comes first."""
+    from etlstage.cli.screen import Screen  # costs a start more than all of this
+
+    screen = Screen(stderr=True)
+    if not screen.watched:
+        return text
+    lines = textwrap.wrap(
+        f"{_PREFIX}{harmless(text)}",
+        max(screen.width, _LEAST),
+        max_lines=SHOWN_LINES,
+        placeholder=REST,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).removeprefix(_PREFIX)
 
 
 def _show_excerpt(excerpt: Excerpt) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ import structlog
 from rich.text import Text
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from etlstage.cli.failure import REST, SHOWN_LINES
 from etlstage.cli.screen import Screen
 from etlstage.cli.verbosity import Verbosity
 from etlstage.pipeline.secret import Secrets
@@ -62,7 +64,9 @@ def configure(
         common.insert(0, _without_steps)
     if people:
         now = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
-        own: list[Processor] = [now, _for_people]
+        shortened = screen.watched and not debug
+        room = partial(_room, screen) if shortened else lambda: None
+        own: list[Processor] = [now, partial(_for_people, room)]
     else:
         now = structlog.processors.TimeStamper(fmt="iso", utc=True)
         own = [now, structlog.processors.JSONRenderer(default=str)]
@@ -112,14 +116,23 @@ def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
     return event
 
 
+def _room(screen: Screen) -> int:
+    """Return how many columns an event may take."""
+    width: int = screen.width
+    return SHOWN_LINES * width
+
+
 def _for_people(
-    _logger: WrappedLogger, method: str, event: EventDict
+    room: Callable[[], int | None],
+    _logger: WrappedLogger,
+    method: str,
+    event: EventDict,
 ) -> tuple[tuple[Text], dict[str, object]]:
     """Return the arguments for a method of the logger."""
-    return (_line(method, event),), {}
+    return (_line(method, event, room()),), {}
 
 
-def _line(method: str, event: EventDict) -> Text:
+def _line(method: str, event: EventDict, room: int | None) -> Text:
     level = str(event.pop("level", method))
     line = Text.assemble((f"{event.pop('timestamp', '')} ", "dim"))
     said = str(event.pop("event", ""))
@@ -134,6 +147,9 @@ def _line(method: str, event: EventDict) -> Text:
     for key, value in event.items():
         line.append(f" {key}=", "dim")
         line.append(harmless(str(value)))
+    if room is not None and line.cell_len > room:
+        line.truncate(room - len(REST))
+        line.append(REST, "dim")
     if trace:
         line.append(f"\n{harmless(str(trace), lines=True)}")
     return line

@@ -47,6 +47,19 @@ def test_worker_line_on_a_terminal() -> None:
     assert "warning worker exited stage=clean worker=clean-1 pid=7 status=1" in second
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_long_event_takes_three_lines_of_a_terminal(debug: bool) -> None:
+    """What matters comes first; --debug shows all (issue 11)."""
+    console = Screen(file=Terminal(), color_system=None, width=40)
+    configure(console, Verbosity(debug=debug))
+    with console.capture() as capture:
+        structlog.get_logger().warning("worker failed", error="no date; " * 40)
+    shown = "".join(capture.get().splitlines())
+    assert shown.count("no date") == 40 if debug else shown.count("no date") < 13
+    assert shown.endswith("no date; " if debug else " ... (--debug shows all)")
+    assert debug or len(shown) == 120
+
+
 def test_debug_lets_everything_through() -> None:
     """Events for developers are hidden unless asked for."""
     assert "debug fine" not in logged()

@@ -370,6 +370,22 @@ def test_terminal_gets_a_live_table(pipeline: Path) -> None:
     assert "letters: done in" in screen
 
 
+def test_error_takes_three_lines_of_a_terminal(pipeline: Path) -> None:
+    """It begins with what matters; --debug, and a pipe, show all (issue 11)."""
+    code = "import sys, json; json.loads(sys.stdin.readline())"
+    (pipeline.parent / "upper.py").write_text(code + "  # " + "x" * 300)
+    code_, screen = on_terminal(pipeline, NO_COLOR="1")
+    assert code_ == 1
+    lines = screen.splitlines()
+    at = max(n for n, line in enumerate(lines) if line.startswith("etlstage: error: "))
+    shown = lines[at:]
+    assert shown[0].startswith("etlstage: error: stage upper: 2 of 3 messages could")
+    assert "json.decoder.JSONDecodeError: Expecting value" in " ".join(shown)
+    assert len(shown) == 3
+    assert shown[-1].endswith(" ... (--debug shows all)")
+    assert all(len(line) <= 80 for line in shown)
+
+
 def test_colours_can_be_switched_off(pipeline: Path) -> None:
     """See no-color.org."""
     _, screen = on_terminal(pipeline, NO_COLOR="1")
