@@ -17,7 +17,12 @@ from etlstage.pipeline.dead_letter.record import DeadLetter
 from tests.spark.driver import Driver, Failed
 from tests.spark.processes import TELL, are_gone, parent, wait_for_pids
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("cluster of engine"),  # they share a cluster
+]
 
 ONCE = f"""{TELL}
 from etlstage import worker

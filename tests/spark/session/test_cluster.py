@@ -13,7 +13,12 @@ from tests.spark.driver import Driver, Failed
 from tests.spark.processes import HANGING, TELL, are_gone, parent, runs, wait_for_pids
 
 # Four JVMs take their time on a machine that has other things to do.
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("cluster of session"),  # they share a cluster
+]
 
 MEET = """
 import os, sys, time
