@@ -143,7 +143,7 @@ def test_errors_are_rows_if_they_are_to_be() -> None:
         (0, "a", None),
         (0, "a", None),
         (1, None, "no date"),
-        (3, None, r"stage t: message contains marker eop '\000' at offset 1"),
+        (3, None, r"message contains marker eop '\000' at offset 1"),
         (4, None, "stage t: a reply is not UTF-8"),
         (4, "raw", None),
         (5, "b", None),
