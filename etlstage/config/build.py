@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from etlstage.spark import Session
+    from etlstage.spark.engine.stage_job import Origin
     from etlstage.spark.engine.staging import StagedLoad
+    from etlstage.spark.ship.plan import Shipment
 
 __all__ = (
     "Trial",
@@ -196,13 +198,7 @@ class _Builder:
             )
         return ExecutorPipeline(
             name=keys.name,
-            origin=build_spark.origin(
-                keys.extract,
-                names["extract",],
-                folder,
-                shipment=shipment,
-                streaming=False,
-            ),
+            origin=self._origin(shipment),
             session=self._session(),
             stages=stages,
             sink=sink,
@@ -221,13 +217,7 @@ class _Builder:
         shipment = build_spark.shipment(keys.spark, folder)
         return StreamingPipeline(
             name=keys.name,
-            origin=build_spark.origin(
-                keys.extract,
-                names["extract",],
-                folder,
-                shipment=shipment,
-                streaming=True,
-            ),
+            origin=self._origin(shipment),
             session=self._session(),
             stages=stages,
             outlet=build_spark.outlet(
@@ -238,6 +228,17 @@ class _Builder:
             every=keys.extract.every,
             staging=keys.spark.staging,
             shipment=shipment,
+        )
+
+    def _origin(self, shipment: Shipment) -> Origin:
+        from etlstage.config import build_spark
+
+        return build_spark.origin(
+            self._keys.extract,
+            self._names["extract",],
+            self._folder,
+            shipment=shipment,
+            streaming=self._keys.engine == "streaming",
         )
 
     def _delivery(self) -> Delivery | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from etlstage.columns import Column
 from etlstage.messages import Run
+from etlstage.spark.dataframe.fit import strings_of
 
 __all__ = ("Epoch",)
 
@@ -55,28 +56,10 @@ class Epoch:
 
     def strings(self) -> pa.ChunkedArray:
         """Return the messages as strings, null in place of what is not UTF-8."""
-        column = self.binary()
-        try:
-            return column.cast(pa.string())
-        except pa.ArrowInvalid:
-            chunks = [_decoded(chunk) for chunk in column.chunks]
-            return pa.chunked_array(chunks, pa.string())
+        chunks = [strings_of(chunk) for chunk in self.binary().chunks]
+        return pa.chunked_array(chunks, pa.string())
 
     def _settle(self) -> None:
         if self._pending:
             self._chunks.append(pa.array(self._pending, pa.binary()))
             self._pending = []
-
-
-def _decoded(chunk: pa.Array) -> pa.Array:
-    try:
-        return chunk.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([_text(item) for item in chunk.to_pylist()], pa.string())
-
-
-def _text(message: bytes) -> str | None:
-    try:
-        return message.decode()
-    except UnicodeDecodeError:
-        return None

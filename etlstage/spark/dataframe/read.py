@@ -10,12 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-__all__ = ("MessageColumn", "message_column", "messages_of", "read_frame")
+from etlstage.columns import Column
+from etlstage.messages import AnnotatedRun, Run
+
+__all__ = (
+    "MessageColumn",
+    "column_of",
+    "message_column",
+    "messages_of",
+    "read_frame",
+    "run_of",
+)
 
 _WHOLE_ROW: Final = "to_json(struct(*))"
 
@@ -103,3 +114,18 @@ def _default(schema: StructType) -> str:
     if len(schema) == 1 and isinstance(schema[0].dataType, StringType | BinaryType):
         return f"`{schema[0].name.replace('`', '``')}`"
     return _WHOLE_ROW
+
+
+def column_of(array: pa.Array) -> Column:
+    """Return a column that Spark gives as messages, which may be null."""
+    # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
+    # is set. Bytes are not copied for it, but for what is large.
+    return Column(array.cast(pa.binary()))
+
+
+def run_of(batch: pa.RecordBatch) -> Run:
+    """Return the messages in the first column, with their keys if there are any."""
+    messages = column_of(batch.column(0))
+    if batch.num_columns == 1:
+        return messages
+    return AnnotatedRun(messages, key=batch.column(1).to_pylist())

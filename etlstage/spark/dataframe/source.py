@@ -26,13 +26,12 @@ from pyspark.sql import DataFrame
 from etlstage.errors import EtlstageError, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.interfaces import Source
-from etlstage.spark.dataframe.read import messages_of
+from etlstage.spark.dataframe.read import messages_of, run_of
 from etlstage.spark.dataframe.spool import (
     NONCE,
     Spooled,
     packed,
     read_packed,
-    run_of,
     spooled,
 )
 from etlstage.spark.errors import explain

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from etlstage.columns import Column
-from etlstage.messages import AnnotatedRun, Run
+from etlstage.messages import Run
+from etlstage.spark.dataframe.read import run_of
 from etlstage.spark.errors import text_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ __all__ = (
     "Spooled",
     "packed",
     "read_packed",
-    "run_of",
     "spool_into",
     "spooled",
 )
@@ -116,14 +115,6 @@ def packed(frame: DataFrame, messages: int, size: int) -> Iterator[tuple[bytes, 
 def read_packed(run: bytes) -> Run:
     """Return the messages of one packed run."""
     return run_of(pa.ipc.open_stream(run).read_next_batch())
-
-
-def run_of(data: pa.RecordBatch) -> Run:
-    """Return messages, with their keys if there are any."""
-    messages = Column(data.column(0))
-    if data.num_columns == 1:
-        return messages
-    return AnnotatedRun(messages, key=data.column(1).to_pylist())
 
 
 def _cutting(messages: int, size: int) -> Cut:

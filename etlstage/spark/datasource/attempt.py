@@ -31,10 +31,11 @@ from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.worker_sink import WorkerSink
+from etlstage.spark.dataframe.read import column_of
 from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.json_rows import check_types, documents_of
 from etlstage.spark.datasource.options import Writing
-from etlstage.spark.task.chain import Given, message_of_partition, run_of
+from etlstage.spark.task.chain import Given, message_of_partition
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import ErrorBudget, Order, Stage
 from etlstage.supervisor import SupervisorEvent, WorkerExited
@@ -130,7 +131,9 @@ class Feed:
             for batch in batches:
                 if writing.report is not None:
                     places.add(batch.column(0), batch.column(1))
-                yield run_of(batch.column(-1) if self._plain else documents_of(batch))
+                yield column_of(
+                    batch.column(-1) if self._plain else documents_of(batch)
+                )
 
         with bridged(partial(_serve, writing, stage)) as bridge:
             for item in bridge.cross(runs()):

@@ -20,6 +20,7 @@ from pyspark.sql.types import StringType, StructType
 from etlstage.errors import ConfigError, EtlstageError, RepliesDoubtful, SourceFailed
 from etlstage.messages import Run, cost_of
 from etlstage.pipeline.offsets import ask_offset, steps
+from etlstage.spark.dataframe.fit import strings_of
 from etlstage.spark.dataframe.schema import is_raw
 from etlstage.spark.datasource.json_rows import (
     DoesNotFit,
@@ -240,7 +241,8 @@ class Rows:
         except DoesNotFit as error:
             raise self._failed(error.place, str(error)) from None
         except pa.ArrowInvalid:
-            place = next(i for i, m in enumerate(messages) if not _is_text(m))
+            texts = strings_of(pa.array(messages, pa.binary()))
+            place = texts.to_pylist().index(None)
             why = "it is not UTF-8: read it with values=binary"
             raise self._failed(place, why) from None
 
@@ -251,11 +253,3 @@ class Rows:
             f" schema {self._schema.simpleString()}: {why}",
             stage=self._stage,
         )
-
-
-def _is_text(message: bytes) -> bool:
-    try:
-        message.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

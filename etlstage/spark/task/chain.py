@@ -22,19 +22,20 @@ from pyspark import TaskContext
 from etlstage import errors
 from etlstage.columns import Column
 from etlstage.errors import SourceFailed, StageError, StageFailed, WorkerStartFailed
-from etlstage.messages import AnnotatedRun, Run, cost_of, counted, plain, size_of
+from etlstage.messages import Run, cost_of, counted, plain, size_of
 from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
+from etlstage.spark.dataframe.read import run_of
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.ship.plan import Shipment
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import Stage
 
-__all__ = ("ROWS", "Chain", "Given", "TaskEnd", "message_of_partition", "run_of")
+__all__ = ("ROWS", "Chain", "Given", "TaskEnd", "message_of_partition")
 
 ROWS: Final = "partition int, place long, value binary, note string"
 """What a task gives: messages, each at its place among those of its partition; dead
@@ -116,7 +117,7 @@ class Chain:
         stages = [self._place(stage) for stage in self._stages]
         with bridged(partial(self._serve, stages)) as bridge:
             # It may end before its input: why, is the last note.
-            for item in bridge.cross(map(_messages, batches)):
+            for item in bridge.cross(map(run_of, batches)):
                 yield from rows.add(item)
             yield from rows.rest()
 
@@ -182,20 +183,6 @@ def _error(kind: str, text: str, about: dict[str, Any]) -> Exception:
     return error
 
 
-def _messages(batch: pa.RecordBatch) -> Run:
-    run = run_of(batch.column(0))
-    if batch.num_columns == 1:
-        return run
-    return AnnotatedRun(run, key=batch.column(1).to_pylist())
-
-
-def run_of(column: pa.Array) -> Column:
-    """Return a column that Spark gives as messages, which may be null."""
-    # It may be text, and large where spark.sql.execution.arrow.useLargeVarTypes
-    # is set. Bytes are not copied for it, but for what is large.
-    return Column(column.cast(pa.binary()))
-
-
 def message_of_partition(first: int, count: int = 1) -> str:
     """Return which messages of the task's partition an error is about."""
     task = TaskContext.get()
@@ -210,7 +197,7 @@ class Given(Source):
 
     Args:
         name: As errors call it.
-        runs: Of messages, see :func:`run_of`.
+        runs: Of messages, see :func:`~etlstage.spark.dataframe.read.run_of`.
 
     """
 

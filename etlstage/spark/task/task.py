@@ -13,14 +13,17 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from etlstage.columns import Replies
 from etlstage.errors import RefusedByWorker, RepliesDoubtful, StageFailed
 from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.dead_letter.record import first_clause
+from etlstage.spark.dataframe.fit import strings_of
+from etlstage.spark.dataframe.read import column_of
 from etlstage.spark.ship.artifact import place
-from etlstage.spark.task.chain import Given, message_of_partition, run_of
+from etlstage.spark.task.chain import Given, message_of_partition
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -70,7 +73,7 @@ class Task:
 
 def _messages(batch: pa.RecordBatch) -> Run:
     """Return the messages of some rows, and beside them what the rows keep."""
-    run = run_of(batch.column(0))
+    run = column_of(batch.column(0))
     return run if batch.num_columns == 1 else AnnotatedRun(run, kept=batch.column(1))
 
 
@@ -124,13 +127,12 @@ class _Results:
         replies = Replies.of(answer.groups)
         values, errors = replies.values, None
         if self._texts:
-            try:
-                values = values.cast(pa.string())
-            except pa.ArrowInvalid as invalid:
+            values = strings_of(values)
+            if values.null_count:
                 text = f"stage {self._stage}: a reply is not UTF-8"
                 if not self._errors:
-                    raise _refused(self._stage, text, answer) from invalid
-                values, errors = _decoded(values, text)
+                    raise _refused(self._stage, text, answer)
+                errors = pc.if_else(values.is_null(), text, None)
         owners = replies.owners
         if kept is not None and owners is not None:
             kept = kept.take(owners)
@@ -169,15 +171,3 @@ def _why(error: Exception) -> str:
     if isinstance(error, RefusedByWorker):
         return error.reason or "refused"
     return first_clause(str(error)) or type(error).__name__
-
-
-def _decoded(values: pa.BinaryArray, text: str) -> tuple[pa.Array, pa.Array]:
-    """Return values that are text, and null and ``text`` for those that are none."""
-    decoded: list[str | None] = []
-    for value in values.to_pylist():
-        try:
-            decoded.append(value.decode())
-        except UnicodeDecodeError:
-            decoded.append(None)
-    errors = [text if value is None else None for value in decoded]
-    return pa.array(decoded, pa.string()), pa.array(errors, pa.string())
