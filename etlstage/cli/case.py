@@ -26,7 +26,7 @@ from etlstage.config.loader import Case
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import StageKeys, stage_of
-from etlstage.errors import EtlstageError
+from etlstage.errors import EtlstageError, RepliesDoubtful
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.settings.problem import Loc
@@ -142,8 +142,10 @@ class Trial:
             stage = self._prepared(keys, name)
             if stage.kind is StageKind.EXTRACT:
                 batches = [await self._extracted(stage)]
-            else:
-                batches = await self._processed(stage, batches)
+                continue
+            made = await self._processed(stage, batches)
+            # A load worker's output is discarded; what has reached it is not.
+            batches = batches if stage.kind is StageKind.LOAD else made
         return batches
 
     def _prepared(self, keys: StageKeys, name: str) -> Stage:
@@ -177,6 +179,8 @@ class Trial:
                 self._letters += [
                     Letter(r.message, str(r.error)) for r in results if r.error
                 ]
+        if supervisor.doubtful:
+            raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
         return made
 
     # --- what is wrong --------------------------------------------------------------

@@ -59,7 +59,7 @@ tests:
   - {name: extract, stage: extract, output: [a, b]}
   - {name: whole, output: [A B]}
   - {name: part, input: [x], output: [X]}
-  - {name: load, env: {OUT: "{folder}/out"}, files: {out: "A B\\n"}, output: []}
+  - {name: load, env: {OUT: "{folder}/out"}, files: {out: "A B\\n"}, output: [A B]}
 """
 
 
@@ -178,6 +178,18 @@ def test_stage_that_cant_run(etlstage: Etlstage, tested: Path) -> None:
     debug = etlstage("test", "p.yaml", "--debug", env={"TOKEN": "hunter2"})
     assert "worker failed permanently" in debug.stderr
     assert "hunter2" not in debug.stderr
+
+
+def test_reply_too_many(etlstage: Etlstage, tested: Path) -> None:
+    """A run would fail of it, whatever the output looks like."""
+    more = r"while read x; do printf '$$x\\n\\0'; done; printf 'x\\n\\0'"
+    text = PIPELINE.replace("python, pairs.py", f'sh, -c, "{more}"')
+    text = text.replace("    batch: {driver: supervisor, size: 2}\n", "")
+    case = "{name: a, stage: pairs, input: [a], output: [a]}"
+    tested.write_text(f"{text}tests: [{case}]\n")
+    result = etlstage("test", "p.yaml")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "stage pairs: 1 message is doubtful: a worker wrote what" in result.stdout
 
 
 def test_no_test(etlstage: Etlstage, tested: Path) -> None:
