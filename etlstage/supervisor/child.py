@@ -36,6 +36,7 @@ _Task: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 _DRAIN: Final = (0.1, 1.0)  # seconds for the pipes of a dead process to end
 _SHOWN: Final = 5  # events of its story that an error shows
+_NOES: Final = 128  # refusals whose words are kept
 
 
 class ChildProcess:
@@ -96,6 +97,8 @@ class ChildProcess:
         self._mute = anyio.Event()  # stdout has
         self._patient = True
         self._signalled = False
+        # Of refusals, by code and reason: the text, and the attempt.
+        self._noes: dict[tuple[int, str], tuple[str, tuple[Attempt]]] = {}
         self._by_us = False  # it was we who ended it
         self._waiting = anyio.CancelScope()  # what impatience ends
         self.unread: int = 0
@@ -295,19 +298,24 @@ class ChildProcess:
 
     def refused(self, code: int, reason: str) -> RefusedByWorker:
         """Return the error of a message to which the worker said no."""
+        name = self._stage.name
+        # A bad column is bad in every row, for the same reason.
+        if (code, reason) not in self._noes:
+            if len(self._noes) == _NOES:
+                self._noes.clear()
+            self._noes[code, reason] = self._describe_no(code, reason)
+        text, attempts = self._noes[code, reason]
+        error = RefusedByWorker(text, stage=name, code=code, reason=reason)
+        error.attempts = attempts
+        return error
+
+    def _describe_no(self, code: int, reason: str) -> tuple[str, tuple[Attempt]]:
         what = "request" if self._stage.kind is StageKind.EXTRACT else "message"
         said = reason or (f"code {code}" if code else "it gave no reason")
         fate = f"refused the {what}: {harmless(' '.join(said.split()))}"
-        error = RefusedByWorker(
-            f"stage {self._stage.name}: worker {self.name} (pid {self.child.pid})"
-            f" {fate}",
-            stage=self._stage.name,
-            code=code,
-            reason=reason,
-        )
+        who = f"stage {self._stage.name}: worker {self.name} (pid {self.child.pid})"
         # It has said why. There may be thousands a second: its stderr is in the log.
-        error.attempts = (Attempt(self.name, self.child.pid, fate),)
-        return error
+        return f"{who} {fate}", (Attempt(self.name, self.child.pid, fate),)
 
     @property
     def cause(self) -> str:

@@ -7,8 +7,8 @@ import pytest
 
 from etlstage.errors import RefusedByWorker
 from etlstage.messages import Result
-from etlstage.stage import Stage
-from etlstage.supervisor import AsyncSupervisor, WorkerStarted
+from etlstage.stage import ErrorPolicy, Stage
+from etlstage.supervisor import AsyncSupervisor, WorkerStarted, child
 from tests.supervisor.workers import stage
 
 
@@ -42,6 +42,22 @@ async def test_refusal_is_that_message_s_alone(
             assert result.outputs == ()
         else:
             assert (result.outputs, result.error) == ((result.message,), None)
+
+
+async def test_refusals_for_one_reason_are_errors_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many reasons there are: only some are remembered (issue 10)."""
+    monkeypatch.setattr(child, "_NOES", 3)
+    run = stage("refuses", "bad", on_error=ErrorPolicy(retries_refused=1), window=1)
+    results, _ = await submit(run, [b"bad %d" % (n % 5) for n in range(20)])
+    errors = [result.error for result in results]
+    assert len(set(map(id, errors))) == 20
+    for n, error in enumerate(errors):
+        assert isinstance(error, RefusedByWorker)
+        assert error.reason == f"bad {n % 5}"
+        said = [f"refused the message: bad {n % 5}"] * 2
+        assert [attempt.error for attempt in error.attempts] == said
 
 
 async def test_refusal_names_stage_worker_and_reason() -> None:
