@@ -56,9 +56,10 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
-from etlstage.supervisor.exchange.dispatch import Dispatcher, StreamDispatcher
+from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.exchange.pairing import Answered
+from etlstage.supervisor.exchange.streaming import StreamDispatcher
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,

@@ -21,7 +21,7 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.child import ChildProcess
 from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.dispatch import Loss
+from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,

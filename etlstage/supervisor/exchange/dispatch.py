@@ -11,9 +11,8 @@ dialect that ends its exchanges in any order names them; then ``named.py`` decid
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
 from etlstage.errors import Attempt, EtlstageError, MessageRefused
 from etlstage.messages import Groups, Run, StageKind
@@ -22,10 +21,17 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
 from etlstage.supervisor.exchange.pairing import Answered, Block
-from etlstage.supervisor.exchange.retry import Judgement, judge, refused, tried
+from etlstage.supervisor.exchange.retry import (
+    LastError,
+    Loss,
+    carry_out,
+    judge,
+    judge_rounds,
+    refused,
+)
 from etlstage.supervisor.exchange.window import Window
 
-__all__ = ("SLICE", "Dispatcher", "Loss", "StreamDispatcher")
+__all__ = ("SLICE", "Dispatcher")
 
 # What is done once for a slice costs as much as a thousand short messages do; but a
 # buffer of more than half a megabyte the allocator gives back to the kernel at once,
@@ -33,21 +39,6 @@ __all__ = ("SLICE", "Dispatcher", "Loss", "StreamDispatcher")
 # rows of about a hundred bytes, is two slices.
 SLICE: Final = 640 * 1024  # bytes taken at once
 _IN_FLIGHT: Final = 2 * 1024 * 1024  # bytes that a window may hold
-
-
-class Loss(NamedTuple):
-    """What a lost worker held."""
-
-    held: int
-    """Messages."""
-    retried: int
-    """How many of them others are to try."""
-    failed: int = 0
-    """How many of them have failed for good."""
-    tries: int = 0
-    """How often the one that is suspected now has failed; 0 for a batch, or none."""
-    progress: bool = False
-    """Whether outputs came that no worker before it had given, in a round."""
 
 
 class Dispatcher:
@@ -90,7 +81,7 @@ class Dispatcher:
         self._held_bytes = 0
         self._again: deque[Exchange] = deque()  # taken, and not sent yet
         self._retried: deque[Exchange] = deque()  # refused, and to be sent once more
-        self._refused: deque[tuple[int, EtlstageError]] = deque()  # of what is paired
+        self._refused: Refused = ()  # of what is being paired
         self._fresh = True  # it was given nothing but suspects
         self._answered_any = False
         self._alone = False  # what is held is a suspect
@@ -195,8 +186,7 @@ class Dispatcher:
         """
         self._window.answered(len(groups), now)
         self.block.answered(len(groups), now)
-        self._refused.extend(refused)
-        at = 0
+        self._refused, at = refused, 0
         while at < len(groups):
             outcome = self._pair(groups, at, reply_size)
             reply_size = 0
@@ -215,8 +205,7 @@ class Dispatcher:
             if outcome.error is None and not outcome.refused:
                 exchange.submission.deliver(outcome)
             else:
-                for part in self._take_noes(exchange, outcome):
-                    total = total.without(part)
+                total = total.without(self._take_no(exchange, outcome))
         if held:
             self._answered_any = True
             self._backlog.step_on(total.messages)
@@ -241,7 +230,7 @@ class Dispatcher:
     def lose(
         self,
         attempt: Attempt,
-        error: Callable[[tuple[Attempt, ...]], EtlstageError],
+        error: LastError,
         *,
         untouched: bool,
     ) -> Loss:
@@ -256,7 +245,7 @@ class Dispatcher:
         """
         if self._stage.kind is StageKind.EXTRACT:
             rounds = [*self.block.take_back(), *self._let_go()]
-            return self._lose_rounds(rounds, attempt, error, untouched)
+            return self._lose_rounds(rounds, attempt, error, untouched=untouched)
         count = self.held
         first = not self._answered_any
         answered, held = self.block.take_back(), self._let_go()
@@ -281,30 +270,24 @@ class Dispatcher:
         # What was tried alone is again.
         found.suspects.extend(e for e in innocent if e.attempts)
         found.innocent.extend(e for e in innocent if not e.attempts)
-        return self._carry_out(found, count, error)
+        return carry_out(found, count, error, self._backlog.suspects)
 
     def _lose_rounds(
         self,
-        held: Sequence[Exchange],
+        rounds: Sequence[Exchange],
         attempt: Attempt,
-        error: Callable[[tuple[Attempt, ...]], EtlstageError],
+        error: LastError,
+        *,
         untouched: bool = False,
     ) -> Loss:
         """Have rounds asked again, as often as a worker is restarted in vain."""
-        count, progress = (0 if self._streams else len(held)), False
-        found = Judgement([], [], [])
-        for exchange in held:
-            lost, repeatable = exchange, exchange.submission.repeatable
-            if repeatable and exchange.submission.rewind():
-                progress = True
-                lost = replace(lost, attempts=(), tries=0)
-            if not untouched:
-                lost = tried(lost, attempt)
-            again = repeatable and lost.tries <= self._stage.restart.max
-            # Nobody waits for a round whose caller is gone, and no restart is counted.
-            again = again and not lost.submission.forgotten
-            (found.innocent if again else found.failed).append(lost)
-        return self._carry_out(found, count, error)._replace(progress=progress)
+        count = 0 if self._streams else len(rounds)
+        tries = self._stage.restart.max
+        found, progress = judge_rounds(
+            rounds, attempt, retries=tries, untouched=untouched
+        )
+        loss = carry_out(found, count, error, self._backlog.suspects)
+        return loss._replace(progress=progress)
 
     # --- for the other kinds of exchanges -------------------------------------
 
@@ -338,21 +321,10 @@ class Dispatcher:
         if len(groups) != count:
             groups = groups[at : at + count]
         outcome = Outcome(start, messages, groups, size, reply_size)
-        if self._refused and self._refused[0][0] < at + count:
-            outcome = self._without_refused(outcome, at)
+        if self._refused:
+            outcome = outcome.refusing(self._refused, at)
         self.block.hold(held, outcome)
         return outcome
-
-    def _without_refused(self, outcome: Outcome, at: int) -> Outcome:
-        """Return the outcome of replies that begin at ``at``, with its refusals."""
-        end = at + len(outcome.messages)
-        noes = []
-        while self._refused and self._refused[0][0] < end:
-            place, error = self._refused.popleft()
-            noes.append((place - at, error))
-        outcome = outcome._replace(refused=noes)
-        # One message is refused, or not.
-        return outcome.cut(0, 1) if len(outcome.messages) == 1 else outcome
 
     def _next_suspect(self, owed: int) -> Exchange | None:
         """Take a suspect if the worker is idle and fresh, or nobody fresh may come."""
@@ -396,82 +368,19 @@ class Dispatcher:
         self._alone = False
         return held
 
+    def _take_no(self, exchange: Exchange, outcome: Outcome) -> list[Exchange]:
+        """End what a worker refused, or have it tried again; return that."""
+        # To try a round again would double what was passed on already.
+        streams = exchange.submission.streams
+        retries = 0 if streams else self._stage.on_error.retries_refused
+        ended, again = refused(exchange, outcome, retries=retries)
+        for part in ended:
+            exchange.submission.deliver(part)
+        self._retried.extendleft(reversed(again))
+        return again
+
     def _unsent(self) -> list[Exchange]:
         unsent = [*self._again, *self._retried]
         self._again.clear()
         self._retried.clear()
         return unsent
-
-    def _take_noes(self, exchange: Exchange, outcome: Outcome) -> Iterator[Outcome]:
-        """End what a worker refused; yield of it what is to be tried again instead."""
-        # To try a round again would double what was passed on already.
-        streams = exchange.submission.streams
-        retries = 0 if streams else self._stage.on_error.retries_refused
-        if outcome.refused and not retries:
-            for _, error in outcome.refused:
-                error.attempts = (*exchange.attempts, *error.attempts)
-            exchange.submission.deliver(outcome)
-            return
-        for part in outcome.parts():
-            if part.error is None:
-                exchange.submission.deliver(part)
-                continue
-            attempts = part.error.attempts
-            culprit, again = refused(exchange.of(part), attempts, retries=retries)
-            if again:
-                self._retried.extendleft(reversed(again))
-                yield part
-            else:
-                part.error.attempts = culprit.attempts
-                exchange.submission.deliver(part)
-
-    def _carry_out(
-        self,
-        found: Judgement,
-        count: int,
-        error: Callable[[tuple[Attempt, ...]], EtlstageError],
-    ) -> Loss:
-        for exchange in found.innocent:
-            exchange.submission.give_back(exchange)
-        # Nobody waits for what a caller that is gone has submitted.
-        wanted = [s for s in found.suspects if not s.submission.forgotten]
-        # In front: a fresh worker gives its verdict on the first one only.
-        self._backlog.suspects.extendleft(reversed(wanted))
-        for exchange in found.failed:
-            exchange.fail(error(exchange.attempts))
-        tries = max((s.tries for s in found.suspects), default=0)
-        retried = sum(e.left for e in (*found.innocent, *wanted))
-        return Loss(count, retried, len(found.failed), tries)
-
-
-class StreamDispatcher(Dispatcher):
-    """
-    Has a worker run that is asked for nothing: it writes until it exits.
-
-    Its only exchange is a round, which ends with the process.
-    """
-
-    _streams = True
-
-    @property
-    def held(self) -> int:
-        """None: nothing was given to it."""
-        return 0
-
-    @property
-    def stalled(self) -> bool:
-        """Whether no more is to be read: before a round begins, it is nobody's."""
-        return not self._held or super().stalled
-
-    def passed(self, outputs: Run) -> None:
-        """Pass on outputs; those of a worker that exits before its round are dropped."""
-        if self._held:
-            super().passed(outputs)
-
-    def next(self, now: float, _owed: int, room: float) -> Sequence[Event] | None:
-        """Return nothing to send when a round has begun, None if there is none."""
-        return None if self._held else super().next(now, 0, room)
-
-    def _begin(self, exchange: Exchange) -> Sequence[Event]:
-        super()._begin(exchange)
-        return ()

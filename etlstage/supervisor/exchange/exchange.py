@@ -25,13 +25,21 @@ from etlstage.messages import Groups, Run, size_of
 if TYPE_CHECKING:
     from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("Exchange", "History", "Outcome", "Refused")
+__all__ = ("Exchange", "History", "Outcome", "Refused", "among")
 
 History: TypeAlias = tuple[tuple[Attempt, ...], int, int]
 """Attempts, tries and refusals of an exchange."""
 
 Refused: TypeAlias = Sequence[tuple[int, EtlstageError]]
 """Which of some messages a worker refused: the place of each, rising, and the error."""
+
+
+def among(refused: Refused, start: int, end: int) -> list[tuple[int, EtlstageError]]:
+    """Return those from ``start`` to ``end``, their places counted from there."""
+    first, last = (
+        bisect_left(refused, place, key=itemgetter(0)) for place in (start, end)
+    )
+    return [(place - start, error) for place, error in refused[first:last]]
 
 
 class Outcome(NamedTuple):
@@ -74,18 +82,17 @@ class Outcome(NamedTuple):
             whole * end // count - whole * start // count
             for whole in (self.size, self.reply_size)
         )
-        first, last = (
-            bisect_left(self.refused, place, key=itemgetter(0))
-            for place in (start, end)
-        )
-        refused = [(place - start, no) for place, no in self.refused[first:last]]
-        if refused and end - start == 1:
-            error = refused.pop()[1]
         groups = self.replies[start:end] if error is None else ()
         messages = self.messages[start:end]
-        return Outcome(
-            self.start + start, messages, groups, size, reply_size, error, refused
-        )
+        part = Outcome(self.start + start, messages, groups, size, reply_size, error)
+        return part.refusing(self.refused, start) if self.refused else part
+
+    def refusing(self, refused: Refused, at: int) -> Outcome:
+        """Return the same, with those of ``refused`` that are its own, from ``at``."""
+        mine = among(refused, at, at + len(self.messages))
+        if mine and len(self.messages) == 1:
+            return self._replace(groups=(), error=mine[0][1])
+        return self._replace(refused=mine)
 
     def parts(self) -> Iterator[Outcome]:
         """Yield the same in pieces: each answered, or refused as a whole."""

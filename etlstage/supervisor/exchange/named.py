@@ -8,7 +8,7 @@ one that is refused is its own matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from etlstage.errors import Attempt, EtlstageError, PayloadTooBig
@@ -17,13 +17,9 @@ from etlstage.protocol.events import Event, ExchangeOpened
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import take_ripe
-from etlstage.supervisor.exchange.dispatch import (
-    SLICE,
-    Dispatcher,
-    Loss,
-)
+from etlstage.supervisor.exchange.dispatch import SLICE, Dispatcher
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
-from etlstage.supervisor.exchange.retry import judge
+from etlstage.supervisor.exchange.retry import LastError, Loss, carry_out, judge
 
 __all__ = ("NamedDispatcher",)
 
@@ -157,7 +153,7 @@ class NamedDispatcher(Dispatcher):
         self,
         id_: int,
         attempt: Attempt,
-        error: Callable[[tuple[Attempt, ...]], EtlstageError],
+        error: LastError,
     ) -> Loss:
         """Let others try one exchange, which was cancelled; the worker lives on."""
         item = self._close(id_)
@@ -171,7 +167,8 @@ class NamedDispatcher(Dispatcher):
             batches=self._batches,
             first=True,
         )
-        return self._carry_out(found, item.exchange.left, error)
+        suspects = self._backlog.suspects
+        return carry_out(found, item.exchange.left, error, suspects)
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
         self._last += 1

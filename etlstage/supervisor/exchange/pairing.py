@@ -22,6 +22,7 @@ what is held back, how much may be, and how long to wait.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from etlstage.supervisor.exchange.exchange import Exchange, History, Outcome
@@ -52,11 +53,11 @@ class Answered(NamedTuple):
     reply_size: int = 0
     """Bytes of the replies."""
 
-    def without(self, outcome: Outcome) -> Answered:
+    def without(self, again: Sequence[Exchange]) -> Answered:
         """Return the same without what is to be tried again."""
         return self._replace(
-            messages=self.messages - len(outcome.messages),
-            size=self.size - outcome.size,
+            messages=self.messages - sum(exchange.left for exchange in again),
+            size=self.size - sum(exchange.size for exchange in again),
         )
 
 

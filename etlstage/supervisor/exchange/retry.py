@@ -16,14 +16,42 @@ a single message is refused, and no worker need be fresh for that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from etlstage.errors import Attempt
-from etlstage.supervisor.exchange.exchange import Exchange
+from etlstage.errors import Attempt, EtlstageError
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 
-__all__ = ("Judgement", "judge", "refused", "tried")
+__all__ = (
+    "Judgement",
+    "LastError",
+    "Loss",
+    "carry_out",
+    "judge",
+    "judge_rounds",
+    "refused",
+    "tried",
+)
+
+LastError: TypeAlias = Callable[[tuple[Attempt, ...]], EtlstageError]
+"""Makes the error of a message from all attempts at it."""
+
+
+class Loss(NamedTuple):
+    """What a lost worker held."""
+
+    held: int
+    """Messages."""
+    retried: int
+    """How many of them others are to try."""
+    failed: int = 0
+    """How many of them have failed for good."""
+    tries: int = 0
+    """How often the one that is suspected now has failed; 0 for a batch, or none."""
+    progress: bool = False
+    """Whether outputs came that no worker before it had given, in a round."""
 
 
 class Judgement(NamedTuple):
@@ -77,27 +105,94 @@ def judge(
     return Judgement([again], [], [])
 
 
-def refused(
-    exchange: Exchange, attempts: tuple[Attempt, ...], *, retries: int
-) -> tuple[Exchange, list[Exchange]]:
+def judge_rounds(
+    rounds: Sequence[Exchange], attempt: Attempt, *, retries: int, untouched: bool
+) -> tuple[Judgement, bool]:
     """
-    Return an exchange that a worker refused, and what of it is to be tried again.
-
-    It takes note of the refusal.
+    Return what becomes of rounds of extraction, and whether one got further.
 
     Args:
-        exchange: All of it was refused.
-        attempts: The refusal.
+        rounds: What a lost worker had not answered.
+        attempt: How the worker was lost.
+        retries: How often a round may be lost in vain beyond the first time.
+        untouched: Whether the worker had read nothing of what it was given.
+
+    """
+    found, progress = Judgement([], [], []), False
+    for exchange in rounds:
+        lost, repeatable = exchange, exchange.submission.repeatable
+        if repeatable and exchange.submission.rewind():
+            progress = True
+            lost = replace(lost, attempts=(), tries=0)
+        if not untouched:
+            lost = tried(lost, attempt)
+        again = repeatable and lost.tries <= retries
+        # Nobody waits for a round whose caller is gone, and no restart is counted.
+        again = again and not lost.submission.forgotten
+        (found.innocent if again else found.failed).append(lost)
+    return found, progress
+
+
+def carry_out(
+    found: Judgement, held: int, error: LastError, suspects: deque[Exchange]
+) -> Loss:
+    """
+    Have each exchange go where it belongs.
+
+    Args:
+        found: What is to become of them.
+        held: Messages that the lost worker held.
+        error: Makes the errors of those that have failed.
+        suspects: Where those go that are tried alone.
+
+    """
+    for exchange in found.innocent:
+        exchange.submission.give_back(exchange)
+    # Nobody waits for what a caller that is gone has submitted.
+    wanted = [s for s in found.suspects if not s.submission.forgotten]
+    # In front: a fresh worker gives its verdict on the first one only.
+    suspects.extendleft(reversed(wanted))
+    for exchange in found.failed:
+        exchange.fail(error(exchange.attempts))
+    tries = max((s.tries for s in found.suspects), default=0)
+    retried = sum(e.left for e in (*found.innocent, *wanted))
+    return Loss(held, retried, len(found.failed), tries)
+
+
+def refused(
+    exchange: Exchange, outcome: Outcome, *, retries: int
+) -> tuple[list[Outcome], list[Exchange]]:
+    """
+    Return of an exchange what has ended, and what is to be tried again.
+
+    Args:
+        exchange: As it was before its outcome.
+        outcome: A worker refused it, or some of its messages.
         retries: How often a single message may be refused beyond the first time.
 
     """
-    single = len(exchange.messages) == 1
-    exchange.attempts = (*exchange.attempts, *attempts)
-    exchange.refusals += single
-    again = exchange
-    if not single:
-        return again, list(again.split((len(exchange.messages) + 1) // 2))
-    return again, [again] if again.refusals <= retries else []
+    if outcome.error is None and not retries:
+        if exchange.attempts:
+            for _, error in outcome.refused:
+                error.attempts = (*exchange.attempts, *error.attempts)
+        return [outcome], []
+    ended: list[Outcome] = []
+    again: list[Exchange] = []
+    for part in outcome.parts():
+        if part.error is None:
+            ended.append(part)
+            continue
+        culprit, count = exchange.of(part), len(part.messages)
+        culprit.attempts = (*culprit.attempts, *part.error.attempts)
+        culprit.refusals += count == 1
+        if count > 1:
+            again += culprit.split((count + 1) // 2)
+        elif culprit.refusals <= retries:
+            again.append(culprit)
+        else:
+            part.error.attempts = culprit.attempts
+            ended.append(part)
+    return ended, again
 
 
 def tried(exchange: Exchange, attempt: Attempt) -> Exchange:

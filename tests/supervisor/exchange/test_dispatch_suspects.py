@@ -7,8 +7,7 @@ from etlstage.messages import StageKind
 from etlstage.protocol.events import MessagesPassed
 from etlstage.protocol.marker import Mode
 from etlstage.stage import ErrorPolicy
-from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.dispatch import Loss, StreamDispatcher
+from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.exchange.test_dispatch import LOST, Line, outcome, stage
@@ -54,26 +53,6 @@ def test_nobody_waits_for_the_rounds_of_who_is_gone() -> None:
     line.backlog.drop(asked)
 
     assert line.dispatcher.forgotten
-
-
-def test_round_of_a_program_ends_with_it() -> None:
-    """If there is one: a program may end before anybody wants what it writes."""
-    backlog = Backlog()
-    run = stage(Mode.PLAIN, kind=StageKind.EXTRACT)
-    dispatcher = StreamDispatcher(run, backlog)
-    dispatcher.passed([b"too early"])
-    dispatcher.finish(0.0)
-    asked = Round(lambda: None, b"", max_unread=99)
-    backlog.open(asked)
-    assert dispatcher.stalled
-    assert dispatcher.next(0.0, 0, 1) == ()
-    assert (dispatcher.stalled, dispatcher.held) == (False, 0)
-    dispatcher.passed([b"1"])
-    assert not asked.finished
-    dispatcher.finish(0.0)
-    dispatcher.release()
-
-    assert (asked.finished, asked.outputs()) == (True, [[b"1"]])
 
 
 # --- a suspect -----------------------------------------------------------------------

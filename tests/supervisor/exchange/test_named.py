@@ -20,9 +20,9 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.dispatch import Loss
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.named import NamedDispatcher
+from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import Submission
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.errors import Attempt
-from etlstage.supervisor.exchange.exchange import Exchange
+from etlstage.errors import Attempt, RefusedByWorker
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.retry import Judgement, judge, refused
 from etlstage.supervisor.exchange.submission import Submission
 
@@ -117,21 +117,62 @@ def test_all_exchanges_under_way_are_suspects() -> None:
     assert found.failed == [tried(taken(0, b"a"), DIED, DIED, tries=2)]
 
 
+def no(exchange: Exchange, *places: int) -> Outcome:
+    """Return the outcome of an exchange that a worker refused, or some messages of."""
+    errors = [RefusedByWorker("no", stage="t", code=0, reason="no") for _ in places]
+    for error in errors:
+        error.attempts = (DIED,)
+    outcome = Outcome(exchange.start, exchange.messages, (), exchange.size)
+    if places:
+        groups = [(m,) for m in exchange.messages]
+        refusals = list(zip(places, errors, strict=True))
+        return outcome._replace(groups=groups, refused=refusals)
+    error = RefusedByWorker("no", stage="t", code=0, reason="no")
+    error.attempts = (DIED,)
+    return outcome._replace(error=error)
+
+
 def test_refused_message_is_tried_as_often_as_it_may_be() -> None:
     """Each refusal counts, and what else happened to it does not."""
     before = tried(taken(0, b"a"), BEFORE, tries=1)
-    once, again = refused(before, (DIED,), retries=1)
-    assert again == [once]
+    ended, (once,) = refused(before, no(before), retries=1)
+    assert ended == []
     assert (once.attempts, once.tries, once.refusals) == ((BEFORE, DIED), 1, 1)
-    twice, again = refused(once, (DIED,), retries=1)
+    (twice,), again = refused(once, no(once), retries=1)
     assert again == []
-    assert (twice.attempts, twice.refusals) == ((BEFORE, DIED, DIED), 2)
+    assert isinstance(twice.error, RefusedByWorker)
+    assert twice.error.attempts == (BEFORE, DIED, DIED)
 
 
 def test_refused_batch_is_halved() -> None:
     """Whether it may be tried again or not: whose fault it is, nobody said."""
-    _, halves = refused(taken(3, b"a", b"b", b"c"), (DIED,), retries=0)
+    batch = taken(3, b"a", b"b", b"c")
+    ended, halves = refused(batch, no(batch), retries=0)
+    assert ended == []
     assert halves == [tried(taken(3, b"a", b"b"), DIED), tried(taken(5, b"c"), DIED)]
+
+
+def test_what_was_answered_with_a_refused_message_is_not_tried_again() -> None:
+    """Those that were refused are, each by itself, in their order."""
+    run = tried(taken(3, b"a", b"b", b"c", b"d"), BEFORE)
+    ended, again = refused(run, no(run, 0, 2), retries=1)
+    assert [(part.start, part.messages, part.error) for part in ended] == [
+        (4, [b"b"], None),
+        (6, [b"d"], None),
+    ]
+    assert [(e.start, e.messages, e.refusals) for e in again] == [
+        (3, [b"a"], 1),
+        (5, [b"c"], 1),
+    ]
+    assert {e.attempts for e in again} == {(BEFORE, DIED)}
+
+
+def test_refusals_of_a_run_that_are_not_tried_again_stay_in_it() -> None:
+    """Each error tells all attempts."""
+    run = tried(taken(3, b"a", b"b", b"c"), BEFORE)
+    outcome = no(run, 0, 2)
+    assert refused(run, outcome, retries=0) == ([outcome], [])
+    assert {e.attempts for _, e in outcome.refused} == {(BEFORE, DIED)}
 
 
 @given(

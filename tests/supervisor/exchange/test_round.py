@@ -15,8 +15,9 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.dispatch import Dispatcher, Loss
+from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.exchange.round import Repeat, Round
 
 ATTEMPT = Attempt("e-1", 7, "died", (), ())

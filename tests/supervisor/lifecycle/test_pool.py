@@ -37,8 +37,8 @@ from etlstage.stage import (
     Timeouts,
 )
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.dispatch import Loss
 from etlstage.supervisor.exchange.exchange import Outcome
+from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.exchange.submission import Submission
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
