@@ -217,7 +217,7 @@ def _letters(found: Letters) -> Iterator[DeadLetter]:
                 if isinstance(letter, Torn):
                     typer.echo(
                         f"etlstage: warning: {harmless(str(path))}:{letter.line}:"
-                        f" skipped a truncated record of {letter.size} bytes",
+                        f" skipped a truncated record of {counted(letter.size, 'byte')}",
                         err=True,
                     )
                 else:

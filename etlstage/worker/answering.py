@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from etlstage.errors import MessageRefused
+from etlstage.messages import counted
 from etlstage.protocol.events import (
     MessagesPassed,
     MoreRequested,
@@ -202,8 +203,8 @@ class Answering:
         self._connection.flush()
         self._size = 0
         if isinstance(error, Exception):
-            unit = "bytes" if isinstance(asked, bytes) else "messages"
-            error.add_note(f"{self._place()}, {len(asked)} {unit} long")
+            unit = "byte" if isinstance(asked, bytes) else "message"
+            error.add_note(f"{self._place()}, {counted(len(asked), unit)} long")
 
     def _refused(self, refusal: MessageRefused) -> str | None:
         """Treat a reply that can't be sent as if its function had raised."""

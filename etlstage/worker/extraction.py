@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from etlstage.errors import MessageRefused
+from etlstage.messages import counted
 from etlstage.protocol.events import (
     MessagesPassed,
     OutputPassed,
@@ -100,4 +101,5 @@ class Extraction:
         raise refusal
 
     def _place(self) -> str:
-        return f"in {self._function.name}, after {self._connection.sent} messages"
+        sent = counted(self._connection.sent, "message")
+        return f"in {self._function.name}, after {sent}"

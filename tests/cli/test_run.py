@@ -143,11 +143,13 @@ def test_secrets_are_shown_nowhere(
     path.write_text(HIDING.replace("COMMAND", command))
     no_program(tmp_path / "hunter 2's")
     result = etlstage(
-        *("run", path, "--report", "r.json", *debug), env={"TOKEN": "hunter 2's"}
+        *("run", path, "--report", "r.json", "--report-html", "r.html", *debug),
+        env={"TOKEN": "hunter 2's"},
     )
     assert result.returncode == 1
     report = (tmp_path / "r.json").read_text()
-    for text in (result.stdout, result.stderr, report):
+    page = (tmp_path / "r.html").read_text()
+    for text in (result.stdout, result.stderr, report, page):
         assert "hunter" not in text
         assert "plain-word" not in text
     assert "${TOKEN}" in result.stderr

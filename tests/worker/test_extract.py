@@ -166,7 +166,7 @@ def test_message_with_a_marker(start: Start) -> None:
     assert stage.read_to_end() == (b"a\n", 1)
     assert (
         " at offset 1; choose other markers, or encode the message\n"
-        "in extract function '<lambda>', after 1 messages" in stage.stderr
+        "in extract function '<lambda>', after 1 message" in stage.stderr
     )
     assert "MessageRefused: message contains marker eom " in stage.stderr
     assert stage.stderr.count("Traceback") == 1
@@ -176,7 +176,7 @@ def test_message_with_a_marker_in_front_of_many(start: Start) -> None:
     """It's noticed when enough has been collected, and told once."""
     stage = start("worker.extract(lambda: [b'a', b'b\\nc', *[b'd' * 999] * 999])")
     assert stage.read_to_end() == (b"a\n", 1)
-    assert "in extract function '<lambda>', after 1 messages\n" in stage.stderr
+    assert "in extract function '<lambda>', after 1 message\n" in stage.stderr
     assert stage.stderr.count("Traceback") == 1
 
 

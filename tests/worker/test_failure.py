@@ -50,11 +50,10 @@ def test_skipped_batch(start: Start) -> None:
             return messages
         worker.transform_batch(f, on_error="skip")
     """)
-    stage.ask(b"a\n\x17b\nbad\n\x17c\n\x17", b"a\n\0\0c\n\0")
+    stage.ask(b"a\n\x17b\nbad\n\x17bad\n\x17c\n\x17", b"a\n\0\0\0c\n\0")
     assert stage.finish() == (b"", 0)
-    assert "in transform function 'f', batch 2 of this worker, 2 messages long" in (
-        stage.stderr
-    )
+    for number, size in (2, "2 messages"), (3, "1 message"):
+        assert f"batch {number} of this worker, {size} long\n" in stage.stderr
 
 
 def test_skip_drops_what_the_failed_reply_had(start: Start) -> None:

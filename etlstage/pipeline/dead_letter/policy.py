@@ -26,7 +26,7 @@ from etlstage.errors import (
     StageError,
     WorkerLost,
 )
-from etlstage.messages import Run
+from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
@@ -249,8 +249,8 @@ def check_budget(
         return
     kept = f"; they are kept, see {look}" if look is not None else ""
     raise StageError(
-        f"stage {account.stage}: {account.dead} of {account.received} messages could"
-        f" not be processed, on_error.budget allows {budget}; the last one: {last}"
+        f"stage {account.stage}: {account.dead:,} of"
+        f" {counted(account.received, 'message')} could not be processed, on_error.budget allows {budget}; the last one: {last}"
         f"{kept}",
         stage=account.stage,
     )

@@ -206,7 +206,8 @@ class FrameLanding(Landing):
             if not keeps:
                 self.account.failed += counts[0]
                 raise self._failure(
-                    f"{counts[0]} of {counts[1]} messages do not fit the schema"
+                    f"{counts[0]:,} of {counted(counts[1], 'message')}"
+                    f" {'does' if counts[0] == 1 else 'do'} not fit the schema"
                     f" '{wanted}': message {place + 1} is the first, {unfit.why};"
                     f" nothing{what and ' of '}{what} is loaded"
                 )

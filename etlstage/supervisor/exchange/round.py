@@ -19,7 +19,7 @@ from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 from etlstage.errors import EtlstageError, SourceFailed
-from etlstage.messages import Run, cost_of, joined
+from etlstage.messages import Run, cost_of, counted, joined
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.submission import Submission
 
@@ -104,7 +104,7 @@ class Round(Submission):
         if len(outputs):  # where EOP is EOM the end is the only message
             self._outputs.append(outputs)
         elif outcome.error is None and self._given < self._known:
-            self._fail(f"{self._given} messages, and ended")
+            self._fail(f"{counted(self._given, 'message')}, and ended")
         self.error = self.error or outcome.error
         super().deliver(outcome._replace(reply_size=0))
         super().collect()

@@ -227,6 +227,9 @@ def test_budget_without_a_place_for_letters(account: Account) -> None:
         "stage s: 2 of 40 messages could not be processed, on_error.budget allows"
         " 1 message; the last one: no"
     )
+    account.received, account.dead = 1, 1
+    with pytest.raises(StageError, match="stage s: 1 of 1 message could not be"):
+        check_budget(account, ErrorBudget(count=0, share=None), last="no")
 
 
 class Counted(DeadLetters):

@@ -167,7 +167,7 @@ async def test_message_that_does_not_fit_is_dead_lettered(
     report = await run(path, spark)
     assert isinstance(report.error, SinkFailed)
     assert str(report.error) == (
-        f"load: {3000 - good} of 3000 messages do not fit the schema '{schema}':"
+        f"load: {3000 - good:,} of 3,000 messages do not fit the schema '{schema}':"
         f" message {min(letter.place for letter in found) + 1} is the first, field 'id' is a number that is no decimal(3,0);"
         " nothing is loaded"
     )
@@ -207,7 +207,7 @@ async def test_budget_holds_for_all_tasks_together(
     text = WORKER.replace("DIES:", "DIES or row['id'] % 100 == 0:")
     (tmp_path / "worker.py").write_text(text)
     report = await run(path, spark)
-    assert "stage clean: 30 of 3000 messages could not be processed" in str(
+    assert "stage clean: 30 of 3,000 messages could not be processed" in str(
         report.error
     )
     assert len(letters(tmp_path)) == 30
