@@ -26,7 +26,7 @@ def hostile_worker(
     *,
     mode: Mode = Mode.SINGLE,
     batch: int = 3,
-    transform: Literal["identity", "upper", "count"] = "identity",
+    transform: Literal["identity", "upper", "count", "nothing"] = "identity",
 ) -> tuple[str, ...]:
     """
     Return the command of a worker that misbehaves as ``plan`` says.
@@ -41,7 +41,7 @@ def hostile_worker(
         mode: That of the stage.
         batch: Messages that the worker wants in a batch, in ``Mode.BATCH_WORKER``.
         transform: What it makes of each message: the same; the same in capitals; how
-            many messages the process has read.
+            many messages the process has read; nothing, as a load worker.
 
     Raises:
         ConfigError: If ``mode`` is plain: nothing is asked there.

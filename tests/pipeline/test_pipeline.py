@@ -173,7 +173,7 @@ async def test_stage_that_swallows_everything() -> None:
     """Nothing arrives, and that is right."""
     sink = GatedSink()
     report = await run(
-        pipeline(ScriptedSource([numbers(0, 9)]), stage("swallow"), sink=sink)
+        pipeline(ScriptedSource([numbers(0, 9)]), stage("silent"), sink=sink)
     )
 
     assert report.status == "done"

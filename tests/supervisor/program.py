@@ -98,12 +98,6 @@ def words() -> None:
         reply(*message.split())
 
 
-def swallow() -> None:
-    """Answer each message with nothing."""
-    for _ in messages():
-        reply()
-
-
 def one_to_one() -> None:
     """Answer each message with itself, where EOP is EOM."""
     for message in messages():
@@ -205,12 +199,6 @@ def batch() -> None:
     """Answer each batch with its messages, joined."""
     for messages in batches():
         reply(b" ".join(messages))
-
-
-def silent_batch() -> None:
-    """Answer each batch with nothing."""
-    for _ in batches():
-        reply()
 
 
 def dies_at_batch(number: str) -> None:

@@ -129,7 +129,7 @@ async def test_outputs_belong_to_the_last_message() -> None:
 
 async def test_batch_without_outputs_is_answered() -> None:
     """As an L worker does."""
-    run = closed_by_us("silent_batch", size=2)
+    run = closed_by_us("silent", size=2)
     assert outputs(await submit(run, numbers(5))) == [()] * 5
 
 
@@ -219,7 +219,7 @@ async def test_batch_that_is_not_answered() -> None:
 
 async def test_load_stage_in_batches() -> None:
     """One batch at a time by default."""
-    run = closed_by_us("silent_batch", size=3)
+    run = closed_by_us("silent", size=3)
     load = Stage(
         name="l",
         command=run.command,

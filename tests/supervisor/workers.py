@@ -1,8 +1,9 @@
 """
 Stages of the worker program, and ways to look at what became of their processes.
 
-A behaviour is called by its name: a plan for the hostile worker, or a function of
-``program.py``, which is for what no such plan says.
+A behaviour is called by its name: ``silent``, which answers with nothing, as a load
+worker does; a plan for the hostile worker; or a function of ``program.py``, which is
+for what no such plan says.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def command(
     behaviour: str, *arguments: object, mode: Mode = Mode.SINGLE
 ) -> tuple[str, ...]:
     """Return the command line of a worker that behaves so."""
+    if behaviour == "silent":
+        return hostile_worker(FaultPlan(), mode=mode, transform="nothing")
     if behaviour in HOSTILE:
         plan = FaultPlan(HOSTILE[behaviour](*arguments))
         # It is asked for nothing in plain mode, and has come to its end before that.

@@ -28,7 +28,7 @@ def converse(
     *faults: Fault,
     mode: Mode = Mode.SINGLE,
     markers: Markers | None = None,
-    transform: Literal["identity", "upper", "count"] = "identity",
+    transform: Literal["identity", "upper", "count", "nothing"] = "identity",
     seed: int = 0,
     who: tuple[str, int] = ("t-1", 1),
 ) -> tuple[bytes, int]:
@@ -120,10 +120,16 @@ def test_without_faults_it_answers_each_message_with_itself() -> None:
 
 @pytest.mark.parametrize(
     ("transform", "replies"),
-    [("upper", b"AEOMEOPBEOMEOP"), ("count", b"1EOMEOP2EOMEOP")],
+    [
+        ("upper", b"AEOMEOPBEOMEOP"),
+        ("count", b"1EOMEOP2EOMEOP"),
+        ("nothing", b"EOPEOP"),
+    ],
 )
-def test_transforms(transform: Literal["upper", "count"], replies: bytes) -> None:
-    """In capitals; or the number of the message in this process."""
+def test_transforms(
+    transform: Literal["upper", "count", "nothing"], replies: bytes
+) -> None:
+    """In capitals; the number of the message in this process; or nothing (issue 9)."""
     assert converse(b"aEOMbEOM", markers=WORDS, transform=transform) == (replies, 0)
 
 

@@ -6,8 +6,8 @@ bytes.
 
 Usage: ``python -I -S hostile DRIVER SIZE TRANSFORM [PLAN]``. DRIVER is ``single``,
 ``worker`` or ``supervisor``; SIZE counts the messages of a batch, if the worker
-drives; TRANSFORM is ``identity``, ``upper`` or ``count``. Without PLAN it is in
-``ETLSTAGE_FAULTS``.
+drives; TRANSFORM is ``identity``, ``upper``, ``count`` or ``nothing``. Without PLAN
+it is in ``ETLSTAGE_FAULTS``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Worker:
         self._number += 1
         if "message" in self._plan:
             self._misbehave("message", message)
-        self._output.reply([self._transformed(message)])
+        self._reply([self._transformed(message)])
 
     def _collect(self, message: bytes | None) -> None:
         if message is not None:
@@ -101,7 +101,10 @@ class Worker:
                 self._output.ask_for_more()
                 return
         batch, self._batch = self._batch, []
-        self._output.reply(batch)
+        self._reply(batch)
+
+    def _reply(self, outputs: list[bytes]) -> None:
+        self._output.reply([] if self._transform == "nothing" else outputs)
 
     def _transformed(self, message: bytes) -> bytes:
         if self._transform == "upper":
