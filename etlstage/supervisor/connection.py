@@ -134,6 +134,10 @@ class Host(Protocol):
         """Declare the worker at fault."""
         ...
 
+    def despair(self, reason: str) -> None:
+        """End all that is submitted: nobody waits for another worker."""
+        ...
+
     def silent(self, seconds: float, hint: str) -> None:
         """Take note that the worker has not answered for so long."""
         ...
@@ -627,8 +631,7 @@ class Connection:
     def _limit(self) -> float | None:
         """Seconds that an answer may take."""
         limit, stop = self._stage.timeout.message, self._stage.timeout.stop
-        # Who has answered before is worth waiting for.
-        if self._backlog.hurried and not self.answered:
+        if self._backlog.hopeless:
             return stop if limit is None else min(limit, stop)
         return limit
 
@@ -639,8 +642,8 @@ class Connection:
         return now - self._asked_at, self._unanswered_bytes
 
     def hurry(self, now: float) -> None:
-        """Wait no longer than to stop it for a worker that has answered nothing."""
-        if self._asked_at is not None and not self.answered:
+        """Wait no longer than to stop it, if no worker has answered anything."""
+        if self._asked_at is not None and self._backlog.hopeless:
             limit = self._limit
             assert limit is not None, "in a hurry there is a limit"
             self._answer_due.set(now + limit)
@@ -666,9 +669,11 @@ class Connection:
                     "replys", "replies"
                 )
                 wrote = f"{count} of its block are missing; {wrote}"
-            self._host.fail(
-                f"did not answer a {what} within {limit} s: {wrote}", "silent"
-            )
+            reason = f"did not answer a {what} within {limit} s: {wrote}"
+            hopeless = self._backlog.hopeless
+            self._host.fail(reason, "silent")
+            if hopeless:
+                self._host.despair(reason)
             return
         for id_ in self._named.expired(now, limit):
             reason = f"did not answer a {what} within {limit} s, and it was cancelled"

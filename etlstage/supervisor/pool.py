@@ -191,7 +191,7 @@ class WorkerPool:
         return max(found, key=lambda silence: silence.seconds, default=None)
 
     def hurry(self) -> None:
-        """Wait no longer than to stop them for workers that have answered nothing."""
+        """Wait no longer than to stop them for workers that never answer."""
         self.backlog.hurried = True
         now = anyio.current_time()
         for running in self._running.values():

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import anyio
 
-from etlstage.errors import Attempt, EtlstageError, FailureCause
+from etlstage.errors import Attempt, EtlstageError, FailureCause, StageFailed
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Shape
 from etlstage.stage.stage import Stage
@@ -210,6 +210,12 @@ class RunningWorker:
     def handle(self, event: Event) -> None:
         """Take note of what happened, and act upon it."""
         self._owner.handle(event)
+
+    def despair(self, reason: str) -> None:
+        """End all that is submitted: nobody waits for another worker."""
+        name = self._stage.name
+        text = f"stage {name}: no worker has ever answered: worker {self.name} {reason}"
+        self._owner.backlog.fail(StageFailed(text, stage=name))
 
     def silent(self, seconds: float, hint: str) -> None:
         """Tell that the worker has not answered for so long."""

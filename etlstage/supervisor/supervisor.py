@@ -192,10 +192,10 @@ class AsyncSupervisor:
 
     def hurry(self) -> None:
         """
-        Have no worker waited for that has never answered: it may never do.
+        Wait no more for workers of which none has ever answered: they may never do.
 
-        From now on such a worker has ``timeout.stop`` seconds for a message; one that
-        has answered before has its ``timeout.message``.
+        From now on they have ``timeout.stop`` seconds, after which all messages end with
+        :class:`StageFailed`. Where one has answered before, nothing changes.
         """
         if self._tasks is not None:
             self._pool.hurry()

@@ -27,7 +27,9 @@ class Backlog:
         self._workers: set[int] = set()
         self._steps = 0.0  # messages that are still to be tried in lock-step
         self.hurried: bool = False
-        """Nobody wants to wait for a worker that has never answered."""
+        """Nobody wants to wait for workers of which none has ever answered."""
+        self.answered: bool = False
+        """Some worker has."""
         self.suspects: deque[Exchange] = deque()
         """What workers were lost with; a fresh worker tries it, alone."""
         self.orphaned: bool = False
@@ -81,6 +83,11 @@ class Backlog:
         return suspects + sum(s.waiting for s in self._submissions)
 
     @property
+    def hopeless(self) -> bool:
+        """Whether to give up on who does not answer soon."""
+        return self.hurried and not self.answered
+
+    @property
     def in_step(self) -> bool:
         """Whether the workers are given one exchange at a time, and each is proven."""
         return self._steps > 0
@@ -91,6 +98,7 @@ class Backlog:
 
     def step_on(self, messages: int) -> None:
         """Take note of messages that have ended well."""
+        self.answered = True
         self._steps = max(0.0, self._steps - messages)
 
     def in_turn(self, worker: int) -> list[Submission]:

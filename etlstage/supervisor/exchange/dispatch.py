@@ -262,7 +262,7 @@ class Dispatcher:
         found = judge(
             blamed,
             attempt,
-            retries=self._stage.on_error.retries,
+            retries=0 if self._backlog.hopeless else self._stage.on_error.retries,
             batches=self._batches,
             first=first,
             concurrent=self._concurrent,

@@ -147,6 +147,16 @@ def test_lane_is_taken_and_never_given() -> None:
     assert len(waiting.in_turn(0)) == 2
 
 
+def test_who_never_answers_is_hopeless_in_a_hurry() -> None:
+    """Who has answered once is worth waiting for."""
+    waiting = backlog()
+    assert not waiting.hopeless
+    waiting.hurried = True
+    assert waiting.hopeless
+    waiting.step_on(1)
+    assert not waiting.hopeless
+
+
 def test_pending_is_what_has_not_ended() -> None:
     """Whether a worker has it or not; what is collected late does not count."""
     one = submission(b"a", b"b")
