@@ -152,6 +152,19 @@ async def filled(state: Path, *rows: tuple[str, datetime, Exception]) -> None:
 NO_DATE = "refused the message: no date in row {}, of the form that is asked for"
 
 
+async def test_list_on_a_wide_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At 200 columns a line is enough (issue 11)."""
+    wide = Screen(file=Terminal(), width=200)
+    monkeypatch.setattr("etlstage.cli.dlq.Screen", lambda: wide)
+    await filled(tmp_path, ("clean", NOON, ValueError(NO_DATE.format(12))))
+    assert list_letters(tmp_path, stage=None, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line) for line in lines] == [48, 112, 13]
+    assert lines[1].endswith(NO_DATE.format(12))
+
+
 @pytest.mark.usefixtures("narrow")
 async def test_list_on_a_terminal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
