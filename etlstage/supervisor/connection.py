@@ -3,7 +3,8 @@ The session with one worker, and the bytes between.
 
 The connection alone owns the session of the dialect: it asks the dispatcher what to
 send, matches every event that comes back, and tells what has ended. What the process
-does beside that is a matter of ``running.py``.
+does beside that is a matter of ``running.py``; when bytes come and go, of ``reader.py``
+and ``writer.py``; how long a worker may take, of ``patience.py``.
 
 In the common case everything happens in the task that reads: a reply comes in, its
 messages are delivered, the next ones are taken and written at once. Another task
@@ -15,15 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 import anyio
 import anyio.lowlevel
 
 from etlstage.errors import (
-    Attempt,
-    EtlstageError,
-    FailureCause,
     LocalProtocolError,
     MessageRefused,
     PayloadTooBig,
@@ -60,25 +58,19 @@ from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.exchange.pairing import Answered
 from etlstage.supervisor.exchange.streaming import StreamDispatcher
+from etlstage.supervisor.host import Host
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
-    Event,
     WorkerWorn,
 )
+from etlstage.supervisor.patience import Patience
+from etlstage.supervisor.reader import Reader
 from etlstage.supervisor.verifier import Verifier
 from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Wire
 
-__all__ = ("Connection", "Host")
-
-_CHUNK: Final = 65536  # bytes a read; once that many came:
-# Half of what the pipe holds: memory for all of it comes from the kernel, and goes
-# back there, with every read, and its pages are cleared each time.
-_BIG_CHUNK: Final = 512 * 1024
-_MOST: Final = 1024 * 1024  # bytes that a pipe holds
-_SILENCE: Final = 30.0  # seconds without an answer until that is told
-_TURN: Final = 16  # reads in a row before other tasks get a turn
+__all__ = ("Connection",)
 
 _DISPATCHERS: Final[dict[Shape, type[Dispatcher]]] = {
     Shape.STREAM: StreamDispatcher,
@@ -86,71 +78,6 @@ _DISPATCHERS: Final[dict[Shape, type[Dispatcher]]] = {
     Shape.BATCH: BatchDispatcher,
     Shape.ASKED_BATCH: AskedDispatcher,
 }
-
-
-class Host(Protocol):
-    """What a connection needs of the worker that it is the connection to."""
-
-    name: str
-
-    @property
-    def usable(self) -> bool:
-        """Whether the worker may be given messages."""
-        ...
-
-    @property
-    def failed(self) -> bool:
-        """Whether it was at fault: what it writes then is no reply."""
-        ...
-
-    @property
-    def exited(self) -> bool:
-        """Whether its process is gone."""
-        ...
-
-    def handle(self, event: Event) -> None:
-        """Take note of what happened, and act upon it."""
-        ...
-
-    def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
-        """Have a position stored, then call ``answer``, with the error if it failed."""
-        ...
-
-    def announce(self) -> None:
-        """Take note that the worker says that it is ready."""
-        ...
-
-    def stop(self, *, patient: bool = True) -> None:
-        """Stop the worker."""
-        ...
-
-    def broke(self, pipe: str) -> None:
-        """Take note that the worker closed a pipe; it is stopped if it does not exit."""
-        ...
-
-    def fail(
-        self, reason: str, cause: FailureCause, blame: EtlstageError | None = None
-    ) -> None:
-        """Declare the worker at fault."""
-        ...
-
-    def despair(self, reason: str) -> None:
-        """End all that is submitted: nobody waits for another worker."""
-        ...
-
-    def silent(self, seconds: float, hint: str) -> None:
-        """Take note that the worker has not answered for so long."""
-        ...
-
-    def refused(self, code: int, reason: str) -> EtlstageError:
-        """Return the error of a message to which the worker said no."""
-        ...
-
-    def cancelled(
-        self, reason: str
-    ) -> tuple[Attempt, Callable[[tuple[Attempt, ...]], EtlstageError]]:
-        """Return the attempt at an exchange that took too long, and its last error."""
-        ...
 
 
 class Connection:
@@ -199,24 +126,22 @@ class Connection:
         self._writer = Writer(wire, partial(host.broke, "stdin"))
         self._verified = stage.dialect.counts
         self._verifier = Verifier(self, self.dispatch, wire, self._writer, stage)
-        self._answer_due = Deadline(self._miss_answer)
-        self._silence_due = Deadline(self._tell_silence)
-        self._asked_at: float | None = None  # since when an answer is due
+        self.patience: Patience = Patience(
+            host, stage, self._session, self.dispatch, backlog, self._cancel
+        )
+        """How long the worker may take."""
+        self._reader = Reader(
+            wire, host, self.dispatch, self._receive, self.patience.suspend
+        )
         self._batch_due = Deadline(self.pump_all)
         self._session_due = Deadline(self._ring_session)
         self._session_timer: float | None = None
         self._written_before = 0  # bytes, when it was last given something while idle
-        self._unanswered_bytes = 0  # read since the last complete reply
         self._retiring = False
         self._tail: bytes | None = None  # what it wrote last, once it can write no more
         self._extracts = stage.kind is StageKind.EXTRACT
-        self._paused: anyio.Event | None = None  # reading waits for the consumer
         self.answered: int = 0
         """Messages that the worker has answered."""
-        self.idle_since: float | None = anyio.current_time()
-        """Since when it has had nothing to do; None while it has."""
-        self.late: int = 0
-        """Bytes that it wrote after it had failed."""
 
     @property
     def owed(self) -> int:
@@ -240,7 +165,7 @@ class Connection:
 
     def pump(self, now: float) -> bool:
         """Give the worker what it may have now; return whether there was anything."""
-        if self._extracts or self._paused is not None:
+        if self._extracts or self._reader.paused:
             self._follow_consumer(now)
         writer = self._writer
         if not self._host.usable or not (writer.empty or writer.flush()):
@@ -284,7 +209,7 @@ class Connection:
                 dispatch.block.turn(now)
                 self._written_before = self._writer.written
             if not owed or self._asked or self._named is not None:
-                self._expect_answer(now)
+                self.patience.expect(now)
             return chunks
 
     def pump_all(self, now: float) -> None:
@@ -308,8 +233,8 @@ class Connection:
 
     async def watch(self) -> None:
         """Ring the deadlines until cancelled."""
-        others = (self._silence_due, self._batch_due, self._session_due)
-        await self._answer_due.run(*others)
+        others = (self.patience.silence_due, self._batch_due, self._session_due)
+        await self.patience.answer_due.run(*others)
 
     def say_farewell(self) -> bool:
         """Tell the worker to end, in its dialect; return whether there is a way to."""
@@ -327,51 +252,32 @@ class Connection:
 
     async def read(self) -> None:
         """Read to the end of what the worker writes."""
-        wire, chunk, turn = self._wire, _CHUNK, 0
-        read = wire.read
         # A dialect may have something to say first.
         self._settle(anyio.current_time())
-        while True:
-            if self.dispatch.stalled:
-                await self._wait_for_consumer()
-            data = read(chunk)
-            if data is None:
-                turn = 0
-                await wire.readable()
-                continue
-            if not data:
-                break
-            chunk = _BIG_CHUNK if len(data) >= _CHUNK else _CHUNK
-            if self._host.failed:
-                self.late += len(data)
-            else:
-                self._receive(data)
-            turn += 1
-            if turn == _TURN:
-                turn = 0
-                await anyio.lowlevel.checkpoint()
+        await self._reader.run()
         self._receive_eof(anyio.current_time())
 
     def catch_up(self) -> None:
         """Read what a dead process has written, without waiting for more."""
-        left = _MOST
-        while left > 0 and (data := self._wire.read(left)):
-            left -= len(data)
-            if self._host.failed:
-                self.late += len(data)
-            else:
-                self._receive(data)
+        self._reader.catch_up()
         self._conclude(anyio.current_time(), lambda: None)
 
     def read_dry(self) -> None:
         """Read and understand what the worker has written."""
-        # The end, when it comes, is left to who reads.
-        while not self._host.failed and (data := self._wire.read(_CHUNK)):
-            self._receive(data)
+        self._reader.read_dry()
+
+    def read_on(self) -> None:
+        """Wait for no consumer any more: the process is gone."""
+        self._reader.go_on()
+
+    @property
+    def late(self) -> int:
+        """Bytes that it wrote after it had failed."""
+        return self._reader.late
 
     def _receive(self, data: bytes) -> None:
         now = anyio.current_time()
-        self._unanswered_bytes += len(data)
+        self.patience.received += len(data)
         if self._verifier.busy:
             self._verifier.hear(data)
         self._session.receive_data(data, now)
@@ -473,11 +379,11 @@ class Connection:
                 self._take_replies(event, now)
             case OutputPassed(messages):
                 self.dispatch.passed(messages)
-                self._expect_answer(now)
+                self.patience.expect(now)
             case MoreRequested():
-                self._expect_answer(now)
+                self.patience.expect(now)
             case ExchangesEnded(ends) if self._named is not None:
-                self._named.ended(ends, self._unanswered_bytes, now)
+                self._named.ended(ends, self.patience.received, now)
                 self._take_end(now)
             case OutputOf(id_, messages) if self._named is not None:
                 try:
@@ -525,7 +431,7 @@ class Connection:
             self.doubt()
             return
         groups, overhead, refusals = replies
-        size, refused = self._unanswered_bytes + overhead, self._host.refused
+        size, refused = self.patience.received + overhead, self._host.refused
         if refusals:
             noes = [(place, refused(0, reason)) for place, reason in refusals]
             self.dispatch.answered(groups, size, now, noes)
@@ -535,12 +441,12 @@ class Connection:
 
     def _take_end(self, now: float) -> None:
         """Take note that exchanges have ended."""
-        self._unanswered_bytes = 0
+        self.patience.received = 0
         if self._metrics is not None:
             self._metrics.took(self._host.name, self.dispatch.block.took)
         block = self.dispatch.block
         if self._verified and not block.overfull:
-            self._expect_answer(now)
+            self.patience.expect(now)
         else:
             proven = not self._verified
             self._take_note(self.dispatch.release(proven=proven), now)
@@ -550,7 +456,7 @@ class Connection:
         self.answered += answered.messages
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._host.name, *answered)
-        self._expect_answer(now)
+        self.patience.expect(now)
         if self.answered >= self._max_messages:
             self._max_messages = math.inf
             reason = f"answered {counted(self.answered, 'message')}"
@@ -576,22 +482,6 @@ class Connection:
         self.dispatch.finish(now)
         self.answered += self.dispatch.release().messages
 
-    async def _wait_for_consumer(self) -> None:
-        """Read no more while outputs lie unread; all that is left once it exited."""
-        while self.dispatch.stalled and not self._host.exited:
-            self._answer_due.set(None)
-            self._silence_due.set(None)
-            self._asked_at = None
-            self._paused = anyio.Event()
-            await self._paused.wait()
-            self._paused = None
-            self._expect_answer(anyio.current_time())
-
-    def read_on(self) -> None:
-        """Wait for no consumer any more: the process is gone."""
-        if self._paused is not None:
-            self._paused.set()
-
     def _follow_consumer(self, now: float) -> None:
         if self._named is not None:
             for id_ in self._named.forgotten_ids():
@@ -599,87 +489,7 @@ class Connection:
         elif self.dispatch.forgotten and self._host.usable:
             # What it writes next would be taken for the answer to the next request.
             self._host.stop(patient=False)
-        if self._paused is not None and not self.dispatch.stalled:
-            self._paused.set()
-
-    # --- time ---------------------------------------------------------------
-
-    def progressed(self, now: float) -> None:
-        """Give the worker more time: it says that it gets on with what it has."""
-        if self._named is None:
-            self._expect_answer(now)
-
-    def _expect_answer(self, now: float) -> None:
-        session = self._session
-        due = session.owed > 0
-        idle = not due and not self.dispatch.block.holds
-        if due and self._asked:
-            due = not self.dispatch.awaited(session.room)
-        if not idle:
-            self.idle_since = None
-        elif self.idle_since is None:
-            self.idle_since = now
-        limit = self._limit
-        since = self._named.oldest if self._named is not None else now
-        self._asked_at = since if due else None
-        self._silence_due.set(None if self._asked_at is None else now + _SILENCE)
-        if limit is not None:
-            at = None if self._asked_at is None else self._asked_at + limit
-            self._answer_due.set(at)
-
-    @property
-    def _limit(self) -> float | None:
-        """Seconds that an answer may take."""
-        limit, stop = self._stage.timeout.message, self._stage.timeout.stop
-        if self._backlog.hopeless:
-            return stop if limit is None else min(limit, stop)
-        return limit
-
-    def silence(self, now: float) -> tuple[float, int] | None:
-        """Return for how long an answer is due, and the bytes of it that have come."""
-        if self._asked_at is None:
-            return None
-        return now - self._asked_at, self._unanswered_bytes
-
-    def hurry(self, now: float) -> None:
-        """Wait no longer than to stop it, if no worker has answered anything."""
-        if self._asked_at is not None and self._backlog.hopeless:
-            limit = self._limit
-            assert limit is not None, "in a hurry there is a limit"
-            self._answer_due.set(now + limit)
-
-    def _tell_silence(self, now: float) -> None:
-        if (silence := self.silence(now)) is not None:
-            hint = self._stage.dialect.silence(self._unanswered_bytes)
-            self._host.silent(silence[0], hint)
-
-    def _miss_answer(self, now: float) -> None:
-        limit = self._limit
-        assert limit is not None, "there is no deadline without a limit"
-        what = "batch" if self._shape.batches else "message"
-        if self._extracts:
-            what = "request"
-        wrote = self._stage.dialect.silence(self._unanswered_bytes)
-        if self._named is None:
-            # One of the replies that came may have been another's: a worker that
-            # leaves out an EOP waits for us, and we for it.
-            self._backlog.go_in_step(self.dispatch.block.messages)
-            if self.dispatch.block.holds:
-                count = counted(self._session.owed, "reply").replace(
-                    "replys", "replies"
-                )
-                wrote = f"{count} of its block are missing; {wrote}"
-            reason = f"did not answer a {what} within {limit} s: {wrote}"
-            hopeless = self._backlog.hopeless
-            self._host.fail(reason, "silent")
-            if hopeless:
-                self._host.despair(reason)
-            return
-        for id_ in self._named.expired(now, limit):
-            reason = f"did not answer a {what} within {limit} s, and it was cancelled"
-            self._cancel(id_, reason)
-            self._named.lose_one(id_, *self._host.cancelled(reason))
-        self._expect_answer(now)
+        self._reader.follow()
 
     def _cancel(self, id_: int, reason: str) -> None:
         self._session.send(ExchangeCancelled(id_, 0, reason))

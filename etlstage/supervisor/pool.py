@@ -186,7 +186,7 @@ class WorkerPool:
         found = [
             Silence(running.name, *silence)
             for running in self._running.values()
-            if (silence := running.connection.silence(now)) is not None
+            if (silence := running.connection.patience.silence(now)) is not None
         ]
         return max(found, key=lambda silence: silence.seconds, default=None)
 
@@ -195,7 +195,7 @@ class WorkerPool:
         self.backlog.hurried = True
         now = anyio.current_time()
         for running in self._running.values():
-            running.connection.hurry(now)
+            running.connection.patience.hurry(now)
 
     def story(self, worker: str) -> tuple[str, ...]:
         """Return the last things that happened to a worker."""
@@ -392,7 +392,8 @@ class WorkerPool:
 
     def _ring(self, worker: str, _now: float) -> None:
         running = self._running.get(worker)
-        idle_since = running.connection.idle_since if running is not None else None
+        patience = running.connection.patience if running is not None else None
+        idle_since = patience.idle_since if patience is not None else None
         self.handle(TimerRang(worker, idle_since))
 
     async def _watch_memory(self, limit: int) -> None:

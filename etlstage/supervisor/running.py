@@ -293,7 +293,7 @@ class RunningWorker:
             if told.counts:
                 self._owner.count(self.name, told.counts)
             if told.progress is not None:
-                self.connection.progressed(anyio.current_time())
+                self.connection.patience.progressed(anyio.current_time())
             if self._announced:
                 self._owner.handle(AliveSeen(self.name))
             else:
