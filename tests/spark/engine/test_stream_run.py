@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter.file import letter_files, read_letters
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.runner import Runner
 from tests.spark.driver import environment
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
 
@@ -82,9 +83,14 @@ async def batch(folder: Path, number: int) -> None:
 
 
 async def run(path: Path, spark: SparkSession) -> Report:
-    """Run a pipeline that must not hang."""
+    """Run a pipeline."""
+    return await ended(Pipeline.from_yaml(path, spark=spark))
+
+
+async def ended(runner: Runner) -> Report:
+    """Run what must not hang."""
     with anyio.fail_after(150):
-        return await Pipeline.from_yaml(path, spark=spark).run()
+        return await runner.run()
 
 
 def loaded(spark: SparkSession, folder: Path) -> Counter[int]:
@@ -105,10 +111,12 @@ async def test_what_is_there_is_loaded_once(
     path = write(mode="error")
     feed(tmp_path, "a", *range(10))
     feed(tmp_path, "b", *range(10, 20))
-    report = await run(path, spark)
+    runner = Pipeline.from_yaml(path, spark=spark)
+    report = await ended(runner)
     assert report.error is None
     assert report.status == "done"
     assert loaded(spark, tmp_path) == Counter(n for n in range(20) if n != 13)
+    assert [letter.message for letter in runner.letters()] == dead(tmp_path)
     clean, load = list(report.ledger)[1:]
     assert (clean.received, clean.done, clean.dead) == (20, 19, 1)
     assert (load.received, load.done) == (19, 19)
@@ -119,8 +127,10 @@ async def test_what_is_there_is_loaded_once(
     assert [name.rpartition("-")[2] for name in epochs] == ["0", "1"]
 
     feed(tmp_path, "c", 100, 101)
-    report = await run(path, spark)
+    runner = Pipeline.from_yaml(path, spark=spark)
+    report = await ended(runner)
     assert report.error is None
+    assert list(runner.letters()) == []  # those of the first run are not of this
     assert "wrote 2 messages in 1 epoch" in report.landed
     assert loaded(spark, tmp_path)[100] == 1
     report = await run(path, spark)
