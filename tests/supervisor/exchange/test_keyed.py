@@ -129,6 +129,22 @@ def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
     assert all(places == sorted(places) for places in by_key.values())
 
 
+def test_answers_are_cut_where_their_messages_were_not_neighbours() -> None:
+    """Those that were are passed on together."""
+    lanes = Lanes(keyed(None), 3, lambda: None, max_unread=math.inf)
+    lanes.feed(AnnotatedRun([b"a", b"b", b"c", b"d"], key=[0, 0, 1, 0]), 0.0)
+    lane = lanes.lanes[0]
+    taken = lane.take(9, 99)
+    groups = [(message,) for message in taken.messages]
+    lane.deliver(Outcome(taken.start, taken.messages, groups, taken.size))
+
+    parts = [item for item in lanes.collect() if isinstance(item, Outcome)]
+    assert [(part.start, list(part.messages)) for part in parts] == [
+        (0, [b"a", b"b"]),
+        (3, [b"d"]),
+    ]
+
+
 def test_messages_without_a_key_are_counted() -> None:
     """A pointer that is misspelt must not go unnoticed."""
     lanes = Lanes(keyed(), 3, lambda: None, max_unread=math.inf)
