@@ -74,5 +74,5 @@ vector-effect: non-scaling-stroke; }}
 font-size: .85rem; font-variant-numeric: tabular-nums; }}
 @media (max-width: 40rem) {{ #graph {{ max-width: none; margin: 0; }} }}
 @media print {{ main {{ max-width: none; padding: 0; }} .wide {{ overflow: visible; }}
-td {{ white-space: normal; }} .long {{ min-width: 0; }} }}
+td {{ white-space: normal; }} .long {{ min-width: 0; width: auto; }} }}
 """
