@@ -311,7 +311,8 @@ def test_batch_that_failed_is_read_again_as_it_was(
     )
     call = f"worker.extract_cycle({function}, offsets='supervisor', latest={TOLD})"
     places = [tmp_path / "end", tmp_path / "log", tmp_path / "fail"]
-    frame = stream(spark, command=command(call, *places), step=6).load()
+    options = {"command": command(call, *places), "step": 6, "restart.delay": "10ms"}
+    frame = stream(spark, **options).load()
     (tmp_path / "fail").touch()
     text = failure(lambda: drain(frame, tmp_path))
     assert "exited with status 9" in text

@@ -44,6 +44,7 @@ extract:
   worker: {{command: [python, count.py]}}
   mode: cyclic
   offsets: {{by: supervisor, start: 5, step: 10{end}}}
+  restart: {{delay: 10ms}}
 transform:
   - name: mark
     worker: {{command: [sh, -c, 'while read -r x; do printf "%s!\\n\\0" "$$x"; done']}}

@@ -152,7 +152,8 @@ def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
     """A worker that answers twice, or greets, can't shift what is behind (issue 10)."""
     frame = spark.range(0, 400, 1, 2).selectExpr("id", "cast(id as string) as m")
     command = (sys.executable, "-c", TWICE)
-    twice = Stage(name="t", command=(*command, ""))
+    again = RestartPolicy(delay=0.01)
+    twice = Stage(name="t", command=(*command, ""), restart=again)
     made = transform(frame, twice, message="m", keep=["id"], errors="column").collect()
     found = {row.id: row.value for row in made if row.error is None}
     assert {row.id for row in made} - set(found) == {99, 199, 299, 399}
