@@ -17,7 +17,7 @@ from etlstage.supervisor.lifecycle.events import WorkerSilent as WorkerSilent
 from etlstage.supervisor.lifecycle.events import WorkerStarted as WorkerStarted
 from etlstage.supervisor.lifecycle.events import WorkerWorn as WorkerWorn
 from etlstage.supervisor.lifecycle.health import Health as Health
-from etlstage.supervisor.pool import Silence as Silence
+from etlstage.supervisor.lifecycle.health import Silence as Silence
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 
 __all__ = (

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, assert_never
+from typing import Final, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
@@ -38,7 +38,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.lifecycle.health import Health
+from etlstage.supervisor.lifecycle.health import Health, Silence
 from etlstage.supervisor.lifecycle.instructions import (
     Fail,
     Feed,
@@ -58,20 +58,10 @@ from etlstage.supervisor.status import SKIPPED
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_over_pipes
 
-__all__ = ("Silence", "WorkerPool")
+__all__ = ("WorkerPool",)
 
 _MOST_REMAINS: Final = 16  # workers whose children still have time to end
 _LOOK: Final = 1.0  # seconds between two looks at the memory of the workers
-
-
-class Silence(NamedTuple):
-    """For whose answer it is waited."""
-
-    worker: str
-    seconds: float
-    """For how long."""
-    received: int
-    """Bytes that have come of it."""
 
 
 class WorkerPool:

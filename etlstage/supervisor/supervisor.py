@@ -29,9 +29,9 @@ from etlstage.supervisor.callers import Callers, results_of
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.submission import Collected
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
-from etlstage.supervisor.lifecycle.health import Health
+from etlstage.supervisor.lifecycle.health import Health, Silence
 from etlstage.supervisor.observers import Observers
-from etlstage.supervisor.pool import Silence, WorkerPool
+from etlstage.supervisor.pool import WorkerPool
 from etlstage.supervisor.stream import in_runs
 from etlstage.telemetry import Meter, StageMetrics
 from etlstage.transport import Launch, launch_over_pipes

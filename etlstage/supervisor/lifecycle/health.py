@@ -9,7 +9,7 @@ from etlstage.messages import counted
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.lifecycle.worker import WorkerLife
 
-__all__ = ("Health", "examine")
+__all__ = ("Health", "Silence", "examine")
 
 
 class Health(NamedTuple):
@@ -21,6 +21,16 @@ class Health(NamedTuple):
     closed."""
     reason: str = ""
     """Why it is not ready; empty if it is."""
+
+
+class Silence(NamedTuple):
+    """For whose answer it is waited."""
+
+    worker: str
+    seconds: float
+    """For how long."""
+    received: int
+    """Bytes that have come of it."""
 
 
 def examine(lives: Sequence[WorkerLife], now: float) -> Health:
