@@ -23,7 +23,7 @@ from etlstage.pipeline.ledger import Account, Ledger
 __all__ = ("Rates", "accounts_table", "show_lines", "show_table", "state_line")
 
 REFRESH: Final = 0.25
-LINE_EVERY: Final = 5.0
+LINE_EVERY: Final = 10.0
 RATE_OVER: Final = 3.0
 """Seconds over which a rate is taken: long enough to be read."""
 

@@ -305,7 +305,8 @@ def test_more_signals_do_nothing(
     assert process.returncode == 5
     assert "endless: stopped by force" in out
     assert "accounted for: " in out
-    assert err == ""
+    # It was given up when the run was to drain.
+    assert {json.loads(line)["event"] for line in err.splitlines()} <= {"worker failed"}
     assert json.loads((tmp_path / "r.json").read_text())["status"] == "forced"
     assert left_behind(tmp_path) == []
 

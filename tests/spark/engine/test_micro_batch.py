@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.pipeline import DeadLetters
+from etlstage.pipeline.ledger import COUNTS
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine import micro_batch as batch_module
 from etlstage.spark.engine.micro_batch import Batches, FrameOutlet, Record
@@ -26,7 +27,7 @@ def batches(run: str, state: Path) -> Batches:
 
 def record(number: int, run: str = "a", error: str | None = None) -> Record:
     """Return what became of a batch of no messages."""
-    return Record(number, run, [[0] * 8] * 2, error is None, error)
+    return Record(number, run, [[0] * len(COUNTS)] * 2, error is None, error)
 
 
 def test_records_are_yielded_once(tmp_path: Path) -> None:

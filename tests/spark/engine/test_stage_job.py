@@ -55,5 +55,5 @@ async def test_letters_of_a_run_that_is_called_off_are_not_booked(
     with anyio.CancelScope() as staging.scope:
         await passing.transform(spark.range(1), staging)
     assert staging.scope.cancelled_caught
-    assert [account.counts for account in ledger] == [[0] * 8] * 3
+    assert not any(count for account in ledger for count in account.counts)
     assert not letter_files(tmp_path)
