@@ -119,9 +119,9 @@ class AnnotatedRun(Sequence[bytes]):
         return size_of(self.messages)
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str, plural: str | None = None) -> str:
     """Return a count in words, such as ``1 message`` or ``4,000 messages``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def sound(run: object, number: int = 0) -> tuple[Run, TypeError | None]:

@@ -36,6 +36,12 @@ def test_a_count_is_told_with_its_noun(count: int, words: str) -> None:
     assert counted(count, "message") == words
 
 
+def test_a_count_of_what_has_a_plural_of_its_own() -> None:
+    """Nor is it "2 replys"."""
+    assert counted(1, "reply", "replies") == "1 reply"
+    assert counted(2, "reply", "replies") == "2 replies"
+
+
 def test_what_is_beside_messages_is_sliced_with_them() -> None:
     """A key stays with its message."""
     run = AnnotatedRun(MESSAGES, key=[7, 8, 9])

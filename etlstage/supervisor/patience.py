@@ -136,10 +136,8 @@ class Patience:
             # leaves out an EOP waits for us, and we for it.
             self._backlog.go_in_step(self._dispatch.block.messages)
             if self._dispatch.block.holds:
-                count = counted(self._session.owed, "reply").replace(
-                    "replys", "replies"
-                )
-                wrote = f"{count} of its block are missing; {wrote}"
+                missing = counted(self._session.owed, "reply", "replies")
+                wrote = f"{missing} missing in its block; {wrote}"
             reason = f"did not answer a {what} within {limit} s: {wrote}"
             hopeless = self._backlog.hopeless
             self._host.fail(reason, "silent")
