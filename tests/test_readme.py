@@ -1,0 +1,116 @@
+"""README's programs do what they are shown to do, as they stand there."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from inspect import CO_COROUTINE
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from etlstage import AsyncSupervisor, Pipeline, Stage, worker
+
+README: Final = (Path(__file__).parents[1] / "README.md").read_text()
+PROGRAMS: Final = dict(
+    zip(
+        (
+            *("shout", "plain", "sdk", "supervisor", "meter", "hostile", "memory"),
+            *("scripted", "transform", "ship", "data source"),
+        ),
+        re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
+        strict=True,  # whoever adds one tries it here
+    )
+)
+UPPER: Final = """
+import sys
+from etlstage import worker
+worker.transform(lambda message: [message.upper()])
+"""
+
+pytestmark = pytest.mark.process
+
+
+def run(name: str, **names: Any) -> dict[str, Any]:  # noqa: ANN401 - any it may use
+    """Run a program that may wait at its top level; return its names."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(PROGRAMS[name], f"README, {name}", "exec", flags, dont_inherit=True)
+    known = {"__name__": "readme", **names}
+
+    async def main() -> None:
+        await eval(code, known)  # noqa: S307 - README's own
+
+    if code.co_flags & CO_COROUTINE:
+        anyio.run(main)
+    else:
+        exec(code, known)  # noqa: S102 - likewise
+    return known
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a folder with a worker, and the python that runs this first on the PATH."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    (tmp_path / "clean.py").write_text(UPPER)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["shout", "plain"])
+def test_worker(name: str) -> None:
+    """It answers each message in capitals."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAMS[name]],
+        input=b"one\ntwo\n",
+        capture_output=True,
+        check=True,
+    )
+    assert ended.stdout == b"ONE\n\0TWO\n\0"
+
+
+def test_calls_of_the_sdk() -> None:
+    """Each function has such arguments."""
+    tree = ast.parse(PROGRAMS["sdk"])
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in calls:
+        assert isinstance(call.func, ast.Attribute)
+        function = inspect.signature(getattr(worker, call.func.attr))
+        named = {str(keyword.arg): keyword.value for keyword in call.keywords}
+        function.bind(*call.args, **named)
+    assert len(calls) == 9
+
+
+def test_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
+    """All three ways to pass messages."""
+    known = run("supervisor", messages=[b"three"])
+    assert capsys.readouterr().out == "b'one' (b'ONE',) None\nb'two' (b'TWO',) None\n"
+    assert known["result"].outputs == (b"THREE",)
+    assert known["outputs"] == (b"ONE",)
+
+
+def test_meter() -> None:
+    """Its text is Prometheus's."""
+    stage = Stage(name="clean", command=(sys.executable, "clean.py"))
+    text = run("meter", AsyncSupervisor=AsyncSupervisor, stage=stage)["text"]
+    assert 'worker_starts_total{stage="clean",worker="clean-1"} 1.0' in text
+
+
+def test_hostile_worker_and_ends_in_memory() -> None:
+    """A worker that may misbehave, and here does not, behind a stage of its own."""
+    stage = run("hostile", Stage=Stage)["stage"]
+    assert stage.command[0] == sys.executable
+
+    clean = Stage(name="clean", command=(sys.executable, "clean.py"))
+    report = run("memory", Pipeline=Pipeline, stage=clean)["report"]
+    assert report.status == "done"
+
+
+def test_scripted_worker() -> None:
+    """It dies with its message, and needs a minute for it: at once."""
+    stage = Stage(name="clean", command=("clean",))
+    run("scripted", AsyncSupervisor=AsyncSupervisor, stage=stage, anyio=anyio)
