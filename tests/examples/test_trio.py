@@ -23,9 +23,12 @@ LINES = 20
 def port(tmp_path: Path) -> Iterator[int]:
     """Run the service on some port; end it as Ctrl-C does."""
     copy_examples(tmp_path, "trio")
+    # Who is started in the background of a shell is deaf to it, and so are its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "server.py", "0"], cwd=tmp_path, stdout=subprocess.PIPE
     )
+    signal.signal(signal.SIGINT, before)
     with process:
         assert process.stdout is not None
         yield int(process.stdout.readline().rpartition(b" ")[2])
