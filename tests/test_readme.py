@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -20,8 +21,8 @@ README: Final = (Path(__file__).parents[1] / "README.md").read_text()
 PROGRAMS: Final = dict(
     zip(
         (
-            *("shout", "plain", "sdk", "supervisor", "meter", "hostile", "memory"),
-            *("scripted", "transform", "ship", "data source"),
+            *("shout", "plain", "sdk", "supervisor", "meter", "transform", "ship"),
+            *("data source", "hostile", "memory", "scripted"),
         ),
         re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
         strict=True,  # whoever adds one tries it here
@@ -114,3 +115,36 @@ def test_scripted_worker() -> None:
     """It dies with its message, and needs a minute for it: at once."""
     stage = Stage(name="clean", command=("clean",))
     run("scripted", AsyncSupervisor=AsyncSupervisor, stage=stage, anyio=anyio)
+
+
+def dialogue(heading: str, count: int) -> list[tuple[str, str]]:
+    """Return what is typed below a heading, in the first blocks, and what is shown."""
+    below = README.split(f"\n{heading}\n", 1)[1]
+    blocks = re.findall(r"```console\n(.*?)```", below, flags=re.DOTALL)[:count]
+    steps = [re.split(r"^\$ ", block, flags=re.MULTILINE)[1:] for block in blocks]
+    return [tuple(step.split("\n", 1)) for block in steps for step in block]
+
+
+def typed(steps: list[tuple[str, str]]) -> None:
+    """Type it, and see the same but for times."""
+    mark = "-- step --"
+    script = "\n".join(f"echo '{mark}'; {command}" for command, _ in steps)
+    ended = subprocess.run(
+        ["/bin/sh", "-c", script], capture_output=True, text=True, check=False
+    )
+    seen = ended.stdout.replace(os.getcwd(), "/home/me").split(f"{mark}\n")[1:]
+    for (command, shown), said in zip(steps, seen, strict=True):
+        assert timeless(said) == timeless(shown), f"{command}\n{ended.stderr}"
+
+
+def timeless(text: str) -> list[str]:
+    """Return the lines without times, and without the room that they take."""
+    time = re.compile(r" *\(?\d+\.\d+(?= s|$)")
+    return [time.sub(" #", line) for line in text.splitlines()]
+
+
+def test_from_nothing_to_a_pipeline() -> None:
+    """Up to the run, which needs Spark (issue 11)."""
+    *steps, (last, _) = dialogue("## From nothing to a pipeline", 3)
+    assert last == "etlstage run names/pipeline.yaml"
+    typed(steps)

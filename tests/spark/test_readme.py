@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.test_readme import PROGRAMS
+from tests.test_readme import PROGRAMS, dialogue, typed
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -81,3 +84,14 @@ def test_programs_for_spark(
         "2500 2500",
         "2500",
     ]
+
+
+def test_from_nothing_to_a_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To its end, with all that is shown meanwhile (issue 11)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    for name in [name for name in os.environ if name.startswith("SPARK_")]:
+        monkeypatch.delenv(name)
+    typed(dialogue("## From nothing to a pipeline", 3))
