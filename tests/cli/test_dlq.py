@@ -60,7 +60,14 @@ def state(tmp_path: Path, pipeline: Path) -> Path:
                 "command": ["a", "\x1b[1m"],
                 "env": ["TOKEN"],
             }
-            made = letters.letter(stage, 41, message, why, config=config, time=NOON)
+            made = letters.letter(
+                stage,
+                41,
+                message,
+                why,
+                config=config,
+                time=NOON.isoformat(timespec="milliseconds"),
+            )
             await letters.keep([made])
             letters.close()
 
@@ -144,7 +151,14 @@ async def filled(state: Path, *rows: tuple[str, datetime, Exception]) -> None:
     """Dead-letter a message for each stage, time and error."""
     letters = DeadLetters(state, pipeline="p", run="af32b1c9")
     for stage, when, error in rows:
-        letter = letters.letter(stage, 0, b"m", error, config={}, time=when)
+        letter = letters.letter(
+            stage,
+            0,
+            b"m",
+            error,
+            config={},
+            time=when.isoformat(timespec="milliseconds"),
+        )
         await letters.keep([letter])
     letters.close()
 
@@ -389,7 +403,14 @@ async def test_raw_message_as_its_worker_reads_it(
     stage = Stage(name="s", command=("a",), dialect=dialect)
     letters = DeadLetters(tmp_path, pipeline="p", run="r")
     config = config_of(stage)
-    made = letters.letter("s", 0, b"one", ValueError("e"), config=config, time=NOON)
+    made = letters.letter(
+        "s",
+        0,
+        b"one",
+        ValueError("e"),
+        config=config,
+        time=NOON.isoformat(timespec="milliseconds"),
+    )
     await letters.keep([made])
     letters.close()
     shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")
@@ -412,7 +433,14 @@ async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
     config = config_of(
         Stage(name="s", command=("a",), dialect=MarkerDialect(mode=mode))
     )
-    made = letters.letter("s", 0, b"one", ValueError("e"), config=config, time=NOON)
+    made = letters.letter(
+        "s",
+        0,
+        b"one",
+        ValueError("e"),
+        config=config,
+        time=NOON.isoformat(timespec="milliseconds"),
+    )
     await letters.keep([made])
     letters.close()
     shown = raw(tmp_path, "dlq", "show", ".", "r", "--raw")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -180,7 +179,12 @@ async def put(state: Path, *letters: tuple[str, bytes]) -> Path:
     made = DeadLetters(state, pipeline="p")
     for place, (stage, message) in enumerate(letters):
         letter = made.letter(
-            stage, place, message, ValueError(), config={}, time=datetime.now(UTC)
+            stage,
+            place,
+            message,
+            ValueError(),
+            config={},
+            time="2026-01-02T12:00:00.000+00:00",
         )
         await made.keep([letter])
     made.close()

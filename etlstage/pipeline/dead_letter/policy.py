@@ -88,7 +88,7 @@ class DeadLetterPolicy:
         self._letters = letters if policy.then == "dead_letter" else None
         self._budget = policy.budget
         self._judged_of = judged_of
-        self._held: list[tuple[Exception, int, bytes, datetime]] = []
+        self._held: list[tuple[Exception, int, bytes, str]] = []
         self._kept_at = -math.inf
         self._throttle = Throttle(rate=_RATE, burst=_BURST)
         self._unlogged = 0
@@ -256,9 +256,9 @@ def check_budget(
     )
 
 
-def letter_time() -> datetime:
+def letter_time() -> str:
     """Return now, as dead letters have it."""
-    return datetime.now(UTC)
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def config_of(stage: Stage) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as _text
 from typing import Any, Final
 
 from etlstage.errors import Attempt
@@ -46,11 +48,18 @@ class DeadLetter:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the letter as plain JSON: its message in base64, its place from 1."""
-        return self._plain(_NAMES)
+        # Not by asdict(), which copies all that the configuration holds.
+        plain = {name: getattr(self, name) for name in _NAMES}
+        plain["message"] = base64.b64encode(self.message).decode()
+        plain["place"] = self.place + 1
+        plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
+        return plain
 
     def to_line(self, config: str | None = None) -> bytes:
         """
-        Return the letter as a line of JSON.
+        Return the letter as a line of JSON: that of :meth:`to_dict`.
+
+        There may be thousands a second, which is why it is put together here.
 
         Args:
             config: The configuration as JSON, which is the larger part, if it is known.
@@ -58,9 +67,15 @@ class DeadLetter:
         """
         if config is None:
             config = json.dumps(self.config)
-        # It is the last field.
-        front = json.dumps(self._plain(_NAMES[:-1]))
-        return f'{front[:-1]}, "{_NAMES[-1]}": {config}}}\n'.encode()
+        message = base64.b64encode(self.message).decode()
+        return (
+            f'{{"id": {_text(self.id)}, "time": {_text(self.time)},'
+            f' "pipeline": {_text(self.pipeline)}, "run": {_text(self.run)},'
+            f' "stage": {_text(self.stage)}, "place": {self.place + 1},'
+            f' "message": "{message}", "error": {_text(self.error)},'
+            f' "kind": {_text(self.kind)}, "attempts": {_dumped(self.attempts)},'
+            f' "config": {config}}}\n'
+        ).encode()
 
     @classmethod
     def from_line(cls, line: bytes) -> DeadLetter:
@@ -74,16 +89,14 @@ class DeadLetter:
         except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"not a dead letter: {error}") from error
 
-    def _plain(self, names: Sequence[str]) -> dict[str, Any]:
-        # Not by asdict(), which copies all that the configuration holds.
-        plain = {name: getattr(self, name) for name in names}
-        plain["message"] = base64.b64encode(self.message).decode()
-        plain["place"] = self.place + 1
-        plain["attempts"] = [attempt._asdict() for attempt in self.attempts]
-        return plain
-
 
 _NAMES: Final = tuple(field.name for field in fields(DeadLetter))
+
+
+@lru_cache(maxsize=64)
+def _dumped(attempts: tuple[Attempt, ...]) -> str:
+    """Return the attempts as JSON; those of many refusals are the same."""
+    return json.dumps([attempt._asdict() for attempt in attempts])
 
 
 def _attempt(plain: Mapping[str, Any]) -> Attempt:

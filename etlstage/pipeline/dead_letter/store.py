@@ -13,7 +13,6 @@ import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ class DeadLetters:
         error: Exception,
         *,
         config: Mapping[str, Any],
-        time: datetime,
+        time: str,
     ) -> DeadLetter:
         """
         Return a letter, which is to be kept.
@@ -120,12 +119,12 @@ class DeadLetters:
             message: The message.
             error: Why.
             config: The stage, as plain JSON.
-            time: Now, in UTC.
+            time: When: ISO 8601, UTC.
 
         """
         return DeadLetter(
             id=self._id_of(stage, place, message),
-            time=time.isoformat(timespec="milliseconds"),
+            time=time,
             pipeline=self.pipeline,
             run=self.run,
             stage=stage,

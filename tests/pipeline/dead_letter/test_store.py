@@ -5,7 +5,6 @@ import json
 import os
 import resource
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from etlstage.pipeline.dead_letter.file import Torn, letter_files, read_letters
 from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
 from etlstage.pipeline.dead_letter.store import DeadLetters
 
-NOON = datetime(2026, 1, 2, 12, 0, 0, 500_000, UTC)
+NOON = "2026-01-02T12:00:00.500+00:00"
 CONFIG = {"name": "clean", "command": ["sort", "-n"]}
 
 
