@@ -105,18 +105,21 @@ class Patience:
         return now - self._asked_at, self.received
 
     def hurry(self, now: float) -> None:
-        """Wait no longer than to stop it, if no worker has answered anything."""
-        if self._asked_at is not None and self._backlog.hopeless:
-            limit = self._limit
-            assert limit is not None, "in a hurry there is a limit"
-            self.answer_due.set(now + limit)
+        """Wait no longer than to stop it, once it is told of, if none has answered."""
+        if self._asked_at is None or not self._backlog.hopeless:
+            return
+        limit, stop = self._stage.timeout.message, self._stage.timeout.stop
+        soon = max(self._asked_at + _SILENCE, now + stop)
+        self.answer_due.set(
+            soon if limit is None else min(self._asked_at + limit, soon)
+        )
 
     @property
     def _limit(self) -> float | None:
         """Seconds that an answer may take."""
-        limit, stop = self._stage.timeout.message, self._stage.timeout.stop
+        limit = self._stage.timeout.message
         if self._backlog.hopeless:
-            return stop if limit is None else min(limit, stop)
+            return _SILENCE if limit is None else min(limit, _SILENCE)
         return limit
 
     def _tell_silence(self, now: float) -> None:

@@ -194,8 +194,9 @@ class AsyncSupervisor:
         """
         Wait no more for workers of which none has ever answered: they may never do.
 
-        From now on they have ``timeout.stop`` seconds, after which all messages end with
-        :class:`StageFailed`. Where one has answered before, nothing changes.
+        Once one of them was silent for 30 seconds, and for ``timeout.stop`` from now on,
+        all messages end with :class:`StageFailed`. Where one has answered before,
+        nothing changes.
         """
         if self._tasks is not None:
             self._pool.hurry()

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from etlstage.cli.signals import Signals, deafen, interruptible, quit_at_once
-from tests.cli.conftest import Started, environment, worker
+from tests.cli.conftest import environment
 
 pytestmark = pytest.mark.process
 
@@ -101,28 +101,3 @@ def test_signals_behind_the_end_do_nothing() -> None:
         deafen()
         for number in ALL:
             signal.raise_signal(number)
-
-
-def test_worker_that_never_answers_is_not_waited_for(
-    start: Started, pipeline: Path, tmp_path: Path
-) -> None:
-    """Ctrl-C waits as long as it takes to stop it, not for its deadline (issue 11)."""
-    text = (tmp_path / "pipeline.yaml").read_text()
-    silent = "{command: [python, mute.py]}\n    timeout: {stop: 200ms}"
-    pipeline.write_text(text.replace("{command: [python, upper.py]}", silent))
-    worker(
-        tmp_path / "mute.py",
-        """
-        import sys
-        line = sys.stdin.readline()
-        open("reached", "w").close()
-        sys.stdin.read()
-        """,
-    )
-    run = start("run", "pipeline.yaml")
-    while not (tmp_path / "reached").exists():
-        assert run.poll() is None
-    run.send_signal(signal.SIGINT)
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 1
-    assert "no worker has ever answered: worker upper-1 did not answer a message" in err

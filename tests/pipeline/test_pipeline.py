@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import (
+    AsyncGenerator,
     Awaitable,
     Callable,
     Iterator,
@@ -54,7 +55,9 @@ from etlstage.stage import (
     Stage,
     Timeouts,
 )
+from etlstage.supervisor import patience
 from etlstage.telemetry import PrometheusMeter
+from etlstage.testing import MemorySink, MemorySource
 from tests.pipeline.ends import (
     GatedSink,
     ScriptedSource,
@@ -1105,3 +1108,28 @@ async def test_columns_pass_from_stage_to_stage(between: list[Stage]) -> None:
     assert report.error is None
     assert all(columns)
     assert b" ".join(sink.messages).split() == messages
+
+
+@pytest.mark.parametrize("where", ["transform", "load"])
+async def test_drain_does_not_wait_for_who_never_answers(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker without EOP looks like a hang, for as long as its deadline (issue 11)."""
+    monkeypatch.setattr(patience, "_SILENCE", 0.1)
+    cat = Stage(name="cat", command=("cat",), timeout=Timeouts(stop=0.1))
+    if where == "load":
+        sink: Sink = WorkerSink(replace(cat, kind=StageKind.LOAD, window=1))
+    else:
+        sink = MemorySink()
+
+    class Draining(MemorySource):
+        async def runs(self) -> AsyncGenerator[Run | Position, None]:
+            yield [b"a", b"b"]
+            hangs.drain()
+
+    stages = [cat] if where == "transform" else []
+    hangs = Pipeline(name="p", source=Draining([]), stages=stages, sink=sink)
+    with anyio.fail_after(15):
+        report = await hangs.run()
+    assert report.status == "failed"
+    assert "did not answer a message within 0.1 s" in str(report.error)

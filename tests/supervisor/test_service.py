@@ -352,8 +352,9 @@ async def test_nobody_is_told_of_a_worker_that_answers_now_and_then() -> None:
         assert not [e async for e in events if isinstance(e, WorkerSilent)]
 
 
-async def test_hurry_leaves_who_has_never_answered() -> None:
-    """All messages end after the time to stop it; none is tried again (issue 11)."""
+@pytest.mark.parametrize(("since", "takes"), [(100, 2), (1, 29)])
+async def test_hurry_leaves_who_has_never_answered(since: float, takes: float) -> None:
+    """All messages end; none is tried again, as the next would be silent (issue 11)."""
 
     async def mute(worker: ScriptedWorker) -> int:
         await worker.read()
@@ -362,21 +363,39 @@ async def test_hurry_leaves_who_has_never_answered() -> None:
 
     stage = Stage(name="t", command=("none",), timeout=Timeouts(stop=2, message=None))
     supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(mute))
+    errors: list[type[Exception]] = []
+
+    async def ask() -> None:
+        with pytest.raises((StageFailed, WorkerLost), match="did not answer") as caught:
+            await supervisor.ask(b"1")
+        errors.append(type(caught.value))
+
+    async with supervisor:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(9):
+                tasks.start_soon(ask)
+            await anyio.sleep(since)
+            before = anyio.current_time()
+            supervisor.hurry()
+        assert anyio.current_time() - before == pytest.approx(takes)
+    assert sorted(errors, key=str) == [StageFailed] * 8 + [WorkerLost]
+
+
+async def test_hurry_changes_no_shorter_deadline() -> None:
+    """Who would be given up before is."""
+    stage = Stage(name="t", command=("none",), timeout=Timeouts(stop=2, message=9))
+    supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(sleeper))
     async with supervisor, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
-            with pytest.raises((StageFailed, WorkerLost), match="did not answer") as e:
-                await supervisor.ask(b"1")
-            errors.append(type(e.value))
+            with pytest.raises(WorkerLost, match="did not answer a message within 9"):
+                await supervisor.ask(b"1000")
 
-        errors: list[type[Exception]] = []
-        for _ in range(9):
-            tasks.start_soon(ask)
-        await anyio.sleep(100)
-        before = anyio.current_time()
+        tasks.start_soon(ask)
+        await anyio.sleep(5)
         supervisor.hurry()
-    assert anyio.current_time() - before < 10
-    assert sorted(errors, key=str) == [StageFailed] * 8 + [WorkerLost]
+        await anyio.sleep(4.1)
+        assert supervisor.slowest is None
 
 
 async def test_hurry_lets_who_has_answered_finish() -> None:
