@@ -110,7 +110,7 @@ def test_one_signal_calls_off_what_loads_nothing(
     send(process.pid, number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 4, err
-    assert err.startswith("draining: press Ctrl-C again to stop at once\n")
+    assert "draining: press Ctrl-C again to stop at once\n" in err
     assert "p: drained after a signal in" in out
     assert "\naccounted for: 0 loaded" in out
     assert "Traceback" not in err
@@ -137,7 +137,7 @@ def test_one_signal_ends_a_stream_behind_its_batch(
     assert process.returncode == 4, err
     assert "p: drained after a signal in" in out
     assert "wrote 2 messages in 2 epochs to" in out
-    assert err == ""
+    assert "Traceback" not in err
     assert status(tmp_path) == "drained"
     assert are_gone(pids)
 
