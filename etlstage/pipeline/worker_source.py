@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 
-from etlstage.errors import RepliesDoubtful, SourceFailed
+from etlstage.errors import Faults, RepliesDoubtful, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.position import PositionFile
@@ -69,7 +69,7 @@ class WorkerSource(Source):
                 async for item in rounds:
                     yield item
         finally:
-            self.faults = self._supervisor.faults
+            self.faults: Faults = self._supervisor.faults
         if supervisor.doubtful:
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 

@@ -90,7 +90,7 @@ class WorkerPool:
         self.stage = stage
         self.backlog = backlog
         self.metrics = metrics
-        self.launch = launch
+        self.launch: Launch = launch
         self._commit = commit
         self._tasks: TaskGroup  # from the start on
         self._tell = tell

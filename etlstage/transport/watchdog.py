@@ -192,16 +192,17 @@ class Watchdog:
         # Without one, the parent-death signal is still there.
         with suppress(OSError):
             ours, theirs = socket.socketpair()
+            known = [b"+%d\n" % group for group in self._groups]
+            known += self._others
             try:
                 with theirs:
+                    # Before it is there: we may be killed before it reads.
+                    ours.send(b"".join([b"?\n" * self._starting, *known]), _NO_SIGNAL)
                     self.pid = _spawn(theirs, self.mark)
             except OSError:
                 ours.close()
                 raise
             self._line = ours
-            known = [b"+%d\n" % group for group in self._groups]
-            known += self._others
-            ours.send(b"".join([b"?\n" * self._starting, *known]), _NO_SIGNAL)
 
 
 def _kill_child(pid: int) -> None:
