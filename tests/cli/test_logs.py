@@ -56,7 +56,9 @@ def test_long_event_takes_three_lines_of_a_terminal(debug: bool) -> None:
         structlog.get_logger().warning("worker failed", error="no date; " * 40)
     shown = "".join(capture.get().splitlines())
     assert shown.count("no date") == 40 if debug else shown.count("no date") < 13
-    assert shown.endswith("no date; " if debug else " ... (--debug shows all)")
+    # Rich before 15 drops the blanks at which it breaks a line.
+    end = "no date;" if debug else " ... (--debug shows all)"
+    assert shown.rstrip().endswith(end)
     assert debug or len(shown) == 120
 
 
