@@ -10,13 +10,18 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
 from etlstage.cli.signals import FORCED
 from etlstage.cli.verbosity import Format, Level, Verbosity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from etlstage.config.reading import Changes
 
 __all__ = ("app", "main")
 
@@ -79,6 +84,13 @@ def _options(
     """Run external programs as the supervised stages of ETL pipelines."""
 
 
+def _changes(overlays: Sequence[Path] | None, values: Sequence[str] | None) -> Changes:
+    """Return what is laid over a pipeline file."""
+    from etlstage.config.reading import Changes
+
+    return Changes(overlays or (), values or ())
+
+
 @app.command("run")
 def _run(
     file: File,
@@ -117,13 +129,11 @@ def _run(
 ) -> int:
     """Run a pipeline to its end."""
     from etlstage.cli.run import run_file
-    from etlstage.config.reading import Changes
 
-    changes = Changes(overlays or (), values or ())
     verbosity = Verbosity(debug, quiet, log_level, log_format)
     return run_file(
         file,
-        changes,
+        _changes(overlays, values),
         report=report,
         html=report_html,
         metrics=metrics,
@@ -135,18 +145,16 @@ def _run(
 def _validate(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
     """Check a pipeline file, and look for all that it names; start nothing."""
     from etlstage.cli.validate import validate
-    from etlstage.config.reading import Changes
 
-    return validate(file, Changes(overlays or (), values or ()))
+    return validate(file, _changes(overlays, values))
 
 
 @app.command("plan")
 def _plan(file: File, *, overlays: Overlays = None, values: Values = None) -> int:
     """Show what a run would be: programs, edges, guarantees, memory; start nothing."""
     from etlstage.cli.plan import plan
-    from etlstage.config.reading import Changes
 
-    return plan(file, Changes(overlays or (), values or ()))
+    return plan(file, _changes(overlays, values))
 
 
 @app.command("graph")
@@ -162,9 +170,8 @@ def _graph(
 ) -> int:
     """Print a picture of a pipeline."""
     from etlstage.cli.graph import graph
-    from etlstage.config.reading import Changes
 
-    return graph(file, Changes(overlays or (), values or ()), kind=kind)
+    return graph(file, _changes(overlays, values), kind=kind)
 
 
 @app.command("test")
@@ -181,10 +188,8 @@ def _test(
 ) -> int:
     """Run the tests of a pipeline file."""
     from etlstage.cli.test import test
-    from etlstage.config.reading import Changes
 
-    changes = Changes(overlays or (), values or ())
-    return test(file, changes, junit=junit, debug=debug)
+    return test(file, _changes(overlays, values), junit=junit, debug=debug)
 
 
 @app.command("diff")

@@ -8,13 +8,10 @@ timer for each worker.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Final, assert_never
 
 import anyio
@@ -57,6 +54,7 @@ from etlstage.supervisor.spawn import traced
 from etlstage.supervisor.status import SKIPPED
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport.descent import resident_bytes
 
 __all__ = ("WorkerPool",)
 
@@ -392,18 +390,11 @@ class WorkerPool:
             for name, running in list(self._running.items()):
                 if not running.usable or self._state[name] is not State.RUNNING:
                     continue
-                with suppress(OSError):
-                    size = _resident_bytes(running.pid)
-                    if size > limit:
-                        self.handle(WorkerWorn(name, f"uses {size} bytes of memory"))
+                size = resident_bytes(running.pid)
+                if size is not None and size > limit:
+                    self.handle(WorkerWorn(name, f"uses {size} bytes of memory"))
 
 
 def _number(worker: str) -> int:
     """Return the number of a worker, from 0."""
     return int(worker.rpartition("-")[2]) - 1
-
-
-def _resident_bytes(pid: int) -> int:
-    """Return what a process has in memory; where there is no /proc, that is unknown."""
-    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -1,12 +1,12 @@
 """
 What a worker tells beside its replies, over ``ETLSTAGE_STATUS``.
 
-Whatever it writes there is a sign of life. A line of JSON may say more::
+Whatever it writes there is a heartbeat. A line of JSON may say more::
 
     {"metric": "rows_skipped", "add": 3}
     {"progress": 0.4}
 
-A line that is none, or of which we do not know the meaning, is a sign of life and
+A line that is no JSON, or of which we do not know the meaning, is a heartbeat and
 nothing else.
 """
 

@@ -1,5 +1,5 @@
 """
-What a worker has started, where it has left the worker's process group.
+What a worker has started, where it has left its process group, and what it takes.
 
 Only what can be told from a glance at the process table, and only on Linux: members
 of the session that the worker leads, also when the worker is dead; and its children
@@ -13,7 +13,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ("descendants", "heirs", "lives", "session_members", "started_at")
+__all__ = (
+    "descendants",
+    "heirs",
+    "lives",
+    "resident_bytes",
+    "session_members",
+    "started_at",
+)
 
 
 def session_members(leader: int) -> list[int]:
@@ -55,6 +62,15 @@ def lives(pid: int) -> bool:
         return False
     # Behind the name, which may hold anything: proc_pid_stat(5).
     return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return what a process has in memory, None if it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def started_at(pid: int) -> int | None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from etlstage.transport import descent
-from etlstage.transport.descent import descendants, session_members
+from etlstage.transport.descent import descendants, resident_bytes, session_members
 
 SCRIPT = "set -m; setsid -w sleep 3600 & sleep 3600 & echo; wait"
 
@@ -64,3 +64,17 @@ def test_process_that_is_gone_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert descendants(process.pid) == []
     monkeypatch.setattr(descent, "_listing", lambda _: [])
     assert session_members(os.getsid(0)) == []
+
+
+def test_memory_of_a_process() -> None:
+    """As much as all that it has touched; of one that is gone nothing is known."""
+    before = resident_bytes(os.getpid())
+    assert before is not None
+    touched = b"x" * 50_000_000
+    after = resident_bytes(os.getpid())
+    assert after is not None
+    assert after - before > len(touched) * 0.9
+
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    assert resident_bytes(process.pid) is None

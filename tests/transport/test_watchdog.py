@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -288,6 +289,26 @@ def test_killed_watchdog_is_replaced(kennel: Kennel) -> None:
     assert ends(first)
     assert ends(second)
     assert ends(early)
+
+
+def test_replacement_knows_all_before_it_is_there(
+    kennel: Kennel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """We may be killed before we could tell it anything (issue 10)."""
+    group = kennel.registered(kennel.start())
+    kennel.watchdog.add_folder("/gone")
+    said: list[bytes] = []
+
+    def start(line: socket.socket, _mark: str) -> int:
+        said.append(line.recv(4096, socket.MSG_DONTWAIT))
+        raise OSError
+
+    monkeypatch.setattr(module, "_spawn", start)
+    assert kennel.watchdog.pid is not None
+    os.kill(kennel.watchdog.pid, signal.SIGKILL)
+    assert ends(kennel.watchdog.pid)
+    kennel.watchdog.start()
+    assert said == [b"+%d\n>%s\n" % (group, b"/gone".hex().encode())]
 
 
 def test_watchdog_that_does_not_listen_is_replaced(kennel: Kennel) -> None:
