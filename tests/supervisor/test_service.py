@@ -10,7 +10,15 @@ import pytest
 from structlog.testing import capture_logs
 
 import etlstage
-from etlstage import AsyncSupervisor, ErrorPolicy, Result, Stage, Timeouts, WorkerSilent
+from etlstage import (
+    AsyncSupervisor,
+    ErrorPolicy,
+    RestartPolicy,
+    Result,
+    Stage,
+    Timeouts,
+    WorkerSilent,
+)
 from etlstage.errors import (
     LocalProtocolError,
     MessageRefused,
@@ -89,15 +97,18 @@ async def test_question_without_an_answer(
 
 async def test_error_of_all_does_not_grow_with_each_who_is_told() -> None:
     """A service may ask a stage that has failed for years."""
-    supervisor = service()
-    async with supervisor:
-        await supervisor.aclose()
-        depths = set()
-        for _ in range(3):
-            with pytest.raises(WorkerLost) as caught:
+    once = RestartPolicy(policy="temporary")
+    stage = Stage(name="t", command=("none",), window=1, restart=once)
+    async with service(stage) as supervisor:
+        with pytest.raises((WorkerLost, StageFailed)):
+            await supervisor.ask(b"die")
+        errors, depths = set(), set()
+        for _ in range(5):
+            with pytest.raises(StageFailed) as caught:
                 await supervisor.ask(b"0")
+            errors.add(caught.value)
             depths.add(len(caught.traceback))
-        assert len(depths) == 1
+    assert (len(errors), len(depths)) == (1, 1)
 
 
 async def test_question_to_a_stage_with_batches() -> None:
