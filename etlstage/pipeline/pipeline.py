@@ -42,6 +42,7 @@ from etlstage.pipeline.runner import Runner
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
+from etlstage.transport import Launch, launch_over_pipes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +71,8 @@ class Pipeline(Runner):
         dead_letter_sink: What is given the dead letters at the end of the run.
         meter: Where to count what happens in the stages between source and sink, see
             :mod:`etlstage.telemetry`.
+        launch: What starts the workers of these stages; processes on pipes, if
+            nothing else is given.
         release: Called behind all else, with the error of the run if there is one:
             lets go of what its parts have in common, as a Spark session.
         judged_of: Messages of which the share of an error budget is taken, at least:
@@ -94,6 +97,7 @@ class Pipeline(Runner):
         dead_letters: DeadLetters | None = None,
         dead_letter_sink: DeadLetterSink | None = None,
         meter: Meter | None = None,
+        launch: Launch = launch_over_pipes,
         release: Callable[[Exception | None], Awaitable[None]] | None = None,
         judged_of: int = 0,
         delivery: Delivery | None = None,
@@ -112,6 +116,7 @@ class Pipeline(Runner):
         self._sink = sink
         self._flush_every = flush_every
         self._meter = meter
+        self._launch = launch
         self._judged_of = judged_of
         self._scope: anyio.CancelScope
         self._flushing: anyio.CancelScope
@@ -242,7 +247,7 @@ class Pipeline(Runner):
         task_status: TaskStatus[AsyncSupervisor],
     ) -> None:
         # In a task of its own: when the run fails all workers are stopped at once.
-        supervisor = AsyncSupervisor(stage, meter=self._meter)
+        supervisor = AsyncSupervisor(stage, meter=self._meter, launch=self._launch)
         self._supervisors.append(supervisor)
         try:
             async with supervisor:

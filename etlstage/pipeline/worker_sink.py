@@ -14,6 +14,7 @@ from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor, Silence
 from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
+from etlstage.transport import Launch, launch_over_pipes
 
 __all__ = ("WorkerSink",)
 
@@ -32,6 +33,7 @@ class WorkerSink(Sink):
         dead_letters: Where messages go that the workers can't load; None:
             the first one ends the run.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
+        launch: What starts the workers; processes on pipes, if nothing else is given.
 
     """
 
@@ -41,12 +43,13 @@ class WorkerSink(Sink):
         *,
         dead_letters: DeadLetters | None = None,
         meter: Meter | None = None,
+        launch: Launch = launch_over_pipes,
     ) -> None:
         super().__init__(stage.name)
         self._policy = DeadLetterPolicy(
             self.account, stage.on_error, config_of(stage), dead_letters
         )
-        self._supervisor = AsyncSupervisor(stage, meter=meter)
+        self._supervisor = AsyncSupervisor(stage, meter=meter, launch=launch)
         self._outputs = 0
         self._finished = False
 

@@ -18,6 +18,7 @@ from etlstage.protocol.base import Shape
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor, Silence
 from etlstage.telemetry import Meter
+from etlstage.transport import Launch, launch_over_pipes
 
 __all__ = ("WorkerSource",)
 
@@ -35,6 +36,7 @@ class WorkerSource(Source):
         state: Directory in which the supervisor keeps its offset. None: each run
             starts from ``offsets.start``.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
+        launch: What starts the workers; processes on pipes, if nothing else is given.
 
     """
 
@@ -46,9 +48,11 @@ class WorkerSource(Source):
         every: float | None = None,
         state: Path | None = None,
         meter: Meter | None = None,
+        launch: Launch = launch_over_pipes,
     ) -> None:
         super().__init__(stage.name)
         self._meter = meter
+        self._launch = launch
         self._stage = stage
         self._offsets = offsets or OffsetPolicy()
         self._every = every
@@ -60,7 +64,9 @@ class WorkerSource(Source):
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
-        self._supervisor = AsyncSupervisor(self._stage, meter=self._meter)
+        self._supervisor = AsyncSupervisor(
+            self._stage, meter=self._meter, launch=self._launch
+        )
         try:
             async with (
                 self._supervisor as supervisor,
