@@ -31,12 +31,12 @@ from etlstage.settings.problem import (
     Problem,
 )
 from etlstage.settings.units import (
-    FILES,
     Argument,
     Count,
     Duration,
     Name,
     Size,
+    of_files,
 )
 from etlstage.stage import OffsetPolicy
 
@@ -72,7 +72,7 @@ def _frame_rules(given: Mapping[str, Any], default: str) -> Iterable[Problem]:
     options = given.get("options")
     named = {name.lower() for name in options} if isinstance(options, dict) else set()
     somewhere = given.get("path") or given.get("table") or named & {"path", "paths"}
-    if given and not somewhere and str(given.get("format", default)).lower() in FILES:
+    if given and not somewhere and of_files(given.get("format", default)):
         # Spark takes text that is nowhere for an empty DataFrame.
         yield broken((), "needs the key path or the key table")
 

@@ -30,7 +30,7 @@ from etlstage.messages import StageKind, counted
 from etlstage.pipeline.secret import Secrets
 from etlstage.settings.definition import settings_of
 from etlstage.settings.problem import Loc
-from etlstage.settings.units import FILES
+from etlstage.settings.units import of_files
 from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor.spawn import substituted
 
@@ -333,7 +333,7 @@ def _guarantee(keys: PipelineKeys) -> str:
     """Return how often a message may arrive, and why, on this engine in this sink."""
     sink = keys.load.spark
     if keys.engine == "streaming":
-        if sink is None or sink.path is None or sink.format not in FILES:
+        if sink is None or sink.path is None or not of_files(sink.format):
             return (
                 "at least once: a batch that is repeated after a crash is loaded again"
             )

@@ -19,7 +19,7 @@ from etlstage.settings.problem import (
     Problem,
     dotted,
 )
-from etlstage.settings.units import FILES
+from etlstage.settings.units import FILES, of_files
 
 __all__ = (
     "broken_rules",
@@ -110,7 +110,7 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
         text = "is only for a worker on engine local, or for engine streaming"
         yield broken(("extract", "every"), text)
     if data.get("delivery") == "exactly-once":
-        files = sink.get("format", "parquet") in FILES and "path" in sink
+        files = of_files(sink.get("format", "parquet")) and "path" in sink
         if engine != "streaming" or not files:
             text = (
                 "exactly-once needs engine streaming and load.spark with a path and a"

@@ -44,10 +44,16 @@ __all__ = (
     "SizeOrZero",
     "Variables",
     "Window",
+    "of_files",
 )
 
 FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 """Formats of Spark that are files in a folder."""
+
+
+def of_files(format_: object) -> bool:
+    """Return whether a format, in whatever case, is files in a folder."""
+    return str(format_).lower() in FILES
 
 
 class _Quantity(Kind):

@@ -579,6 +579,8 @@ EXACTLY = (
     [
         ("spark", "at-least-once", FRAME, FRAME, []),
         ("streaming", "exactly-once", f"{FRAME}, every: 5s", FRAME, []),
+        # As Spark reads it (issue 11).
+        ("streaming", "exactly-once", FRAME, "spark: {path: out, format: JSON}", []),
         (
             "spark",
             "at-least-once",

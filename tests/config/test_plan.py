@@ -188,6 +188,10 @@ CYCLIC = WORKERS.replace(
             ),
         ),
         (
+            frames("streaming").replace("path: out", "path: out, format: Parquet"),
+            "at least once: a batch that is repeated after a crash replaces its folder",
+        ),
+        (
             frames("streaming").replace("path: out", "table: t"),
             "at least once: a batch that is repeated after a crash is loaded again",
         ),

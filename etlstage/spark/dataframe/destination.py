@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from etlstage.errors import ConfigError
 from etlstage.pipeline.interfaces import Output
-from etlstage.settings.units import FILES
+from etlstage.settings.units import of_files
 
 __all__ = ("Destination", "local_path")
 
@@ -82,7 +82,7 @@ class Destination:
     @property
     def marks(self) -> bool:
         """Whether whole output carries a marker."""
-        return self.table is None and self.format.lower() in FILES
+        return self.table is None and of_files(self.format)
 
     def write(self, frame: DataFrame, *, first: bool, last: bool) -> None:
         """
