@@ -25,8 +25,9 @@ from etlstage.config.stages import SCHEME
 from etlstage.errors import guess
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
-from etlstage.settings.units import FILES
+from etlstage.settings.units import of_files
 from etlstage.stage.stage import PYTHONS
+from etlstage.transport.identity import UnknownIdentity, look_up
 
 __all__ = ("executors_here", "missing", "on_path", "search_path")
 
@@ -63,6 +64,7 @@ def missing(document: Document, *, loads: bool) -> Iterator[Problem]:
     for loc, _ in stage_names(document.data):
         if look.runs_here(loc):
             yield from look.program((*loc, "worker"))
+            yield from look.identity((*loc, "worker"))
     if look.reads_here:
         yield from look.source()
         if loads:
@@ -137,6 +139,21 @@ class _Look:
         ):
             yield problem._replace(text=problem.hidden) if hides else problem
 
+    def identity(self, loc: Loc) -> Iterator[Problem]:
+        """Yield whom the worker at ``loc`` should run as, if there is nobody."""
+        worker = mapping(self._at(loc))
+        user, group = (
+            str(worker[key]) if _is_text(worker.get(key)) else None
+            for key in ("user", "group")
+        )
+        # Each on its own, the user with a group that is right: all is told at once.
+        for key, who in (("user", (user, group and "0")), ("group", (None, group))):
+            try:
+                look_up(*who)
+            except UnknownIdentity as error:
+                hidden = f"there is no such {key}"
+                yield Problem((*loc, key), str(error), hidden=hidden)
+
     def _program(
         self, loc: Loc, program: str, folder: Path, worker: Mapping[str, Value]
     ) -> Iterator[Problem]:
@@ -173,7 +190,7 @@ class _Look:
         loc: Loc = ("extract", "spark", "path")
         frame = mapping(mapping(self._data.get("extract")).get("spark"))
         place, kind = self._path(frame), str(frame.get("format") or "parquet")
-        if place is None or kind.lower() not in (*FILES, "binaryfile"):
+        if place is None or not (of_files(kind) or kind.lower() == "binaryfile"):
             return
         if {"{", "\\"} & set(str(frame["path"])):
             return  # Hadoop knows alternatives and escapes, glob does not.

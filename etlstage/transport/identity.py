@@ -7,6 +7,8 @@ import os
 import pwd
 from typing import NamedTuple
 
+from etlstage.errors import guess
+
 __all__ = ("Identity", "UnknownIdentity", "look_up")
 
 
@@ -21,7 +23,7 @@ class Identity(NamedTuple):
 
 
 class UnknownIdentity(LookupError):
-    """There is no such user or group; the text says the remedy."""
+    """Raised if there is no such user or group."""
 
 
 def look_up(user: str | None, group: str | None) -> Identity:
@@ -54,17 +56,19 @@ def look_up(user: str | None, group: str | None) -> Identity:
 
 def _user(name: str) -> pwd.struct_passwd | None:
     try:
-        return pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+        return pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     except KeyError:
-        if name.isdigit():
+        if name.isdecimal():
             return None
-        raise UnknownIdentity(f"there is no user {name!r}; check user") from None
+        close = guess(name, (entry.pw_name for entry in pwd.getpwall()))
+        raise UnknownIdentity(f"there is no user {name!r}{close}") from None
 
 
 def _group(name: str) -> int:
-    if name.isdigit():
+    if name.isdecimal():
         return int(name)
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise UnknownIdentity(f"there is no group {name!r}; check group") from None
+        close = guess(name, (entry.gr_name for entry in grp.getgrall()))
+        raise UnknownIdentity(f"there is no group {name!r}{close}") from None

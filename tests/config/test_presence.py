@@ -87,8 +87,10 @@ def test_programs_of_other_machines_are_not_sought(
     path: Path, session: str, sought: bool
 ) -> None:
     """On engine local workers run here, wherever Spark is."""
-    said = ["transform[0].worker.command[0]: there is no file x"] * sought
-    assert errors_of(path, f"{transform('command: [./x]')}{session}\n") == said
+    absent = "transform[0].worker.command[0]: there is no file x"
+    unknown = "transform[0].worker.group: there is no group 'wjxzq'"
+    worker = transform("command: [./x], group: wjxzq")
+    assert errors_of(path, f"{worker}{session}\n") == [absent, unknown] * sought
 
 
 @pytest.mark.parametrize("engine", ["local", "spark"])

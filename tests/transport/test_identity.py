@@ -52,10 +52,9 @@ def test_number_without_an_entry_needs_a_group() -> None:
 
 
 def test_unknown_names_are_told() -> None:
-    """With what to look at."""
-    with pytest.raises(UnknownIdentity, match="there is no user 'no-one'; check user"):
-        look_up("no-one", None)
-    with pytest.raises(
-        UnknownIdentity, match="there is no group 'no-one'; check group"
-    ):
-        look_up(None, "no-one")
+    """With the one that may be meant (issue 11)."""
+    name, group = US.pw_name, OURS.gr_name
+    with pytest.raises(UnknownIdentity, match=f"no user '{name}_' .*'{name}'"):
+        look_up(f"{name}_", None)
+    with pytest.raises(UnknownIdentity, match=f"no group '{group}_' .*'{group}'"):
+        look_up(None, f"{group}_")
