@@ -196,6 +196,8 @@ def _test(
 def _diff(
     file: File,
     *,
+    overlays: Overlays = None,
+    values: Values = None,
     engines: Annotated[
         str, typer.Option("--on", metavar="A,B", help="The two engines.")
     ] = "local,spark",
@@ -204,7 +206,7 @@ def _diff(
     """Run a pipeline on two engines without loading, and compare the results."""
     from etlstage.cli.diff import diff
 
-    return diff(file, engines=engines, debug=debug)
+    return diff(file, _changes(overlays, values), engines=engines, debug=debug)
 
 
 @app.command("init")
@@ -268,6 +270,8 @@ Letters = Annotated[
 def _dlq_ls(
     file: Letters,
     *,
+    overlays: Overlays = None,
+    values: Values = None,
     stage: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Only dead letters of this stage."),
@@ -282,7 +286,8 @@ def _dlq_ls(
     """List dead letters, one per line."""
     from etlstage.cli.dlq import list_groups, list_letters
 
-    return (list_groups if group else list_letters)(file, stage=stage, as_json=as_json)
+    show = list_groups if group else list_letters
+    return show(file, _changes(overlays, values), stage=stage, as_json=as_json)
 
 
 @dlq.command("show")
@@ -295,6 +300,8 @@ def _dlq_show(
         ),
     ],
     *,
+    overlays: Overlays = None,
+    values: Values = None,
     raw: Annotated[
         bool,
         typer.Option(
@@ -310,7 +317,8 @@ def _dlq_show(
     """Show one dead letter: its message, error, attempts and stage."""
     from etlstage.cli.dlq import show_letter
 
-    return show_letter(file, number, raw=raw, as_json=as_json)
+    changes = _changes(overlays, values)
+    return show_letter(file, changes, number, raw=raw, as_json=as_json)
 
 
 def main() -> NoReturn:

@@ -22,6 +22,7 @@ from etlstage.cli.signals import Signals, interruptible
 from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import Trial, pipeline_from_yaml
 from etlstage.config.loader import examine
+from etlstage.config.reading import Changes
 from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
@@ -60,12 +61,13 @@ class _Side(NamedTuple):
     messages: Capture
 
 
-def diff(file: Path, *, engines: str, debug: bool) -> int:
+def diff(file: Path, changes: Changes, *, engines: str, debug: bool) -> int:
     """
     Run the pipeline of a file on two engines; return the exit code.
 
     Args:
         file: The pipeline.
+        changes: What is laid over it.
         engines: Their names, a comma between them.
         debug: Whether to log everything and show tracebacks.
 
@@ -74,10 +76,13 @@ def diff(file: Path, *, engines: str, debug: bool) -> int:
 
     """
     first, second = _engines(engines)
-    keys, document = examine(file, loads=False)
+    keys, document = examine(file, changes, loads=False)
     return compare(
-        (first, partial(_on, file, first)),
-        (second if second != first else f"{second} again", partial(_on, file, second)),
+        (first, partial(_on, file, changes, first)),
+        (
+            second if second != first else f"{second} again",
+            partial(_on, file, changes, second),
+        ),
         load_stage=dict(stage_names(document.data))["load",],
         ordered=all(stage.order is Order.TOTAL for stage in keys.transform),
         debug=debug,
@@ -144,8 +149,8 @@ def _engines(text: str) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def _on(file: Path, engine: str, state: Path, sink: Sink) -> Runner:
-    return pipeline_from_yaml(file, trial=Trial(engine, state, sink))
+def _on(file: Path, changes: Changes, engine: str, state: Path, sink: Sink) -> Runner:
+    return pipeline_from_yaml(file, changes, trial=Trial(engine, state, sink))
 
 
 def _side(build: Build, state: Path, load_stage: str) -> _Side:

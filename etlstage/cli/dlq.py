@@ -22,7 +22,7 @@ import typer
 from etlstage.cli.screen import Screen
 from etlstage.config.build import state_folder
 from etlstage.config.document import Document
-from etlstage.config.reading import read
+from etlstage.config.reading import UNCHANGED, Changes, read
 from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
@@ -64,21 +64,25 @@ class Letters(NamedTuple):
     """Names that a letter's stage may have; None if nobody knows them."""
 
 
-def list_letters(place: Path, *, stage: str | None, as_json: bool) -> int:
+def list_letters(
+    place: Path, changes: Changes, *, stage: str | None, as_json: bool
+) -> int:
     """
     Print a line for each dead letter; return the exit code.
 
     Args:
         place: A pipeline file, its state directory, or a file of dead letters.
+        changes: What is laid over the pipeline.
         stage: The only stage to look at, or None.
         as_json: Whether to print each as a JSON object.
 
     Raises:
-        ConfigError: If there is no such place, or the pipeline has no such stage.
+        ConfigError: If there is no such place, or the pipeline has no such stage, or
+            there is no pipeline that could be changed.
 
     """
     count, wide, width = 0, 0, _width()
-    for letter in _chosen(found := _found(place), stage):
+    for letter in _chosen(found := _found(place, changes), stage):
         count += 1
         if as_json:
             typer.echo(json.dumps(letter.to_dict()))
@@ -95,12 +99,15 @@ def list_letters(place: Path, *, stage: str | None, as_json: bool) -> int:
     return 0
 
 
-def list_groups(place: Path, *, stage: str | None, as_json: bool) -> int:
+def list_groups(
+    place: Path, changes: Changes, *, stage: str | None, as_json: bool
+) -> int:
     """
     Print dead letters by their causes, the most frequent first; return the exit code.
 
     Args:
         place: As for :func:`list_letters`.
+        changes: Likewise.
         stage: The only stage to look at, or None.
         as_json: Whether to print each group as a JSON object.
 
@@ -109,7 +116,7 @@ def list_groups(place: Path, *, stage: str | None, as_json: bool) -> int:
 
     """
     causes = Causes()
-    for letter in _chosen(found := _found(place), stage):
+    for letter in _chosen(found := _found(place, changes), stage):
         causes.add(letter)
     groups = causes.groups()
     if as_json:
@@ -124,12 +131,15 @@ def list_groups(place: Path, *, stage: str | None, as_json: bool) -> int:
     return 0
 
 
-def show_letter(place: Path, number: str, *, raw: bool, as_json: bool) -> int:
+def show_letter(
+    place: Path, changes: Changes, number: str, *, raw: bool, as_json: bool
+) -> int:
     """
     Print all there is of one letter; return the exit code.
 
     Args:
         place: As for :func:`list_letters`.
+        changes: Likewise.
         number: Its id, or a beginning that no other has.
         raw: Whether to write the message alone, as a worker reads it.
         as_json: Whether to print it as a JSON object.
@@ -143,7 +153,7 @@ def show_letter(place: Path, number: str, *, raw: bool, as_json: bool) -> int:
         raise ConfigError(
             "--raw can't be used together with --json; see 'etlstage dlq show --help'"
         )
-    letter = _letter(place, number)
+    letter = _letter(place, changes, number)
     if raw:
         sys.stdout.buffer.write(_as_read(letter))
         sys.stdout.buffer.flush()
@@ -162,13 +172,16 @@ def _chosen(found: Letters, stage: str | None) -> Iterator[DeadLetter]:
     return (x for x in _letters(found) if stage is None or x.stage == stage)
 
 
-def _found(place: Path) -> Letters:
+def _found(place: Path, changes: Changes) -> Letters:
     """Return where the letters are that ``place`` stands for."""
-    if place.suffix == SUFFIX and place.is_file():
+    letters = place.suffix == SUFFIX and place.is_file()
+    if (letters or place.is_dir()) and changes != UNCHANGED:
+        raise ConfigError(f"--overlay and --set need a pipeline file, got {place}")
+    if letters:
         return Letters([place])
     if place.is_dir():
         return Letters(letter_files(_checked_state(place)))
-    document = _pipeline(place)
+    document = _pipeline(place, changes)
     files = letter_files(state_folder(document))
     # A stage may have had another name when its letters were written.
     older = [unquote(path.name.removesuffix(SUFFIX)) for path in files]
@@ -176,9 +189,9 @@ def _found(place: Path) -> Letters:
     return Letters(files, list(dict.fromkeys([*names, *older])))
 
 
-def _pipeline(path: Path) -> Document:
+def _pipeline(path: Path, changes: Changes) -> Document:
     """Return a pipeline file of which little need be right."""
-    document = read(path)
+    document = read(path, changes)
     # The rest may be wrong, or want variables that are not set here.
     ours = [p for p in document.problems if p.loc[:1] in ((), ("name",), ("state",))]
     document.problems[:] = ours
@@ -227,10 +240,10 @@ def _letters(found: Letters) -> Iterator[DeadLetter]:
             raise ConfigError(f"{path}: can't be read: {said}") from None
 
 
-def _letter(place: Path, number: str) -> DeadLetter:
+def _letter(place: Path, changes: Changes, number: str) -> DeadLetter:
     found: DeadLetter | None = None
     ids: list[str] = []
-    for letter in _letters(_found(place)):
+    for letter in _letters(_found(place, changes)):
         if letter.id == number:
             return letter
         if number and letter.id.startswith(number):

@@ -77,6 +77,7 @@ class Trial(NamedTuple):
 
 def pipeline_from_yaml(
     path: str | Path,
+    changes: Changes = UNCHANGED,
     *,
     spark: SparkSession | None = None,
     trial: Trial | None = None,
@@ -86,6 +87,7 @@ def pipeline_from_yaml(
 
     Args:
         path: The file.
+        changes: What is laid over it.
         spark: A session to use in place of the file's own; it is not stopped.
         trial: What to have in place of what the file says, so that nothing is loaded.
 
@@ -94,7 +96,7 @@ def pipeline_from_yaml(
         SparkUnavailable: If the file names Spark and PySpark is not installed.
 
     """
-    keys, document = load(path)
+    keys, document = load(path, changes)
     if trial is not None:
         keys = trial.keys(keys)
     return _Builder(keys, document, spark, trial).runner()

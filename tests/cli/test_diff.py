@@ -231,13 +231,13 @@ def test_worker_of_another_mind_each_time(
 def test_order_is_not_compared_where_none_is_promised(
     etlstage: Etlstage, numbers: Path
 ) -> None:
-    """One stage without order is enough."""
-    numbers.write_text(NUMBERS.replace("on_error:", "order: none\n    on_error:"))
+    """One stage without order is enough; the extraction is changed, too (issue 11)."""
+    changed = "--set", "transform[0].order=none", "--set", "extract.worker.command[1]=7"
 
-    done = etlstage("diff", numbers, "--on", "local,local")
+    done = etlstage("diff", numbers, "--on", "local,local", *changed)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "6 messages in any order" in done.stdout
+    assert "7 messages in any order" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from etlstage.cli.dlq import list_groups, list_letters
 from etlstage.cli.screen import Screen
+from etlstage.config.reading import UNCHANGED
 from etlstage.errors import Attempt, WorkerLost
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.policy import config_of
@@ -119,6 +120,21 @@ def test_places_to_look_at(etlstage: Etlstage, place: str) -> None:
 
 
 @pytest.mark.usefixtures("state")
+def test_pipeline_that_is_changed(etlstage: Etlstage, pipeline: Path) -> None:
+    """As for the run that had the same changes (issue 11)."""
+    (pipeline.parent / "prod.yaml").write_text("name: others")
+    found = "--overlay", "prod.yaml", "--set", "state=.etlstage/letters"
+    for changes, last in ((found[:2], "no dead letters"), (found, "4 dead letters")):
+        result = etlstage("dlq", "ls", "pipeline.yaml", *changes)
+        assert result.stdout.splitlines()[-1] == last
+    shown = etlstage("dlq", "show", "pipeline.yaml", "abc", "--raw", *found)
+    assert shown.stdout == "hello\tthere\nyou"
+    refused = etlstage("dlq", "ls", ".etlstage/letters", "--set", "name=x")
+    assert refused.returncode == 2
+    assert refused.stderr.endswith("need a pipeline file, got .etlstage/letters\n")
+
+
+@pytest.mark.usefixtures("state")
 def test_list_as_json(etlstage: Etlstage) -> None:
     """An object on each line, for other programs."""
     result = etlstage("dlq", "ls", "pipeline.yaml", "--json", "--stage", "upper")
@@ -173,7 +189,7 @@ async def test_list_on_a_wide_terminal(
     wide = Screen(file=Terminal(), width=200)
     monkeypatch.setattr("etlstage.cli.dlq.Screen", lambda: wide)
     await filled(tmp_path, ("clean", NOON, ValueError(NO_DATE.format(12))))
-    assert list_letters(tmp_path, stage=None, as_json=False) == 0
+    assert list_letters(tmp_path, UNCHANGED, stage=None, as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [len(line) for line in lines] == [48, 112, 13]
     assert lines[1].endswith(NO_DATE.format(12))
@@ -190,7 +206,7 @@ async def test_list_on_a_terminal(
         ("clean", NOON, WorkerLost(where, stage="clean")),
         ("load", NOON, ValueError("one " * 60)),
     )
-    assert list_letters(tmp_path, stage=None, as_json=False) == 0
+    assert list_letters(tmp_path, UNCHANGED, stage=None, as_json=False) == 0
     assert capsys.readouterr().out == (
         "id             time (UTC)           stage  error\n"
         "af32b1c9-1     2026-01-02 12:00:00  clean  refused the message: no date in row\n"
@@ -212,7 +228,7 @@ async def test_groups_on_a_terminal(
         for n in range(5000)
     ]
     await filled(tmp_path, ("load", NOON, KeyError("id")), *refused)
-    assert list_groups(tmp_path, stage=None, as_json=False) == 0
+    assert list_groups(tmp_path, UNCHANGED, stage=None, as_json=False) == 0
     assert capsys.readouterr().out == (
         "  count  stage  first (UTC)          last (UTC)           example\n"
         "  5,000  clean  2026-01-02 12:00:00  2026-01-02 13:23:19  af32b1c9-5001\n"
