@@ -22,7 +22,7 @@ PROGRAMS: Final = dict(
     zip(
         (
             *("shout", "plain", "sdk", "supervisor", "meter", "transform", "ship"),
-            *("data source", "hostile", "memory", "scripted"),
+            *("data source", "run", "hostile", "memory", "scripted"),
         ),
         re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
         strict=True,  # whoever adds one tries it here
@@ -92,6 +92,16 @@ def test_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "b'one' (b'ONE',) None\nb'two' (b'TWO',) None\n"
     assert known["result"].outputs == (b"THREE",)
     assert known["outputs"] == (b"ONE",)
+
+
+def test_function_in_this_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module of the first page can be imported (issue 12)."""
+    (folder / "shout.py").write_text(PROGRAMS["shout"])
+    monkeypatch.syspath_prepend(folder)
+    run("run")
+    del sys.modules["shout"]
 
 
 def test_meter() -> None:

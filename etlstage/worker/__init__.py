@@ -8,7 +8,8 @@ SDK for workers: a function and one call.
     def shout(message: bytes) -> list[bytes]:
         return [message.upper()]
 
-    worker.transform(shout)
+    if __name__ == "__main__":
+        worker.transform(shout)
 
 Each call takes over stdin and stdout, answers until stdin ends, and returns. From
 then on ``print()``, C libraries and child processes write to stderr, and ``sys.stdin``
@@ -52,6 +53,10 @@ what takes its time, such as a model, before the call. A function that needs lon
 one message says how far it is with ``worker.progress(0.4)``, which gives it more time;
 ``worker.count("rows_dropped", 3)`` adds to a metric.
 
+A test imports the module, and calls the function in its own process::
+
+    assert worker.run(shout, [b"one", b"two"]) == [[b"ONE"], [b"TWO"]]
+
 A worker starts at every spawn and restart, so nothing here imports more than it
 must.
 """
@@ -80,6 +85,7 @@ __all__ = (
     "load",
     "load_batch",
     "progress",
+    "run",
     "transform",
     "transform_batch",
 )
@@ -266,6 +272,48 @@ def extract_cycle(
     else:
         extraction = Extraction(function, protocol, descriptors)
         _until_interrupted(extraction.answer_requests, call)
+
+
+def run(
+    f: Callable[..., Iterable[bytes] | None],
+    messages: Iterable[bytes | list[bytes] | tuple[Any, ...]],
+    *,
+    kind: Literal["transform", "load", "extract"] = "transform",
+    on_error: OnError = "refuse",
+    markers: Markers | None = None,
+) -> list[list[bytes] | Refuse]:
+    """
+    Call ``f`` here, for a test; return for each message what a supervisor would get.
+
+    ::
+
+        worker.run(shout, [b"one", b""])  # [[b"ONE"], Refuse("empty")]
+        worker.run(join, [[b"a", b"b"], [b"c"]])  # batches
+        worker.run(store, [b"one"], kind="load")  # [[]]
+        worker.run(lines, [(0, 3), (3, 6)], kind="extract")  # ranges; [()] for plain
+
+    What a refusal hides is its ``__cause__``. An exception that ends the worker is
+    raised.
+
+    Args:
+        f: As for the call that makes a worker of it.
+        messages: What it is asked, one after the other: messages, or batches, or the
+            arguments for an extraction.
+        kind: Which call that is.
+        on_error: What becomes of a message for which ``f`` raises; no matter for an
+            extraction.
+        markers: Those of the stage.
+
+    Raises:
+        MessageRefused: If no supervisor would send one of ``messages``.
+
+    """
+    from etlstage.worker.rehearsal import Rehearsal  # no worker waits for it
+
+    if kind not in ("transform", "load", "extract"):
+        raise ValueError(f"kind is {kind!r}, expected 'transform', 'load' or 'extract'")
+    rehearsal = Rehearsal(f, kind, _check(on_error), markers or Markers())
+    return [rehearsal.ask(asked) for asked in messages]
 
 
 def _nothing_of(request: bytes) -> tuple[()]:

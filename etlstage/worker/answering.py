@@ -168,11 +168,8 @@ class Answering:
                     group, size = [], 0
                 elif len(group) > 1:
                     break  # it may never end
-        if self._one_to_one and len(group) != 1:
-            raise ValueError(
-                f"{self._function.name} gave {'many' if group else 'no'} messages,"
-                " expected exactly one: eop is eom"
-            )
+        if self._one_to_one:
+            self._function.check_only(group)
         return tuple(group), size
 
     # --- what goes wrong ----------------------------------------------------

@@ -7,7 +7,7 @@ like a right one: a ``bytes`` object is an iterable, and ``b""`` an empty one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from types import GeneratorType
 from typing import Any, Final, NoReturn
 
@@ -57,6 +57,20 @@ class Function:
             raise TypeError(
                 f"{self.name} returned {kind}, expected an iterable of bytes:"
                 " yield each message, or return a list; [] is no message"
+            )
+
+    def check_only(self, outputs: Sized) -> None:
+        """
+        Check that a reply is one message, where ``eop`` is ``eom``.
+
+        Raises:
+            ValueError: If there are none, or more.
+
+        """
+        if len(outputs) != 1:
+            raise ValueError(
+                f"{self.name} gave {'many' if outputs else 'no'} messages,"
+                " expected exactly one: eop is eom"
             )
 
     def refuse(self, message: object) -> NoReturn:

@@ -27,8 +27,15 @@ class Refuse(Exception):
     """
     Raised by a function that can't process what it was given: the text is the reason.
 
-    The message, or batch, is refused; the worker goes on.
+    The message, or batch, is refused; the worker goes on. Two for the same reason are
+    equal, for what tests compare.
     """
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.args == self.args
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.args))
 
 
 def reason_of(error: BaseException, markers: Markers) -> str:
