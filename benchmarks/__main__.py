@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from benchmarks.against import compare
 from benchmarks.harness import show
 
 QUESTIONS = (
@@ -27,6 +28,15 @@ QUESTIONS = (
     "executor_memory",
     "driver_memory",
 )
+COMPARABLE = (
+    "framing",
+    "stream",
+    "lockstep",
+    "sdk_worker",
+    "local_engine",
+    "executor",
+)
+"""Those with ``JOBS``: what is timed by itself."""
 
 
 def main() -> None:
@@ -39,15 +49,28 @@ def main() -> None:
         help=f"one or more of {', '.join(QUESTIONS)}; default: all",
     )
     parser.add_argument("--json", type=Path, help="also write the JSON to this file")
+    parser.add_argument(
+        "--against",
+        metavar="COMMIT",
+        help="compare with the package of that commit;"
+        f" default questions: {', '.join(COMPARABLE)}",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="with --against; default: 5"
+    )
     args = parser.parse_args()
-    unknown = set(args.questions) - set(QUESTIONS)
-    if unknown:
+    known = COMPARABLE if args.against else QUESTIONS
+    if unknown := set(args.questions) - set(known):
         parser.error(f"no such question: {', '.join(sorted(unknown))}")
     quiet = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=quiet)
-    rows = []
-    for name in args.questions or QUESTIONS:
-        rows += importlib.import_module(f"benchmarks.{name}").measure()
+    questions = args.questions or known
+    if args.against:
+        rows = compare(args.against, questions, args.rounds)
+    else:
+        rows = []
+        for name in questions:
+            rows += importlib.import_module(f"benchmarks.{name}").measure()
     show(rows, args.json)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from benchmarks.harness import Row, echo_stage, in_turn, median_pair
+from benchmarks.harness import Row, echo_stage, in_turn
 from benchmarks.spark import frame, rate, session
 from etlstage.spark import transform
 
@@ -30,18 +30,15 @@ def measure(unit: int = MILLION, rounds: int = 3) -> list[Row]:
     return [
         Row(
             f"stage on executors, {n} million rows",
-            *_beside(found[str(n)], least),
+            found[str(n)],
+            "1 million rows",
+            least,
             "ns/row",
             1.15,
             at_most=True,
         )
         for n in TIMES[1:]
     ]
-
-
-def _beside(more: list[float], least: list[float]) -> tuple[float, str, float]:
-    ours, theirs = median_pair(more, least)
-    return ours, "1 million rows", theirs
 
 
 def _nanoseconds(rows: DataFrame, unit: int, times: int) -> float:

@@ -1,4 +1,4 @@
-"""Measure in turn, compare by the median, print a table and JSON."""
+"""Measure in turn, compare pair by pair, print a table and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +21,11 @@ from rich.table import Table
 from etlstage import Stage
 
 __all__ = (
+    "Job",
     "Row",
     "echo_stage",
+    "echo_worker",
     "in_turn",
-    "median_pair",
     "memory",
     "messages",
     "paired",
@@ -37,13 +38,24 @@ MESSAGE_BYTES = 108
 """With its EOM; the size with which the targets were set."""
 
 
+class Job(NamedTuple):
+    """What is timed by itself, to be compared with itself at another commit."""
+
+    passing: int
+    """Messages that pass."""
+    make: Callable[[], Iterator[Callable[[], object]]]
+    """Yields, once, what does it; what comes before and behind is not timed."""
+    everywhere: bool = False
+    """Most of it is done by other processes, Spark's: theirs counts, too."""
+
+
 class Row(NamedTuple):
-    """One comparison."""
+    """One comparison, of what was measured in the same rounds."""
 
     what: str
-    ours: float
+    ours: Sequence[float]
     against: str
-    theirs: float
+    theirs: Sequence[float]
     unit: str
     target: float
     """The ratio ours / theirs to reach; 0 where there is none."""
@@ -51,9 +63,14 @@ class Row(NamedTuple):
     """The target is an upper bound."""
 
     @property
+    def ratios(self) -> list[float]:
+        """Ours as a multiple of theirs, in each round."""
+        return [one / other for one, other in zip(self.ours, self.theirs, strict=True)]
+
+    @property
     def ratio(self) -> float:
-        """Ours as a multiple of theirs."""
-        return self.ours / self.theirs
+        """That of the median round."""
+        return statistics.median_low(self.ratios)
 
     @property
     def met(self) -> bool:
@@ -101,15 +118,15 @@ def shell_stage(**options: object) -> Stage:
 
 def paired(
     ours: Callable[[], float], theirs: Callable[[], float], *, rounds: int = 5
-) -> tuple[float, float]:
+) -> tuple[list[float], list[float]]:
     """
-    Measure both in turn and return the pair with the median ratio.
+    Measure both in turn and return what each gave, a number a round.
 
     In turn, because the speed of a shared machine drifts; the first round is a
     warm-up and does not count.
     """
     rates = in_turn({"ours": ours, "theirs": theirs}, rounds=rounds)
-    return median_pair(rates["ours"], rates["theirs"])
+    return rates["ours"], rates["theirs"]
 
 
 def in_turn(
@@ -147,19 +164,13 @@ def memory(what: str, module: str, many: int, few: int) -> Row:
 
     return Row(
         f"{what}, {many} million messages",
-        peak(many),
+        [peak(many)],
         f"{few} million",
-        peak(few),
+        [peak(few)],
         "MB",
         1.2,
         at_most=True,
     )
-
-
-def median_pair(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return, of what was measured in the same rounds, that with the median ratio."""
-    pairs = sorted(zip(ours, theirs, strict=True), key=lambda pair: pair[0] / pair[1])
-    return pairs[statistics.median_low(range(len(pairs)))]
 
 
 def show(rows: Sequence[Row], target: Path | None) -> None:
@@ -174,16 +185,17 @@ def show(rows: Sequence[Row], target: Path | None) -> None:
         bound = "at most" if row.at_most else "at least"
         table.add_row(
             row.what,
-            f"{row.ours:,.4g}",
+            _spread(row.ours),
             row.against,
-            f"{row.theirs:,.4g}",
+            _spread(row.theirs),
             row.unit,
-            f"{row.ratio:.2f}",
+            _spread(row.ratios),
             f"{bound} {row.target:g}: {'yes' if row.met else 'NO'}"
             if row.target
             else "",
         )
-    Console(width=120).print(table)
+    table.caption = "median (minimum to maximum) of the rounds"
+    Console(width=140).print(table)
     text = json.dumps(
         [
             row._asdict() | {"ratio": round(row.ratio, 3), "met": row.met}
@@ -194,3 +206,14 @@ def show(rows: Sequence[Row], target: Path | None) -> None:
     print(text)
     if target is not None:
         target.write_text(text + "\n")
+
+
+def _spread(numbers: Sequence[float]) -> str:
+    middle, least, most = statistics.median_low(numbers), min(numbers), max(numbers)
+    if len(numbers) == 1:
+        return _short(middle)
+    return f"{_short(middle)} ({_short(least)} to {_short(most)})"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"

@@ -13,7 +13,7 @@ import time
 
 from benchmarks.harness import Row, paired
 
-ALLOWED = 0.015  # seconds
+ALLOWED = 15  # milliseconds
 STARTS = 10
 
 
@@ -25,9 +25,9 @@ def measure() -> list[Row]:
     return [
         Row(
             "import etlstage.worker",
-            ours * 1e3,
+            ours,
             "bare start + 15 ms",
-            (theirs + ALLOWED) * 1e3,
+            [milliseconds + ALLOWED for milliseconds in theirs],
             "ms",
             1.0,
             at_most=True,
@@ -39,4 +39,4 @@ def _start(code: str) -> float:
     started = time.perf_counter()
     for _ in range(STARTS):
         subprocess.run([sys.executable, "-c", code], check=True)
-    return (time.perf_counter() - started) / STARTS
+    return (time.perf_counter() - started) / STARTS * 1e3

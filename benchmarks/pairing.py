@@ -25,7 +25,7 @@ from etlstage.messages import Run
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.spark.task.task import Task
 
-Job = Callable[[Stage], Awaitable[float]]
+Timed = Callable[[Stage], Awaitable[float]]
 
 COUNT = 1_000_000
 ALONE = 3_000
@@ -44,7 +44,7 @@ def measure() -> list[Row]:
     lists: list[Run] = [run[at : at + 8192] for at in range(0, COUNT, 8192)]
     arrow: list[Run] = [_column(part) for part in lists]
     rows = []
-    jobs: list[tuple[str, Job, float]] = [
+    jobs: list[tuple[str, Timed, float]] = [
         ("a run at a time, lists", lambda stage: _runs(stage, lists), 1.05),
         ("a run at a time, Arrow", lambda stage: _runs(stage, arrow), 1.05),
         ("stream", lambda stage: _stream(stage, run), 1.1),
@@ -66,7 +66,7 @@ def measure() -> list[Row]:
     return rows
 
 
-def _compare(job: Job) -> tuple[float, float]:
+def _compare(job: Timed) -> tuple[list[float], list[float]]:
     proven = echo_stage()
     trusted = replace(proven, dialect=_Trusted())
     return paired(lambda: anyio.run(job, proven), lambda: anyio.run(job, trusted))

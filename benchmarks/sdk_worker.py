@@ -8,10 +8,11 @@ supervisor, with the same messages.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 
 import anyio
 
-from benchmarks.harness import Row, echo_stage, messages, paired, sdk_stage
+from benchmarks.harness import Job, Row, echo_stage, messages, paired, sdk_stage
 from etlstage import AsyncSupervisor, Stage
 
 COUNT = 500_000
@@ -39,3 +40,11 @@ async def _pass(stage: Stage, run: list[bytes]) -> float:
             count += len(answer.groups)
         assert count == COUNT
         return COUNT / (time.perf_counter() - started)
+
+
+def _job() -> Iterator[Callable[[], object]]:
+    run = messages(COUNT)
+    yield lambda: anyio.run(_pass, sdk_stage(), run)
+
+
+JOBS = {"SDK worker": Job(COUNT, _job)}

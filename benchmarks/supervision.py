@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -66,18 +65,19 @@ def _compare(
     what: str, ours: Callable[[], list[float]], theirs: Callable[[], list[float]]
 ) -> list[Row]:
     """Return exchanges per second, and the median and 99th percentile of one."""
-    times: dict[bool, list[float]] = {}
+    times: dict[bool, list[list[float]]] = {True: [], False: []}
 
     def rate(mine: bool) -> float:
-        times[mine] = sorted(ours() if mine else theirs())
-        return len(times[mine]) / sum(times[mine])
+        times[mine].append(sorted(ours() if mine else theirs()))
+        return EXCHANGES / sum(times[mine][-1])
 
     against = "asyncio streams"
     rates = paired(lambda: rate(True), lambda: rate(False), rounds=3)
     rows = [Row(what, rates[0], against, rates[1], "exchanges/s", 0)]
     for name, share in ("median", 0.5), ("99th percentile", 0.99):
         mine, other = (
-            times[m][int(share * len(times[m]))] * 1e6 for m in (True, False)
+            [a_round[int(share * EXCHANGES)] * 1e6 for a_round in times[m][1:]]
+            for m in (True, False)
         )
         rows.append(Row(f"{what}, {name}", mine, against, other, "µs", 0))
     return rows
@@ -187,11 +187,10 @@ def _rate(stage: Stage) -> float:
 
 
 def _restart() -> Row:
-    times = sorted(anyio.run(_kill_and_wait))
-    what = f"restart of an SDK worker, kill -9 to answer; at most {times[-1]:.0f}"
-    return Row(
-        what, statistics.median(times), "what is allowed", 150, "ms", 1.0, at_most=True
-    )
+    times = anyio.run(_kill_and_wait)
+    what = "restart of an SDK worker, kill -9 to answer"
+    allowed = [150.0] * len(times)
+    return Row(what, times, "what is allowed", allowed, "ms", 1.0, at_most=True)
 
 
 async def _kill_and_wait() -> list[float]:

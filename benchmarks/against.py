@@ -1,0 +1,142 @@
+"""
+Is it faster than it was?
+
+``python -m benchmarks --against COMMIT [QUESTION ...]`` passes the same messages through
+this package and through that of another commit, in turn: each has a process of its own,
+which is told when to begin the next round. Judged is processor time, of our process, or
+of Spark's too where the work is done there: on a shared machine it holds, time does not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+import psutil  # type: ignore[import-untyped]
+
+import etlstage
+from benchmarks.harness import Job, Row
+
+__all__ = ("compare",)
+
+HERE = Path(__file__).parents[1]
+
+
+def compare(commit: str, questions: Sequence[str], rounds: int) -> list[Row]:
+    """
+    Return processor time and time per message, ours and that of ``commit``.
+
+    Raises:
+        SystemExit: If there is no such commit, or a process fails: the other package
+            may not have what is asked of it.
+
+    """
+    rows = []
+    with _checked_out(commit) as folder:
+        for question in questions:
+            jobs = importlib.import_module(f"benchmarks.{question}").JOBS
+            for name, job in jobs.items():
+                rows += _compare(commit, folder, question, name, job, rounds)
+    return rows
+
+
+def _compare(
+    commit: str, folder: Path, question: str, name: str, job: Job, rounds: int
+) -> list[Row]:
+    found: dict[Path, list[list[float]]] = {HERE: [], folder: []}
+    with ExitStack() as stack:
+        sides = {at: stack.enter_context(_side(at, question, name)) for at in found}
+        for _ in range(rounds + 1):
+            for at, (stdin, stdout) in sides.items():
+                stdin.write("go\n")
+                stdin.flush()
+                line = stdout.readline()
+                if not line:
+                    sys.exit(f"{question}, {name}: the process in {at} has failed")
+                found[at].append(json.loads(line))
+    what = "all processes" if job.everywhere else "our process"
+    kinds = (f"{name}: processor time, {what}", 1.03), (f"{name}: time", 0)
+    rows = []
+    for place, (title, target) in enumerate(kinds):
+        ours, theirs = (
+            [seconds[place] / job.passing * 1e6 for seconds in found[at][1:]]
+            for at in (HERE, folder)
+        )
+        rows.append(
+            Row(title, ours, commit, theirs, "µs/message", target, at_most=True)
+        )
+    return rows
+
+
+@contextmanager
+def _checked_out(commit: str) -> Iterator[Path]:
+    """Yield a folder with the package of that commit, and these benchmarks."""
+    packed = subprocess.run(
+        ["git", "archive", commit, "etlstage"],  # noqa: S607
+        cwd=HERE,
+        capture_output=True,
+    )
+    if packed.returncode:
+        sys.exit(packed.stderr.decode())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        (folder / "benchmarks").symlink_to(HERE / "benchmarks")
+        yield folder
+
+
+@contextmanager
+def _side(folder: Path, question: str, name: str) -> Iterator[tuple[IO[str], IO[str]]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.against", question, name],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdin, process.stdout
+
+
+# --- in each of the two processes -----------------------------------------------------
+
+
+def _serve(question: str, name: str) -> None:
+    """Run a job each time a line comes, and print what it took as JSON."""
+    assert Path(etlstage.__file__).is_relative_to(Path.cwd()), etlstage.__file__
+    # What else is printed here would be taken for an answer.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    job = importlib.import_module(f"benchmarks.{question}").JOBS[name]
+    for run in job.make():
+        for _ in sys.stdin:
+            began, processor = time.perf_counter(), _processor(job)
+            run()
+            took = _processor(job) - processor, time.perf_counter() - began
+            print(json.dumps(took), file=answers, flush=True)
+
+
+def _processor(job: Job) -> float:
+    """Return processor seconds so far, of this process or of all below it, too."""
+    if not job.everywhere:
+        return time.process_time()
+    us = psutil.Process()
+    # Who has ended is in the account of who waited for it.
+    return sum(sum(one.cpu_times()[:4]) for one in (us, *us.children(recursive=True)))
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])
