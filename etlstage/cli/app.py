@@ -8,7 +8,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or file, 4 drained after a signal,
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -65,6 +64,8 @@ def _show_version(wanted: bool) -> None:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("etlstage")
     except PackageNotFoundError:

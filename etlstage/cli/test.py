@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import NamedTuple, NoReturn
-from xml.sax.saxutils import escape, quoteattr
 
 import anyio
 import structlog
@@ -127,14 +127,14 @@ def _junit(name: str, outcomes: Sequence[Outcome]) -> str:
         lines.append(f'  {head} time="{took:.3f}">')
         for where, what, difference in failures:
             text = "\n".join((f"{where}: {what}", *difference))
-            shown = escape(harmless(text, lines=True))
+            shown = escape(harmless(text, lines=True), quote=False)
             lines.append(f"    <failure message={_quoted(what)}>{shown}</failure>")
         lines.append("  </testcase>")
     return "\n".join([*lines, "</testsuite>", ""])
 
 
 def _quoted(text: str) -> str:
-    return quoteattr(harmless(text))
+    return f'"{escape(harmless(text))}"'
 
 
 def _write(path: Path, text: str) -> None:

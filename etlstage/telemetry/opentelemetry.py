@@ -8,7 +8,6 @@ are told in OpenTelemetry's way, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from etlstage.errors import ConfigError
@@ -38,6 +37,8 @@ class OpenTelemetryMeter:
     """
 
     def __init__(self, meter: metrics.Meter | None = None) -> None:
+        from importlib.metadata import version  # costs an import more than all of this
+
         try:
             from opentelemetry import metrics
         except ImportError as error:
