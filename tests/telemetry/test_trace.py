@@ -133,13 +133,12 @@ def test_stages_are_within_their_run(spans: InMemorySpanExporter) -> None:
     async def main() -> None:
         stage = Stage(name="t", command=("cat",))
         source, sink = MemorySource([[b"a"]]), MemorySink()
-        await Pipeline(name="p", source=source, stages=[stage], sink=sink).run()
+        launch = ScriptedLaunch(tell)
+        await Pipeline(
+            name="p", source=source, stages=[stage], sink=sink, launch=launch
+        ).run()
 
-    with patch("etlstage.pipeline.pipeline.AsyncSupervisor") as made:
-        made.side_effect = lambda stage, meter: AsyncSupervisor(
-            stage, meter=meter, launch=ScriptedLaunch(tell)
-        )
-        anyio.run(main)
+    anyio.run(main)
     ended = by_name(spans)
     run, stream = ended["etlstage.run"], ended["etlstage.stream"]
     assert run.attributes == {"etlstage.pipeline": "p"}
