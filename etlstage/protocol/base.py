@@ -166,9 +166,13 @@ class Dialect(ABC):
         """Return whether bytes from a worker are more than the beginning of a reply."""
         return bool(data)
 
+    def shown(self, data: bytes) -> str:
+        """Return ``data`` as printable ASCII, with what bounds messages by name."""
+        return repr(data)[2:-1]
+
     def unasked(self, data: bytes) -> str:
         """Say what a worker did that wrote ``data`` although it owed nothing."""
-        return f"wrote what nobody asked for: {data!r}"
+        return f"wrote what nobody asked for: {self.shown(data)}"
 
     @abstractmethod
     def open(self, side: Side, limits: Limits) -> Session:

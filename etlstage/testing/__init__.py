@@ -16,6 +16,12 @@ a clock that jumps: restarts, back-off and deadlines take milliseconds to test. 
 
     run_virtually(main)  # in it: AsyncSupervisor(stage, launch=ScriptedLaunch(script))
 
+A *worker under test* is one real process that is given just the bytes that a test
+wants it to be given, with everything kept that goes both ways::
+
+    async with WorkerUnderTest(stage) as worker:
+        (reply,) = await worker.exchange([b"one"], cuts=[2])
+
 A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`.
 
 Strategies for Hypothesis are in :mod:`etlstage.testing.strategies`; they need the
@@ -27,12 +33,16 @@ from __future__ import annotations
 from etlstage.testing.clock import VirtualLoop as VirtualLoop
 from etlstage.testing.clock import run_virtually as run_virtually
 from etlstage.testing.clock import virtual_time as virtual_time
+from etlstage.testing.conversation import Reply as Reply
+from etlstage.testing.conversation import WorkerFailed as WorkerFailed
+from etlstage.testing.conversation import WorkerUnderTest as WorkerUnderTest
 from etlstage.testing.ends import MemorySink as MemorySink
 from etlstage.testing.ends import MemorySource as MemorySource
 from etlstage.testing.fault import Fault as Fault
 from etlstage.testing.fault import FaultKind as FaultKind
 from etlstage.testing.fault import FaultPlan as FaultPlan
 from etlstage.testing.fault import Moment as Moment
+from etlstage.testing.pair import ProtocolPair as ProtocolPair
 from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
 from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
 from etlstage.testing.worker import hostile_worker as hostile_worker
@@ -44,9 +54,13 @@ __all__ = (
     "MemorySink",
     "MemorySource",
     "Moment",
+    "ProtocolPair",
+    "Reply",
     "ScriptedLaunch",
     "ScriptedWorker",
     "VirtualLoop",
+    "WorkerFailed",
+    "WorkerUnderTest",
     "hostile_worker",
     "run_virtually",
     "virtual_time",

@@ -69,7 +69,8 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert not dialect.counts
     assert dialect.slack == 0
     assert (dialect.speaks(b"x"), dialect.speaks(b"")) == (True, False)
-    assert dialect.unasked(b"x") == "wrote what nobody asked for: b'x'"
+    assert dialect.unasked(b"x") == "wrote what nobody asked for: x"
+    assert dialect.shown(b"x\0\n") == r"x\x00\n"
     assert dialect.environment() == {}
     assert dialect.placeholders() == {}
     assert dialect.problem(StageKind.EXTRACT) is None

@@ -158,6 +158,10 @@ class MarkerDialect(Definition, Dialect):
         """Return whether there is a whole message, or reply, in ``data``."""
         return self.markers.eom in data or self.markers.eop in data
 
+    def shown(self, data: bytes) -> str:
+        """Return ``data`` as printable ASCII, with the markers by name."""
+        return self.markers.shown(data)
+
     def unasked(self, data: bytes) -> str:
         """Say what a worker did that wrote ``data`` although it owed nothing."""
         text = self.markers.unasked(data)

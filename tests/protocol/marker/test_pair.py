@@ -34,7 +34,8 @@ from etlstage.protocol.events import (
     StreamEnded,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
-from tests.protocol.pair import Atom, S, W, atoms
+from etlstage.testing.pair import Atom, atoms
+from tests.protocol.pair import S, W
 from tests.protocol.strategies import MARKER_SETS, messages, reasons
 
 Exchanges = list[list[bytes]]
@@ -252,7 +253,7 @@ class Talk(RuleBasedStateMachine):
         """Let bytes arrive at the supervisor."""
         for atom in atoms(self.to_s.arrive(count)):
             self.seen[S].append(atom)
-            if atom[0] in ("EOP", "ERR") and self.mode is Mode.BATCH_WORKER:
+            if atom[0] in ("answered", "refused") and self.mode is Mode.BATCH_WORKER:
                 self.open_at_s = False
 
     # --- what must hold -----------------------------------------------------
@@ -270,9 +271,9 @@ class Talk(RuleBasedStateMachine):
         """The k-th EOP ends what the worker made of the k-th exchange."""
         number = 0
         for kind, message in self.seen[S]:
-            if kind in ("output", "ERR"):
+            if kind in ("output", "refused"):
                 assert message.startswith(b"%d|" % number)
-            number += kind in ("EOP", "ERR")
+            number += kind in ("answered", "refused")
         assert self.taken == self.asked[: len(self.taken)]
 
     @precondition(lambda self: hasattr(self, "s"))
@@ -306,7 +307,7 @@ class Talk(RuleBasedStateMachine):
         self.settle()
         assert self.seen == {S: self.sent[W], W: self.sent[S]}
         assert self.taken == self.asked
-        replies = sum(kind in ("EOP", "ERR") for kind, _ in self.seen[S])
+        replies = sum(kind in ("answered", "refused") for kind, _ in self.seen[S])
         assert replies == len(self.asked)
 
     @property

@@ -267,7 +267,7 @@ def test_batch_cut_off_by_the_end_is_not_owed() -> None:
     """A supervisor that died in a batch: its worker may go, and answers nothing."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     pair.send(S, messages("a"))
-    pair.worker.receive_eof()
+    pair.worker.receive_eof(0.0)
     assert pair.send(W, StreamEnded()) == SEND_EOF
 
 
@@ -276,7 +276,7 @@ def test_worker_driven_batch_cut_off_by_the_end_may_be_answered() -> None:
     pair = ConnectionPair(Mode.BATCH_WORKER)
     pair.send(S, messages("a"))
     pair.send(W, MoreRequested())
-    pair.worker.receive_eof()
+    pair.worker.receive_eof(0.0)
     pair.worker.events_received()
     assert pair.send(W, reply("1"), StreamEnded()) == b"1\n\0"
 

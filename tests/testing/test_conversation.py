@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from etlstage.errors import WorkerStartFailed
+from etlstage.messages import StageKind
+from etlstage.protocol.events import BatchEnded, MessagesPassed
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import Stage
+from etlstage.testing import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    Reply,
+    ScriptedLaunch,
+    ScriptedWorker,
+    WorkerFailed,
+    WorkerUnderTest,
+    hostile_worker,
+    virtual_time,
+)
+from etlstage.testing.transcript import BYTEWISE, Flow
+
+WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
+
+
+def hostile(*faults: Fault, mode: Mode = Mode.SINGLE, **dialect: Any) -> Stage:  # noqa: ANN401
+    """Return a stage of a worker that answers in capitals, but for its faults."""
+    command = hostile_worker(FaultPlan(faults), mode=mode, batch=2, transform="upper")
+    return Stage(name="t", command=command, dialect=MarkerDialect(mode=mode, **dialect))
+
+
+def python(program: str, **settings: Any) -> Stage:  # noqa: ANN401
+    """Return a stage that runs a program in Python."""
+    return Stage(name="t", command=(sys.executable, "-c", program), **settings)
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Run on both."""
+    return str(request.param)
+
+
+@pytest.mark.parametrize("cuts", [(), (1, 3), BYTEWISE])
+async def test_messages_are_answered_however_they_are_cut(
+    cuts: tuple[int, ...] | range,
+) -> None:
+    """A real process, on either event loop; each piece is a write (issue 12)."""
+    async with WorkerUnderTest(hostile(markers=WORDS)) as worker:
+        assert await worker.exchange([b"one", b""], cuts=cuts) == [
+            Reply((b"ONE",)),
+            Reply((b"",)),
+        ]
+        assert await worker.close() == 0
+    written = [item.data for item in worker.transcript if item.flow is Flow.STDIN]
+    assert b"".join(written) == b"oneEOMEOM"
+    assert len(written) == {0: 1, 2: 3}.get(len(cuts), 9)
+    assert worker.transcript.of(Flow.STDOUT) == b"ONEEOMEOPEOMEOP"
+    assert repr(worker) == "<WorkerUnderTest 't' exited with status 0>"
+
+
+async def test_next_piece_waits_until_the_worker_has_read_the_last() -> None:
+    """Only so does it see the cut, whatever the machine has to do (issue 12)."""
+    program = (
+        "import os\nwhile data := os.read(0, 99):\n os.write(1, b'%d\\n' % len(data))"
+    )
+    dialect = MarkerDialect(markers=Markers(eop=b"\n"))
+    async with WorkerUnderTest(python(program, dialect=dialect)) as worker:
+        await worker.send(MessagesPassed([b"x", b"yy", b"zzz"]), cuts=[2, 5])
+        assert await worker.replies() == [Reply((size,)) for size in (b"2", b"3", b"4")]
+
+
+async def test_batch_that_we_close() -> None:
+    """It is one exchange, also when it is empty (issue 12)."""
+    async with WorkerUnderTest(hostile(mode=Mode.BATCH_SUPERVISOR)) as worker:
+        assert await worker.exchange([b"a", b"b", b"c"]) == [Reply((b"A", b"B", b"C"))]
+        assert await worker.exchange([]) == [Reply()]
+
+
+async def test_batch_that_the_worker_closes() -> None:
+    """It is given each message when it asks; what is left over is ended (issue 12)."""
+    async with WorkerUnderTest(hostile(mode=Mode.BATCH_WORKER)) as worker:
+        assert await worker.exchange([b"a", b"b", b"c"], cuts=BYTEWISE) == [
+            Reply((b"A", b"B")),
+            Reply((b"C",)),
+        ]
+    assert worker.transcript.of(Flow.STDIN) == b"a\nb\nc\n\x17"
+
+
+async def test_refusal_is_a_reply() -> None:
+    """With its reason (issue 12)."""
+    fault = Fault(FaultKind.REFUSE, message=2, data=b"no date")
+    async with WorkerUnderTest(hostile(fault)) as worker:
+        assert await worker.exchange([b"a", b"b"]) == [
+            Reply((b"A",)),
+            Reply((), "no date"),
+        ]
+
+
+async def test_worker_that_streams_has_no_stdin() -> None:
+    """All that it writes, up to its end (issue 12)."""
+    stage = python(
+        "print('one\\ntwo')",
+        kind=StageKind.EXTRACT,
+        dialect=MarkerDialect(mode=Mode.PLAIN),
+    )
+    async with WorkerUnderTest(stage) as worker:
+        assert await worker.outputs() == [b"one", b"two"]
+        assert await worker.exited() == 0
+
+
+async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  # noqa: ASYNC109
+    """Return what is said when these messages are handed over."""
+    try:
+        async with WorkerUnderTest(stage, timeout=timeout) as worker:
+            await worker.exchange(messages)
+            await worker.quiet(0.1)
+            await worker.close()
+    except WorkerFailed as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault(FaultKind.KILL), "owes 1 reply: was killed by SIGKILL"),
+        (Fault(FaultKind.EXIT, status=0), "owes 1 reply: exited with status 0"),
+        (Fault(FaultKind.CLOSE_STDOUT), "owes 1 reply: closed its stdout"),
+        (
+            Fault(FaultKind.PARTIAL),
+            r"ended its output with what is not complete: A<EOM>",
+        ),
+        (Fault(FaultKind.TWICE), "broke the protocol: can't handle"),
+        (Fault(FaultKind.EXTRA_EOP), "broke the protocol: can't handle EOP"),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
+)
+async def test_error_says_what_the_worker_did(fault: Fault, said: str) -> None:
+    """And shows what went both ways, with the markers by name (issue 12)."""
+    text = await failure(hostile(fault), b"a")
+    assert text.startswith(f"the worker {said}")
+    assert "stdin   a<EOM>" in text
+
+
+async def test_error_says_for_how_long_nothing_came() -> None:
+    """Each wait is bounded (issue 12)."""
+    text = await failure(hostile(Fault(FaultKind.STALL)), b"a", timeout=0.5)
+    assert text.startswith("the worker owes 1 reply: for 0.5 seconds")
+
+
+async def test_worker_that_closes_its_stdin() -> None:
+    """Nothing more can be written (issue 12)."""
+    stage = python("import os, time; os.close(0); print(1); time.sleep(60)")
+    async with WorkerUnderTest(stage) as worker:
+        await worker.until(lambda: bool(worker.transcript), "wrote nothing")
+        with pytest.raises(WorkerFailed, match="closed its stdin before it had read"):
+            await worker.feed(b"a\n", b"b\n")
+
+
+async def test_transcript_shows_stderr_and_cuts() -> None:
+    """In the order in which it happened (issue 12)."""
+    program = (
+        "import sys; sys.stderr.write('starting\\n')\n"
+        "for line in sys.stdin: print(line, end='\\0')"
+    )
+    async with WorkerUnderTest(python(program)) as worker:
+        written = worker.transcript.of
+        await worker.until(lambda: bool(written(Flow.STDERR)), "wrote nothing")
+        await worker.exchange([b"one"], cuts=[2])
+        shown = worker.transcript.shown(worker.stage.dialect.shown)
+    assert [line[12:] for line in shown.splitlines()] == [
+        "stderr  starting",
+        "stdin   on | e<EOM>",
+        "stdout  one<EOM><EOP>",
+    ]
+
+
+async def test_much_is_shown_by_its_ends() -> None:
+    """The failure of a worker that got a megabyte still fits a terminal (issue 12)."""
+    async with WorkerUnderTest(hostile()) as worker:
+        await worker.exchange([b"x" * 1_000_000, *[b"y"] * 100], cuts=range(1, 100))
+        for _ in range(100):
+            await worker.exchange([b"z"])
+        shown = worker.transcript.shown(worker.stage.dialect.shown)
+    assert len(shown) < 10_000
+    assert "bytes ..." in shown
+    assert "(in 100 pieces)" in shown
+    assert "lines ..." in shown
+
+
+async def test_signals_and_stdin_are_ours_to_send_and_close() -> None:
+    """In whatever state the session is (issue 12)."""
+    stall = Fault(FaultKind.STALL)
+    async with WorkerUnderTest(hostile(stall)) as worker:
+        await worker.send(MessagesPassed([b"a"]))
+        await worker.has_read()
+        worker.signal(SIGTERM)
+        assert await worker.exited() == -SIGTERM
+    async with WorkerUnderTest(hostile(mode=Mode.BATCH_SUPERVISOR)) as worker:
+        await worker.send(MessagesPassed([b"a"]))
+        worker.close_stdin()
+        assert await worker.exited() == 0
+    assert worker.transcript.of(Flow.STDOUT) == b""
+
+
+async def test_nobody_is_left_behind() -> None:
+    """A worker that is not told to end is killed at the end of the block (issue 12)."""
+    async with WorkerUnderTest(hostile()) as worker:
+        pass
+    assert worker.status == -SIGKILL
+
+
+async def test_ready_worker_is_waited_for(tmp_path: Path) -> None:
+    """Where the stage says that it tells (issue 12)."""
+    mark = tmp_path / "mark"
+    program = (
+        "import os, pathlib\n"
+        f"pathlib.Path({str(mark)!r}).touch()\n"
+        "open(os.environ['ETLSTAGE_STATUS'], 'w').write('\\n')\ninput()"
+    )
+    async with WorkerUnderTest(python(program, ready=True)):
+        assert mark.exists()
+    with pytest.raises(WorkerFailed, match="did not say that it is ready"):
+        async with WorkerUnderTest(python("input()", ready=True), timeout=0.2):
+            pass
+
+
+async def test_program_that_does_not_start() -> None:
+    """The error is that of a supervisor (issue 12)."""
+    stage = Stage(name="t", command=("no-such-program",))
+    with pytest.raises(WorkerStartFailed, match="there is no program"):
+        async with WorkerUnderTest(stage):
+            pass
+
+
+class TestScripted:
+    """A scripted worker is as good, and takes no time."""
+
+    @pytest.fixture(params=["asyncio", "trio"])
+    def anyio_backend(
+        self, request: pytest.FixtureRequest
+    ) -> tuple[str, dict[str, Any]]:
+        """Run in virtual time."""
+        return virtual_time(request.param)
+
+    async def test_script_is_a_worker(self) -> None:
+        """Also one that is slow (issue 12)."""
+
+        async def script(worker: ScriptedWorker) -> None:
+            async for message in worker.messages():
+                await anyio.sleep(5)
+                await worker.reply(message.upper())
+
+        stage = Stage(name="t", command=("nobody-runs-this",))
+        async with WorkerUnderTest(stage, launch=ScriptedLaunch(script)) as worker:
+            assert await worker.exchange([b"a"], cuts=BYTEWISE) == [Reply((b"A",))]
+            with pytest.raises(WorkerFailed, match="owes 2 replies: for 10 seconds"):
+                await worker.exchange([b"b", b"c", b"d"])
+
+
+async def test_session_is_not_told_of_raw_bytes() -> None:
+    """Half a batch, then what a supervisor would never write (issue 12)."""
+    async with WorkerUnderTest(hostile(mode=Mode.BATCH_SUPERVISOR)) as worker:
+        await worker.send(MessagesPassed([b"a"]))
+        await worker.feed(b"b", b"\n")
+        await worker.send(BatchEnded())
+        assert await worker.replies(1) == [Reply((b"A", b"B"))]
