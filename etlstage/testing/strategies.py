@@ -1,20 +1,57 @@
 """
-Strategies for Hypothesis: messages, and what may go wrong with them.
+Strategies for Hypothesis: what passes between stages, and what may go wrong with it.
 
-They need the extra ``testing``.
+They need the extra ``testing``. What they draw shrinks: to messages that are empty, or
+``b"x"``; to a stream in one piece; to the default markers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from etlstage.protocol.marker import Markers
+from etlstage.pipeline import Pipeline
+from etlstage.protocol.marker import Markers, Mode, escape
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import BatchPolicy, Order, Stage
+from etlstage.testing.ends import MemorySink, MemorySource
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan
 
-__all__ = ("DEADLY", "HARMLESS", "fault_plans", "faults", "messages")
+__all__ = (
+    "DEADLY",
+    "HARMLESS",
+    "MARKER_SETS",
+    "batches",
+    "chunkings",
+    "cuts",
+    "fault_plans",
+    "faults",
+    "fragments",
+    "json_messages",
+    "markers",
+    "messages",
+    "offsets",
+    "pipelines",
+    "sendable",
+    "stages",
+)
+
+MARKER_SETS: Final = (
+    Markers(),
+    Markers(eop=b"\n"),
+    Markers(b"EOM", b"EOP", b"EOB", b"BNC", b"ERR"),
+    Markers(b"\n\n", b"--", b"==", b"..", b"!!"),
+    Markers(b"\n\n", b"\n\n", b"==", b"..", b"!!"),
+    Markers(b"\n", b"\0", b"EOB", b"BNC", None),
+    Markers(b"aab", b"cc", b"xyx", b"ded", b"fgf"),
+)
+"""One byte, words, the same byte twice, ends as it begins; ``eop == eom`` or not; with
+ERR or without."""
 
 HARMLESS: Final = frozenset(
     {
@@ -50,6 +87,24 @@ _LATER: Final = frozenset(
 )
 """Kinds that don't happen at messages."""
 _POISON: Final = (b"poison",)
+_ESCAPES: Final = {b"\\n", b"\\0", b"\\u0000", b"%0A"}
+
+
+def markers() -> st.SearchStrategy[Markers]:
+    """Draw markers: of one byte or more, some of them each other's beginnings."""
+    return st.sampled_from(MARKER_SETS)
+
+
+def fragments(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
+    """Draw what programs stumble over: parts of markers and of letters, escapes."""
+    named = (markers or Markers()).named.values()
+    parts = {marker[:n] for marker in named for n in range(1, len(marker))}
+    parts |= {marker[n:] for marker in named for n in range(1, len(marker))}
+    # As texts that stand for a marker: they may be decoded, and then written as it is.
+    escapes = {escape(marker).encode() for marker in named} | _ESCAPES
+    usual = [b"x", b"\x80", b"yy", b"\xc3\xa9", b"\xff", b" ", b'"', b"0"]
+    drawn = st.sampled_from(usual) | st.sampled_from(sorted(escapes))
+    return drawn | st.sampled_from(sorted(parts)) if parts else drawn
 
 
 def messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
@@ -59,13 +114,114 @@ def messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     It looks as much like them as it may: it begins, ends and continues as they do.
     """
     markers = markers or Markers()
-    named = markers.named.values()
-    parts = {marker[:n] for marker in named for n in range(1, len(marker))}
-    parts |= {marker[n:] for marker in named for n in range(1, len(marker))}
-    pieces = st.sampled_from([b"x", b"yy", b"\xc3\xa9", *sorted(parts)])
-    free = st.binary(max_size=8)
-    joined = st.lists(pieces | free, max_size=5).map(b"".join)
-    return joined.filter(lambda message: _sendable(message, markers))
+    pieces = fragments(markers) | st.binary(max_size=8)
+    joined = st.lists(pieces, max_size=5).map(b"".join)
+    return joined.filter(lambda message: sendable(message, markers))
+
+
+def json_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
+    """Draw a message that is a JSON document and may be sent with these markers."""
+    markers = markers or Markers()
+    text = st.text(st.characters(codec="utf-8"), max_size=5)
+    finite = st.floats(allow_nan=False, allow_infinity=False)
+    simple = st.none() | st.booleans() | st.integers() | finite | text
+    document = st.recursive(
+        simple,
+        lambda inner: (
+            st.dictionaries(text, inner, max_size=4) | st.lists(inner, max_size=4)
+        ),
+        max_leaves=8,
+    )
+    written = st.builds(_written, document, plain=st.booleans())
+    return written.filter(lambda message: sendable(message, markers))
+
+
+def batches(
+    markers: Markers | None = None, *, max_size: int = 5
+) -> st.SearchStrategy[list[bytes]]:
+    """Draw the messages of one batch, which may be empty."""
+    return st.lists(messages(markers), max_size=max_size)
+
+
+def cuts(length: int) -> st.SearchStrategy[Collection[int]]:
+    """Draw before which of so many bytes another read begins: none, some or each."""
+    if length < 2:
+        return st.just(())
+    place = st.integers(1, length - 1)
+    one = place.map(lambda at: (at,))
+    some = st.lists(place, max_size=4, unique=True).map(lambda at: tuple(sorted(at)))
+    every = st.integers(1, 5).map(lambda step: range(step, length, step))
+    return st.just(()) | one | some | every
+
+
+def chunkings(data: bytes) -> st.SearchStrategy[list[bytes]]:
+    """Draw the reads in which a stream may arrive."""
+    return cuts(len(data)).map(lambda places: _cut(data, places))
+
+
+def offsets(max_value: int = 1000) -> st.SearchStrategy[tuple[int, int]]:
+    """Draw a range of offsets: where it starts, and its end, which may be its start."""
+    ends = st.tuples(st.integers(0, max_value), st.integers(0, max_value))
+    return ends.map(lambda pair: (min(pair), max(pair)))
+
+
+def stages(
+    command: Sequence[str] | Callable[[Mode], Sequence[str]],
+    *,
+    modes: Sequence[Mode] = (Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER),
+    speaking: st.SearchStrategy[Markers] | None = None,
+    **settings: object,
+) -> st.SearchStrategy[Stage]:
+    """
+    Draw a transform stage; how it deals with its workers is drawn.
+
+    Args:
+        command: That of the workers, or what returns it for a mode of theirs.
+        modes: In which of them the workers may be used.
+        speaking: Draws the markers.
+        settings: Of :class:`~etlstage.Stage`, those that are not to be drawn.
+
+    """
+
+    def build(mode: Mode, chosen: Markers, **drawn: object) -> Stage:
+        words = command(mode) if callable(command) else command
+        dialect = MarkerDialect(mode=mode, markers=chosen)
+        given = {"name": "t", "dialect": dialect, **drawn, **settings}
+        return Stage(command=tuple(words), **given)  # type: ignore[arg-type]
+
+    return st.builds(
+        build,
+        st.sampled_from(modes),
+        markers() if speaking is None else speaking,
+        workers=st.integers(1, 3),
+        window=st.none() | st.integers(1, 5),
+        order=st.sampled_from([Order.TOTAL, Order.NONE]),
+        batch=st.builds(BatchPolicy, size=st.integers(1, 4), seconds=st.just(0.05)),
+    )
+
+
+@st.composite
+def pipelines(
+    draw: st.DrawFn, *drawn: st.SearchStrategy[Stage], max_messages: int = 20
+) -> tuple[Pipeline, list[bytes], MemorySink]:
+    """
+    Draw a pipeline in memory, what its source has, and its sink; it has yet to be run.
+
+    Args:
+        draw: Is given by Hypothesis.
+        drawn: What draws its stages, in order; see :func:`stages`.
+        max_messages: Messages that the source has, at most.
+
+    """
+    line = [replace(draw(s), name=f"stage{n}") for n, s in enumerate(drawn, 1)]
+    spoken = [stage.dialect.markers for stage in line]  # type: ignore[attr-defined]
+    fit = messages(spoken[0] if spoken else None).filter(
+        lambda message: all(sendable(message, markers) for markers in spoken)
+    )
+    runs = st.lists(st.lists(fit, max_size=max_messages // 4), max_size=4)
+    source, sink = draw(runs), MemorySink()
+    pipeline = Pipeline(name="p", source=MemorySource(source), stages=line, sink=sink)
+    return pipeline, [message for run in source for message in run], sink
 
 
 def faults(
@@ -117,8 +273,18 @@ def _fault(kind: FaultKind, when: dict[str, Any]) -> Fault:
     return Fault(kind, size=_SIZES.get(kind), **when)
 
 
-def _sendable(message: bytes, markers: Markers) -> bool:
+def sendable(message: bytes, markers: Markers) -> bool:
     """Return whether no marker begins in ``message``, its EOM behind it."""
     framed = message + markers.eom
     named = markers.named.values()
     return not any(0 <= framed.find(marker) < len(message) for marker in named)
+
+
+def _written(document: object, *, plain: bool) -> bytes:
+    """Return a document as JSON, in ASCII or not."""
+    return json.dumps(document, ensure_ascii=plain).encode("utf-8")
+
+
+def _cut(data: bytes, places: Collection[int]) -> list[bytes]:
+    ends = [0, *sorted(places), len(data)]
+    return [data[begin:end] for begin, end in pairwise(ends)] if data else []

@@ -14,11 +14,25 @@ from etlstage.errors import WorkerLost
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.protocol.marker import Markers
-from etlstage.stage import RestartPolicy, Stage
-from etlstage.testing import Fault, FaultKind, FaultPlan, MemorySink, MemorySource
-from etlstage.testing.strategies import DEADLY, HARMLESS, fault_plans, messages
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import BatchPolicy, Order, RestartPolicy, Stage
+from etlstage.testing import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    MemorySink,
+    MemorySource,
+    hostile_worker,
+)
+from etlstage.testing.strategies import (
+    DEADLY,
+    HARMLESS,
+    fault_plans,
+    messages,
+    stages,
+)
 from tests.testing.supervised import (
-    MODES,
+    PATIENT,
     RUN,
     WORDS,
     delivered,
@@ -47,20 +61,22 @@ def may_lose(fault: Fault) -> bool:
 @st.composite
 def scenarios(draw: st.DrawFn) -> tuple[Stage, FaultPlan, list[bytes]]:
     """Draw a stage, what goes wrong in it, and its messages."""
-    markers = draw(st.sampled_from(MARKERS))
     plan = draw(fault_plans(DEADLY | HARMLESS, poison=(POISON,)))
-    run = draw(st.lists(messages(markers), max_size=25))
+    stage = draw(
+        stages(
+            lambda mode: hostile_worker(plan, mode=mode, batch=4),
+            speaking=st.sampled_from(MARKERS),
+            timeout=PATIENT,
+            order=Order.TOTAL,
+            batch=BatchPolicy(size=4, seconds=0.05),
+            # Here a worker may fail as often as it likes, without a pause.
+            restart=RestartPolicy(max=1000, delay=0.001, max_delay=0.001),
+        )
+    )
+    assert isinstance(stage.dialect, MarkerDialect)
+    run = draw(st.lists(messages(stage.dialect.markers), max_size=25))
     for place in draw(st.lists(st.integers(0, 25), max_size=2)):
         run.insert(place, POISON)
-    stage = hostile(
-        *plan.faults,
-        seed=plan.seed,
-        mode=draw(st.sampled_from(MODES)),
-        markers=markers,
-        workers=draw(st.integers(1, 3)),
-        # Here a worker may fail as often as it likes, without a pause.
-        restart=RestartPolicy(max=1000, delay=0.001, max_delay=0.001),
-    )
     return stage, plan, run
 
 

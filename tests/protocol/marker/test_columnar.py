@@ -17,10 +17,11 @@ from etlstage.protocol.marker.columnar import (
     split_column,
     split_replies,
 )
+from etlstage.testing.strategies import MARKER_SETS, chunkings, messages
 from tests.protocol import strategies as draw
 
 LIMIT = 1 << 20
-marker_sets = st.sampled_from(draw.MARKER_SETS)
+marker_sets = st.sampled_from(MARKER_SETS)
 
 
 def column(messages: list[bytes]) -> Column:
@@ -51,13 +52,13 @@ def test_messages_are_framed_as_by_the_list_path(
     data: st.DataObject, markers: Markers, limit: int
 ) -> None:
     """The same bytes, or the same complaint about the same message."""
-    any_message = draw.messages(markers) | draw.garbage(markers)
-    messages = data.draw(st.lists(any_message, max_size=5))
+    any_message = messages(markers) | draw.garbage(markers)
+    run = data.draw(st.lists(any_message, max_size=5))
     try:
-        found: object = encode_column(column(messages), markers, limit=limit)
+        found: object = encode_column(column(run), markers, limit=limit)
     except MessageRefused as refused:
         found = (str(refused), refused.index)
-    assert found == encoded(messages, markers, limit)
+    assert found == encoded(run, markers, limit)
 
 
 @given(data=st.data(), markers=marker_sets)
@@ -66,7 +67,7 @@ def test_replies_are_split_as_by_the_list_path(
     data: st.DataObject, markers: Markers
 ) -> None:
     """None, one or many, empty or broken, and whatever stands behind the last."""
-    one = st.builds(lambda message: (message,), draw.messages(markers))
+    one = st.builds(lambda message: (message,), messages(markers))
     group = one if markers.eop == markers.eom else one | st.just(()) | many(markers)
     groups = data.draw(st.lists(group, max_size=5))
     wire = framing.encode_groups(groups, markers, limit=LIMIT) if groups else b""
@@ -119,7 +120,7 @@ def test_what_comes_before_a_broken_reply_is_sound(wire: bytes) -> None:
 
 def many(markers: Markers) -> st.SearchStrategy[tuple[bytes, ...]]:
     """Draw a reply of several messages."""
-    return st.lists(draw.messages(markers), max_size=4).map(tuple)
+    return st.lists(messages(markers), max_size=4).map(tuple)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +170,15 @@ def test_list_goes_the_way_of_lists() -> None:
     assert repr(Replies.of([(b"a", b"b"), ()])) == "<Replies replies=2 messages=2>"
 
 
-@given(data=st.data(), markers=marker_sets, lengths=draw.sizes)
+@given(data=st.data(), markers=marker_sets)
 @draw.moderate
 def test_session_in_columns_sees_what_one_in_lists_sees(
-    data: st.DataObject, markers: Markers, lengths: list[int]
+    data: st.DataObject, markers: Markers
 ) -> None:
     """However the replies are cut into reads, faults and all."""
-    runs = st.lists(draw.messages(markers), min_size=1, max_size=4)
+    runs = st.lists(messages(markers), min_size=1, max_size=4)
     sent = data.draw(st.lists(runs, min_size=1, max_size=3))
-    wire = data.draw(draw.garbage(markers))
+    chunks = data.draw(draw.garbage(markers).flatmap(chunkings))
     limits = data.draw(st.sampled_from([Limits(), Limits(4)]))
     seen = []
     for held in (list, column):
@@ -191,7 +192,7 @@ def test_session_in_columns_sees_what_one_in_lists_sees(
             except MessageRefused as refused:
                 log.append((str(refused), refused.index))
         log.append(b"".join(protocol.data_to_send()))
-        for chunk in draw.cut(wire, lengths):
+        for chunk in chunks:
             protocol.receive_data(chunk)
             log += map(comparable, protocol.events_received())
         seen.append((log, protocol.state, protocol.owed))

@@ -17,15 +17,8 @@ from etlstage.protocol.marker.framing import (
     split_replies,
     split_run,
 )
-from tests.protocol.strategies import (
-    MARKER_SETS,
-    REPEATED,
-    WORDS,
-    garbage,
-    messages,
-    moderate,
-    sendable,
-)
+from etlstage.testing.strategies import MARKER_SETS, messages, sendable
+from tests.protocol.strategies import REPEATED, WORDS, garbage, moderate
 
 DEFAULT = Markers()
 ONE_TO_ONE = Markers(eop=b"\n")

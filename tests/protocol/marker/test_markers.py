@@ -23,8 +23,9 @@ from etlstage.protocol.marker import (
     escape,
     unescape,
 )
+from etlstage.testing.strategies import sendable
 from tests.protocol.pair import ConnectionPair, S, W
-from tests.protocol.strategies import moderate, sendable
+from tests.protocol.strategies import moderate
 
 
 def problem(**markers: bytes) -> str:

@@ -20,8 +20,9 @@ from etlstage.protocol.events import (
     RepliesCompleted,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
+from etlstage.testing.strategies import MARKER_SETS, messages
 from tests.protocol.pair import S, Typed, W, receive
-from tests.protocol.strategies import MARKER_SETS, messages, moderate, reasons
+from tests.protocol.strategies import moderate, reasons
 
 
 @dataclass

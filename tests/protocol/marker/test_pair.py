@@ -35,8 +35,9 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from etlstage.testing.pair import Atom, atoms
+from etlstage.testing.strategies import MARKER_SETS, messages
 from tests.protocol.pair import S, W
-from tests.protocol.strategies import MARKER_SETS, messages, reasons
+from tests.protocol.strategies import reasons
 
 Exchanges = list[list[bytes]]
 

@@ -21,9 +21,10 @@ from etlstage.protocol.events import (
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from etlstage.protocol.marker.columnar import framing_of
+from etlstage.testing.strategies import MARKER_SETS
 from tests.protocol.marker.reading import ONE_TO_ONE, Chop
 from tests.protocol.pair import S, W, receive, typed
-from tests.protocol.strategies import MARKER_SETS, REPEATED, WORDS
+from tests.protocol.strategies import REPEATED, WORDS
 
 REPLY = 22 + 2 * OVERHEAD  # two messages of the limit, with their EOM
 LIMITS = Limits(max_message_bytes=10, max_reply_bytes=REPLY)

@@ -19,8 +19,9 @@ from etlstage.protocol.events import (
     StreamEnded,
 )
 from etlstage.protocol.marker import Markers, Mode, State
+from etlstage.testing.strategies import MARKER_SETS
 from tests.protocol.pair import ConnectionPair, S, W
-from tests.protocol.strategies import MARKER_SETS, PR399, REPEATED, WORDS
+from tests.protocol.strategies import PR399, REPEATED, WORDS
 
 
 def messages(*texts: str) -> MessagesPassed:

@@ -14,8 +14,9 @@ from etlstage.protocol.events import (
     ProtocolFailed,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
+from etlstage.testing.strategies import MARKER_SETS, chunkings
 from tests.protocol.pair import S, Typed, receive, without_dump
-from tests.protocol.strategies import MARKER_SETS, cut, garbage, sizes, thorough
+from tests.protocol.strategies import garbage, thorough
 
 MESSAGES = MessagesPassed([b"q"] * 3)
 BEFORE: dict[Mode, list[list[Event]]] = {
@@ -57,7 +58,7 @@ def check(
     echo = data.draw(st.booleans(), label="eob_then_eom")
     before = data.draw(st.sampled_from(BEFORE[mode])) if side is S else []
     stream = data.draw(garbage(markers), label="stream")
-    chunks = cut(stream, data.draw(sizes, label="reads"))
+    chunks = data.draw(chunkings(stream), label="reads")
     outcomes, states = [], []
     for reads in ([stream] if stream else [], chunks):
         protocol = MarkerProtocol(side, mode, markers, limits=limits, eob_then_eom=echo)
