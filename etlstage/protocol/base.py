@@ -174,6 +174,16 @@ class Dialect(ABC):
         """Say what a worker did that wrote ``data`` although it owed nothing."""
         return f"wrote what nobody asked for: {self.shown(data)}"
 
+    def cut(self, side: Side, data: bytes) -> list[bytes]:
+        """
+        Return what a side wrote, cut behind each request or reply.
+
+        One request and one reply are a turn. The last piece, which may be empty, is
+        what does not end yet. Nothing is judged: the worker may have broken the
+        protocol.
+        """
+        return [data]
+
     @abstractmethod
     def open(self, side: Side, limits: Limits) -> Session:
         """Return a fresh session."""

@@ -6,6 +6,7 @@ No worker imports this file: dataclasses take longer to import than the dialect.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -172,6 +173,14 @@ class MarkerDialect(Definition, Dialect):
             )
         return text
 
+    def cut(self, side: Side, data: bytes) -> list[bytes]:
+        """Return what a side wrote, cut behind each request or reply."""
+        pieces, at = [], 0
+        for end in self._ends(side).finditer(data):
+            pieces.append(data[at : end.end()])
+            at = end.end()
+        return [*pieces, data[at:]]
+
     def open(self, side: Side, limits: Limits) -> MarkerProtocol:
         """Return a fresh session."""
         return MarkerProtocol(
@@ -183,6 +192,17 @@ class MarkerDialect(Definition, Dialect):
             eob_after_full=self.eob_after_full,
             framing_of=_framing_of,
         )
+
+    def _ends(self, side: Side) -> re.Pattern[bytes]:
+        """Return what finds where a request ends, or a reply, or one more is wanted."""
+        eom, eop, eob, bnc, err = (marker or b"" for marker in self.markers)
+        eob += eom * self.eob_then_eom
+        # Where two of one direction differ, none is a part of the other.
+        if side is Side.WORKER:
+            ends = [eom] if self.mode is Mode.PLAIN else [eop, bnc, err]
+        else:
+            ends = [eob] if self.mode is Mode.BATCH_SUPERVISOR else [eom, eob]
+        return re.compile(b"|".join(re.escape(end) for end in ends if end))
 
     def one_by_one(self) -> Self:
         """Return these settings with one message as one exchange."""

@@ -149,3 +149,48 @@ def test_keys_of_a_batch_belong_to_who_closes_it() -> None:
     assert wrong(Mode.BATCH_WORKER, eob_after_full=False) == [
         "needs driver: supervisor"
     ]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "side", "data", "pieces"),
+    [
+        (MarkerDialect(), Side.SUPERVISOR, b"a\nb\nc", [b"a\n", b"b\n", b"c"]),
+        (
+            MarkerDialect(),
+            Side.WORKER,
+            b"a\n\0no\x15b\n",
+            [b"a\n\0", b"no\x15", b"b\n"],
+        ),
+        (MarkerDialect(mode=Mode.PLAIN), Side.WORKER, b"a\nb\n", [b"a\n", b"b\n", b""]),
+        (
+            MarkerDialect(mode=Mode.BATCH_WORKER),
+            Side.WORKER,
+            b"\x05\x05a\n\0",
+            [b"\x05", b"\x05", b"a\n\0", b""],
+        ),
+        (
+            MarkerDialect(mode=Mode.BATCH_WORKER),
+            Side.SUPERVISOR,
+            b"a\n\x17",
+            [b"a\n", b"\x17", b""],
+        ),
+        (
+            MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
+            Side.SUPERVISOR,
+            b"a\nb\n\x17c\n",
+            [b"a\nb\n\x17", b"c\n"],
+        ),
+        (ODD, Side.SUPERVISOR, b"a<m>\x17<m>b", [b"a<m>\x17<m>", b"b"]),
+        (
+            MarkerDialect(markers=Markers(eop=b"\n", err=None)),
+            Side.WORKER,
+            b"a\nb\x15",
+            [b"a\n", b"b\x15"],
+        ),
+    ],
+)
+def test_conversation_is_cut_into_requests_and_replies(
+    dialect: MarkerDialect, side: Side, data: bytes, pieces: list[bytes]
+) -> None:
+    """A request is a message, or a whole batch; a worker that asks for more replies."""
+    assert dialect.cut(side, data) == pieces

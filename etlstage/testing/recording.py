@@ -1,0 +1,251 @@
+r"""
+A recorded conversation with one worker, and the file that holds it.
+
+The file is plain text, a JSON object a line, so that the author of a worker can read
+it in any language, and in an editor: not Arrow, which little but Arrow reads. Bytes
+are text there, a character each, as in Latin-1 (``\u00e9`` is the byte 0xe9). The first
+line says what it is and who spoke, the last how the worker ended, each line between
+them is what one read or write has moved::
+
+    {"format": "etlstage-recording", "version": 1, "stage": "clean", ...}
+    {"at": 0.041, "stdin": "one\n", "crc": "c7a3f0be"}
+    {"at": 0.042, "stdout": "ONE\n\u0000", "crc": "2a1e77d0"}
+    {"at": 0.043, "stdin": "", "crc": "93c1b2aa"}
+    {"exit": 0, "crc": "5f0c6d11"}
+
+``at`` is in seconds since the start; empty text is the end of that stream. ``ahead``
+beside ``stdin`` counts the bytes written before that the worker had not read. ``crc`` is
+the CRC-32 of the bytes of the line before ``, "crc"``. A line that is torn at the end of
+a file is left out, and told; one in the middle is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Self
+
+from etlstage.errors import ConfigError, EtlstageError
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Dialect
+from etlstage.protocol.registry import dialect_from_plain
+from etlstage.stage import Stage
+
+__all__ = ("Channel", "Entry", "Recording", "RecordingFile")
+
+_FORMAT: Final = "etlstage-recording"
+_VERSION: Final = 1
+_CRC: Final = b', "crc": "'
+
+
+class Channel(StrEnum):
+    """Where bytes have passed."""
+
+    STDIN = "stdin"
+    """From us to the worker."""
+    STDOUT = "stdout"
+    """From the worker to us."""
+    STDERR = "stderr"
+    """From the worker to people."""
+    STATUS = "status"
+    """Where the worker says that it is ready, and alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one read or write has moved."""
+
+    channel: Channel
+    data: bytes
+    """As it was cut; empty: the end of that stream."""
+    at: float = 0.0
+    """Seconds since the start."""
+    ahead: int = 0
+    """For stdin: bytes written before that the worker had not read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """One conversation with one worker, byte for byte in both directions."""
+
+    stage: str
+    """Name of the stage."""
+    kind: StageKind = StageKind.TRANSFORM
+    """Of the stage."""
+    dialect: Dialect
+    """What was spoken, with its settings."""
+    command: tuple[str, ...] = ()
+    """As the user wrote it; secrets are concealed."""
+    worker: str = ""
+    """Name of the worker, such as ``clean-1``."""
+    start: int = 1
+    """How often this worker was started, this time included."""
+    entries: tuple[Entry, ...] = ()
+    """In order of time."""
+    exit: int | None = None
+    """Exit status, negative for a signal; None: not known."""
+    stopped: bool = False
+    """We have sent it a signal: its exit status says nothing about it."""
+    cut: str = ""
+    """Why the recording ends before the worker did; empty if it does not."""
+
+    def written(self, channel: Channel) -> bytes:
+        """Return all that has passed there."""
+        return b"".join(
+            entry.data for entry in self.entries if entry.channel is channel
+        )
+
+    def stage_of(self, command: Sequence[str]) -> Stage:
+        """Return a stage that speaks as the one that was recorded, with that worker."""
+        return Stage(
+            name=self.stage,
+            kind=self.kind,
+            dialect=self.dialect,
+            command=tuple(command),
+        )
+
+    def save(self, path: Path) -> None:
+        """
+        Write it to a file that only we can read.
+
+        Raises:
+            OSError: If it can't be written, or is there already.
+
+        """
+        with RecordingFile(path, self) as file:
+            for entry in self.entries:
+                file.add(entry)
+            file.end(self.exit, stopped=self.stopped, cut=self.cut)
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """
+        Read a file.
+
+        Raises:
+            ConfigError: If it is no recording, or damaged.
+            OSError: If it can't be read.
+
+        """
+        lines, torn = _read_lines(path)
+        try:
+            return _recording(lines, torn=torn)
+        except (LookupError, TypeError, ValueError, EtlstageError) as error:
+            raise ConfigError(f"{path} is no recording: {error!r}") from None
+
+
+class RecordingFile:
+    """
+    A recording that is being written, each line at once; a context manager.
+
+    Args:
+        path: Where; nothing may be there. Only we can read it.
+        header: Who speaks; entries and end come later.
+
+    Raises:
+        OSError: If it can't be written.
+
+    """
+
+    def __init__(self, path: Path, header: Recording) -> None:
+        self.path = path
+        self._file = open(path, "xb", 0, opener=_private)  # noqa: SIM115 - by close()
+        try:
+            self._write(_header(header))
+        except OSError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, entry: Entry) -> None:
+        """Write what one read or write has moved."""
+        data = entry.data.decode("latin-1")
+        ahead = {"ahead": entry.ahead} if entry.ahead else {}
+        self._write({"at": round(entry.at, 6), entry.channel.value: data, **ahead})
+
+    def end(self, exit_: int | None, *, stopped: bool = False, cut: str = "") -> None:
+        """Write how the worker ended, or why it is not waited for."""
+        more = {"stopped": stopped, "cut": cut}
+        self._write({"exit": exit_, **{name: v for name, v in more.items() if v}})
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        self._file.close()
+
+    def _write(self, line: Mapping[str, object]) -> None:
+        text = json.dumps(line)[:-1].encode()
+        rest = memoryview(b'%s%s%08x"}\n' % (text, _CRC, zlib.crc32(text)))
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+
+def _header(recording: Recording) -> dict[str, object]:
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "stage": recording.stage,
+        "kind": recording.kind.value,
+        "worker": recording.worker,
+        "start": recording.start,
+        "command": recording.command,
+        "dialect": recording.dialect.plain(),
+    }
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Return what the lines of a file say, and whether the last is torn."""
+    *lines, rest = path.read_bytes().split(b"\n")
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        text, _, crc = line.rpartition(_CRC)
+        if crc != b'%08x"}' % zlib.crc32(text):
+            if found and number == len(lines) and not rest:
+                return found, True
+            what = "the checksum does not fit" if text else "is no line of a recording"
+            raise ConfigError(f"{path}:{number}: {what}")
+        found.append(json.loads(text + b"}"))
+    return found, bool(rest)
+
+
+def _recording(lines: Sequence[dict[str, Any]], *, torn: bool) -> Recording:
+    """Return what the lines of a file say together."""
+    header, *rest = lines
+    if (header["format"], header["version"]) != (_FORMAT, _VERSION):
+        raise ValueError(
+            f"format {header['format']} {header['version']}, expected {_FORMAT}"
+            f" {_VERSION}"
+        )
+    end = rest.pop() if rest and "exit" in rest[-1] else None
+    cut = "the file ends within a line" if torn else "the file ends before the worker"
+    return Recording(
+        stage=header["stage"],
+        kind=StageKind(header["kind"]),
+        worker=header["worker"],
+        start=header["start"],
+        command=tuple(header["command"]),
+        dialect=dialect_from_plain(header["dialect"]),
+        entries=tuple(map(_entry, rest)),
+        exit=end["exit"] if end else None,
+        stopped=end.get("stopped", False) if end else False,
+        cut=end.get("cut", "") if end else cut,
+    )
+
+
+def _entry(line: Mapping[str, Any]) -> Entry:
+    (channel,) = (channel for channel in Channel if channel.value in line)
+    data = line[channel.value].encode("latin-1")
+    return Entry(channel, data, line["at"], line.get("ahead", 0))

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from signal import SIGTERM
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage.pipeline.secret import Secrets
+from etlstage.protocol.base import Side
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.testing import Fault, FaultKind, FaultPlan, hostile_worker
+from etlstage.testing.recorder import RecordedLaunch, RecordingFolder
+from etlstage.testing.recording import Channel, Recording
+from etlstage.testing.replay import play
+from etlstage.transport import launch_over_pipes
+
+MESSAGES = [b"one", b"", b"three", b"x" * 100_000]
+
+
+async def recorded(folder: RecordingFolder, stage: Stage) -> None:
+    """Have a stage answer some messages."""
+    launch = RecordedLaunch(launch_over_pipes, folder)
+    with capture_logs():
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            await supervisor.submit(MESSAGES)
+
+
+def upper(*faults: Fault) -> Stage:
+    """Return a stage that turns messages into capitals, but for these faults."""
+    command = hostile_worker(FaultPlan.of(*faults), transform="upper")
+    return Stage(name="clean", command=command)
+
+
+async def test_conversation_is_kept_byte_for_byte(tmp_path: Path) -> None:
+    """Both directions, stderr, and the end."""
+    stage = upper(Fault(FaultKind.STDERR, message=1, data=b"note"))
+    await recorded(RecordingFolder(tmp_path / "recordings", [stage]), stage)
+    (path,) = (tmp_path / "recordings").iterdir()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    recording = Recording.load(path)
+    assert path.name == "clean-1.1.rec"
+    assert (recording.worker, recording.start) == ("clean-1", 1)
+    assert recording.written(Channel.STDIN) == b"".join(m + b"\n" for m in MESSAGES)
+    *replies, rest = MarkerDialect().cut(Side.WORKER, recording.written(Channel.STDOUT))
+    assert (replies, rest) == ([m.upper() + b"\n\0" for m in MESSAGES], b"")
+    assert recording.written(Channel.STDERR) == b"note\n"
+    assert (recording.exit, recording.stopped, recording.cut) == (0, False, "")
+    times = [entry.at for entry in recording.entries]
+    assert times == sorted(times)
+
+
+async def test_recording_plays_equal(tmp_path: Path) -> None:
+    """The same worker says the same."""
+    stage = upper()
+    await recorded(RecordingFolder(tmp_path, [stage]), stage)
+    recording = Recording.load(tmp_path / "clean-1.1.rec")
+    played = await play(recording, recording.command)
+    for channel in (Channel.STDIN, Channel.STDOUT):
+        assert played.written(channel) == recording.written(channel)
+    assert played.exit == 0
+
+
+async def test_each_start_has_a_file(tmp_path: Path) -> None:
+    """A worker that crashed, and the one in its place."""
+    stage = upper(Fault(FaultKind.SEGFAULT, message=2, start=1))
+    await recorded(RecordingFolder(tmp_path, [stage]), stage)
+    names = ("clean-1.1.rec", "clean-1.2.rec")
+    first, second = (Recording.load(tmp_path / name) for name in names)
+    assert (first.start, first.exit, first.stopped) == (1, -11, False)
+    assert (second.start, second.exit) == (2, 0)
+
+
+async def test_worker_that_was_killed_says_so(tmp_path: Path) -> None:
+    """Its exit status is our doing."""
+    stage = upper(Fault(FaultKind.STALL))
+    launch = RecordedLaunch(launch_over_pipes, RecordingFolder(tmp_path, [stage]))
+    with anyio.move_on_after(0.2):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            await supervisor.ask(b"one")
+    recording = Recording.load(tmp_path / "clean-1.1.rec")
+    assert (recording.exit, recording.stopped) == (-SIGTERM, True)
+
+
+async def test_secrets_of_the_command_are_concealed(tmp_path: Path) -> None:
+    """As errors conceal them."""
+    stage = Stage(name="clean", command=(*upper().command, "--key=hunter22"))
+    folder = RecordingFolder(
+        tmp_path, [stage], secrets=Secrets({"hunter22": "${PASSWORD}"})
+    )
+    await recorded(folder, stage)
+    recording = Recording.load(tmp_path / "clean-1.1.rec")
+    assert recording.command[-1] == "--key=${PASSWORD}"
+
+
+async def test_long_conversation_is_cut_and_told(tmp_path: Path) -> None:
+    """What is kept can be played; the conversation itself goes on."""
+    stage = upper()
+    folder = RecordingFolder(tmp_path, [stage], limit=50_000)
+    launch = RecordedLaunch(launch_over_pipes, folder)
+    async with AsyncSupervisor(stage, launch=launch) as supervisor:
+        results = await supervisor.submit(MESSAGES)
+    assert [result.outputs for result in results] == [(m.upper(),) for m in MESSAGES]
+    recording = Recording.load(tmp_path / "clean-1.1.rec")
+    assert recording.cut == "the rest was left out for its size"
+    assert len(recording.written(Channel.STDIN)) <= 50_000
+
+
+async def test_file_that_is_there_is_kept(tmp_path: Path) -> None:
+    """It is told; the conversation goes on, and is not recorded."""
+    stage = upper()
+    (tmp_path / "clean-1.1.rec").write_text("mine")
+    folder = RecordingFolder(tmp_path, [stage])
+    await recorded(folder, stage)
+    (problem,) = folder.problems
+    assert problem.startswith("a recording is not complete: [Errno 17]")
+    assert (tmp_path / "clean-1.1.rec").read_text() == "mine"
+
+
+async def test_recording_that_can_not_go_on_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full, say: it is told once; the conversation goes on."""
+    stage = upper()
+    reading, writing = os.pipe()
+    monkeypatch.setattr("etlstage.testing.recording._private", lambda *_: writing)
+    folder = RecordingFolder(tmp_path, [stage])
+    launch = RecordedLaunch(launch_over_pipes, folder)
+    async with AsyncSupervisor(stage, launch=launch) as supervisor:
+        assert await supervisor.ask(b"one") == (b"ONE",)
+        os.close(reading)
+        assert await supervisor.ask(b"two") == (b"TWO",)
+    assert folder.problems == ["a recording is not complete: [Errno 32] Broken pipe"]

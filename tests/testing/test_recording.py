@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import stat
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.testing.recording import Channel, Entry, Recording
+
+pytestmark = pytest.mark.core
+
+EVERY_BYTE = bytes(range(256))
+RECORDING = Recording(
+    stage="clean",
+    kind=StageKind.LOAD,
+    dialect=MarkerDialect(
+        mode=Mode.BATCH_SUPERVISOR, markers=Markers(eom=b"<m>"), eob_then_eom=True
+    ),
+    command=("./worker", "--eom", "{eom}"),
+    worker="clean-2",
+    start=3,
+    entries=(
+        Entry(Channel.STDIN, b"one<m>", 0.25, ahead=7),
+        Entry(Channel.STDOUT, EVERY_BYTE, 0.5),
+        Entry(Channel.STDERR, b"oh\n", 0.5),
+        Entry(Channel.STATUS, b"\n", 0.5),
+        Entry(Channel.STDIN, b"", 1.0),
+    ),
+    exit=-9,
+    stopped=True,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return a file that holds the recording."""
+    path = tmp_path / "clean-2.3.rec"
+    RECORDING.save(path)
+    return path
+
+
+def damage(path: Path, line: int) -> None:
+    """Change a byte of a line of a file, counted from 0."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line] = lines[line].replace(b": ", b":  ", 1)
+    path.write_bytes(b"".join(lines))
+
+
+def test_file_gives_back_what_was_saved(path: Path) -> None:
+    """Every byte, every setting, every cut and time; only we can read it."""
+    assert Recording.load(path) == RECORDING
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_lines_are_json_with_a_checksum_that_anybody_can_check(path: Path) -> None:
+    """Of the bytes before it; each byte of the conversation is one character."""
+    lines = path.read_bytes().splitlines()
+    assert json.loads(lines[0])["format"] == "etlstage-recording"
+    assert json.loads(lines[2])["stdout"].encode("latin-1") == EVERY_BYTE
+    for line in lines:
+        text, _, _ = line.partition(b', "crc"')
+        assert json.loads(line)["crc"] == f"{zlib.crc32(text):08x}"
+
+
+def test_file_that_is_there_is_not_written_over(path: Path) -> None:
+    """A recording is evidence."""
+    with pytest.raises(FileExistsError):
+        RECORDING.save(path)
+
+
+@pytest.mark.parametrize("lost", [1, 20])
+def test_torn_line_is_left_out_and_told(path: Path, lost: int) -> None:
+    """All before it can be used: the writer was killed."""
+    path.write_bytes(path.read_bytes()[:-lost])
+    found = Recording.load(path)
+    assert found.cut == "the file ends within a line"
+    assert (found.entries, found.exit) == (RECORDING.entries, None)
+
+
+def test_damaged_last_line_is_left_out_and_told(path: Path) -> None:
+    """A file that has grown on disk before its bytes were there ends like that."""
+    damage(path, -1)
+    assert Recording.load(path).cut == "the file ends within a line"
+
+
+def test_file_without_its_last_line_says_that(path: Path) -> None:
+    """Nobody knows how the worker ended."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]))
+    found = Recording.load(path)
+    assert found.cut == "the file ends before the worker"
+    assert found.entries == RECORDING.entries
+
+
+def test_damage_in_the_middle_is_an_error(path: Path) -> None:
+    """What comes behind it can't be trusted to follow what is before it."""
+    damage(path, 2)
+    with pytest.raises(ConfigError, match=r"clean-2\.3\.rec:3: the checksum does not"):
+        Recording.load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (b"", "is no recording"),
+        (b"name: x\n", "other:1: is no line of a recording"),
+        (b'{"a": 1}\n', "other:1: is no line of a recording"),
+    ],
+)
+def test_other_file_is_refused(tmp_path: Path, text: bytes, error: str) -> None:
+    """With words."""
+    other = tmp_path / "other"
+    other.write_bytes(text)
+    with pytest.raises(ConfigError, match=error):
+        Recording.load(other)
+
+
+def test_later_version_is_refused(path: Path) -> None:
+    """Whoever can't read a file does not guess."""
+    text = path.read_bytes().splitlines()[0].partition(b', "crc"')[0]
+    text = text.replace(b'"version": 1', b'"version": 2')
+    path.write_bytes(b'%s, "crc": "%08x"}\n' % (text, zlib.crc32(text)))
+    with pytest.raises(ConfigError, match="format etlstage-recording 2, expected"):
+        Recording.load(path)
+
+
+def test_stage_speaks_as_the_one_that_was_recorded() -> None:
+    """And runs the worker that is given."""
+    stage = RECORDING.stage_of(["./other", "x"])
+    assert (stage.name, stage.kind) == ("clean", StageKind.LOAD)
+    assert stage.dialect == RECORDING.dialect
+    assert stage.command == ("./other", "x")
+
+
+def test_what_has_passed_is_told_by_channel() -> None:
+    """Joined, as it was cut by chance."""
+    more = replace(RECORDING, entries=RECORDING.entries * 2)
+    assert more.written(Channel.STDIN) == b"one<m>" * 2
