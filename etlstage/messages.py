@@ -25,6 +25,7 @@ __all__ = (
     "Position",
     "Result",
     "Run",
+    "Singles",
     "StageKind",
     "concatenated",
     "cost_of",
@@ -41,7 +42,7 @@ Run: TypeAlias = Sequence[bytes]
 :class:`~etlstage.columns.Column`."""
 
 Groups: TypeAlias = Sequence[tuple[bytes, ...]]
-"""For each of some messages what was made of it: a list, or
+"""For each of some messages what was made of it: a list, :class:`Singles`, or
 :class:`~etlstage.columns.Replies`."""
 
 
@@ -70,6 +71,42 @@ class Packed(Sequence[bytes]):
     @abstractmethod
     def problem(self) -> str | None:
         """Why they are no messages, or None."""
+
+
+class Singles(Sequence[tuple[bytes, ...]]):
+    """
+    Replies of one message each, as nearly all are, without a tuple for each of them.
+
+    Args:
+        messages: That of each reply.
+
+    """
+
+    __slots__ = ("messages",)
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self.messages: list[bytes] = messages
+
+    def __repr__(self) -> str:
+        return f"<Singles replies={len(self)}>"
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == (list(other) if isinstance(other, Singles) else other)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[bytes, ...]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Singles: ...
+    def __getitem__(self, at: int | slice) -> tuple[bytes, ...] | Singles:
+        if isinstance(at, slice):
+            return Singles(self.messages[at])
+        return (self.messages[at],)
+
+    def __iter__(self) -> Iterator[tuple[bytes, ...]]:
+        return zip(self.messages, strict=False)
 
 
 class AnnotatedRun(Sequence[bytes]):
@@ -212,9 +249,9 @@ def cost_of(messages: Run) -> int:
 
 def joined(groups: Groups) -> Run:
     """Return the messages of all groups, in order, held as they are in there."""
-    # Replies in Arrow have them in one column already.
-    column: Run | None = getattr(groups, "messages", None)
-    return list(chain.from_iterable(groups)) if column is None else column
+    # Singles, and replies in Arrow, have them behind each other already.
+    messages: Run | None = getattr(groups, "messages", None)
+    return list(chain.from_iterable(groups)) if messages is None else messages
 
 
 def concatenated(first: Run, second: Run) -> Run:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from etlstage.errors import MessageRefused, RemoteProtocolError
-from etlstage.messages import OVERHEAD, Groups, Run
+from etlstage.messages import OVERHEAD, Groups, Run, Singles
 from etlstage.protocol.events import Refusals
 from etlstage.protocol.marker.markers import Markers, escape
 
@@ -124,9 +124,7 @@ def split_run(data: bytes, eom: bytes) -> tuple[list[bytes], bytes]:
     return messages, rest
 
 
-def split_groups(
-    data: bytes, markers: Markers
-) -> tuple[list[tuple[bytes, ...]], bytes, int]:
+def split_groups(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
     """
     Return the complete replies in ``data``, what follows them, and their messages.
 
@@ -139,14 +137,18 @@ def split_groups(
     eom, eop = markers.eom, markers.eop
     if eop == eom:
         *messages, rest = data.split(eom)
-        return list(zip(messages, strict=False)), rest, len(messages)
+        return Singles(messages), rest, len(messages)
+    if len(eop) == 1:
+        # One to one, if without EOPs, split and joined again it is what it was. To look
+        # for one byte is several times as fast as to look for two.
+        end = data.rfind(eop) + 1
+        whole = data[:end]
+        messages = whole.replace(eop, b"").split(eom)
+        if (eom + eop).join(messages) == whole:
+            messages.pop()
+            return Singles(messages), data[end:], len(messages)
     *parts, rest = data.split(eop)
-    count = data.count(eom) - (rest.count(eom) if rest else 0)
-    if count == len(parts):
-        # As many EOM as EOP: one to one, if each EOP stands right behind an EOM.
-        *messages, end = data.split(eom + eop)
-        if len(messages) == len(parts) and end == rest:
-            return list(zip(messages, strict=False)), rest, count
+    count = data.count(eom) - rest.count(eom)
     width = len(eom)
     groups: list[tuple[bytes, ...]] = []
     for part in parts:
@@ -228,7 +230,8 @@ LISTS: Final = Framing(encode_run, split_replies, OVERHEAD)
 def _clean(wire: bytes, messages: Run, markers: Markers) -> bool:
     eom = markers.eom
     if len(eom) == 1:
-        sound = wire.count(eom) == len(messages)
+        # To join them again and find nothing is faster than to count.
+        sound = eom not in b"".join(messages)
     else:
         # A message that ends as EOM begins moves the boundary without adding one.
         sound = wire.split(eom) == [*messages, b""]
