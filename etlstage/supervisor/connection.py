@@ -55,6 +55,7 @@ from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
 from etlstage.supervisor.exchange.dispatch import Dispatcher
+from etlstage.supervisor.exchange.exchange import Refused
 from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.exchange.pairing import Answered
 from etlstage.supervisor.exchange.streaming import StreamDispatcher
@@ -393,6 +394,8 @@ class Connection:
             case ExchangeRefused(id_, code, reason) if self._named is not None:
                 error = self._host.refused(code, reason)
                 self._named.refused_by(id_, error, now)
+                if self._metrics is not None:
+                    self._metrics.refused(self._host.name, 1)
                 self._take_end(now)
             case CommitAsked(position):
                 self._host.commit(position, partial(self._answer_commit, position))
@@ -431,10 +434,13 @@ class Connection:
             self.doubt()
             return
         groups, overhead, refusals = replies
-        size, refused = self.patience.received + overhead, self._host.refused
+        size = self.patience.received + overhead
         if refusals:
-            noes = [(place, refused(0, reason)) for place, reason in refusals]
-            self.dispatch.answered(groups, size, now, noes)
+            places, reasons = zip(*refusals, strict=True)
+            refused = Refused(places, reasons, partial(self._host.refused, 0))
+            self.dispatch.answered(groups, size, now, refused)
+            if self._metrics is not None:
+                self._metrics.refused(self._host.name, len(refused))
         else:
             self.dispatch.answered(groups, size, now)
         self._take_end(now)

@@ -231,8 +231,6 @@ class RunningWorker:
 
     def refused(self, code: int, reason: str) -> EtlstageError:
         """Return the error of a message to which the worker said no."""
-        if self._owner.metrics is not None:
-            self._owner.metrics.refused(self.name)
         return self._worker.refused(code, reason)
 
     def cancelled(

@@ -183,11 +183,13 @@ class StageMetrics:
         self._failed.add(count)
 
     @_harmless
-    def refused(self, worker: str) -> None:
-        """Count an exchange that a worker has refused."""
-        self._rare(
-            "etlstage_refusals_total", "Exchanges that a worker refused.", worker=worker
-        )
+    def refused(self, worker: str, count: int) -> None:
+        """Count exchanges that a worker has refused."""
+        self._counter(
+            "etlstage_refusals_total",
+            "Exchanges that a worker refused.",
+            worker=self._label(worker),
+        ).add(count)
 
     @_harmless
     def told(self, worker: str, metric: str, count: int) -> None:

@@ -44,7 +44,7 @@ def busy(metrics: StageMetrics) -> None:
     metrics.worker_started("clean-1")
     metrics.retried(5)
     metrics.failed(1)
-    metrics.refused("clean-1")
+    metrics.refused("clean-1", 2)
     metrics.told("clean-1", "skipped", 4)
 
 
@@ -68,7 +68,7 @@ def test_everything() -> None:
         "messages_waiting": 7,
         "messages_retried_total": 5,
         "messages_failed_total": 1,
-        "refusals_total worker=clean-1": 1,
+        "refusals_total worker=clean-1": 2,
         "worker_counts_total metric=skipped worker=clean-1": 4,
         "stderr_lines_total worker=clean-1": 3,
     }

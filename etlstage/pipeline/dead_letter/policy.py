@@ -88,7 +88,8 @@ class DeadLetterPolicy:
         self._letters = letters if policy.then == "dead_letter" else None
         self._budget = policy.budget
         self._judged_of = judged_of
-        self._held: list[tuple[Exception, int, bytes, str]] = []
+        self._held: list[DeadLetter] = []
+        self._last: Exception | None = None  # why the last of them is one
         self._kept_at = -math.inf
         self._throttle = Throttle(rate=_RATE, burst=_BURST)
         self._unlogged = 0
@@ -131,7 +132,7 @@ class DeadLetterPolicy:
             raise error
         came = letter_time()
         for number, message in enumerate(messages, place):
-            self._held.append((error, number, message, came))
+            self._hold(letters, error, message, number, came)
         if self._ripe or time.monotonic() - self._kept_at >= _SOON:
             await self.flush()
 
@@ -141,17 +142,31 @@ class DeadLetterPolicy:
 
         It stops where that ends the run.
         """
+        letters = self._letters
         if not answer.refused:
             return
-        assert self.keeps, "a refusal that ends the run has to be held by itself"
-        came = letter_time()
+        assert letters, "a refusal that ends the run has to be held by itself"
+        came, start, messages = letter_time(), answer.start, answer.messages
         for number, error in answer.refused:
-            place, message = answer.start + number, answer.messages[number]
-            self._held.append((error, place, message, came))
+            self._hold(letters, error, messages[number], start + number, came)
             if self._ripe:
                 await self.flush()
         if time.monotonic() - self._kept_at >= _SOON:
             await self.flush()
+
+    def _hold(
+        self,
+        letters: DeadLetters,
+        error: Exception,
+        message: bytes,
+        place: int,
+        came: str,
+    ) -> None:
+        # One object for each, and not its error beside it: see Refused.
+        stage, config, self._last = self._account.stage, self._config, error
+        self._held.append(
+            letters.letter(stage, place, message, error, config=config, time=came)
+        )
 
     @property
     def _ripe(self) -> bool:
@@ -167,34 +182,26 @@ class DeadLetterPolicy:
         letters, account = self._letters, self._account
         if not held or letters is None:
             return
-        made = [
-            letters.letter(
-                account.stage, place, message, error, config=self._config, time=came
-            )
-            for error, place, message, came in held
-        ]
         try:
-            await letters.keep(made)
+            await letters.keep(held)
         except StageError:
-            for error, *_ in held:
-                self._fail(error, 1)
+            account.failed += sum(x.kind != WorkerLost.__name__ for x in held)
             raise
         self._kept_at = time.monotonic()
-        account.dead += len(made)
+        account.dead += len(held)
         # Where the host logs to may be gone; the letters are kept all the same.
         with suppress(Exception):
-            self._log(made)
-        error = held[-1][0]
+            self._log(held)
         try:
             check_budget(
                 account,
                 self._budget,
-                last=str(error),
+                last=str(self._last),
                 look=letters.look,
                 judged_of=self._judged_of,
             )
         except StageError as over:
-            raise over from error
+            raise over from self._last
 
     def _log(self, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:

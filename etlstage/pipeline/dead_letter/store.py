@@ -132,7 +132,7 @@ class DeadLetters:
             message=message,
             error=self.secrets.conceal(str(error)),
             kind=type(error).__name__,
-            attempts=tuple(map(self._attempt, getattr(error, "attempts", ()))),
+            attempts=self._concealed(getattr(error, "attempts", ())),
             config=self._config_of(stage, config),
         )
 
@@ -268,12 +268,15 @@ class DeadLetters:
             stage=stage,
         )
 
-    def _attempt(self, attempt: Attempt) -> Attempt:
+    def _concealed(self, attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
         if not self.secrets:
-            return attempt
+            return attempts
         conceal = self.secrets.conceal
-        return attempt._replace(
-            error=conceal(attempt.error),
-            story=tuple(map(conceal, attempt.story)),
-            stderr=tuple(map(conceal, attempt.stderr)),
+        return tuple(
+            attempt._replace(
+                error=conceal(attempt.error),
+                story=tuple(map(conceal, attempt.story)),
+                stderr=tuple(map(conceal, attempt.stderr)),
+            )
+            for attempt in attempts
         )

@@ -14,7 +14,7 @@ from etlstage.messages import Groups
 from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
 from etlstage.stage.policy import BatchPolicy
 from etlstage.supervisor.exchange.dispatch import SLICE, Dispatcher
-from etlstage.supervisor.exchange.exchange import Exchange, Outcome, among
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.submission import Submission
 
 __all__ = ("AskedDispatcher", "BatchDispatcher", "ripe_at", "take_ripe")
@@ -29,8 +29,7 @@ class _Batches(Dispatcher):
         held = self._held.popleft()
         self._held_bytes -= held.size
         self._alone = False
-        mine = among(self._refused, at, at + 1) if self._refused else ()
-        error = mine[0][1] if mine else None
+        error = next((error for _, error in self._refused.among(at, at + 1)), None)
         group = groups[at : at + 1] if error is None else ()
         outcome = Outcome(
             held.start, held.messages, group, held.size, reply_size, error

@@ -39,6 +39,7 @@ __all__ = ("SLICE", "Dispatcher")
 # rows of about a hundred bytes, is two slices.
 SLICE: Final = 640 * 1024  # bytes taken at once
 _IN_FLIGHT: Final = 2 * 1024 * 1024  # bytes that a window may hold
+_NONE: Final = Refused()
 
 
 class Dispatcher:
@@ -81,7 +82,7 @@ class Dispatcher:
         self._held_bytes = 0
         self._again: deque[Exchange] = deque()  # taken, and not sent yet
         self._retried: deque[Exchange] = deque()  # refused, and to be sent once more
-        self._refused: Refused = ()  # of what is being paired
+        self._refused = _NONE  # of what is being paired
         self._fresh = True  # it was given nothing but suspects
         self._answered_any = False
         self._alone = False  # what is held is a suspect
@@ -172,7 +173,7 @@ class Dispatcher:
             self.answered([()], 0, now)
 
     def answered(
-        self, groups: Groups, reply_size: int, now: float, refused: Refused = ()
+        self, groups: Groups, reply_size: int, now: float, refused: Refused = _NONE
     ) -> None:
         """
         Take replies to the oldest exchanges, to be held back until the release.

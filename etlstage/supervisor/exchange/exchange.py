@@ -13,10 +13,9 @@ each would cost more than the message.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from etlstage.errors import Attempt, EtlstageError
@@ -25,21 +24,61 @@ from etlstage.messages import Groups, Run, size_of
 if TYPE_CHECKING:
     from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("Exchange", "History", "Outcome", "Refused", "among")
+__all__ = ("Exchange", "History", "Outcome", "Refused")
 
 History: TypeAlias = tuple[tuple[Attempt, ...], int, int]
 """Attempts, tries and refusals of an exchange."""
 
-Refused: TypeAlias = Sequence[tuple[int, EtlstageError]]
-"""Which of some messages a worker refused: the place of each, rising, and the error."""
 
+class Refused:
+    """
+    Which of some messages a worker refused, and why.
 
-def among(refused: Refused, start: int, end: int) -> list[tuple[int, EtlstageError]]:
-    """Return those from ``start`` to ``end``, their places counted from there."""
-    first, last = (
-        bisect_left(refused, place, key=itemgetter(0)) for place in (start, end)
-    )
-    return [(place - start, error) for place, error in refused[first:last]]
+    An error for each is made when it is looked at, and not before: a block may hold
+    thousands, and what waits there the garbage collector has to visit.
+
+    Args:
+        places: Of the messages, rising.
+        reasons: The worker's words.
+        error: Makes the error of a message.
+
+    """
+
+    __slots__ = ("_error", "_reasons", "places")
+
+    def __init__(
+        self,
+        places: Sequence[int] = (),
+        reasons: Sequence[str] = (),
+        error: Callable[[str], EtlstageError] = EtlstageError,
+    ) -> None:
+        self.places: Sequence[int] = places
+        self._reasons = reasons
+        self._error = error
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[tuple[int, EtlstageError]]:
+        """Yield the place of each, and a new error."""
+        return zip(self.places, map(self._error, self._reasons), strict=True)
+
+    def among(self, start: int, end: int) -> Refused:
+        """Return those from ``start`` to ``end``, their places counted from there."""
+        places = self.places
+        mine = slice(bisect_left(places, start), bisect_left(places, end))
+        counted = [place - start for place in places[mine]]
+        return Refused(counted, self._reasons[mine], self._error)
+
+    def after(self, attempts: tuple[Attempt, ...]) -> Refused:
+        """Return the same for messages at which others have failed before."""
+
+        def error(reason: str) -> EtlstageError:
+            again = self._error(reason)
+            again.attempts = (*attempts, *again.attempts)
+            return again
+
+        return Refused(self.places, self._reasons, error)
 
 
 class Outcome(NamedTuple):
@@ -57,7 +96,7 @@ class Outcome(NamedTuple):
     """Bytes of memory that the replies take."""
     error: EtlstageError | None = None
     """Why there are no outputs: the messages were refused, or lost."""
-    refused: Refused = ()
+    refused: Refused = Refused()
     """Of several messages that a worker answered one by one: those that it refused."""
 
     @property
@@ -89,15 +128,16 @@ class Outcome(NamedTuple):
 
     def refusing(self, refused: Refused, at: int) -> Outcome:
         """Return the same, with those of ``refused`` that are its own, from ``at``."""
-        mine = among(refused, at, at + len(self.messages))
+        mine = refused.among(at, at + len(self.messages))
         if mine and len(self.messages) == 1:
-            return self._replace(groups=(), error=mine[0][1])
+            ((_, error),) = mine
+            return self._replace(groups=(), error=error)
         return self._replace(refused=mine)
 
     def parts(self) -> Iterator[Outcome]:
         """Yield the same in pieces: each answered, or refused as a whole."""
         at = 0
-        for place, _ in self.refused:
+        for place in self.refused.places:
             if at < place:
                 yield self.cut(at, place)
             yield self.cut(place, place + 1)

@@ -173,8 +173,8 @@ def refused(
     """
     if outcome.error is None and not retries:
         if exchange.attempts:
-            for _, error in outcome.refused:
-                error.attempts = (*exchange.attempts, *error.attempts)
+            refused = outcome.refused.after(exchange.attempts)
+            outcome = outcome._replace(refused=refused)
         return [outcome], []
     ended: list[Outcome] = []
     again: list[Exchange] = []

@@ -41,6 +41,7 @@ from etlstage.stage import ErrorBudget, ErrorPolicy, ResourceLimits, RestartPoli
 from etlstage.stage import Stage as Configured
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.stderr.throttle import Throttle
+from tests.supervisor.refusing import refusing
 
 OF_A_MESSAGE = [
     MessageRefused("r", index=0),
@@ -271,7 +272,8 @@ def refused(count: int) -> Outcome:
     messages = [b"%d" % n for n in range(count)]
     places = range(0, count, 3)
     groups = [()] * count
-    return Outcome(10, messages, groups, count, refused=[(n, no) for n in places])
+    noes = refusing((place, no) for place in places)
+    return Outcome(10, messages, groups, count, refused=noes)
 
 
 async def test_what_was_refused_in_one_run_is_written_together(

@@ -34,6 +34,7 @@ from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.pairing import Block
 from etlstage.supervisor.exchange.submission import Submission
+from tests.supervisor.refusing import refusing
 
 DISPATCHERS = {
     Shape.MESSAGE: Dispatcher,
@@ -177,7 +178,7 @@ class Line:
         for event in self.protocol.events_received():
             match event:
                 case RepliesCompleted(groups, _, refusals):
-                    refused = [(place, refusal()) for place, _ in refusals]
+                    refused = refusing((place, refusal()) for place, _ in refusals)
                     self.dispatcher.answered(groups, len(reply), now, refused)
                 case MoreRequested():
                     pass
@@ -391,7 +392,7 @@ def test_worker_may_refuse_a_batch_before_it_has_all_of_it() -> None:
     dispatcher = AskedDispatcher(stage(Mode.BATCH_WORKER), backlog)
     assert dispatcher.next(0.0, 0, 1) == (MessagesPassed([b"no"]),)
     refused = refusal()
-    dispatcher.answered([()], 0, 0.0, [(0, refused)])
+    dispatcher.answered([()], 0, 0.0, refusing([(0, refused)]))
     answered = dispatcher.release()
     assert (answered.messages, answered.size) == (1, 2)
     assert caller.waiting == 2
@@ -408,7 +409,8 @@ def test_refusals_stay_among_the_replies_that_they_came_with() -> None:
     line.pump()
     first, last = refusal(), refusal()
     groups: list[tuple[bytes, ...]] = [(), (b"B",), (b"C",), ()]
-    line.dispatcher.answered(groups, 9, 0.0, [(0, first), (3, last)])
+    refused = refusing([(0, first), (3, last)])
+    line.dispatcher.answered(groups, 9, 0.0, refused)
     assert line.dispatcher.release().messages == 4
     (outcome,) = [x for x in caller.collect() if isinstance(x, Outcome)]
     assert list(outcome.errors) == [first, None, None, last]
@@ -422,8 +424,8 @@ def test_refusals_that_go_with_others_are_shared_out() -> None:
     for caller in callers:
         caller.feed([b"a", b"b"], 0.0)
     line.pump()
-    places = (1, 2, 5)
-    line.dispatcher.answered([()] * 6, 6, 0.0, [(n, refusal()) for n in places])
+    refused = refusing((n, refusal()) for n in (1, 2, 5))
+    line.dispatcher.answered([()] * 6, 6, 0.0, refused)
     line.dispatcher.release()
     failed = [[f for _, _, f in outcome(caller.collect())] for caller in callers]
     assert sorted(failed) == [[False, True], [False, True], [True, False]]
@@ -448,13 +450,13 @@ def test_what_is_to_be_tried_again_survives_the_worker() -> None:
     caller.feed([long], 0.0)
     line.give(0.0)
     refused = refusal()
-    line.dispatcher.answered([()], 0, 0.0, [(0, refused)])
+    line.dispatcher.answered([()], 0, 0.0, refusing([(0, refused)]))
     line.dispatcher.release()
     line.dispatcher.lose(Attempt("t-1", 1, "died"), lambda _: LOST, untouched=False)
     assert caller.waiting == 1
     other = Dispatcher(run, line.backlog, 1)
     assert other.next(0.0, 0, 1) is not None
-    other.answered([()], 0, 0.0, [(0, refused)])
+    other.answered([()], 0, 0.0, refusing([(0, refused)]))
     other.release()
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)

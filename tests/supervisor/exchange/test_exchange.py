@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from etlstage.errors import Attempt, RefusedByWorker
-from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
 from etlstage.supervisor.exchange.submission import Submission
+from tests.supervisor.refusing import refusing
 
 DIED = Attempt("t-1", 1, "died")
 NO, NEVER = (RefusedByWorker(text, stage="t", code=0, reason=text) for text in "nN")
@@ -84,7 +85,7 @@ def answered() -> Outcome:
     """Return the outcome of five messages, the first and the fourth refused."""
     messages = [b"a", b"b", b"c", b"d", b"e"]
     groups = [(), (b"B",), (b"C", b"C"), (), (b"E",)]
-    return Outcome(7, messages, groups, 11, 22, refused=[(0, NO), (3, NEVER)])
+    return Outcome(7, messages, groups, 11, 22, refused=refusing([(0, NO), (3, NEVER)]))
 
 
 def test_outcome_knows_which_messages_were_refused() -> None:
@@ -117,7 +118,7 @@ def test_outcome_without_refusals_is_one_part() -> None:
     outcome = Outcome(0, [b"a"], [(b"A",)], 1)
 
     assert list(outcome.parts()) == [outcome]
-    last = Outcome(0, [b"a", b"b"], [(b"A",), ()], 2, refused=[(1, NO)])
+    last = Outcome(0, [b"a", b"b"], [(b"A",), ()], 2, refused=refusing([(1, NO)]))
     assert [part.error for part in last.parts()] == [None, NO]
 
 
@@ -126,7 +127,22 @@ def test_cut_of_an_outcome_has_its_refusals() -> None:
     part = answered().cut(2, 5)
 
     assert (part.start, part.messages) == (9, [b"c", b"d", b"e"])
-    assert (part.error, part.refused) == (None, [(1, NEVER)])
+    assert (part.error, list(part.refused)) == (None, [(1, NEVER)])
+
+
+def test_errors_of_refusals_are_made_when_they_are_looked_at() -> None:
+    """What waits in a block is cheap; each who looks has his own (issue 10)."""
+    made: list[str] = []
+
+    def no(reason: str) -> RefusedByWorker:
+        made.append(reason)
+        return RefusedByWorker(reason, stage="t", code=0, reason=reason)
+
+    outcome = Outcome(0, [b"m"] * 9, [()] * 9, 9).refusing(Refused([2, 5], "ab", no), 0)
+    part = outcome.cut(3, 9)
+    assert (part.failed, list(part.refused.places), made) == (1, [2], [])
+    assert part.errors is not part.errors
+    assert made == ["b", "b"]
 
 
 def test_outcome_has_the_history_of_its_exchange() -> None:

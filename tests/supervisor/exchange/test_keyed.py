@@ -20,6 +20,7 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
 from tests.supervisor.exchange.test_dispatch import stage as silent
+from tests.supervisor.refusing import refusing
 from tests.supervisor.workers import QUICK, numbers, outputs, stage
 
 NO = RefusedByWorker("no", stage="t", code=0, reason="no")
@@ -105,10 +106,15 @@ def test_answers_know_their_place(keys: list[int], cuts: list[int]) -> None:
         while lane.waiting:
             e = lane.take(cuts[lane.waiting % len(cuts)], 99)
             groups = [(m,) if keys[int(m)] else () for m in e.messages]
-            refused = [(n, NO) for n, m in enumerate(e.messages) if not keys[int(m)]]
+            noes = [(n, NO) for n, m in enumerate(e.messages) if not keys[int(m)]]
             lane.deliver(
                 Outcome(
-                    e.start, e.messages, groups, e.size, 2 * e.size, refused=refused
+                    e.start,
+                    e.messages,
+                    groups,
+                    e.size,
+                    2 * e.size,
+                    refused=refusing(noes),
                 )
             )
     answers = [item for item in lanes.collect() if isinstance(item, Outcome)]

@@ -11,6 +11,7 @@ from etlstage.errors import Attempt, RefusedByWorker
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.retry import Judgement, judge, refused
 from etlstage.supervisor.exchange.submission import Submission
+from tests.supervisor.refusing import refusing
 
 DIED = Attempt("t-1", 1, "died")
 BEFORE = Attempt("t-1", 0, "died before")
@@ -125,7 +126,7 @@ def no(exchange: Exchange, *places: int) -> Outcome:
     outcome = Outcome(exchange.start, exchange.messages, (), exchange.size)
     if places:
         groups = [(m,) for m in exchange.messages]
-        refusals = list(zip(places, errors, strict=True))
+        refusals = refusing(zip(places, errors, strict=True))
         return outcome._replace(groups=groups, refused=refusals)
     error = RefusedByWorker("no", stage="t", code=0, reason="no")
     error.attempts = (DIED,)
@@ -171,8 +172,10 @@ def test_refusals_of_a_run_that_are_not_tried_again_stay_in_it() -> None:
     """Each error tells all attempts."""
     run = tried(taken(3, b"a", b"b", b"c"), BEFORE)
     outcome = no(run, 0, 2)
-    assert refused(run, outcome, retries=0) == ([outcome], [])
-    assert {e.attempts for _, e in outcome.refused} == {(BEFORE, DIED)}
+    (ended,), again = refused(run, outcome, retries=0)
+    assert (ended._replace(refused=outcome.refused), again) == (outcome, [])
+    told = [(place, error.attempts) for place, error in ended.refused]
+    assert told == [(0, (BEFORE, DIED)), (2, (BEFORE, DIED))]
 
 
 @given(
