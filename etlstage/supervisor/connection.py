@@ -463,9 +463,11 @@ class Connection:
         if self._metrics is not None and answered.exchanges:
             self._metrics.answered(self._host.name, *answered)
         self.patience.expect(now)
-        if self.answered >= self._max_messages:
+        # A batch that was refused, and is tried one by one, was answered all the same.
+        total = 0 if self._session.owed else self.dispatch.block.total
+        if max(self.answered, total) >= self._max_messages:
             self._max_messages = math.inf
-            reason = f"answered {counted(self.answered, 'message')}"
+            reason = f"answered {counted(max(self.answered, total), 'message')}"
             self._host.handle(WorkerWorn(self._host.name, reason))
 
     def _answer_commit(self, position: object, error: str | None) -> None:
