@@ -8,7 +8,6 @@ The one place that judges an error budget.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -16,6 +15,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
+
+import anyio
 
 from etlstage.errors import (
     EtlstageError,
@@ -133,7 +134,7 @@ class DeadLetterPolicy:
         came = letter_time()
         for number, message in enumerate(messages, place):
             self._hold(letters, error, message, number, came)
-        if self._ripe or time.monotonic() - self._kept_at >= _SOON:
+        if self._ripe or anyio.current_time() - self._kept_at >= _SOON:
             await self.flush()
 
     async def hold_refused(self, answer: Outcome) -> None:
@@ -151,7 +152,7 @@ class DeadLetterPolicy:
             self._hold(letters, error, messages[number], start + number, came)
             if self._ripe:
                 await self.flush()
-        if time.monotonic() - self._kept_at >= _SOON:
+        if anyio.current_time() - self._kept_at >= _SOON:
             await self.flush()
 
     def _hold(
@@ -187,7 +188,7 @@ class DeadLetterPolicy:
         except StageError:
             account.failed += sum(x.kind != WorkerLost.__name__ for x in held)
             raise
-        self._kept_at = time.monotonic()
+        self._kept_at = anyio.current_time()
         account.dead += len(held)
         # Where the host logs to may be gone; the letters are kept all the same.
         with suppress(Exception):
