@@ -170,6 +170,11 @@ class Pipeline(Runner):
             return f"{worker}: {seconds:.0f} s without an answer, {came}"
         return "" if self.ledger.moving else self._source.activity
 
+    @property
+    def doubtful(self) -> int:
+        """Messages of the stages between whose replies may be those of others, so far."""
+        return sum(supervisor.doubtful for supervisor in self._supervisors)
+
     async def _run(self) -> Status:
         self._extracting = anyio.CancelScope()
         if self._drained:
@@ -339,7 +344,8 @@ class Pipeline(Runner):
         self._tick(account)
         while self._positions and self._positions[0][0] <= account.done + account.dead:
             covered = self._positions.popleft()[1]
-        if covered is None:
+        # Rather load twice what comes before it than leave out what was not its reply.
+        if covered is None or self.doubtful:
             return
         if self._dead_letters is not None:
             await self._dead_letters.sync()

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import anyio
 import pytest
+from structlog.testing import capture_logs
 
-from etlstage.messages import StageKind
+from etlstage.errors import RepliesDoubtful
+from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import Pipeline, WorkerSink, WorkerSource
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
+from etlstage.testing import (
+    MemorySink,
+    MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
+    virtual_time,
+)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -59,3 +69,40 @@ async def test_workers_of_all_stages_may_be_scripted() -> None:
         ("load", b"ONE"),
         ("load", b"TWO"),
     ]
+
+
+async def test_no_position_is_stored_behind_a_doubtful_reply() -> None:
+    """What comes before it would not be loaded by the next run (issue 12)."""
+
+    async def script(worker: ScriptedWorker) -> None:
+        async for message in worker.messages():
+            await worker.reply(message.upper())
+            if message == b"b" and worker.start == 1:
+                # It is taken for the reply to what comes next, until that comes, too.
+                await worker.reply(message.upper())
+                await anyio.sleep(0.5)
+
+    class Late(MemorySource):
+        async def runs(self) -> AsyncGenerator[Run | Position, None]:
+            yield [b"a"]
+            yield Position(1)
+            await anyio.sleep(0.1)
+            yield [b"b", b"c"]
+            await anyio.sleep(1)
+            yield Position(3)
+
+    source, sink = Late([]), MemorySink()
+    pipeline = Pipeline(
+        name="p",
+        source=source,
+        stages=[Stage(name="clean", command=("no-such-program",), window=4)],
+        sink=sink,
+        launch=ScriptedLaunch(script),
+    )
+
+    with capture_logs():
+        report = await pipeline.run()
+
+    assert isinstance(report.error, RepliesDoubtful)
+    assert sink.messages == [b"A", b"B", b"B"]
+    assert source.acknowledged == [1]
