@@ -137,7 +137,8 @@ class Fault:
         Fault(FaultKind.STALL, message=100, start=1)
 
     A batch is answered as a whole: a fault that changes a reply changes that of the
-    batch; any other happens when the message is read.
+    batch; any other happens when the message is read. Likewise what is extracted:
+    any other fault happens when those before the message are passed on.
 
     Raises:
         ConfigError: If the values contradict each other.

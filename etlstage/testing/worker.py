@@ -14,7 +14,8 @@ __all__ = ("hostile_worker",)
 
 _PROGRAM: Final = Path(__file__).with_name("hostile")
 _DRIVERS: Final = {
-    Mode.CYCLIC: "single",
+    Mode.PLAIN: "plain",
+    Mode.CYCLIC: "cyclic",
     Mode.SINGLE: "single",
     Mode.BATCH_WORKER: "worker",
     Mode.BATCH_SUPERVISOR: "supervisor",
@@ -26,13 +27,16 @@ def hostile_worker(
     *,
     mode: Mode = Mode.SINGLE,
     batch: int = 3,
+    messages: int = 100,
     transform: Literal["identity", "upper", "count", "nothing"] = "identity",
 ) -> tuple[str, ...]:
     """
     Return the command of a worker that misbehaves as ``plan`` says.
 
-    It serves T and L stages, with whatever markers the stage has, and answers the
-    requests of an E stage like messages. Otherwise it is a worker like others, in
+    It serves stages of all kinds, with whatever markers they have. What it extracts are
+    the numbers from 0, which are their own offsets: those of a range, or, where the
+    request is empty, those that it has not given yet. A fault at a message happens
+    there when it is about to be passed on. Otherwise it is a worker like others, in
     Python, and starts in a few hundredths of a second.
 
     Args:
@@ -40,17 +44,19 @@ def hostile_worker(
             where :meth:`FaultPlan.to_json` may have put it.
         mode: That of the stage.
         batch: Messages that the worker wants in a batch, in ``Mode.BATCH_WORKER``.
+        messages: How many there are to extract, in ``Mode.PLAIN`` and ``Mode.CYCLIC``.
         transform: What it makes of each message: the same; the same in capitals; how
             many messages the process has read; nothing, as a load worker.
 
     Raises:
-        ConfigError: If ``mode`` is plain: nothing is asked there.
+        ConfigError: If a number is too small.
 
     """
-    if mode not in _DRIVERS:
-        raise ConfigError(f"a hostile worker must be asked, got mode {mode.value}")
     if batch < 1:
         raise ConfigError(f"batch must be 1 or more, got {batch}")
+    if messages < 0:
+        raise ConfigError(f"messages must be 0 or more, got {messages}")
+    size = messages if mode in (Mode.PLAIN, Mode.CYCLIC) else batch
     program = (sys.executable, "-I", "-S", str(_PROGRAM))
-    arguments = (_DRIVERS[mode], str(batch), transform)
+    arguments = (_DRIVERS[mode], str(size), transform)
     return (*program, *arguments, *(() if plan is None else (plan.to_json(),)))

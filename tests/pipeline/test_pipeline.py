@@ -704,7 +704,7 @@ async def test_drained_extraction_by_a_worker(tmp_path: Path) -> None:
     """A plain worker is stopped; what it wrote until then is loaded."""
     gate = Wait()
     sink = GatedSink(gate=gate)
-    source = WorkerSource(plain("extract_for_ever", timeout=QUICK))
+    source = WorkerSource(plain("ranges", timeout=QUICK))
     made = pipeline(source, sink=sink)
 
     async def drain() -> None:

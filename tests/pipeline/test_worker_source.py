@@ -152,7 +152,7 @@ async def test_gap_as_long_as_a_step_is_not_the_end() -> None:
 async def test_first_offset_may_be_asked_for(tmp_path: Path) -> None:
     """Once: a stored one comes before it."""
     offsets = OffsetPolicy(by="supervisor", start="initial")
-    stage = cyclic("ranges", 5)
+    stage = cyclic("log", 5)
     first = WorkerSource(stage, offsets=offsets, state=tmp_path)
     assert await play(first) == [*numbers(3, 5), Position(5)]
     await first.acknowledge(Position(4))
@@ -173,7 +173,7 @@ async def test_no_pause_between_the_ranges_of_a_backlog() -> None:
 async def test_latest_offset_is_asked_for_again() -> None:
     """With ``every``: what is not there yet may come."""
     offsets = OffsetPolicy(by="supervisor", start=5, step=5)
-    source = WorkerSource(cyclic("ranges", 5, 5, 9), offsets=offsets, every=0.01)
+    source = WorkerSource(cyclic("log", 5, 5, 9), offsets=offsets, every=0.01)
 
     assert await play(source, until=5) == [*numbers(5, 9), Position(9)]
 
@@ -181,7 +181,7 @@ async def test_latest_offset_is_asked_for_again() -> None:
 async def test_latest_offset_that_falls_back_in_a_run() -> None:
     """It is told: a file that was cut off would else be read no more."""
     offsets = OffsetPolicy(by="supervisor")
-    source = WorkerSource(cyclic("ranges", 9, 5), offsets=offsets, every=0.01)
+    source = WorkerSource(cyclic("log", 9, 5), offsets=offsets, every=0.01)
     with pytest.raises(SourceFailed, match="latest offset is 5, but 9 was reached"):
         await play(source)
 
@@ -262,10 +262,10 @@ async def test_drained_source_ends_at_a_position() -> None:
     assert seen == [b"0", b"1", Position(2)]
 
 
-async def test_worker_that_is_killed_in_the_middle_of_a_range(tmp_path: Path) -> None:
+async def test_worker_that_is_killed_in_the_middle_of_a_range() -> None:
     """An outage: nothing is missing, nothing is there twice (issue 10)."""
     offsets = OffsetPolicy(by="supervisor", step=6, end=12)
-    stage = cyclic("killed_in_range", tmp_path, 3, 4, 6, restart=RestartPolicy(max=1))
+    stage = cyclic("killed_in_range", 4, 5, 7, restart=RestartPolicy(max=1))
     source = WorkerSource(stage, offsets=offsets)
 
     assert await play(source) == [

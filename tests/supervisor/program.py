@@ -355,14 +355,6 @@ def extract_tail(status: str, tail: str, *outputs: str) -> None:
     sys.exit(int(status))
 
 
-def extract_for_ever() -> None:
-    """Write messages forever."""
-    number = 0
-    while True:
-        write(b"".join(b"%d" % n + EOM for n in range(number, number + 1000)))
-        number += 1000
-
-
 def extract_counted() -> None:
     """Write messages of 100 kB forever; say on stderr how many are out."""
     number = 0
@@ -370,13 +362,6 @@ def extract_counted() -> None:
         write(b"x" * 100_000 + EOM)
         number += 1
         complain(str(number))
-
-
-def extract_and_stay() -> None:
-    """Write a message, close stdout and live on."""
-    extract("one")
-    os.close(1)
-    wait_for_ever()
 
 
 def extract_and_leave_child() -> None:
@@ -390,11 +375,6 @@ def extract_and_leave_child() -> None:
     os._exit(0)
 
 
-def extract_cut_markers() -> None:
-    """Write an EOP where there are no cycles."""
-    write(b"one" + EOM + EOP)
-
-
 def rounds(*outputs: str) -> None:
     """Answer request number n with the n-th argument's words; then with nothing."""
     rest = list(outputs)
@@ -402,7 +382,7 @@ def rounds(*outputs: str) -> None:
         reply(*(rest.pop(0).encode().split() if rest else ()))
 
 
-def ranges(end: str = "1000000000", *later: str, gap: str = "0") -> None:
+def log(end: str, *later: str, gap: str = "0") -> None:
     """
     Answer a request for a range with its numbers, up to the last ``end``.
 
@@ -425,8 +405,8 @@ def ranges(end: str = "1000000000", *later: str, gap: str = "0") -> None:
 
 
 def gap(below: str, end: str) -> None:
-    """Do as ``ranges``, where numbers below the first are missing."""
-    ranges(end, gap=below)
+    """Do as ``log``, where numbers below the first are missing."""
+    log(end, gap=below)
 
 
 def requests() -> None:
@@ -442,22 +422,6 @@ def slow_round(cue: str) -> None:
         while not Path(cue).exists():
             time.sleep(0.001)
         reply(b"second")
-
-
-def killed_in_range(folder: str, *numbers: str) -> None:
-    """Give the numbers of ranges; be killed behind some, once if ``folder`` is there."""
-    import json
-
-    for message in messages():
-        asked = json.loads(message)
-        for number in range(asked["start"], asked["end"]):
-            write(b"%d" % number + EOM)
-            mark = Path(folder, str(number))
-            if str(number) in numbers and not mark.exists():
-                if Path(folder).exists():
-                    mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-        reply()
 
 
 def dies_after_pid() -> None:
@@ -482,14 +446,6 @@ def talks_between_rounds(cue: str) -> None:
         # Gone before a word is out: whoever replaces this worker is not to see it.
         Path(cue).unlink()
         write(b"by the way" + EOM)
-
-
-def stays_after_round() -> None:
-    """Close stdout in the middle of a round, and live on."""
-    for _ in messages():
-        write(b"one" + EOM)
-        os.close(1)
-        wait_for_ever()
 
 
 # --- loading -----------------------------------------------------------------------

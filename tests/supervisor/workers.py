@@ -2,8 +2,8 @@
 Stages of the worker program, and ways to look at what became of their processes.
 
 A behaviour is called by its name: ``silent``, which answers with nothing, as a load
-worker does; a plan for the hostile worker; or a function of ``program.py``, which is
-for what no such plan says.
+worker does; ``ranges``, which gives the first so many numbers; a plan for the hostile
+worker; or a function of ``program.py``, which is for what no such plan says.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ __all__ = (
 T = TypeVar("T")
 
 EXIT, STALL, STDERR = FaultKind.EXIT, FaultKind.STALL, FaultKind.STDERR
+ENDLESS: Final = 10**12
+"""Messages to extract, of which nobody sees the end."""
 PROGRAM: Final = Path(__file__).with_name("program.py")
 QUICK: Final = Timeouts(stop=0.2)
 """For workers that don't go by themselves."""
@@ -66,11 +68,17 @@ HOSTILE: Final[Mapping[str, Callable[..., tuple[Fault, ...]]]] = {
     ),
     "exits_at_word": lambda word: (Fault(EXIT, equals=word.encode(), status=3),),
     "killed_at": lambda number: (Fault(FaultKind.KILL, message=number),),
+    "killed_in_range": lambda *numbers: tuple(
+        Fault(FaultKind.KILL, equals=b"%d" % number, start=start)
+        for start, number in enumerate(numbers, 1)
+    ),
+    "killed_before": lambda number: (Fault(FaultKind.KILL, equals=b"%d" % number),),
     "closes_stdout": lambda: (Fault(FaultKind.CLOSE_STDOUT, message=1),),
+    "closes_stdout_later": lambda: (Fault(FaultKind.CLOSE_STDOUT, message=2),),
     "closes_stdin": lambda: (Fault(FaultKind.CLOSE_STDIN, message=1),),
     "dies_in_round": lambda number: (
         Fault(STDERR, message=number, data=b"out of luck"),
-        Fault(FaultKind.PARTIAL, message=number),
+        Fault(FaultKind.KILL, message=number),
     ),
     "never_answers": lambda: (Fault(FaultKind.SKIP),),
     "sleeps": lambda: (Fault(STALL, at=Moment.START),),
@@ -90,13 +98,13 @@ HOSTILE: Final[Mapping[str, Callable[..., tuple[Fault, ...]]]] = {
     "prints_first": lambda: (
         Fault(FaultKind.GARBAGE, at=Moment.START, data=b"Hello, I am ready\n"),
     ),
+    "writes_eop": lambda: (Fault(FaultKind.EXTRA_EOP, at=Moment.MESSAGE, message=2),),
     "asks_for_more": lambda: (Fault(FaultKind.GARBAGE, data=b"\5"),),
     "hangs_behind_last": lambda size: (
         Fault(FaultKind.GARBAGE, message=size, data=b"\5"),
         Fault(STALL, message=size),
     ),
     "long_answer": lambda size: (Fault(FaultKind.HUGE, size=size),),
-    "endless_round": lambda: (Fault(FaultKind.FLOOD, size=10**12),),
     "complains": lambda size: (Fault(STDERR, data=b"x" * size),),
     "complains_at_length": lambda: (Fault(STDERR, message=1),),
     "floods_stderr": lambda: (
@@ -121,11 +129,13 @@ def command(
     """Return the command line of a worker that behaves so."""
     if behaviour == "silent":
         return hostile_worker(FaultPlan(), mode=mode, transform="nothing")
+    if behaviour == "ranges":
+        (count,) = arguments or (ENDLESS,)
+        assert isinstance(count, int)
+        return hostile_worker(FaultPlan(), mode=mode, messages=count)
     if behaviour in HOSTILE:
         plan = FaultPlan(HOSTILE[behaviour](*arguments))
-        # It is asked for nothing in plain mode, and has come to its end before that.
-        asked = Mode.SINGLE if mode is Mode.PLAIN else mode
-        return hostile_worker(plan, mode=asked)
+        return hostile_worker(plan, mode=mode)
     # -S: no site, starts in half the time.
     words = (sys.executable, "-S", PROGRAM, behaviour, *arguments)
     return tuple(map(str, words))

@@ -29,12 +29,17 @@ def converse(
     mode: Mode = Mode.SINGLE,
     markers: Markers | None = None,
     transform: Literal["identity", "upper", "count", "nothing"] = "identity",
+    messages: int = 3,
     seed: int = 0,
     who: tuple[str, int] = ("t-1", 1),
 ) -> tuple[bytes, int]:
     """Return what the worker writes for that input, and its exit status."""
     command = hostile_worker(
-        FaultPlan(faults, seed), mode=mode, batch=2, transform=transform
+        FaultPlan(faults, seed),
+        mode=mode,
+        batch=2,
+        messages=messages,
+        transform=transform,
     )
     done = subprocess.run(
         command,
@@ -174,15 +179,56 @@ def test_plan_may_come_in_the_environment() -> None:
     assert done.returncode == 7
 
 
-def test_request_is_answered_like_a_message() -> None:
-    """An E stage asks for each round; the messages of one are what we make of that."""
-    assert converse(THREE, mode=Mode.CYCLIC) == (ANSWERED, 0)
+def test_plain_extraction() -> None:
+    """The numbers, and no reply; whatever comes in is not read (issue 12)."""
+    assert converse(b"", mode=Mode.PLAIN) == (b"0\n1\n2\n", 0)
+    many, _ = converse(b"", mode=Mode.PLAIN, messages=100_000)
+    assert many == b"".join(b"%d\n" % n for n in range(100_000))
 
 
-def test_it_must_be_asked() -> None:
-    """It has no messages of its own."""
-    with pytest.raises(ConfigError, match="must be asked, got mode plain"):
-        hostile_worker(FaultPlan(), mode=Mode.PLAIN)
+def test_cyclic_extraction() -> None:
+    """A range, where it ends and begins, and what was not given yet (issue 12)."""
+    asked = (
+        *(b'{"offsets": "initial"}\n', b'{"offsets": "latest"}\n'),
+        *(b'{"start": 1, "end": 2}\n', b'{"start": 2, "end": 9}\n', b"\n"),
+        b'{"start": 0, "end": 1}\n\n',
+    )
+    replies = b"0\n\x003\n\x001\n\x002\n\0\x000\n\x001\n2\n\0"
+    assert converse(b"".join(asked), mode=Mode.CYCLIC) == (replies, 0)
+    wire = b'{"start": 0, "end": 2}\n' * 2
+    markers = Markers(eop=b"\n")
+    assert converse(wire, mode=Mode.CYCLIC, markers=markers) == (b"01\n01\n", 0)
+
+
+@pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC])
+@pytest.mark.parametrize(
+    ("fault", "reply", "status"),
+    [
+        (Fault(FaultKind.KILL, equals=b"2"), b"0\n1\n", -signal.SIGKILL),
+        (Fault(FaultKind.KILL, message=1), b"", -signal.SIGKILL),
+        (Fault(FaultKind.EXIT, message=2, status=7), b"0\n", 7),
+        (Fault(FaultKind.PARTIAL, message=2), b"0\n1\n2\n", -signal.SIGKILL),
+        (Fault(FaultKind.GARBAGE, message=2, data=b"!"), b"0\n!1\n2\n\0", 0),
+        (Fault(FaultKind.TWICE, message=3), b"0\n1\n2\n\0" * 2, 0),
+        (Fault(FaultKind.SKIP, message=3), b"", 0),
+        (Fault(FaultKind.EXTRA_EOP, at=Moment.END), b"0\n1\n2\n\0\0", 0),
+    ],
+)
+def test_extraction_with_a_fault(
+    mode: Mode, fault: Fault, reply: bytes, status: int
+) -> None:
+    """What came before the message was passed on (issue 12)."""
+    if mode is Mode.PLAIN:
+        surplus = reply.endswith(b"\0\0")
+        reply = reply.replace(b"\0", b"") + b"\0" * surplus
+    assert converse(b"\n", fault, mode=mode) == (reply, status)
+
+
+def test_extraction_that_gives_nothing() -> None:
+    """All is as large as it is, and none is passed on (issue 12)."""
+    assert converse(b"", mode=Mode.PLAIN, transform="nothing") == (b"", 0)
+    with pytest.raises(ConfigError, match="messages must be 0 or more, got -1"):
+        hostile_worker(FaultPlan(), mode=Mode.PLAIN, messages=-1)
 
 
 def test_size_of_its_batches_is_checked() -> None:

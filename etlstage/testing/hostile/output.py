@@ -35,18 +35,20 @@ class Output:
     Attributes:
         shapes: What is to be wrong with the reply to come.
         closed: Whether it is closed; what is written then is dropped.
+        one_to_one: Whether a reply is one message.
 
     """
 
     def __init__(self, markers: Markers) -> None:
         self.shapes: list[Fault] = []
         self.closed = False
+        self.one_to_one: bool = markers.eop == markers.eom
         self._markers = markers
         self._unsent: list[bytes] = []
 
-    def reply(self, outputs: list[bytes]) -> None:
-        """Answer with these messages."""
-        eom, eop = self._markers.eom, self._markers.eop
+    def reply(self, outputs: list[bytes], *, ends: bool = True) -> None:
+        """Answer with these messages, or just give them: then there is no EOP."""
+        eom, eop = self._markers.eom, self._markers.eop if ends else b""
         if eop == eom:
             # Exactly one message, whatever we have.
             outputs, eop = [b"".join(outputs)], b""
@@ -56,6 +58,11 @@ class Output:
             self._spoil(shapes, outputs, eop)
         else:
             self._unsent.append(eom.join((*outputs, eop)))
+
+    def pass_on(self, outputs: list[bytes]) -> None:
+        """Give messages before the end of their reply."""
+        self._unsent.append(self._markers.eom.join((*outputs, b"")))
+        self.flush()
 
     def ask_for_more(self) -> None:
         """Say that the batch is not complete."""

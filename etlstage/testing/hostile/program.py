@@ -5,9 +5,10 @@ What is a message and what a batch is defined in the protocol; all it writes are
 bytes.
 
 Usage: ``python -I -S hostile DRIVER SIZE TRANSFORM [PLAN]``. DRIVER is ``single``,
-``worker`` or ``supervisor``; SIZE counts the messages of a batch, if the worker
-drives; TRANSFORM is ``identity``, ``upper``, ``count`` or ``nothing``. Without PLAN
-it is in ``ETLSTAGE_FAULTS``.
+``worker`` or ``supervisor``, or for extraction ``plain`` or ``cyclic``; SIZE counts
+the messages of a batch, if the worker drives, or those that there are to extract;
+TRANSFORM is ``identity``, ``upper``, ``count`` or ``nothing``. Without PLAN it is in
+``ETLSTAGE_FAULTS``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .system import wait
 __all__ = ("Worker", "main")
 
 _IDLE: Final = 0.05  # seconds without input
+_MANY: Final = 1000  # messages of a range that are kept for its reply
 
 
 class Worker:
@@ -35,8 +37,8 @@ class Worker:
 
     Args:
         plan: What goes wrong.
-        driver: Who closes a batch, or ``single``.
-        size: Messages in a batch, if we close it.
+        driver: Who closes a batch, or ``single``; ``plain`` or ``cyclic``.
+        size: Messages in a batch, if we close it, or that can be extracted.
         transform: What becomes of a message.
 
     """
@@ -47,27 +49,37 @@ class Worker:
         self._size = size
         self._transform = transform
         markers = Markers()
-        self._input = Input(markers, batches=driver != "single")
+        self._input = Input(markers, batches=driver in ("worker", "supervisor"))
         self._output = Output(markers)
         self._status = Status()
         self._acts = Acts(markers, self._input, self._output, self._status)
-        self._number = 0  # messages read
+        self._number = 0  # messages read, or extracted
         self._batch: list[bytes] = []
+        self._offset = 0  # of the next message, for who does not say which he wants
 
     def run(self) -> None:
         """Work until the end of the input."""
         self._misbehave("start")
         self._status.show()
-        answer = self._answer if self._driver == "single" else self._collect
+        if self._driver == "plain":
+            self._extract(0, self._size)
+            self._output.flush()
+        else:
+            self._serve()
+        self._misbehave("end")
+        if self._input.closed or self._output.closed:
+            wait()
+
+    def _serve(self) -> None:
+        answer = {"single": self._answer, "cyclic": self._answer_request}.get(
+            self._driver, self._collect
+        )
         self._await_input()
         while (messages := self._input.read()) is not None:
             for message in messages:
                 answer(message)
             self._output.flush()
             self._await_input()
-        self._misbehave("end")
-        if self._input.closed or self._output.closed:
-            wait()
 
     def _await_input(self) -> None:
         """Send heartbeats, and do what is to be done, while nothing comes."""
@@ -103,6 +115,34 @@ class Worker:
         batch, self._batch = self._batch, []
         self._reply(batch)
 
+    def _answer_request(self, request: bytes | None) -> None:
+        asked = json.loads(request) if request else {}
+        if "offsets" in asked:
+            latest = asked["offsets"] == "latest"
+            self._output.reply([b"%d" % (self._size if latest else 0)])
+            return
+        start = asked.get("start", self._offset)
+        self._offset = min(asked.get("end", self._size), self._size)
+        self._extract(start, self._offset)
+
+    def _extract(self, start: int, end: int) -> None:
+        """Give the numbers of a range; no batch, so what was found is passed on."""
+        for number in range(start, end):
+            message = b"%d" % number
+            self._number += 1
+            self._misbehave("message", message)
+            if self._transform != "nothing":
+                self._batch.append(self._transformed(message))
+            if len(self._batch) >= _MANY and not self._output.shapes:
+                self._pass_on()
+        batch, self._batch = self._batch, []
+        self._output.reply(batch, ends=self._driver == "cyclic")
+
+    def _pass_on(self) -> None:
+        if self._driver == "plain" or not self._output.one_to_one:
+            batch, self._batch = self._batch, []
+            self._output.pass_on(batch)
+
     def _reply(self, outputs: list[bytes]) -> None:
         self._output.reply([] if self._transform == "nothing" else outputs)
 
@@ -116,6 +156,8 @@ class Worker:
             if fault["kind"] in SHAPES:
                 self._output.shapes.append(fault)
             else:
+                if self._driver in ("plain", "cyclic"):
+                    self._pass_on()
                 self._acts.do(fault)
 
 
