@@ -9,10 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from rich.console import Console
-
 from etlstage.cli.failure import complain
 from etlstage.cli.progress import accounts_table
+from etlstage.cli.screen import Screen
 from etlstage.errors import ConfigError, LedgerImbalance
 from etlstage.pipeline.report import Report
 
@@ -28,10 +27,10 @@ ENDINGS: Final = {
 }
 
 
-def show_report(report: Report, console: Console) -> None:
+def show_report(report: Report, screen: Screen) -> None:
     """Print the closing report."""
     seconds = [f"{account.seconds:.1f}" for account in report.ledger]
-    console.print(accounts_table(report.ledger, "seconds", seconds))
+    screen.print(accounts_table(report.ledger, "seconds", seconds))
     lines = [balance(report), report.secrets.conceal(report.landed)]
     if report.dead_letters.messages:
         look = report.secrets.conceal(str(report.dead_letters.command))
@@ -39,7 +38,7 @@ def show_report(report: Report, console: Console) -> None:
     ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
     lines.append(f"{report.name}: {ending}")
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        screen.tell(line)
 
 
 def balance(report: Report) -> str:

@@ -41,7 +41,7 @@ def demo(folder: Path | None, *, debug: bool) -> int:
     copy_examples(folder, "demo")
     file = folder / "pipeline.yaml"
     out = Screen()
-    out.print(f"running {file}", soft_wrap=True, highlight=False, markup=False)
+    out.tell(f"running {file}")
     pipeline = pipeline_from_here(file)
     with Signals() as signals:
         report = run_pipeline(pipeline, signals, Verbosity(debug=debug))

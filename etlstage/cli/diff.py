@@ -128,7 +128,7 @@ def compare(
                 return _not_compared(name, report, debug=debug)
         differences = list(_differences(names, *trials, ordered=ordered))
     for line in differences or [_agreement(names, trials[0], ordered=ordered)]:
-        out.print(line, soft_wrap=True, highlight=False, markup=False)
+        out.tell(line)
     return FAILED if differences else 0
 
 

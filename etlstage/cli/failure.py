@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import traceback
 from typing import TYPE_CHECKING, Final
@@ -32,7 +33,6 @@ _LEAST: Final = 40
 """Columns that are shown however narrow a terminal says that it is."""
 SHOWN_LINES: Final = 3
 """Lines of an error, or of an event, that a terminal shows."""
-_PREFIX: Final = "etlstage: error: "
 REST: Final = " ... (--debug shows all)"
 
 
@@ -50,28 +50,34 @@ def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None)
         typer.echo(conceal(trace), err=True, nl=False)
     if isinstance(error, EtlstageError):
         text = conceal(str(error))
-        complain(text if debug else _shortened(text))
+        complain(text, lines=None if debug else SHOWN_LINES)
     else:
         remedy = "" if debug else "; --debug shows where"
         complain(conceal(f"unexpected {type(error).__name__}: {error}{remedy}"))
     return FAILED
 
 
-def _shortened(text: str) -> str:
-    """Return what a terminal shows of an error: what matters comes first."""
+def _fitted(text: str, limit: int | None) -> str:
+    """Return what a terminal shows, broken at words: what matters comes first."""
+    if not sys.stderr.isatty():
+        return text
     from etlstage.cli.screen import Screen  # costs a start more than all of this
 
-    screen = Screen(stderr=True)
-    if not screen.watched:
-        return text
-    lines = textwrap.wrap(
-        f"{_PREFIX}{harmless(text)}",
-        max(screen.width, _LEAST),
-        max_lines=SHOWN_LINES,
-        placeholder=REST,
-        break_on_hyphens=False,
-    )
-    return "\n".join(lines).removeprefix(_PREFIX)
+    width = max(Screen(stderr=True).width, _LEAST)
+    lines = [
+        part
+        for line in ([" ".join(text.split())] if limit else text.splitlines())
+        for part in textwrap.wrap(
+            line,
+            width,
+            max_lines=limit,
+            placeholder=REST,
+            # A path is best broken by the terminal, which can put it together.
+            break_long_words=limit is not None,
+            break_on_hyphens=False,
+        )
+    ]
+    return "\n".join(lines)
 
 
 def _show_excerpt(excerpt: Excerpt) -> None:
@@ -86,13 +92,16 @@ def _show_excerpt(excerpt: Excerpt) -> None:
         return
     # What stands there was written by the user: secrets are references to it.
     line, before = harmless(excerpt.line), harmless(excerpt.line[: excerpt.column - 1])
-    margin, start = f"{excerpt.number:>6} | ", max(0, cell_len(before) - _BEFORE)
-    shown = line[start : start + max(screen.width - len(margin), _LEAST)]
+    margin = f"{excerpt.number:>6} | "
+    room = max(screen.width - len(margin), _LEAST)
+    start = max(0, cell_len(before) - _BEFORE) if cell_len(line) > room else 0
+    shown = line[start : start + room]
     caret = " " * (len(margin) + cell_len(before[start:]))
     screen.print(Text.assemble((margin, "dim"), shown), soft_wrap=True)
     screen.print(Text(f"{caret}^", "bold red"), soft_wrap=True)
 
 
-def complain(text: str, *, as_: str = "error") -> None:
-    """Print a line about what is wrong."""
-    typer.echo(f"etlstage: {as_}: {harmless(text, lines=True)}", err=True)
+def complain(text: str, *, as_: str = "error", lines: int | None = None) -> None:
+    """Print a line about what is wrong; on a terminal maybe so many and no more."""
+    text = f"etlstage: {as_}: {harmless(text, lines=True)}"
+    typer.echo(_fitted(text, lines), err=True)

@@ -64,9 +64,8 @@ def configure(
         common.insert(0, _without_steps)
     if people:
         now = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
-        shortened = screen.watched and not debug
-        room = partial(_room, screen) if shortened else lambda: None
-        own: list[Processor] = [now, partial(_for_people, room)]
+        fitted = partial(_fitted, screen) if screen.watched and not debug else _as_is
+        own: list[Processor] = [now, partial(_for_people, fitted)]
     else:
         now = structlog.processors.TimeStamper(fmt="iso", utc=True)
         own = [now, structlog.processors.JSONRenderer(default=str)]
@@ -116,23 +115,34 @@ def _without_steps(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
     return event
 
 
-def _room(screen: Screen) -> int:
-    """Return how many columns an event may take."""
-    width: int = screen.width
-    return SHOWN_LINES * width
+def _as_is(line: Text, _limit: int | None) -> Text:
+    """Return a line for who has room for it."""
+    return line
+
+
+def _fitted(screen: Screen, line: Text, limit: int | None) -> Text:
+    """Return a line in as many as a terminal needs for it, broken at words."""
+    lines = list(line.wrap(screen, screen.width))
+    if limit is not None and len(lines) > limit:
+        del lines[limit:]
+        lines[-1].truncate(screen.width - len(REST))
+        lines[-1].append(REST, "dim")
+    return Text("\n").join(lines)
 
 
 def _for_people(
-    room: Callable[[], int | None],
+    fitted: Callable[[Text, int | None], Text],
     _logger: WrappedLogger,
     method: str,
     event: EventDict,
 ) -> tuple[tuple[Text], dict[str, object]]:
     """Return the arguments for a method of the logger."""
-    return (_line(method, event, room()),), {}
+    return (_line(method, event, fitted),), {}
 
 
-def _line(method: str, event: EventDict, room: int | None) -> Text:
+def _line(
+    method: str, event: EventDict, fitted: Callable[[Text, int | None], Text]
+) -> Text:
     level = str(event.pop("level", method))
     line = Text.assemble((f"{event.pop('timestamp', '')} ", "dim"))
     said = str(event.pop("event", ""))
@@ -141,15 +151,13 @@ def _line(method: str, event: EventDict, room: int | None) -> Text:
         who = event.get("worker", event.get("stage", "worker"))
         line.append(f"{harmless(str(who))} ({event.get('pid')}) ", "cyan")
         line.append(harmless(str(event.get("line", ""))))
-        return line
+        return fitted(line, None)
     line.append(f"{level} ", STYLES.get(level, ""))
     line.append(harmless(said))
     for key, value in event.items():
         line.append(f" {key}=", "dim")
         line.append(harmless(str(value)))
-    if room is not None and line.cell_len > room:
-        line.truncate(room - len(REST))
-        line.append(REST, "dim")
+    line = fitted(line, SHOWN_LINES)
     if trace:
         line.append(f"\n{harmless(str(trace), lines=True)}")
     return line

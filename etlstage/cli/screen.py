@@ -29,8 +29,8 @@ class Screen(Console):
         return self.watched and not self.is_dumb_terminal
 
     def tell(self, line: str) -> None:
-        """Print a line as it is."""
-        self.print(line, soft_wrap=True, highlight=False, markup=False)
+        """Print a line as it is; on a terminal in as many as it takes, of words."""
+        self.print(line, soft_wrap=not self.watched, highlight=False, markup=False)
 
     def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
         """Print as any console, or fall silent; of stdout, say why."""

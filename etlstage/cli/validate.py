@@ -28,5 +28,5 @@ def validate(file: Path, changes: Changes) -> int:
     cases_of(keys, document)
     stages = " -> ".join(name for _, name in stage_names(document.data))
     line = f"{file}: valid: {keys.name} on engine {keys.engine}: {stages}"
-    Screen().print(line, soft_wrap=True, highlight=False, markup=False)
+    Screen().tell(line)
     return 0

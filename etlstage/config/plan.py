@@ -158,8 +158,7 @@ class _Plan:
     def about(self) -> Iterator[tuple[str, str]]:
         """Yield what is to be known of the whole."""
         keys = self._keys
-        frames = (keys.extract.spark, keys.load.spark, keys.dead_letters)
-        if keys.engine != "local" or any(frame is not None for frame in frames):
+        if self._needs_spark:
             yield "Spark", self._spark()
         yield "delivery", _guarantee(keys)
         state = state_folder(self._document)
@@ -228,6 +227,12 @@ class _Plan:
 
     # --- the whole ------------------------------------------------------------------
 
+    @property
+    def _needs_spark(self) -> bool:
+        keys = self._keys
+        frames = (keys.extract.spark, keys.load.spark, keys.dead_letters)
+        return keys.engine != "local" or any(frame is not None for frame in frames)
+
     def _spark(self) -> str:
         keys = self._keys.spark
         try:
@@ -260,7 +265,8 @@ class _Plan:
             )
         if keys.load.spark is not None:
             held += 2 * keys.load.spark.epoch.bytes
-        return f"{_MiB(held)}, beside Spark's; {_beyond(self._workers)}"
+        spark = ", beside Spark's" if self._needs_spark else ""
+        return f"{_MiB(held)}{spark}; {_beyond(self._workers)}"
 
 
 def _frame(frame: SparkSourceKeys | SparkSinkKeys | None, way: str) -> str:

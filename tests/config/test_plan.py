@@ -208,7 +208,7 @@ def test_guarantees(tmp_path: Path, text: str, said: str) -> None:
         # 1 + 128 + 3 * (16 + 8) + 128 + 2 + 8, and what 4 workers write to stderr
         (
             WORKERS,
-            "up to 340 MiB, beside Spark's; where they are longer, a message (up",
+            "up to 340 MiB; where they are longer, a message (up",
         ),
         # 1 + 128 + 2 + 8 + 2 * 128, and stderr
         (frames(), "up to 396 MiB, beside Spark's"),

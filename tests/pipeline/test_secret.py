@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from etlstage.cli.closing import show_report
+from etlstage.cli.screen import Screen
 from etlstage.messages import StageKind
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Account, Ledger
@@ -105,5 +105,5 @@ def test_report_as_json_has_no_secrets() -> None:
     }
     assert "hunter2" not in repr(report.secrets)
     screen = io.StringIO()
-    show_report(report, Console(file=screen))
+    show_report(report, Screen(file=screen))
     assert "hunter2" not in screen.getvalue()

@@ -368,7 +368,7 @@ class WorkerLife:
         self._out.append(Tell(WorkerRestarting(self.name, delay)))
         if delay:
             self.state = State.BACKOFF
-            self.story.note(now, f"to be restarted in {delay:.2f} s")
+            self.story.note(now, f"back-off of {delay:.2f} s began")
             self._set_timer(now + delay)
         else:
             self.spawn()
