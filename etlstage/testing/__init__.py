@@ -26,26 +26,32 @@ A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`.
 
 Strategies for Hypothesis are in :mod:`etlstage.testing.strategies`; they need the
 extra ``testing``, nothing else here does.
+
+Names are imported when they are used: the plugin for pytest is imported by each run of
+it, wherever this package is installed.
 """
 
 from __future__ import annotations
 
-from etlstage.testing.clock import VirtualLoop as VirtualLoop
-from etlstage.testing.clock import run_virtually as run_virtually
-from etlstage.testing.clock import virtual_time as virtual_time
-from etlstage.testing.conversation import Reply as Reply
-from etlstage.testing.conversation import WorkerFailed as WorkerFailed
-from etlstage.testing.conversation import WorkerUnderTest as WorkerUnderTest
-from etlstage.testing.ends import MemorySink as MemorySink
-from etlstage.testing.ends import MemorySource as MemorySource
-from etlstage.testing.fault import Fault as Fault
-from etlstage.testing.fault import FaultKind as FaultKind
-from etlstage.testing.fault import FaultPlan as FaultPlan
-from etlstage.testing.fault import Moment as Moment
-from etlstage.testing.pair import ProtocolPair as ProtocolPair
-from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
-from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
-from etlstage.testing.worker import hostile_worker as hostile_worker
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from etlstage.testing.clock import VirtualLoop as VirtualLoop
+    from etlstage.testing.clock import run_virtually as run_virtually
+    from etlstage.testing.clock import virtual_time as virtual_time
+    from etlstage.testing.conversation import Reply as Reply
+    from etlstage.testing.conversation import WorkerFailed as WorkerFailed
+    from etlstage.testing.conversation import WorkerUnderTest as WorkerUnderTest
+    from etlstage.testing.ends import MemorySink as MemorySink
+    from etlstage.testing.ends import MemorySource as MemorySource
+    from etlstage.testing.fault import Fault as Fault
+    from etlstage.testing.fault import FaultKind as FaultKind
+    from etlstage.testing.fault import FaultPlan as FaultPlan
+    from etlstage.testing.fault import Moment as Moment
+    from etlstage.testing.pair import ProtocolPair as ProtocolPair
+    from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
+    from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
+    from etlstage.testing.worker import hostile_worker as hostile_worker
 
 __all__ = (
     "Fault",
@@ -65,3 +71,40 @@ __all__ = (
     "run_virtually",
     "virtual_time",
 )
+
+_HOMES = {
+    "Fault": "etlstage.testing.fault",
+    "FaultKind": "etlstage.testing.fault",
+    "FaultPlan": "etlstage.testing.fault",
+    "MemorySink": "etlstage.testing.ends",
+    "MemorySource": "etlstage.testing.ends",
+    "Moment": "etlstage.testing.fault",
+    "ProtocolPair": "etlstage.testing.pair",
+    "Reply": "etlstage.testing.conversation",
+    "ScriptedLaunch": "etlstage.testing.scripted",
+    "ScriptedWorker": "etlstage.testing.scripted",
+    "VirtualLoop": "etlstage.testing.clock",
+    "WorkerFailed": "etlstage.testing.conversation",
+    "WorkerUnderTest": "etlstage.testing.conversation",
+    "hostile_worker": "etlstage.testing.worker",
+    "run_virtually": "etlstage.testing.clock",
+    "virtual_time": "etlstage.testing.clock",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its home (PEP 562)."""
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, whether they are imported yet or not."""
+    return sorted(set(globals()) | set(__all__))

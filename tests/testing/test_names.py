@@ -1,0 +1,29 @@
+"""What ``etlstage.testing`` is imported by, and what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import etlstage.testing
+
+
+def test_each_name_has_a_home() -> None:
+    """It is there when it is used (issue 12)."""
+    for name in etlstage.testing.__all__:
+        assert getattr(etlstage.testing, name).__module__.startswith("etlstage.testing")
+    assert set(etlstage.testing.__all__) <= set(dir(etlstage.testing))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        etlstage.testing.nothing  # noqa: B018
+
+
+def test_import_brings_nothing() -> None:
+    """Each run of pytest does it, with or without a test of ours (issue 12)."""
+    code = (
+        "import sys, etlstage.testing; print([n for n in sys.modules"
+        " if n.split('.')[0] in ('anyio', 'hypothesis', 'etlstage')])"
+    )
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert eval(seen.stdout) == ["etlstage", "etlstage.testing"]  # noqa: S307
