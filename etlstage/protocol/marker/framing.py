@@ -32,6 +32,8 @@ __all__ = (
     "split_run",
 )
 
+_FEW: Final = 8  # replies
+
 
 class Unterminated(RemoteProtocolError):
     """
@@ -135,6 +137,7 @@ def split_groups(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
 
     """
     eom, eop = markers.eom, markers.eop
+    groups: Groups
     if eop == eom:
         *messages, rest = data.split(eom)
         return Singles(messages), rest, len(messages)
@@ -146,16 +149,20 @@ def split_groups(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
         messages = whole.replace(eop, b"").split(eom)
         if (eom + eop).join(messages) == whole:
             messages.pop()
-            return Singles(messages), data[end:], len(messages)
+            count = len(messages)
+            # Of a few, as in lock-step, a list is looked at faster.
+            few = count <= _FEW
+            groups = [(message,) for message in messages] if few else Singles(messages)
+            return groups, data[end:], count
     *parts, rest = data.split(eop)
     count = data.count(eom) - rest.count(eom)
     width = len(eom)
-    groups: list[tuple[bytes, ...]] = []
+    answered: list[tuple[bytes, ...]] = []
     for part in parts:
         if part and not part.endswith(eom):
-            raise Unterminated(groups)
-        groups.append(tuple(part[:-width].split(eom)) if part else ())
-    return groups, rest, count
+            raise Unterminated(answered)
+        answered.append(tuple(part[:-width].split(eom)) if part else ())
+    return answered, rest, count
 
 
 class Split(NamedTuple):

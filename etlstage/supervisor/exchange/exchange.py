@@ -107,7 +107,7 @@ class Outcome(NamedTuple):
     @property
     def errors(self) -> Iterable[EtlstageError | None]:
         """For each message, why it has no outputs, if it has none for a reason."""
-        if not self.refused:
+        if not self.refused.places:
             return repeat(self.error, len(self.messages))
         errors: list[EtlstageError | None] = [None] * len(self.messages)
         for place, error in self.refused:
