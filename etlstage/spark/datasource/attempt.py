@@ -56,8 +56,11 @@ class Written(WriterCommitMessage):
     attempt: str
     """What tells the attempt from all others."""
     messages: int
+    """How many its workers were given."""
     skipped: int
-    """How many its worker was given."""
+    restarts: int
+    failures: int
+    """As in the account of a stage."""
     dead: tuple[tuple[int, DeadLetter], ...] = ()
     """What it has dead-lettered; only with a report. The number beside each, and the
     letter's place, are what the row says."""
@@ -116,6 +119,8 @@ class Feed:
             attempt=attempt,
             messages=account.received,
             skipped=account.skipped,
+            restarts=account.restarts,
+            failures=account.failures,
             dead=tuple(dead),
         )
 

@@ -217,6 +217,8 @@ class Loaded(NamedTuple):
 
     messages: int
     skipped: int
+    restarts: int
+    failures: int
     dead: list[tuple[int, DeadLetter]]
     """Those that are dead-lettered, see :class:`Written`."""
 
@@ -231,9 +233,13 @@ class Loaded(NamedTuple):
 def _report(writing: Writing, written: Sequence[Written]) -> None:
     if writing.report is None:
         return
-    letters = [letter for one in written for letter in one.dead]
-    messages = sum(one.messages for one in written)
-    skipped = sum(one.skipped for one in written)
+    loaded = Loaded(
+        sum(one.messages for one in written),
+        sum(one.skipped for one in written),
+        sum(one.restarts for one in written),
+        sum(one.failures for one in written),
+        [letter for one in written for letter in one.dead],
+    )
     new = writing.report.with_name(writing.report.name + ".new")
-    new.write_bytes(pickle.dumps(Loaded(messages, skipped, letters)))
+    new.write_bytes(pickle.dumps(loaded))
     new.replace(writing.report)

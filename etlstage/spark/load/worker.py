@@ -86,6 +86,8 @@ class StagedWorker(StagedLoad):
         self.account.dead = len(loaded.dead)
         self.account.done = loaded.messages - len(loaded.dead)
         self.account.skipped = loaded.skipped
+        self.account.restarts = loaded.restarts
+        self.account.failures = loaded.failures
         self._whole = True
         await anyio.to_thread.run_sync(self._adopt, loaded.dead, starts)
         if loaded.dead:

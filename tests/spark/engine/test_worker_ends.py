@@ -106,6 +106,8 @@ async def test_engine_spark_runs_all_three_kinds(
     assert (letter.kind, len(letter.attempts)) == ("WorkerLost", 3)
     load = report.ledger[2]
     assert (load.received, load.done, load.dead, load.skipped) == (43, 42, 1, 2)
+    # Each try of the message that was dead-lettered (issue 11).
+    assert (load.restarts, load.failures) == (3, 3)
     assert report.landed == "42 messages loaded; output complete"
 
 
