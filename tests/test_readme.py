@@ -22,7 +22,7 @@ PROGRAMS: Final = dict(
     zip(
         (
             *("shout", "plain", "sdk", "supervisor", "meter", "transform", "ship"),
-            *("data source", "run", "hostile", "memory", "scripted"),
+            *("data source", "run", "fixtures", "hostile", "memory", "scripted"),
         ),
         re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
         strict=True,  # whoever adds one tries it here
@@ -102,6 +102,21 @@ def test_function_in_this_process(
     monkeypatch.syspath_prepend(folder)
     run("run")
     del sys.modules["shout"]
+
+
+def test_fixtures(folder: Path) -> None:
+    """In a pytest of its own (issue 12)."""
+    (folder / "test_clean.py").write_text(PROGRAMS["fixtures"])
+    mode = ("-o", "asyncio_mode=auto", "-p", "no:anyio")
+    # By its module, so that this is about this tree, whatever is installed.
+    plugin = ("-p", "no:etlstage", "-p", "etlstage.testing.plugin")
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *plugin, *mode, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "3 passed" in ended.stdout, ended.stdout
 
 
 def test_meter() -> None:

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from etlstage.testing.conversation import WorkerUnderTest as WorkerUnderTest
     from etlstage.testing.ends import MemorySink as MemorySink
     from etlstage.testing.ends import MemorySource as MemorySource
+    from etlstage.testing.factories import PipelineFactory as PipelineFactory
+    from etlstage.testing.factories import Ran as Ran
+    from etlstage.testing.factories import SupervisorFactory as SupervisorFactory
+    from etlstage.testing.factories import WorkerFactory as WorkerFactory
     from etlstage.testing.fault import Fault as Fault
     from etlstage.testing.fault import FaultKind as FaultKind
     from etlstage.testing.fault import FaultPlan as FaultPlan
@@ -60,11 +64,15 @@ __all__ = (
     "MemorySink",
     "MemorySource",
     "Moment",
+    "PipelineFactory",
     "ProtocolPair",
+    "Ran",
     "Reply",
     "ScriptedLaunch",
     "ScriptedWorker",
+    "SupervisorFactory",
     "VirtualLoop",
+    "WorkerFactory",
     "WorkerFailed",
     "WorkerUnderTest",
     "hostile_worker",
@@ -73,6 +81,10 @@ __all__ = (
 )
 
 _HOMES = {
+    "WorkerFactory": "etlstage.testing.factories",
+    "SupervisorFactory": "etlstage.testing.factories",
+    "Ran": "etlstage.testing.factories",
+    "PipelineFactory": "etlstage.testing.factories",
     "Fault": "etlstage.testing.fault",
     "FaultKind": "etlstage.testing.fault",
     "FaultPlan": "etlstage.testing.fault",

@@ -1,0 +1,190 @@
+"""
+What the fixtures for pytest are: they take a command, a script or a stage.
+
+A *command* is a list of words; a *script* is an async function, a worker without a
+process, see :mod:`etlstage.testing.scripted`. Around both there is a stage made for
+tests: what does not come within ten seconds does not come, and nothing waits before a
+restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.testing.conversation import WorkerUnderTest
+from etlstage.testing.ends import MemorySink, MemorySource
+from etlstage.testing.scripted import Script, ScriptedLaunch
+from etlstage.transport import Launch, launch_over_pipes
+
+__all__ = (
+    "PipelineFactory",
+    "Ran",
+    "SupervisorFactory",
+    "Tested",
+    "WorkerFactory",
+    "stage_of",
+)
+
+Tested: TypeAlias = Stage | Sequence[str] | Script
+"""What a test is about."""
+
+_SETTINGS: Final[dict[str, Any]] = {
+    "timeout": Timeouts(start=10, message=10, stop=1),
+    "restart": RestartPolicy(delay=0.001),
+    "on_error": ErrorPolicy(budget=ErrorBudget(share=1.0)),
+}
+
+
+def stage_of(
+    tested: Tested,
+    name: str = "worker",
+    **settings: Any,  # noqa: ANN401 - a stage's
+) -> tuple[Stage, Launch]:
+    """
+    Return the stage of what is tested, and what starts its workers.
+
+    Args:
+        tested: A stage is taken as it is, but for ``settings``.
+        name: Of a stage that is made.
+        settings: Of :class:`~etlstage.Stage`.
+
+    """
+    if isinstance(tested, Stage):
+        return replace(tested, **settings), launch_over_pipes
+    settings = {"name": name, **_SETTINGS, **settings}
+    if callable(tested):
+        script = getattr(tested, "__name__", "script")
+        return Stage(command=(script,), **settings), ScriptedLaunch(tested)
+    return Stage(command=tuple(tested), **settings), launch_over_pipes
+
+
+class WorkerFactory:
+    """Makes workers under test; knows them all."""
+
+    def __init__(self) -> None:
+        self._made: list[WorkerUnderTest] = []
+
+    def __call__(
+        self,
+        tested: Tested,
+        *,
+        patience: float = 10.0,
+        **settings: Any,  # noqa: ANN401 - a stage's
+    ) -> WorkerUnderTest:
+        """
+        Return a worker, to be entered.
+
+        Args:
+            tested: A command, a script or a stage.
+            patience: How long each wait may take, in seconds.
+            settings: Of :class:`~etlstage.Stage`.
+
+        """
+        stage, launch = stage_of(tested, **settings)
+        made = WorkerUnderTest(stage, launch=launch, timeout=patience)
+        self._made.append(made)
+        return made
+
+    def shown(self) -> Iterator[tuple[str, str]]:
+        """Yield of each worker what it is called, and all that went both ways."""
+        for made in self._made:
+            said = made.transcript.shown(made.stage.dialect.shown)
+            yield f"worker {made.stage.name}", said
+
+
+class SupervisorFactory:
+    """Makes supervisors."""
+
+    def __call__(
+        self,
+        tested: Tested,
+        *,
+        launch: Launch | None = None,
+        **settings: Any,  # noqa: ANN401 - a stage's
+    ) -> AsyncSupervisor:
+        """
+        Return a supervisor, to be entered.
+
+        Args:
+            tested: A command, a script or a stage.
+            launch: What starts its workers, if nothing usual does.
+            settings: Of :class:`~etlstage.Stage`.
+
+        """
+        stage, usual = stage_of(tested, **settings)
+        return AsyncSupervisor(stage, launch=launch or usual)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a pipeline's messages."""
+
+    outputs: list[bytes]
+    """What reached its end, in order."""
+    dead: list[DeadLetter]
+    """Messages that a stage could not process, each with the reason."""
+    report: Report
+
+
+class PipelineFactory:
+    """
+    Runs stages between two ends in memory.
+
+    Args:
+        folder: Where dead letters are.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._letters: list[DeadLetters] = []
+
+    async def __call__(
+        self,
+        tested: Sequence[Tested],
+        messages: Sequence[bytes],
+        *,
+        launch: Launch | None = None,
+    ) -> Ran:
+        """
+        Run a pipeline of transform stages and return what became of the messages.
+
+        Args:
+            tested: For each stage a command, a script or a stage.
+            messages: What the first one gets.
+            launch: What starts the workers of all stages, if nothing usual does.
+
+        Raises:
+            Exception: What the run failed of.
+
+        """
+        made = [stage_of(each, f"stage{n}") for n, each in enumerate(tested, 1)]
+        launches = {stage.name: usual for stage, usual in made}
+        name = f"pipeline{len(self._letters) + 1}"
+        letters = DeadLetters(self._folder / name, pipeline=name)
+        self._letters.append(letters)
+        sink = MemorySink()
+        report = await Pipeline(
+            name=name,
+            source=MemorySource([messages]),
+            stages=[stage for stage, _ in made],
+            sink=sink,
+            dead_letters=letters,
+            launch=launch or (lambda request: launches[request.stage](request)),
+        ).run()
+        if report.error is not None:
+            raise report.error
+        return Ran(sink.messages, list(letters.letters()), report)
+
+    def close(self) -> None:
+        """Let go of the dead letters."""
+        for letters in self._letters:
+            letters.close()
