@@ -113,6 +113,17 @@ def _run(
             help="Serve /metrics, /live and /ready meanwhile; on loopback by default.",
         ),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep each worker's conversation in a file there, for replay.",
+        ),
+    ] = None,
+    record_limit: Annotated[
+        int,
+        typer.Option(metavar="MIB", min=1, help="How much is kept of each, in MiB."),
+    ] = 256,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Tell only what is wrong.")
     ] = False,
@@ -131,6 +142,11 @@ def _run(
     """Run a pipeline to its end."""
     from etlstage.cli.run import run_file
 
+    recordings = None
+    if record is not None:
+        from etlstage.cli.recordings import recording_folder
+
+        recordings = recording_folder(record, record_limit << 20)
     verbosity = Verbosity(debug, quiet, log_level, log_format)
     return run_file(
         file,
@@ -138,6 +154,7 @@ def _run(
         report=report,
         html=report_html,
         metrics=metrics,
+        recordings=recordings,
         verbosity=verbosity,
     )
 
@@ -208,6 +225,36 @@ def _diff(
     from etlstage.cli.diff import diff
 
     return diff(file, _changes(overlays, values), engines=engines, debug=debug)
+
+
+@app.command("replay")
+def _replay(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A recording of run --record.")
+    ],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND...]",
+            help="The worker to play it to; default: the one that was recorded.",
+        ),
+    ] = None,
+    *,
+    shrink: Annotated[
+        bool,
+        typer.Option("--shrink", help="Look for the fewest messages that differ."),
+    ] = False,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="How much longer than then a reply may take."
+        ),
+    ] = 10.0,
+) -> int:
+    """Play a recorded conversation to a worker, and show which replies differ."""
+    from etlstage.cli.replay import replay
+
+    return replay(file, command or [], smallest=shrink, patience=patience)
 
 
 @app.command("init")

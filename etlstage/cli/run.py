@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -29,6 +30,10 @@ from etlstage.pipeline.dead_letter.cause import Causes
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry.log import Log
+from etlstage.transport import Launch, launch_over_pipes
+
+if TYPE_CHECKING:
+    from etlstage.testing.recorder import RecordingFolder
 
 __all__ = ("exit_code", "run_file", "run_pipeline", "watch")
 
@@ -42,6 +47,7 @@ def run_file(
     report: Path | None = None,
     html: Path | None = None,
     metrics: str | None = None,
+    recordings: RecordingFolder | None = None,
     verbosity: Verbosity = NORMAL,
 ) -> int:
     """
@@ -53,6 +59,7 @@ def run_file(
         report: Where the closing report goes as JSON, or None.
         html: Where it goes as a page for people, or None.
         metrics: Address at which metrics are served meanwhile, or None.
+        recordings: Where the conversations with its workers go, or None.
         verbosity: How much is told, and how.
 
     Raises:
@@ -63,7 +70,10 @@ def run_file(
     with ExitStack() as stack:
         server = MetricsServer(metrics) if metrics is not None else None
         meter = server.meter if server is not None else None
-        pipeline = pipeline_from_here(file, changes, meter=meter)
+        launch = _launch(recordings)
+        pipeline = pipeline_from_here(file, changes, meter=meter, launch=launch)
+        if recordings is not None:
+            recordings.secrets = pipeline.secrets
         signals = stack.enter_context(Signals())
         place = stack.enter_context(ReportFile(report)) if report else None
         leaf = stack.enter_context(ReportFile(html)) if html else None
@@ -74,10 +84,23 @@ def run_file(
         try:
             return exit_code(result, debug=verbosity.debug)
         finally:
+            if recordings is not None:
+                from etlstage.cli.recordings import tell_recordings
+
+                tell_recordings(recordings, quiet=verbosity.quiet)
             if place is not None:
                 place.write(f"{json.dumps(result.to_dict(), indent=2)}\n")
             if leaf is not None and history is not None:
                 leaf.write(_page(result, pipeline, history))
+
+
+def _launch(recordings: RecordingFolder | None) -> Launch | None:
+    """Return what starts the workers, unless it is what always does."""
+    if recordings is None:
+        return None
+    from etlstage.testing.recorder import RecordedLaunch  # for few runs
+
+    return RecordedLaunch(launch_over_pipes, recordings)
 
 
 def _page(report: Report, pipeline: Runner, history: History) -> str:

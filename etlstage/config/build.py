@@ -22,6 +22,7 @@ from etlstage.config.model import (
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import stage_of
+from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
@@ -31,6 +32,7 @@ from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.stage import Stage
 from etlstage.telemetry import Meter
+from etlstage.transport import Launch, launch_over_pipes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,10 +105,34 @@ def pipeline_from_yaml(
 
 
 def pipeline_from_here(
-    path: str | Path, changes: Changes = UNCHANGED, *, meter: Meter | None = None
+    path: str | Path,
+    changes: Changes = UNCHANGED,
+    *,
+    meter: Meter | None = None,
+    launch: Launch | None = None,
 ) -> Runner:
-    """Build the same, once all that the file names is found on this machine."""
-    return _Builder(*examine(path, changes), None, None, meter).runner()
+    """
+    Build the same, once all that the file names is found on this machine.
+
+    Args:
+        path: The file.
+        changes: What is laid over it.
+        meter: Where to count what happens in its stages.
+        launch: What starts its workers, in place of what does for all others.
+
+    Raises:
+        ConfigError: If anything is wrong, or is not there; or if there is a launch and
+            workers are started elsewhere.
+
+    """
+    keys, document = examine(path, changes)
+    if launch is not None and keys.engine != "local":
+        raise ConfigError(
+            f"{document.where(('engine',))}: engine {keys.engine} starts workers in"
+            " Spark's executors, where they can't be recorded, nor be given faults; add"
+            " --set engine=local"
+        )
+    return _Builder(keys, document, None, None, meter, launch).runner()
 
 
 def state_folder(document: Document) -> Path:
@@ -144,6 +170,7 @@ class _Builder:
         spark: SparkSession | None,
         trial: Trial | None,
         meter: Meter | None = None,
+        launch: Launch | None = None,
     ) -> None:
         self._keys = keys
         self._document = document
@@ -151,6 +178,7 @@ class _Builder:
         self._spark = spark
         self._trial = trial
         self._meter = meter
+        self._launch = launch or launch_over_pipes
         self._shared: Session | None = None
         self._names = dict(stage_names(document.data))
         self._letters = self._dead_letters()
@@ -174,6 +202,7 @@ class _Builder:
             dead_letters=self._letters,
             dead_letter_sink=letters,
             meter=self._meter,
+            launch=self._launch,
             release=self._shared.release if self._shared is not None else None,
             delivery=self._delivery(),
         )
@@ -262,6 +291,7 @@ class _Builder:
             every=keys.every,
             state=state,
             meter=self._meter,
+            launch=self._launch,
         )
 
     def _sink(self, keys: LoadKeys) -> Sink:
@@ -275,7 +305,12 @@ class _Builder:
                 keys, name, self._folder, self._session(), dead_letters=self._letters
             )
         stage = stage_of(keys, name, self._folder)
-        return WorkerSink(stage, dead_letters=self._letters, meter=self._meter)
+        return WorkerSink(
+            stage,
+            dead_letters=self._letters,
+            meter=self._meter,
+            launch=self._launch,
+        )
 
     def _letter_sink(self, keys: DeadLetterKeys | None) -> DeadLetterSink | None:
         if keys is None:

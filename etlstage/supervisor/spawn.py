@@ -75,6 +75,8 @@ def spawn(
             status=True,
             terms=_terms(stage, identity),
             stage=stage.name,
+            kind=stage.kind,
+            dialect=stage.dialect,
             worker=worker,
             start=start,
         )

@@ -4,7 +4,7 @@ A launch that wraps another and notes what passes: bytes, cuts, times, the end.
 What is noted goes where ``begin`` says, one :class:`Notes` for each start of a worker;
 nothing is changed on the way::
 
-    folder = RecordingFolder(Path("recordings"), [stage])
+    folder = RecordingFolder(Path("recordings"))
     AsyncSupervisor(stage, launch=RecordedLaunch(launch_over_pipes, folder))
 
 """
@@ -12,7 +12,7 @@ nothing is changed on the way::
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from signal import Signals
@@ -21,7 +21,6 @@ from typing import Final, Protocol
 import anyio
 
 from etlstage.pipeline.secret import Secrets
-from etlstage.stage import Stage
 from etlstage.testing.recording import Channel, Entry, Recording, RecordingFile
 from etlstage.transport import Child, Launch, LaunchRequest, Readable, Wire
 
@@ -166,11 +165,11 @@ class RecordingFolder:
 
     Args:
         path: The folder; it is made if it is not there, for us alone.
-        stages: The stages; names are unique.
         limit: Bytes of a conversation that are kept; what comes behind is left out.
-        secrets: What is not to be in the command that a file names.
 
     Attributes:
+        path: The folder.
+        secrets: What is not to be in the command that a file names.
         problems: What could not be written, and why.
 
     Raises:
@@ -178,36 +177,32 @@ class RecordingFolder:
 
     """
 
-    def __init__(
-        self,
-        path: Path,
-        stages: Iterable[Stage],
-        *,
-        limit: int = _LIMIT,
-        secrets: Secrets | None = None,
-    ) -> None:
+    def __init__(self, path: Path, *, limit: int = _LIMIT) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.secrets: Secrets = Secrets()
         self.problems: list[str] = []
-        self._path = path
-        self._stages = {stage.name: stage for stage in stages}
+        self.path: Path = path
         self._limit = limit
-        self._secrets = secrets or Secrets()
         self._starts: Counter[str] = Counter()
+
+    @property
+    def count(self) -> int:
+        """How many conversations there were."""
+        return self._starts.total()
 
     def __call__(self, request: LaunchRequest, /) -> Notes:
         """Begin a recording."""
-        stage = self._stages[request.stage]
         self._starts[request.worker] += 1
         name = f"{request.worker}.{self._starts[request.worker]}.rec"
         header = Recording(
-            stage=stage.name,
-            kind=stage.kind,
-            dialect=stage.dialect,
-            command=tuple(map(self._secrets.conceal, stage.command)),
+            stage=request.stage,
+            kind=request.kind,
+            dialect=request.dialect,
+            command=tuple(map(self.secrets.conceal, request.command)),
             worker=request.worker,
             start=request.start,
         )
-        return _Kept(self._path / name, header, self._limit, self.problems)
+        return _Kept(self.path / name, header, self._limit, self.problems)
 
 
 class _Kept:

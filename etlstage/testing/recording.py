@@ -80,7 +80,7 @@ class Recording:
     dialect: Dialect
     """What was spoken, with its settings."""
     command: tuple[str, ...] = ()
-    """As the user wrote it; secrets are concealed."""
+    """As it was started; secrets are concealed."""
     worker: str = ""
     """Name of the worker, such as ``clean-1``."""
     start: int = 1

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("BYTEWISE", "Flow", "Passage", "Transcript", "cut")
+__all__ = ("BYTEWISE", "Flow", "Passage", "Transcript", "clipped", "cut")
 
 BYTEWISE: Final = range(1, 2**62)
 """Cuts at every place: a byte at a time."""
@@ -90,18 +90,19 @@ def _line(passages: list[Passage], show: Callable[[bytes], str]) -> str:
     data = b"".join(passage.data for passage in passages)
     if flow is Flow.STDIN and 1 < len(passages) <= _PIECES:
         # Where it was cut may be what the worker fails at.
-        text = " | ".join(_clipped(passage.data, show) for passage in passages)
+        text = " | ".join(clipped(passage.data, show) for passage in passages)
     elif flow in (Flow.STDERR, Flow.EVENT):
-        text = _clipped(data.rstrip(), lambda part: part.decode(errors="replace"))
+        text = clipped(data.rstrip(), lambda part: part.decode(errors="replace"))
         text = harmless(text, lines=True).replace("\n", "\n" + " " * 20)
     else:
-        text = _clipped(data, show)
+        text = clipped(data, show)
         if len(passages) > _PIECES and flow is Flow.STDIN:
             text += f" (in {len(passages)} pieces)"
     return f"{seconds:10.3f}  {flow:6}  {text}"
 
 
-def _clipped(data: bytes, show: Callable[[bytes], str]) -> str:
+def clipped(data: bytes, show: Callable[[bytes], str]) -> str:
+    """Return bytes made printable by ``show``; of many, both ends."""
     if len(data) <= _DATA:
         return show(data)
     half = _DATA // 2

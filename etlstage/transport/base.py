@@ -14,6 +14,9 @@ from pathlib import Path
 from signal import Signals
 from typing import Protocol
 
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Dialect
+from etlstage.protocol.registry import default_dialect
 from etlstage.transport.launcher import Terms
 
 __all__ = ("Child", "Launch", "LaunchRequest", "Readable", "Wire", "describe_status")
@@ -131,6 +134,10 @@ class LaunchRequest:
     """Limits and identity."""
     stage: str = ""
     """Name of the stage."""
+    kind: StageKind = StageKind.TRANSFORM
+    """What the stage does with messages."""
+    dialect: Dialect = field(default_factory=default_dialect)
+    """What is spoken, for a launch that listens; to others bytes are bytes."""
     worker: str = ""
     """Name of the worker, such as ``clean-1``."""
     start: int = 1

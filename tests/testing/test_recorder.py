@@ -40,7 +40,7 @@ def upper(*faults: Fault) -> Stage:
 async def test_conversation_is_kept_byte_for_byte(tmp_path: Path) -> None:
     """Both directions, stderr, and the end."""
     stage = upper(Fault(FaultKind.STDERR, message=1, data=b"note"))
-    await recorded(RecordingFolder(tmp_path / "recordings", [stage]), stage)
+    await recorded(RecordingFolder(tmp_path / "recordings"), stage)
     (path,) = (tmp_path / "recordings").iterdir()
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     recording = Recording.load(path)
@@ -58,7 +58,7 @@ async def test_conversation_is_kept_byte_for_byte(tmp_path: Path) -> None:
 async def test_recording_plays_equal(tmp_path: Path) -> None:
     """The same worker says the same."""
     stage = upper()
-    await recorded(RecordingFolder(tmp_path, [stage]), stage)
+    await recorded(RecordingFolder(tmp_path), stage)
     recording = Recording.load(tmp_path / "clean-1.1.rec")
     played = await play(recording, recording.command)
     for channel in (Channel.STDIN, Channel.STDOUT):
@@ -69,7 +69,7 @@ async def test_recording_plays_equal(tmp_path: Path) -> None:
 async def test_each_start_has_a_file(tmp_path: Path) -> None:
     """A worker that crashed, and the one in its place."""
     stage = upper(Fault(FaultKind.SEGFAULT, message=2, start=1))
-    await recorded(RecordingFolder(tmp_path, [stage]), stage)
+    await recorded(RecordingFolder(tmp_path), stage)
     names = ("clean-1.1.rec", "clean-1.2.rec")
     first, second = (Recording.load(tmp_path / name) for name in names)
     assert (first.start, first.exit, first.stopped) == (1, -11, False)
@@ -79,7 +79,7 @@ async def test_each_start_has_a_file(tmp_path: Path) -> None:
 async def test_worker_that_was_killed_says_so(tmp_path: Path) -> None:
     """Its exit status is our doing."""
     stage = upper(Fault(FaultKind.STALL))
-    launch = RecordedLaunch(launch_over_pipes, RecordingFolder(tmp_path, [stage]))
+    launch = RecordedLaunch(launch_over_pipes, RecordingFolder(tmp_path))
     with anyio.move_on_after(0.2):
         async with AsyncSupervisor(stage, launch=launch) as supervisor:
             await supervisor.ask(b"one")
@@ -90,9 +90,8 @@ async def test_worker_that_was_killed_says_so(tmp_path: Path) -> None:
 async def test_secrets_of_the_command_are_concealed(tmp_path: Path) -> None:
     """As errors conceal them."""
     stage = Stage(name="clean", command=(*upper().command, "--key=hunter22"))
-    folder = RecordingFolder(
-        tmp_path, [stage], secrets=Secrets({"hunter22": "${PASSWORD}"})
-    )
+    folder = RecordingFolder(tmp_path)
+    folder.secrets = Secrets({"hunter22": "${PASSWORD}"})
     await recorded(folder, stage)
     recording = Recording.load(tmp_path / "clean-1.1.rec")
     assert recording.command[-1] == "--key=${PASSWORD}"
@@ -101,7 +100,7 @@ async def test_secrets_of_the_command_are_concealed(tmp_path: Path) -> None:
 async def test_long_conversation_is_cut_and_told(tmp_path: Path) -> None:
     """What is kept can be played; the conversation itself goes on."""
     stage = upper()
-    folder = RecordingFolder(tmp_path, [stage], limit=50_000)
+    folder = RecordingFolder(tmp_path, limit=50_000)
     launch = RecordedLaunch(launch_over_pipes, folder)
     async with AsyncSupervisor(stage, launch=launch) as supervisor:
         results = await supervisor.submit(MESSAGES)
@@ -115,7 +114,7 @@ async def test_file_that_is_there_is_kept(tmp_path: Path) -> None:
     """It is told; the conversation goes on, and is not recorded."""
     stage = upper()
     (tmp_path / "clean-1.1.rec").write_text("mine")
-    folder = RecordingFolder(tmp_path, [stage])
+    folder = RecordingFolder(tmp_path)
     await recorded(folder, stage)
     (problem,) = folder.problems
     assert problem.startswith("a recording is not complete: [Errno 17]")
@@ -129,7 +128,7 @@ async def test_recording_that_can_not_go_on_ends_alone(
     stage = upper()
     reading, writing = os.pipe()
     monkeypatch.setattr("etlstage.testing.recording._private", lambda *_: writing)
-    folder = RecordingFolder(tmp_path, [stage])
+    folder = RecordingFolder(tmp_path)
     launch = RecordedLaunch(launch_over_pipes, folder)
     async with AsyncSupervisor(stage, launch=launch) as supervisor:
         assert await supervisor.ask(b"one") == (b"ONE",)

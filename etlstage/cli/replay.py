@@ -1,0 +1,134 @@
+"""
+``etlstage replay``: a recorded conversation, played to a worker, and what differs.
+
+Exit code 0: the same replies, byte for byte, and the same end; 1: others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from etlstage.cli.failure import FAILED, complain
+from etlstage.cli.screen import Screen
+from etlstage.cli.signals import interruptible
+from etlstage.errors import ConfigError
+from etlstage.messages import counted
+from etlstage.protocol.base import Dialect, Side
+from etlstage.stage import Stage
+from etlstage.telemetry.terminal import harmless
+from etlstage.testing.comparison import Difference, differences, other_end, shrink
+from etlstage.testing.recording import Channel, Recording
+from etlstage.testing.replay import play
+from etlstage.testing.transcript import clipped
+
+__all__ = ("replay",)
+
+_SHOWN: Final = 20
+"""Differences that are shown."""
+_STDERR: Final = 5
+"""Last lines of stderr that are shown."""
+
+
+def replay(
+    file: Path, command: Sequence[str], *, smallest: bool, patience: float
+) -> int:
+    """
+    Play a recording to a worker; return the exit code.
+
+    Args:
+        file: The recording.
+        command: The worker; empty: the one that was recorded.
+        smallest: Whether to look for the fewest messages that differ, and to keep them.
+        patience: Seconds that it may take longer for a reply than it was recorded.
+
+    Raises:
+        ConfigError: If the file is no recording, or the smallest one can't be written.
+        WorkerStartFailed: If the worker can't be started.
+
+    """
+    try:
+        recording = Recording.load(file)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    target = file.with_suffix(f".min{file.suffix}")
+    if smallest and target.exists():
+        raise ConfigError(f"{target}: is there already; remove it, or rename it")
+    if recording.cut:
+        complain(f"{file} is not complete: {recording.cut}")
+    stage = recording.stage_of(command or recording.command)
+    with interruptible():
+        played = anyio.run(_play, recording, stage, patience)
+        if smallest and _differs(recording, played):
+            whole, recording = recording, anyio.run(_shrink, recording, stage, patience)
+            played = anyio.run(_play, recording, stage, patience)
+            _keep(target, whole, recording)
+    out = Screen()
+    for line in _told(recording, played):
+        out.print(line, soft_wrap=True, highlight=False, markup=False)
+    return FAILED if _differs(recording, played) else 0
+
+
+async def _play(recording: Recording, stage: Stage, patience: float) -> Recording:
+    return await play(recording, stage, patience=patience)
+
+
+async def _shrink(recording: Recording, stage: Stage, patience: float) -> Recording:
+    return await shrink(recording, stage, patience=patience)
+
+
+def _differs(recording: Recording, played: Recording) -> bool:
+    return any(differences(recording, played)) or bool(other_end(recording, played))
+
+
+def _keep(path: Path, whole: Recording, smallest: Recording) -> None:
+    """Write the smallest recording."""
+    try:
+        smallest.save(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    before, after = (len(_requests(r)) for r in (whole, smallest))
+    said = f"{path}: {after:,} of {counted(before, 'request')} are enough"
+    Screen(stderr=True).print(said, soft_wrap=True, highlight=False, markup=False)
+
+
+def _requests(recording: Recording) -> list[bytes]:
+    *requests, _ = recording.dialect.cut(
+        Side.SUPERVISOR, recording.written(Channel.STDIN)
+    )
+    return requests
+
+
+def _told(recording: Recording, played: Recording) -> Iterable[str]:
+    """Yield what is said of a recording and of what was said when it was played."""
+    found = list(differences(recording, played))
+    for difference in found[:_SHOWN]:
+        yield from _shown(difference, recording.dialect)
+    if len(found) > _SHOWN:
+        yield f"... {counted(len(found) - _SHOWN, 'more reply', 'more replies')} differ"
+    end = other_end(recording, played)
+    if end:
+        yield end
+        for line in _last_lines(played):
+            yield f"  stderr: {line}"
+    *replies, _ = recording.dialect.cut(Side.WORKER, played.written(Channel.STDOUT))
+    many = counted(len(replies), "reply", "replies")
+    yield f"{many}, {len(found):,} different" if found else f"{many}, all equal"
+
+
+def _shown(difference: Difference, dialect: Dialect) -> Iterable[str]:
+    def shown(data: bytes) -> str:
+        return clipped(data, dialect.shown) if data else "(nothing)"
+
+    number, request, was, now = difference
+    yield f"{number}: {shown(request)}" if request else f"{number}:"
+    yield f"  - {shown(was)}"
+    yield f"  + {shown(now)}"
+
+
+def _last_lines(played: Recording) -> list[str]:
+    text = played.written(Channel.STDERR).decode(errors="replace")
+    return [harmless(line) for line in text.splitlines()[-_STDERR:]]

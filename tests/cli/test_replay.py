@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from etlstage.testing.recording import Channel, Recording
+from tests.cli.conftest import Etlstage
+
+V2 = """\
+import sys
+for line in sys.stdin.buffer:
+    times = 2 if line == b"b\\n" else 1
+    sys.stdout.buffer.write(line.upper() * times + b"\\0")
+    sys.stdout.flush()
+"""
+"""The next version of upper.py; it has something wrong with b."""
+
+
+@pytest.fixture
+def recordings(etlstage: Etlstage, pipeline: Path) -> Path:
+    """Record a run of the pipeline."""
+    result = etlstage("run", pipeline, "--record", "recordings")
+    assert result.returncode == 0
+    assert result.stdout.endswith("3 conversations recorded in recordings\n")
+    (pipeline.parent / "v2.py").write_text(V2)
+    return pipeline.parent / "recordings"
+
+
+def test_each_worker_of_a_run_is_recorded(recordings: Path) -> None:
+    """Source and sink, too, in files that are named after them."""
+    names = sorted(path.name for path in recordings.iterdir())
+    assert names == ["extract-1.1.rec", "load-1.1.rec", "upper-1.1.rec"]
+    recording = Recording.load(recordings / "upper-1.1.rec")
+    assert recording.written(Channel.STDOUT) == b"A\n\0B\n\0C\n\0"
+
+
+def test_same_worker_says_the_same(recordings: Path, etlstage: Etlstage) -> None:
+    """The one that was recorded is played to if no other is named."""
+    for name, many in ("upper", "3 replies"), ("extract", "3 replies"):
+        result = etlstage("replay", recordings / f"{name}-1.1.rec")
+        assert result.stdout == f"{many}, all equal\n"
+        assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_other_replies_are_shown_with_their_markers(
+    recordings: Path, etlstage: Etlstage
+) -> None:
+    """Message by message; the command is the worker's, with its options."""
+    result = etlstage("replay", recordings / "upper-1.1.rec", "--", "python3", "v2.py")
+    assert result.stdout == (
+        "2: b<EOM>\n  - B<EOM><EOP>\n  + B<EOM>B<EOM><EOP>\n3 replies, 1 different\n"
+    )
+    assert result.returncode == 1
+
+
+def test_fewest_messages_are_kept(recordings: Path, etlstage: Etlstage) -> None:
+    """In a file beside the recording, which plays like any other."""
+    file = recordings / "upper-1.1.rec"
+    result = etlstage("replay", file, "--shrink", "--", "python3", "v2.py")
+    assert result.returncode == 1
+    assert result.stdout.startswith("1: b<EOM>\n")
+    smallest = recordings / "upper-1.1.min.rec"
+    assert result.stderr == f"{smallest}: 1 of 3 requests are enough\n"
+    assert Recording.load(smallest).written(Channel.STDIN) == b"b\n"
+    again = etlstage("replay", file, "--shrink", "--", "python3", "v2.py")
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+
+
+def test_worker_that_dies_is_told_with_its_last_words(
+    recordings: Path, etlstage: Etlstage
+) -> None:
+    """And how it ended."""
+    program = "echo oh dear >&2; kill -SEGV $$"
+    file = recordings / "load-1.1.rec"
+    result = etlstage("replay", file, "--", "sh", "-c", program)
+    assert result.returncode == 1
+    assert "  + (nothing)\n" in result.stdout
+    assert "the worker was killed by SIGSEGV; the recorded one exited" in result.stdout
+    assert "  stderr: oh dear\n" in result.stdout
+
+
+def test_recording_that_is_not_complete_says_so(
+    recordings: Path, etlstage: Etlstage
+) -> None:
+    """And is compared as far as it goes."""
+    file = recordings / "upper-1.1.rec"
+    os.truncate(file, file.stat().st_size - 10)
+    result = etlstage("replay", file)
+    assert "is not complete: the file ends within a line" in result.stderr
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("pipeline.yaml", "pipeline.yaml:1: is no line of a recording"),
+        ("nowhere.rec", "nowhere.rec: No such file or directory"),
+    ],
+)
+def test_other_files_are_refused(
+    etlstage: Etlstage, pipeline: Path, name: str, error: str
+) -> None:
+    """As wrong usage."""
+    result = etlstage("replay", name)
+    assert (result.returncode, error in result.stderr) == (2, True)
+
+
+def test_recordings_of_another_run_are_not_mixed(
+    recordings: Path, etlstage: Etlstage, pipeline: Path
+) -> None:
+    """A folder holds those of one run."""
+    result = etlstage("run", pipeline, "--record", recordings)
+    assert result.returncode == 2
+    assert "holds recordings of another run; remove them" in result.stderr
+
+
+def test_workers_elsewhere_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
+    """In Spark's executors; that is said before anything is started."""
+    frames = (
+        "extract: {spark: {path: a.txt, format: text}}\nload: {spark: {path: out}}\n"
+    )
+    text = re.sub(r"(extract|load): .*\n", "", pipeline.read_text())
+    pipeline.write_text(f"engine: spark\n{text}{frames}")
+    (pipeline.parent / "a.txt").touch()
+    result = etlstage("run", pipeline, "--record", "recordings")
+    assert result.returncode == 2
+    assert "pipeline.yaml:1:9: engine spark starts workers in" in result.stderr
+
+
+def test_secrets_are_not_recorded(etlstage: Etlstage, pipeline: Path) -> None:
+    """What was interpolated into a command is told as it was written."""
+    text = pipeline.read_text()
+    pipeline.write_text(text.replace("upper.py]", "upper.py, '${KEY}']"))
+    result = etlstage(
+        "run", pipeline, "--record", "recordings", env={"KEY": "hunter22"}
+    )
+    assert result.returncode == 0
+    recording = Recording.load(pipeline.parent / "recordings" / "upper-1.1.rec")
+    assert recording.command[-1] == "${KEY}"
