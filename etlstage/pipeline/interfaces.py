@@ -106,6 +106,8 @@ class Landing(ABC):
         self.account: Account = Account(name, StageKind.LOAD)
         """Of the load stage, in the ledger of the run. ``done`` are messages that are
         durable; all before the first ``done + dead`` messages are dealt with."""
+        self.activity = ""
+        """What it is doing that takes its time, for a human."""
 
     @abstractmethod
     def landed(self) -> str:

@@ -159,7 +159,7 @@ class Pipeline(Runner):
 
     @property
     def activity(self) -> str:
-        """What is waited for: a worker, or else the first message."""
+        """What is waited for: a worker, or else the output, or the first message."""
         stages = (s.slowest for s in self._supervisors)
         waits = (self._source.slowest, *stages, self._sink.slowest)
         slow = [wait for wait in waits if wait is not None and wait.seconds >= _SLOW]
@@ -168,7 +168,8 @@ class Pipeline(Runner):
             worker, seconds, received = max(slow, key=lambda wait: wait.seconds)
             came = f"{counted(received, 'byte')} of its reply"
             return f"{worker}: {seconds:.0f} s without an answer, {came}"
-        return "" if self.ledger.moving else self._source.activity
+        waiting = "" if self.ledger.moving else self._source.activity
+        return self._sink.activity or waiting
 
     @property
     def doubtful(self) -> int:

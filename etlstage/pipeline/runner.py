@@ -87,7 +87,8 @@ class Runner(ABC):
     @property
     def activity(self) -> str:
         """What the run waits for, for a human; empty while messages move."""
-        return "" if self.ledger.moving else f"waiting for {self.ledger.awaited}"
+        waiting = "" if self.ledger.moving else f"waiting for {self.ledger.awaited}"
+        return self._landing.activity or waiting
 
     async def run(self) -> Report:
         """

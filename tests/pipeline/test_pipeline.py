@@ -1133,3 +1133,15 @@ async def test_drain_does_not_wait_for_who_never_answers(
         report = await hangs.run()
     assert report.status == "failed"
     assert "did not answer a message within 0.1 s" in str(report.error)
+
+
+def test_what_a_run_waits_for() -> None:
+    """For its output, wherever the messages are; else for the first (issue 11)."""
+    pipeline = Pipeline(name="p", source=MemorySource([]), sink=(sink := MemorySink()))
+    assert pipeline.activity == "reading"
+    sink.activity = "writing epoch 1"
+    assert pipeline.activity == "writing epoch 1"
+    pipeline.ledger[0].produced = sink.account.received = sink.account.done = 1
+    assert pipeline.activity == "writing epoch 1"
+    sink.activity = ""
+    assert pipeline.activity == ""

@@ -130,7 +130,8 @@ class FrameLanding(Landing):
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Make of an error one of the sink, which has failed for good then."""
+        """Say what is written; make of an error one of the sink, failed for good."""
+        self.activity = f"writing {what or 'the output'}".rstrip()
         try:
             yield
         except SinkFailed as error:
@@ -147,6 +148,8 @@ class FrameLanding(Landing):
         except BaseException:
             self._error = self._failure("the epoch under way was interrupted")
             raise
+        finally:
+            self.activity = ""
 
     async def _load(
         self,

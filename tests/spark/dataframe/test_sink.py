@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, SinkFailed, StageError
 from etlstage.pipeline import DeadLetters
@@ -65,6 +65,22 @@ async def test_message_is_the_value(spark: SparkSession, out: Path) -> None:
     frame = spark.read.parquet(str(out))
     assert frame.dtypes == [("value", "string")]
     assert sorted(row[0] for row in frame.collect()) == ["", "one", "é€𝄞\0\n"]
+
+
+async def test_it_says_which_epoch_it_writes(
+    spark: SparkSession, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may take long, and no count moves meanwhile (issue 11)."""
+    sink = DataFrameSink(spark, Destination(str(out)), epoch_messages=1)
+    said, write = [], Destination.write
+
+    def noted(to: Destination, frame: DataFrame, *, first: bool, last: bool) -> None:
+        said.append(sink.activity)
+        write(to, frame, first=first, last=last)
+
+    monkeypatch.setattr(Destination, "write", noted)
+    await load(sink, [b"one", b"two"])
+    assert [*said, sink.activity] == ["writing epoch 1", "writing epoch 2", ""]
 
 
 async def test_schema_makes_columns(spark: SparkSession, out: Path) -> None:
