@@ -10,9 +10,10 @@ one on its way through.
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple, TypeAlias, overload
 
 from etlstage.errors import EtlstageError
@@ -79,13 +80,15 @@ class Singles(Sequence[tuple[bytes, ...]]):
 
     Args:
         messages: That of each reply.
+        gaps: Where among the replies there are some that have none, rising.
 
     """
 
-    __slots__ = ("messages",)
+    __slots__ = ("_gaps", "messages")
 
-    def __init__(self, messages: list[bytes]) -> None:
+    def __init__(self, messages: list[bytes], gaps: Sequence[int] = ()) -> None:
         self.messages: list[bytes] = messages
+        self._gaps = gaps
 
     def __repr__(self) -> str:
         return f"<Singles replies={len(self)}>"
@@ -94,19 +97,35 @@ class Singles(Sequence[tuple[bytes, ...]]):
         return list(self) == (list(other) if isinstance(other, Singles) else other)
 
     def __len__(self) -> int:
-        return len(self.messages)
+        return len(self.messages) + len(self._gaps)
 
     @overload
     def __getitem__(self, at: int) -> tuple[bytes, ...]: ...
     @overload
     def __getitem__(self, at: slice) -> Singles: ...
     def __getitem__(self, at: int | slice) -> tuple[bytes, ...] | Singles:
-        if isinstance(at, slice):
-            return Singles(self.messages[at])
-        return (self.messages[at],)
+        if not isinstance(at, slice):
+            at = range(len(self))[at]
+            (reply,) = self[at : at + 1]
+            return reply
+        start, end, _ = at.indices(len(self))
+        first, last = (bisect_left(self._gaps, place) for place in (start, end))
+        gaps = [gap - start for gap in self._gaps[first:last]]
+        return Singles(self.messages[start - first : end - last], gaps)
 
     def __iter__(self) -> Iterator[tuple[bytes, ...]]:
-        return zip(self.messages, strict=False)
+        replies: Iterator[tuple[bytes, ...]] = zip(self.messages, strict=False)
+        return self._with_gaps(replies) if self._gaps else replies
+
+    def _with_gaps(
+        self, replies: Iterator[tuple[bytes, ...]]
+    ) -> Iterator[tuple[bytes, ...]]:
+        at = 0
+        for gap in self._gaps:
+            yield from islice(replies, gap - at)
+            yield ()
+            at = gap + 1
+        yield from replies
 
 
 class AnnotatedRun(Sequence[bytes]):

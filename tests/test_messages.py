@@ -6,6 +6,8 @@ import sys
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etlstage.columns import OVERHEAD as COLUMN_OVERHEAD
 from etlstage.columns import Column, Replies
@@ -13,6 +15,7 @@ from etlstage.messages import (
     OVERHEAD,
     AnnotatedRun,
     Run,
+    Singles,
     concatenated,
     cost_of,
     counted,
@@ -84,6 +87,25 @@ def test_joined_groups_are_held_as_before() -> None:
     column = joined(Replies.of(groups))
     assert isinstance(column, Column)
     assert list(column) == [b"a", b"b", b"c"]
+
+
+@given(
+    replies=st.lists(st.sampled_from([(b"a",), (b"b",), ()]), max_size=12),
+    start=st.integers(-14, 14),
+    end=st.none() | st.integers(-14, 14),
+)
+def test_replies_of_one_message_may_have_gaps(
+    replies: list[tuple[bytes, ...]], start: int, end: int | None
+) -> None:
+    """They are what a list of them would be, whatever is cut off (issue 10)."""
+    gaps = [place for place, reply in enumerate(replies) if not reply]
+    found = Singles([message for reply in replies for message in reply], gaps)
+    assert (list(found), len(found)) == (replies, len(replies))
+    assert [found[at] for at in range(-len(replies), len(replies))] == replies * 2
+    part = found[start:end]
+    assert list(part) == replies[start:end]
+    assert list(part[1:3]) == replies[start:end][1:3]
+    assert joined(part) == [message for reply in part for message in reply]
 
 
 def test_runs_of_one_kind_stay_of_that_kind() -> None:

@@ -9,6 +9,7 @@ appears only where the replies are not one to one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Final, NamedTuple
 
 from etlstage.errors import MessageRefused, RemoteProtocolError
@@ -137,7 +138,6 @@ def split_groups(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
 
     """
     eom, eop = markers.eom, markers.eop
-    groups: Groups
     if eop == eom:
         *messages, rest = data.split(eom)
         return Singles(messages), rest, len(messages)
@@ -149,20 +149,16 @@ def split_groups(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
         messages = whole.replace(eop, b"").split(eom)
         if (eom + eop).join(messages) == whole:
             messages.pop()
-            count = len(messages)
-            # Of a few, as in lock-step, a list is looked at faster.
-            few = count <= _FEW
-            groups = [(message,) for message in messages] if few else Singles(messages)
-            return groups, data[end:], count
+            return Singles(messages), data[end:], len(messages)
     *parts, rest = data.split(eop)
     count = data.count(eom) - rest.count(eom)
     width = len(eom)
-    answered: list[tuple[bytes, ...]] = []
+    groups: list[tuple[bytes, ...]] = []
     for part in parts:
         if part and not part.endswith(eom):
-            raise Unterminated(answered)
-        answered.append(tuple(part[:-width].split(eom)) if part else ())
-    return answered, rest, count
+            raise Unterminated(groups)
+        groups.append(tuple(part[:-width].split(eom)) if part else ())
+    return groups, rest, count
 
 
 class Split(NamedTuple):
@@ -182,23 +178,37 @@ class Split(NamedTuple):
 
 def split_replies(data: bytes, markers: Markers) -> Split:
     """Return the complete replies in ``data``, with the refusals among them."""
-    groups: list[tuple[bytes, ...]] = []
+    runs: list[Groups] = []  # between the refusals
     said: list[tuple[int, bytes]] = []
-    total, rest, err = 0, b"", markers.err
+    total, place, rest, err = 0, 0, b"", markers.err
     try:
         if err is None or err not in data:
-            return Split(*split_groups(data, markers), said, None)
+            found, rest, total = split_groups(data, markers)
+            # Of a few, as in lock-step, a list is looked at faster.
+            found = list(found) if total <= _FEW else found
+            return Split(found, rest, total, said, None)
         for number, piece in enumerate(data.split(err)):
             if number:
-                said.append((len(groups), rest))
-                groups.append(())
+                said.append((place, rest))
+                place += 1
             found, rest, count = split_groups(piece, markers)
-            groups += found
+            runs.append(found)
+            place += len(found)
             total += count
     except Unterminated as error:
-        groups += error.groups
+        groups = _with_gaps([*runs, error.groups], said)
         return Split(groups, b"", data.count(markers.eom), said, error)
-    return Split(groups, rest, total, said, None)
+    return Split(_with_gaps(runs, said), rest, total, said, None)
+
+
+def _with_gaps(runs: list[Groups], said: list[tuple[int, bytes]]) -> Groups:
+    """Return runs of replies as one, an empty reply in each place between two."""
+    singles = [run.messages for run in runs if isinstance(run, Singles)]
+    if len(singles) == len(runs):
+        gaps = [place for place, _ in said]
+        return Singles(list(chain.from_iterable(singles)), gaps)
+    first, *others = runs
+    return [*first, *(group for run in others for group in ((), *run))]
 
 
 def end_of(data: bytes, markers: Markers, count: int) -> int:

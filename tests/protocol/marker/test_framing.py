@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.errors import LocalProtocolError, MessageRefused
-from etlstage.messages import Run
+from etlstage.messages import Run, Singles
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.framing import (
     Unterminated,
@@ -317,6 +317,9 @@ def test_refusals_are_found_among_the_replies() -> None:
     found = split_replies(b"a\n\0no\x15b\n\0c\n\0\x15d", DEFAULT)
     assert found.groups == [(b"a",), (), (b"b",), (b"c",), ()]
     assert found[1:] == (b"d", 3, [(1, b"no"), (4, b"")], None)
+    assert isinstance(found.groups, Singles)
+    found = split_replies(b"a\n\0no\x15b\nc\n\0\0\x15", DEFAULT)
+    assert found.groups == [(b"a",), (), (b"b", b"c"), (), ()]
 
 
 def test_refusals_before_a_broken_reply_are_found() -> None:
