@@ -23,6 +23,7 @@ PROGRAMS: Final = dict(
         (
             *("shout", "plain", "sdk", "supervisor", "meter", "transform", "ship"),
             *("data source", "run", "fixtures", "hostile", "memory", "scripted"),
+            "simulate",
         ),
         re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
         strict=True,  # whoever adds one tries it here
@@ -173,3 +174,8 @@ def test_from_nothing_to_a_pipeline() -> None:
     *steps, (last, _) = dialogue("## From nothing to a pipeline", 3)
     assert last == "etlstage run names/pipeline.yaml"
     typed(steps)
+
+
+def test_simulation() -> None:
+    """Of one's own stages (issue 12)."""
+    run("simulate")["test_stages_come_through"]()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from etlstage.testing.conversation import Reply as Reply
     from etlstage.testing.conversation import WorkerFailed as WorkerFailed
     from etlstage.testing.conversation import WorkerUnderTest as WorkerUnderTest
+    from etlstage.testing.ends import MemoryDeadLetters as MemoryDeadLetters
     from etlstage.testing.ends import MemorySink as MemorySink
     from etlstage.testing.ends import MemorySource as MemorySource
     from etlstage.testing.factories import PipelineFactory as PipelineFactory
@@ -61,6 +62,7 @@ __all__ = (
     "Fault",
     "FaultKind",
     "FaultPlan",
+    "MemoryDeadLetters",
     "MemorySink",
     "MemorySource",
     "Moment",
@@ -88,6 +90,7 @@ _HOMES = {
     "Fault": "etlstage.testing.fault",
     "FaultKind": "etlstage.testing.fault",
     "FaultPlan": "etlstage.testing.fault",
+    "MemoryDeadLetters": "etlstage.testing.ends",
     "MemorySink": "etlstage.testing.ends",
     "MemorySource": "etlstage.testing.ends",
     "Moment": "etlstage.testing.fault",

@@ -10,9 +10,11 @@ not waited for, and finds that hours have passed.
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeVar, TypeVarTuple
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Final, Literal, TypeVar, TypeVarTuple
 
 import anyio
 
@@ -22,29 +24,80 @@ Backend = Literal["asyncio", "trio"]
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
+_NUMBER: Final = "_etlstage_number"  # of a task, in the order of their beginning
+_CALLBACK: Final = "_callback"  # of a handle of asyncio, which has no other name for it
+
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop of asyncio on a virtual clock, which starts at 0."""
+    """
+    An event loop of asyncio on a virtual clock, which starts at 0.
 
-    def __init__(self) -> None:
-        self._virtual = _Selector()
+    Args:
+        draw: Draws the order in which tasks go on that may do so at the same time, as
+            those of trio do; None: the order in which they became ready.
+
+    """
+
+    def __init__(self, draw: random.Random | None = None) -> None:
+        self._virtual = _Selector(self._mix if draw is not None else None)
+        self._draw = draw
+        self._tasks = 0
         super().__init__(self._virtual)
+        if draw is not None:
+            self.set_task_factory(self._make_task)
 
     def time(self) -> float:
         """Return the time, in virtual seconds."""
         return self._virtual.now
 
+    def _make_task(
+        self,
+        _loop: asyncio.AbstractEventLoop,
+        coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
+        **options: Any,  # noqa: ANN401
+    ) -> asyncio.Task[T]:
+        """Make a task, with a number: where they are in a set, they have no order."""
+        task = asyncio.Task(coro, loop=self, **options)
+        self._tasks += 1
+        setattr(task, _NUMBER, self._tasks)
+        return task
+
+    def _mix(self) -> None:
+        """Change the order of tasks that are ready; callbacks stay where they are."""
+        ready: deque[asyncio.Handle] = vars(self)["_ready"]
+        found = [
+            (task_number, place, handle)
+            for place, handle in enumerate(ready)
+            if (task_number := _number_of(handle))
+        ]
+        if len(found) < 2 or self._draw is None:
+            return
+        places = [place for _, place, _ in found]
+        found.sort()
+        self._draw.shuffle(found)
+        for place, (_, _, handle) in zip(places, found, strict=True):
+            ready[place] = handle
+
+
+def _number_of(handle: asyncio.Handle) -> int:
+    """Return the number of the task that goes on with that, or 0."""
+    callback = getattr(handle, _CALLBACK, None)
+    return getattr(getattr(callback, "__self__", None), _NUMBER, 0)
+
 
 class _Selector(selectors.DefaultSelector):
     """Jumps to the time of the next timer in place of sleeping until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: Callable[[], None] | None) -> None:
         super().__init__()
         self.now = 0.0
+        self._turn = turn
 
     def select(
         self, timeout: float | None = None
     ) -> list[tuple[selectors.SelectorKey, int]]:
+        if self._turn is not None:
+            self._turn()
         # Without a timer there is no time to jump to: only a thread can go on.
         if timeout is None or timeout <= 0:
             return super().select(timeout)

@@ -1,5 +1,5 @@
 """
-Both ends of a pipeline in memory, to run its stages without files and without Spark.
+What a pipeline has around its stages, in memory: no files, no threads, no Spark.
 
 ::
 
@@ -11,12 +11,15 @@ Both ends of a pipeline in memory, to run its stages without files and without S
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from etlstage.messages import Position, Run, counted
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink, Source
 
-__all__ = ("MemorySink", "MemorySource")
+__all__ = ("MemoryDeadLetters", "MemorySink", "MemorySource")
 
 
 class MemorySource(Source):
@@ -95,3 +98,38 @@ class MemorySink(Sink):
     def output(self) -> Output:
         """Return that this object has them."""
         return Output("memory", self.name)
+
+
+class MemoryDeadLetters(DeadLetters):
+    """
+    Keeps the dead letters of one run.
+
+    Args:
+        pipeline: Name of the pipeline.
+
+    Attributes:
+        kept: The letters, in order.
+        durable: How many of them a file would not lose.
+
+    """
+
+    def __init__(self, *, pipeline: str = "p") -> None:
+        super().__init__(Path("memory"), pipeline=pipeline, run="memory")
+        self.kept: list[DeadLetter] = []
+        self.durable: int = 0
+
+    def check(self) -> None:
+        """Do nothing: there is no folder."""
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> None:
+        """Append letters; they are durable after :meth:`sync`."""
+        self.kept += letters
+        self.count += len(letters)
+
+    async def sync(self) -> None:
+        """Make all durable."""
+        self.durable = len(self.kept)
+
+    def letters(self) -> Iterator[DeadLetter]:
+        """Yield the letters."""
+        yield from self.kept

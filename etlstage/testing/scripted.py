@@ -36,7 +36,6 @@ import json
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from itertools import count
 from signal import SIGKILL, Signals
 from typing import Any, Final, Self
 
@@ -49,8 +48,8 @@ from etlstage.worker.marking import find_markers
 __all__ = ("Script", "ScriptedLaunch", "ScriptedWorker")
 
 _CHUNK: Final = 65536  # bytes a read
-# No process has such a number, so no signal and no look into /proc finds one.
-_pids: Final = count(2**22 + 1)
+# No process has a greater number, so no signal and no look into /proc finds one.
+_MOST: Final = 2**22
 
 
 class ScriptedWorker:
@@ -71,6 +70,7 @@ class ScriptedWorker:
     def __init__(
         self,
         request: LaunchRequest,
+        pid: int,
         wire: MemoryWire,
         stderr: MemoryPipe,
         status: MemoryPipe | None,
@@ -78,7 +78,7 @@ class ScriptedWorker:
         self.request = request
         self.name: str = request.worker
         self.start: int = request.start
-        self.pid: int = next(_pids)
+        self.pid: int = pid
         self.ignored: set[Signals] = set()
         self.signals: list[Signals] = []
         self.returncode: int | None = None
@@ -205,7 +205,8 @@ class ScriptedLaunch:
         if not request.stdin:
             ours.close_write()
         stderr, status = MemoryPipe(), MemoryPipe() if request.status else None
-        worker = ScriptedWorker(request, theirs, stderr, status)
+        pid = _MOST + len(self.workers) + 1
+        worker = ScriptedWorker(request, pid, theirs, stderr, status)
         self.workers.append(worker)
         return ours, _ScriptedChild(worker, self._script, theirs, stderr, status)
 

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from etlstage import Pipeline
 from etlstage.errors import SourceFailed
 from etlstage.messages import Position
-from etlstage.testing import MemorySink, MemorySource
+from etlstage.stage import ErrorBudget, ErrorPolicy
+from etlstage.testing import (
+    MemoryDeadLetters,
+    MemorySink,
+    MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
+)
 from tests.supervisor.workers import stage
 
 words = stage("words", name="words")
@@ -45,3 +54,29 @@ async def test_sink_that_is_durable_when_it_is_flushed(*, durable: bool) -> None
     assert (sink.account.received, sink.account.done) == (2, 2 if durable else 0)
     await sink.flush()
     assert sink.account.done == 2
+
+
+async def test_dead_letters_in_memory() -> None:
+    """They are those of a file, and durable when they are synced."""
+    letters = MemoryDeadLetters()
+    refuses = replace(words, on_error=ErrorPolicy(budget=ErrorBudget(share=1)))
+
+    async def script(worker: ScriptedWorker) -> None:
+        async for message in worker.messages():
+            await worker.refuse(f"no {message.decode()}")
+
+    pipeline = Pipeline(
+        name="p",
+        source=MemorySource([[b"a", b"b"]]),
+        stages=[refuses],
+        sink=MemorySink(),
+        dead_letters=letters,
+        launch=ScriptedLaunch(script),
+    )
+    report = await pipeline.run()
+
+    assert report.error is None
+    assert [letter.message for letter in pipeline.letters()] == [b"a", b"b"]
+    assert [letter.stage for letter in letters.kept] == ["words", "words"]
+    assert report.dead_letters.messages == letters.durable == letters.count == 2
+    assert not letters.folder.exists()

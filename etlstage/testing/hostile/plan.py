@@ -8,8 +8,7 @@ luck, and the same in each run.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -30,14 +29,20 @@ class Plan:
     Args:
         faults: Those of all processes, as JSON has them.
         seed: That of the plan.
+        environment: What tells the process its name and its start.
 
     """
 
-    def __init__(self, faults: list[Fault], seed: int) -> None:
+    def __init__(
+        self, faults: list[Fault], seed: int, environment: Mapping[str, str]
+    ) -> None:
+        name = environment.get("ETLSTAGE_WORKER", "")
+        start = int(environment.get("ETLSTAGE_START") or 1)
         self._faults: dict[str, list[tuple[Trigger, Fault]]] = {}
         for index, fault in enumerate(faults):
-            if _concerns_us(fault):
-                entry = _trigger(fault, seed, index), fault
+            if (fault.get("start", start), fault.get("worker", name)) == (start, name):
+                roll = _dice(f"{seed}/{name}/{start}/{index}")
+                entry = _trigger(fault, roll), fault
                 self._faults.setdefault(fault["at"], []).append(entry)
 
     def __contains__(self, moment: str) -> bool:
@@ -55,18 +60,11 @@ def as_bytes(text: str | None) -> bytes | None:
     return None if text is None else text.encode("latin-1")
 
 
-def _concerns_us(fault: Fault) -> bool:
-    start = int(os.environ.get("ETLSTAGE_START") or 1)
-    name = os.environ.get("ETLSTAGE_WORKER", "")
-    return (fault.get("start", start), fault.get("worker", name)) == (start, name)
-
-
-def _trigger(fault: Fault, seed: int, index: int) -> Trigger:
+def _trigger(fault: Fault, roll: Callable[[int], float]) -> Trigger:
     """Return what says whether a fault happens at a message, by number and content."""
     at: int | None = fault.get("message")
     equals, contains = as_bytes(fault.get("equals")), as_bytes(fault.get("contains"))
     chance: float | None = fault.get("probability")
-    roll = _dice(seed, index)
 
     def hits(number: int, message: bytes) -> bool:
         if at is not None and number != at:
@@ -80,12 +78,10 @@ def _trigger(fault: Fault, seed: int, index: int) -> Trigger:
     return hits
 
 
-def _dice(seed: int, index: int) -> Callable[[int], float]:
-    """Return dice that fall differently in each process, and alike in each run."""
-    name = os.environ.get("ETLSTAGE_WORKER", "")
-    start = os.environ.get("ETLSTAGE_START") or "1"
+def _dice(seed: str) -> Callable[[int], float]:
+    """Return dice that fall differently for each seed, and alike in each run."""
     base = 0xCBF29CE484222325  # FNV-1a
-    for byte in f"{seed}/{name}/{start}/{index}".encode():
+    for byte in seed.encode():
         base = ((base ^ byte) * 0x100000001B3) & _MASK
 
     def roll(number: int) -> float:

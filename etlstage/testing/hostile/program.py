@@ -165,5 +165,5 @@ def main(arguments: list[str]) -> None:
     """Be the worker that the command line describes."""
     driver, size, transform, *rest = arguments
     plan = json.loads(rest[0] if rest else os.environ.get("ETLSTAGE_FAULTS", "{}"))
-    faults = Plan(plan.get("faults", []), plan.get("seed", 0))
+    faults = Plan(plan.get("faults", []), plan.get("seed", 0), os.environ)
     Worker(faults, driver, int(size), transform).run()

@@ -1,0 +1,319 @@
+"""Pipelines drawn from a seed: what is found, and that it is found again."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.pipeline import Pipeline
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
+from etlstage.supervisor.exchange import dispatch, retry, submission
+from etlstage.testing import Fault, FaultKind, FaultPlan, MemoryDeadLetters
+from etlstage.testing.simulate import (
+    Scenario,
+    SimulationFailed,
+    simulate,
+    three_stages,
+)
+from etlstage.testing.simulate.__main__ import main
+
+ALL = ErrorPolicy(budget=ErrorBudget(share=1.0))
+
+
+def test_three_stages_keep_what_is_promised() -> None:
+    """In a sample; many more were run."""
+    simulate(three_stages, range(60))
+
+
+# --- what is planted is found ---------------------------------------------------------
+
+judge = retry.judge
+begin = submission.Submission.__init__
+
+
+def forget(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    """Judge, and forget one of those that are to be tried again."""
+    found = judge(*arguments, **options)
+    if found.innocent:
+        found.innocent.pop()
+    return found
+
+
+def blame(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    """Judge, and try nothing again."""
+    return judge(*arguments, **options | {"retries": 0})
+
+
+def disorder(*arguments: Any, **options: Any) -> None:  # noqa: ANN401
+    """Begin a submission whose outcomes come as they are ready."""
+    begin(*arguments, **options | {"ordered": False})
+
+
+async def hasten(pipeline: Any) -> None:  # noqa: ANN401
+    """Acknowledge what has been read, whatever the sink says."""
+    positions = pipeline._positions
+    if positions:
+        await pipeline._source.acknowledge(positions.pop()[1])
+        positions.clear()
+
+
+async def skip(_: MemoryDeadLetters) -> None:
+    """Make nothing durable."""
+
+
+PLANTED = {
+    "a message is forgotten when its worker dies": (
+        (dispatch, "judge", forget),
+        5,
+        "the run was not over within 300 s",
+    ),
+    "a message is not tried again": (
+        (dispatch, "judge", blame),
+        98,
+        "is dead-lettered, and is not at fault",
+    ),
+    "order is not kept": (
+        (submission.Submission, "__init__", disorder),
+        10,
+        "order: ",
+    ),
+    "replies are not verified": (
+        (MarkerDialect, "counts", False),
+        26,
+        "is not durable",
+    ),
+    "positions do not wait for the sink": (
+        (Pipeline, "_acknowledge", hasten),
+        1,
+        "is not durable",
+    ),
+    "positions do not wait for dead letters": (
+        (MemoryDeadLetters, "sync", skip),
+        2,
+        "is not durable",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_bug_is_found(name: str) -> None:
+    """In retry, order, pairing and commit; by a seed that is known to find it."""
+    (where, what, bug), seed, why = PLANTED[name]
+    simulate(three_stages, [seed])
+    with (
+        patch.object(where, what, bug),
+        pytest.raises(SimulationFailed, match=why) as found,
+    ):
+        simulate(three_stages, [seed])
+    assert found.value.seed == seed
+
+
+# --- one's own stages -----------------------------------------------------------------
+
+
+def number(message: bytes) -> list[bytes]:
+    """Refuse what is no number."""
+    return [b"%d" % int(message)]
+
+
+def clean(**settings: Any) -> Stage:  # noqa: ANN401
+    """Return a stage."""
+    return Stage(name="clean", command=("no-such-program",), on_error=ALL, **settings)
+
+
+def scenario(**changes: Any) -> Callable[[random.Random], Scenario]:  # noqa: ANN401
+    """Return what draws always the same."""
+    made = Scenario(
+        messages=[b"%d" % n for n in range(8)],
+        stages=[clean()],
+        work={"clean": number},
+        fatal={},
+    )
+    return lambda _: replace(made, **changes)
+
+
+def test_embedder_simulates_own_stages() -> None:
+    """With own work, and own faults."""
+    killed = Fault(FaultKind.KILL, equals=b"3")
+    simulate(
+        scenario(
+            messages=[b"1", b"x", b"3", b"4"],
+            faults={"clean": FaultPlan.of(killed)},
+            fatal={"clean": {b"x", b"3"}},
+        ),
+        range(5),
+    )
+
+
+def test_both_ends_may_be_workers() -> None:
+    """They extract what is there, and load it."""
+    simulate(
+        scenario(
+            stages=[
+                Stage(
+                    name="extract",
+                    command=("no-such-program",),
+                    kind=StageKind.EXTRACT,
+                    dialect=MarkerDialect.from_keys(
+                        StageKind.EXTRACT, {"mode": MarkerDialect().mode.CYCLIC}
+                    ),
+                ),
+                clean(),
+                Stage(name="load", command=("no-such-program",), kind=StageKind.LOAD),
+            ]
+        ),
+        range(5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"fatal": {"clean": {b"3"}}},
+            "stage clean: b'3' is not dead-lettered",
+        ),
+        (
+            {"messages": [b"1", b"x"]},
+            "stage clean: b'x' is dead-lettered, and is not at fault",
+        ),
+        (
+            {
+                "messages": [b"1", b"x"],
+                "stages": [replace(clean(), on_error=ErrorPolicy(then="fail"))],
+            },
+            "the run failed: ",
+        ),
+        (
+            {"faults": {"clean": FaultPlan.of(Fault(FaultKind.STALL))}},
+            "the run was not over within 3600 s",
+        ),
+        (
+            {"faults": {"clean": FaultPlan.of(Fault(FaultKind.GRANDCHILD))}},
+            "fault: grandchild can't be simulated",
+        ),
+        (
+            {
+                "faults": {
+                    "clean": FaultPlan.of(
+                        Fault(FaultKind.WRONG_MARKER, equals=b"3", data=b"?\n\0")
+                    )
+                }
+            },
+            "b'\\?' is loaded too often, or by mistake",
+        ),
+    ],
+)
+def test_what_is_not_as_expected_is_a_finding(
+    changes: dict[str, Any], why: str
+) -> None:
+    """It says what, and for which message."""
+    with pytest.raises(SimulationFailed, match=why):
+        simulate(scenario(**changes), [0])
+
+
+@pytest.mark.parametrize("ended", ["drained", "cancelled"])
+@pytest.mark.parametrize("at", [0.0, 0.01, 10.0])
+def test_run_that_is_ended_early(ended: str, at: float) -> None:
+    """It keeps what is promised, too."""
+    slow = Fault(FaultKind.PAUSE, seconds=0.5, probability=0.5)
+    simulate(
+        scenario(ended=ended, ended_at=at, faults={"clean": FaultPlan.of(slow)}),
+        range(5),
+    )
+
+
+def test_stage_needs_work() -> None:
+    """Without it nobody knows what is to come of a message."""
+    with pytest.raises(ConfigError, match="stage clean has no work"):
+        Scenario(messages=[], stages=[clean()], work={})
+
+
+# --- stories --------------------------------------------------------------------------
+
+
+def story(seed: int) -> str:
+    """Return what is told of a seed that fails by a planted bug."""
+    with (
+        patch.object(dispatch, "judge", forget),
+        pytest.raises(SimulationFailed) as found,
+    ):
+        simulate(three_stages, [seed])
+    return str(found.value)
+
+
+def test_failing_seed_tells_its_story() -> None:
+    """What happened, in order, with virtual times; and the same again."""
+    told = story(5)
+    first, *lines = told.splitlines()
+    assert first == "seed 5: the run was not over within 300 s"
+    assert lines[0].split()[:2] == ["0.000", "s"]
+    assert any(": start 1" in line for line in lines)
+    assert any(": fault " in line for line in lines)
+    assert any("log: worker is restarted" in line for line in lines)
+    assert lines[-1].endswith("VIOLATION: the run was not over within 300 s")
+    assert story(5) == told
+
+
+PROGRAM = """
+from unittest.mock import patch
+from tests.testing.test_simulate import *
+print(story(5))
+"""
+
+
+def test_other_process_tells_the_same_story() -> None:
+    """Whatever the seed of its hashes."""
+    told = story(5)
+    for seed in ("1", "2"):
+        again = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert again.stdout.strip() == told
+
+
+# --- the command ----------------------------------------------------------------------
+
+
+def test_command_runs_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is quiet about those that keep what is promised."""
+    assert main(["--seeds", "3"]) == 0
+    assert main(["--seeds", "0:4"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("1 seed")
+    assert second.startswith("4 seeds in ")
+    assert second.endswith(" s of processor time: none failed")
+
+
+def test_command_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """And goes on."""
+    with patch.object(dispatch, "judge", forget):
+        assert main(["--seeds", "5:8"]) == 1
+    told = capsys.readouterr().out
+    assert told.startswith("seed 5: ")
+    assert "\nseed 7: " in told
+    assert told.endswith(": 2 failed\n")
+
+
+@pytest.mark.parametrize("text", ["x", "5:5", "9:5", ":", "1:x"])
+def test_command_refuses_what_is_no_range(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what it wants."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["--seeds", text])
+    assert f"expected FIRST:END, as 0:10000, got {text!r}" in capsys.readouterr().err

@@ -1,0 +1,187 @@
+"""The hostile worker without a process: each fault leads to what it is to lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage.errors import ConfigError
+from etlstage.messages import Result
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.testing import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    Moment,
+    ScriptedLaunch,
+    ScriptedWorker,
+    virtual_time,
+)
+from etlstage.testing.simulate.worker import SimulatedWorker
+
+pytestmark = pytest.mark.core
+
+X = b"x"
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run in virtual time."""
+    return virtual_time(request.param)
+
+
+def upper(message: bytes) -> Iterable[bytes]:
+    """Return the capitals, for each word."""
+    if message == b"bad":
+        raise ValueError("no date")
+    return message.upper().split()
+
+
+async def run(
+    *faults: Fault,
+    messages: Iterable[bytes] = (X,),
+    told: list[str] | None = None,
+    **settings: Any,  # noqa: ANN401
+) -> list[Result]:
+    """Return what becomes of messages."""
+
+    async def script(worker: ScriptedWorker) -> int:
+        said = [] if told is None else told
+        plan = FaultPlan(faults)
+        simulated = SimulatedWorker(
+            worker, stage, upper, plan, said.append, lambda _: None
+        )
+        return await simulated.run()
+
+    given = {
+        "timeout": Timeouts(message=1.0, stop=0.1),
+        "restart": RestartPolicy(delay=0.001, max=100),
+        "on_error": ErrorPolicy(retries=1),
+    }
+    stage = Stage(name="t", command=("simulated",), **(given | settings))
+    with capture_logs(), anyio.fail_after(600):
+        async with AsyncSupervisor(stage, launch=ScriptedLaunch(script)) as supervisor:
+            return await supervisor.submit(messages)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (FaultKind.KILL, "was killed by SIGKILL"),
+        (FaultKind.SEGFAULT, "was killed by SIGSEGV"),
+        (FaultKind.ABORT, "was killed by SIGABRT"),
+        (FaultKind.EXIT, "exited with status 1"),
+        (FaultKind.PARTIAL, "was killed by SIGKILL"),
+        (FaultKind.STALL, "did not answer a message within 1.0 s"),
+        (FaultKind.SPIN, "did not answer a message within 1.0 s"),
+        (FaultKind.STOP, "did not answer a message within 1.0 s"),
+        (FaultKind.SKIP, "did not answer a message within 1.0 s"),
+        (FaultKind.CLOSE_STDOUT, "closed its stdout"),
+        (FaultKind.TWICE, "wrote 1 reply too many"),
+        (FaultKind.WRONG_MARKER, "can't handle BNC in state BUSY"),
+        (FaultKind.REFUSE, "refused the message: X"),
+    ],
+)
+async def test_fault_of_a_message(kind: FaultKind, why: str) -> None:
+    """It is lost or refused, and nobody else is."""
+    told: list[str] = []
+    fault = Fault(kind, equals=X)
+    results = await run(fault, messages=[b"a", X, b"c"], told=told)
+    assert [result.outputs for result in results] == [(b"A",), (), (b"C",)]
+    assert why in str(results[1].error)
+    assert told[0] == f"fault {kind.value} at b'x'"
+
+
+@pytest.mark.parametrize(
+    ("fault", "outputs"),
+    [
+        (Fault(FaultKind.PAUSE, seconds=0.5), (b"X",)),
+        (Fault(FaultKind.CUT), (b"X",)),
+        (Fault(FaultKind.STDERR, size=300), (b"X",)),
+        (Fault(FaultKind.STDERR, data=b"warning"), (b"X",)),
+        (Fault(FaultKind.IGNORE_SIGTERM), (b"X",)),
+        (Fault(FaultKind.CLOSE_STDIN), (b"X",)),
+        (Fault(FaultKind.GARBAGE), (b"stray print", b"X")),
+        (Fault(FaultKind.FLOOD, size=2), (b"x", b"x", b"X")),
+        (Fault(FaultKind.HUGE, size=3), (b"xxx",)),
+        (Fault(FaultKind.EXTRA_EOP, start=1), (b"X",)),
+        (Fault(FaultKind.KILL, at=Moment.END), (b"X",)),
+        (Fault(FaultKind.KILL, at=Moment.START, start=1), (b"X",)),
+        (Fault(FaultKind.KILL, start=2), (b"X",)),
+        (Fault(FaultKind.KILL, worker="t-2"), (b"X",)),
+        (Fault(FaultKind.KILL, message=2), (b"X",)),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
+)
+async def test_fault_that_costs_nothing(
+    fault: Fault, outputs: tuple[bytes, ...]
+) -> None:
+    """The message is answered."""
+    (result,) = await run(fault)
+    assert (result.outputs, result.error) == (outputs, None)
+
+
+async def test_worker_without_heartbeat_is_replaced() -> None:
+    """As one that never says that it is ready."""
+    silent = Fault(FaultKind.NEVER_READY, start=1)
+    timeout = Timeouts(start=2.0, heartbeat=1.0, stop=0.1)
+    (result,) = await run(silent, ready=True, timeout=timeout)
+    assert result.outputs == (b"X",)
+
+
+@pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
+@pytest.mark.parametrize("eob_then_eom", [False, True])
+async def test_batches(*, mode: Mode, eob_then_eom: bool) -> None:
+    """Each is answered as a whole, the last one, too."""
+    dialect = MarkerDialect(
+        mode=mode, eob_then_eom=eob_then_eom and mode is Mode.BATCH_SUPERVISOR
+    )
+    results = await run(
+        messages=[b"a", b"b", b"c d"],
+        dialect=dialect,
+        batch=BatchPolicy(size=2, seconds=0.1),
+    )
+    made = [output for result in results for output in result.outputs]
+    assert made == [b"A", b"B", b"C", b"D"]
+
+
+async def test_what_its_work_raises_is_a_refusal() -> None:
+    """With the name and the text of the exception."""
+    (result,) = await run(messages=[b"bad"])
+    assert "refused the message: ValueError: no date" in str(result.error)
+
+
+async def test_without_err_it_dies_of_what_its_work_raises() -> None:
+    """It can't say no."""
+    dialect = MarkerDialect(markers=Markers(err=None))
+    (result,) = await run(messages=[b"bad"], dialect=dialect)
+    assert "exited with status 1" in str(result.error)
+
+
+async def test_one_message_a_reply_where_eop_is_eom() -> None:
+    """All outputs are in it."""
+    dialect = MarkerDialect(markers=Markers(eop=b"\n"))
+    (result,) = await run(messages=[b"a b"], dialect=dialect)
+    assert result.outputs == (b"AB",)
+
+
+@pytest.mark.parametrize("kind", [FaultKind.GRANDCHILD, FaultKind.LEAK])
+async def test_what_takes_a_process_is_refused(kind: FaultKind) -> None:
+    """Before anything is run."""
+    stage = Stage(name="t", command=("simulated",))
+
+    async def script(worker: ScriptedWorker) -> int:
+        plan = FaultPlan.of(Fault(kind))
+        with pytest.raises(ConfigError, match=f"{kind.value} can't be simulated"):
+            SimulatedWorker(worker, stage, upper, plan, print, lambda _: None)
+        return 0
+
+    async with AsyncSupervisor(stage, launch=ScriptedLaunch(script)):
+        await anyio.sleep(0.1)
