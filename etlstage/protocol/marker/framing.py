@@ -9,6 +9,7 @@ appears only where the replies are not one to one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -107,6 +108,7 @@ def encode_replies(
     return b"".join(wire)
 
 
+@lru_cache(128)  # a bad column is bad in every row, for the same reason
 def encode_refusal(reason: bytes, markers: Markers, *, limit: int) -> bytes:
     """
     Return a refusal with its ERR; raises as :func:`encode_run`.
