@@ -22,8 +22,8 @@ PROGRAMS: Final = dict(
     zip(
         (
             *("shout", "plain", "sdk", "supervisor", "meter", "transform", "ship"),
-            *("data source", "run", "fixtures", "hostile", "memory", "scripted"),
-            "simulate",
+            *("data source", "run", "fixtures", "properties"),
+            *("hostile", "memory", "scripted", "simulate"),
         ),
         re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
         strict=True,  # whoever adds one tries it here
@@ -105,9 +105,11 @@ def test_function_in_this_process(
     del sys.modules["shout"]
 
 
-def test_fixtures(folder: Path) -> None:
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("name", "count"), [("fixtures", 3), ("properties", 2)])
+def test_tests(folder: Path, name: str, count: int) -> None:
     """In a pytest of its own (issue 12)."""
-    (folder / "test_clean.py").write_text(PROGRAMS["fixtures"])
+    (folder / "test_clean.py").write_text(PROGRAMS[name])
     mode = ("-o", "asyncio_mode=auto", "-p", "no:anyio")
     # By its module, so that this is about this tree, whatever is installed.
     plugin = ("-p", "no:etlstage", "-p", "etlstage.testing.plugin")
@@ -117,7 +119,7 @@ def test_fixtures(folder: Path) -> None:
         text=True,
         check=False,
     )
-    assert "3 passed" in ended.stdout, ended.stdout
+    assert f"{count} passed" in ended.stdout, ended.stdout
 
 
 def test_meter() -> None:

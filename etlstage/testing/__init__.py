@@ -53,7 +53,9 @@ if TYPE_CHECKING:
     from etlstage.testing.fault import FaultKind as FaultKind
     from etlstage.testing.fault import FaultPlan as FaultPlan
     from etlstage.testing.fault import Moment as Moment
+    from etlstage.testing.machine import WorkerMachine as WorkerMachine
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
+    from etlstage.testing.properties import given_worker as given_worker
     from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
     from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
     from etlstage.testing.worker import hostile_worker as hostile_worker
@@ -76,13 +78,17 @@ __all__ = (
     "VirtualLoop",
     "WorkerFactory",
     "WorkerFailed",
+    "WorkerMachine",
     "WorkerUnderTest",
+    "given_worker",
     "hostile_worker",
     "run_virtually",
     "virtual_time",
 )
 
 _HOMES = {
+    "WorkerMachine": "etlstage.testing.machine",
+    "given_worker": "etlstage.testing.properties",
     "WorkerFactory": "etlstage.testing.factories",
     "SupervisorFactory": "etlstage.testing.factories",
     "Ran": "etlstage.testing.factories",

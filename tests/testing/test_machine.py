@@ -1,0 +1,130 @@
+"""``WorkerMachine``: a stage and its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+from etlstage import worker as sdk
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import BatchPolicy
+from etlstage.testing import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    ScriptedWorker,
+    WorkerMachine,
+    hostile_worker,
+)
+
+FEW: Final = settings(
+    deadline=None, max_examples=6, stateful_step_count=8, database=None
+)
+MANY: Final = settings(
+    deadline=None,
+    max_examples=50,
+    stateful_step_count=3,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate, Phase.shrink],
+)
+REFUSES: Final = FaultPlan.of(Fault(FaultKind.REFUSE, contains=b"x"))
+
+
+class Upper(WorkerMachine):
+    """A process that answers in capitals and refuses what has an x in it."""
+
+    tested = hostile_worker(REFUSES, transform="upper")
+
+    def model(self, asked: bytes | list[bytes]) -> Iterable[bytes]:
+        """Say what it does, to messages and to batches."""
+        messages = asked if isinstance(asked, list) else [asked]
+        if any(b"x" in message for message in messages):
+            raise sdk.Refuse("x")
+        return [message.upper() for message in messages]
+
+
+class Asking(Upper):
+    """The same, which asks for its batches."""
+
+    tested = hostile_worker(REFUSES, mode=Mode.BATCH_WORKER, batch=2, transform="upper")
+    options = {  # noqa: RUF012
+        "dialect": MarkerDialect(mode=Mode.BATCH_WORKER),
+        "batch": BatchPolicy(seconds=0.01),
+    }
+
+
+class Batches(Upper):
+    """The same, in batches that we close."""
+
+    tested = hostile_worker(REFUSES, mode=Mode.BATCH_SUPERVISOR, transform="upper")
+    options = {  # noqa: RUF012
+        "dialect": MarkerDialect(mode=Mode.BATCH_SUPERVISOR),
+        "batch": BatchPolicy(seconds=0.01),
+    }
+
+
+async def remembers(worker: ScriptedWorker) -> None:
+    """Answer a message that it has seen before with nothing."""
+    seen = set()
+    async for message in worker.messages():
+        await worker.reply(*([] if message in seen else [message]))
+        seen.add(message)
+
+
+class Remembering(WorkerMachine):
+    """A script that keeps a state, and a model with none."""
+
+    tested = remembers
+    keeps_state = True
+
+    def model(self, asked: bytes) -> Iterable[bytes]:
+        """Say what it should do."""
+        return [asked]
+
+
+class Knowing(WorkerMachine):
+    """The same script, and a model that knows; it can't know what was lost."""
+
+    tested = remembers
+    keeps_state = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[bytes] = set()
+        self.asked = 0
+
+    def model(self, asked: bytes) -> Iterable[bytes]:
+        """Do as it does."""
+        outputs = [] if asked in self.seen else [asked]
+        self.seen.add(asked)
+        return outputs
+
+    def restarted(self) -> None:
+        """Forget."""
+        self.seen.clear()
+
+    @rule()
+    def ask_one_more(self) -> None:
+        """Be a rule of the user's."""
+        self.asked += 1
+        (result,) = self.ask([b"%d" % self.asked])
+        expected = tuple(self.model(result.message))
+        assert result.outputs == expected
+
+
+@pytest.mark.parametrize("machine", [Upper, Asking, Batches, Knowing])
+def test_stage_that_does_as_its_model(machine: type[WorkerMachine]) -> None:
+    """Whenever its workers are killed (issue 12)."""
+    run_state_machine_as_test(machine, settings=FEW)
+
+
+def test_stage_that_does_not() -> None:
+    """The messages are as short as they can be (issue 12)."""
+    with pytest.raises(AssertionError, match=r"the model says \[b''\], the workers"):
+        run_state_machine_as_test(Remembering, settings=MANY)

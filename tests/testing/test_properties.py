@@ -1,0 +1,105 @@
+"""``given_worker``: properties of a worker's replies."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Final
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.testing import (
+    FaultPlan,
+    Reply,
+    ScriptedWorker,
+    WorkerFailed,
+    given_worker,
+    hostile_worker,
+)
+
+FEW: Final = settings(deadline=None, max_examples=8, database=None)
+MANY: Final = settings(
+    deadline=None,
+    max_examples=200,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate, Phase.shrink],
+)
+WORDS: Final = MarkerDialect(markers=Markers(b"EOM", b"EOP", b"EOB", b"BNC", b"ERR"))
+UPPER: Final = hostile_worker(FaultPlan(), transform="upper")
+JOINED: Final = hostile_worker(FaultPlan(), mode=Mode.BATCH_SUPERVISOR)
+
+
+async def clumsy(worker: ScriptedWorker) -> None:
+    """Answer each message with itself, but for a byte that is no ASCII."""
+    async for message in worker.messages():
+        if b"no" in message:
+            await worker.refuse("it says no")
+        else:
+            await worker.reply(message.replace(b"\xff", b"?"))
+
+
+@given_worker(UPPER, settings=FEW, dialect=WORDS)
+def test_process_for_each_example(messages: list[bytes], replies: list[Reply]) -> None:
+    """With the markers of the stage (issue 12)."""
+    assert [reply.outputs for reply in replies] == [(m.upper(),) for m in messages]
+
+
+@given_worker(JOINED, settings=FEW, dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR))
+def test_example_of_a_batch(messages: list[bytes], replies: list[Reply]) -> None:
+    """One reply to all of them (issue 12)."""
+    assert replies == [Reply(tuple(messages))]
+
+
+@pytest.mark.parametrize("word", [b"no", b"yes"])
+@given_worker(clumsy, settings=FEW, messages=st.just([b"no", b"yes"]))
+def test_with_fixtures(
+    word: bytes, messages: list[bytes], replies: list[Reply]
+) -> None:
+    """They come beside the messages; these may be one's own (issue 12)."""
+    said = dict(zip(messages, replies, strict=True))
+    refused = Reply((), "it says no")
+    assert said[word] == (refused if word == b"no" else Reply((b"yes",)))
+
+
+def test_example_that_fails_is_shrunk() -> None:
+    """To one message of one byte (issue 12)."""
+    last: list[bytes] = []
+
+    @given_worker(clumsy, settings=MANY)
+    def test_echo(messages: list[bytes], replies: list[Reply]) -> None:
+        last[:] = messages
+        assert [reply.outputs for reply in replies] == [(m,) for m in messages]
+
+    with pytest.raises(AssertionError):
+        test_echo()
+    assert last == [b"\xff"]
+
+
+def test_worker_that_does_not_keep_to_the_protocol() -> None:
+    """The test need not look (issue 12)."""
+
+    async def silent(worker: ScriptedWorker) -> None:
+        async for _ in worker.messages():
+            return
+
+    @given_worker(silent, settings=FEW, messages=st.just([b"x"]))
+    def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
+        raise AssertionError("unreachable: there is no reply")
+
+    with pytest.raises(WorkerFailed, match="owes 1 reply: exited with status 0"):
+        test_nothing()
+    assert list(inspect.signature(test_nothing).parameters) == []
+
+
+def test_coroutine_is_no_such_test() -> None:
+    """The worker has answered before it would begin (issue 12)."""
+
+    async def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
+        raise AssertionError("unreachable: it is not taken")
+
+    with pytest.raises(TypeError, match="test_nothing is a coroutine function; use"):
+        given_worker(clumsy)(test_nothing)  # type: ignore[arg-type]
