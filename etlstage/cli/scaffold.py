@@ -22,6 +22,8 @@ __all__ = ("copy_examples", "init", "start")
 
 WORKERS: Final = {"python": "worker.py", "sh": "worker.sh", "node": "worker.mjs"}
 """What a pipeline may start with, by the program that runs it."""
+TEST: Final = "test_worker.py"
+"""Calls the function of the worker in Python."""
 
 
 def start(folder: Path, language: str) -> int:
@@ -45,6 +47,8 @@ def start(folder: Path, language: str) -> int:
     for other in WORKERS.values():
         if other != WORKERS[language]:
             del files[folder / other]
+    if language != "python":
+        del files[folder / TEST]
     pipeline = folder / "pipeline.yaml"
     command = f"[{language}, {WORKERS[language]}]".encode()
     files[pipeline] = files[pipeline].replace(b"[python, worker.py]", command)

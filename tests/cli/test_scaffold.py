@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,7 @@ def test_start_passes_its_own_tests(
         "pipeline.schema.json",
         "pipeline.yaml",
         f"worker.{suffix}",
+        *(["test_worker.py"] if language == "python" else []),
     }
     # Node may come as a wheel.
     folder = Path(NODE).parent if Path(NODE).is_absolute() else ""
@@ -58,6 +61,19 @@ def test_start_passes_its_own_tests(
     assert tested.stdout.endswith("2 tests: 2 passed\n")
     valid = etlstage("validate", "mine/pipeline.yaml", env=node)
     assert (valid.returncode, valid.stderr) == (0, "")
+
+
+def test_start_has_a_test_of_the_function(etlstage: Etlstage, tmp_path: Path) -> None:
+    """For whoever has pytest (issue 12)."""
+    assert etlstage("init", "mine", "--worker", "python").returncode == 0
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "mine"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "2 passed" in ended.stdout, ended.stdout
 
 
 def test_language_that_is_not_known(etlstage: Etlstage, tmp_path: Path) -> None:
