@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from etlstage.testing.transcript import BYTEWISE, cut
+
 
 @pytest.fixture(params=["in one read", "byte by byte"])
 def chop(request: pytest.FixtureRequest) -> Callable[[bytes], list[bytes]]:
     """Cut a stream into reads: both ways mean the same."""
-    whole = request.param == "in one read"
-    return lambda data: (
-        [data] if whole else [data[at : at + 1] for at in range(len(data))]
-    )
+    cuts = () if request.param == "in one read" else BYTEWISE
+    return lambda data: list(cut(data, cuts))
