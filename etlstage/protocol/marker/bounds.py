@@ -68,6 +68,12 @@ class Bounds:
             len(groups),
         )
 
+    def fits(self, size: int) -> bool:
+        """Return whether no reply in so many bytes can be too big."""
+        # At worst each byte is an EOM.
+        most = (size + len(self._eom)) * (1 + OVERHEAD)
+        return size <= self._message and most <= self._reply
+
     def check_messages(self, messages: Run) -> None:
         """Raise for the first message that is too long."""
         sound = self.sound(messages)

@@ -323,9 +323,10 @@ class Reader:
         if sound < len(groups):
             fault = self._bounds.fault(groups[sound], overhead)
         refusals: list[tuple[int, str]] = []
+        small = self._bounds.fits(len(data))
         for place, reply in said:
             messages = reply.split(self._markers.eom)
-            if place < sound and self._bounds.too_big(messages):
+            if not small and place < sound and self._bounds.too_big(messages):
                 sound, fault = place, self._bounds.fault(messages)
             if place >= sound:
                 break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from etlstage.errors import PayloadTooBig
 from etlstage.messages import OVERHEAD
@@ -29,6 +31,20 @@ def test_bounds_are_inclusive() -> None:
     assert bounds(2, 99).too_big([b"a", b"abc"])
     text = str(bounds(2, 99).fault([b"a", b"abc"]))
     assert text.startswith("message is 3 bytes long, expected no")
+
+
+@given(
+    data=st.lists(st.sampled_from([b"EOM", b"x", b"E"]), max_size=6).map(b"".join),
+    message=st.integers(0, 9),
+    reply=st.integers(0, 9 * OVERHEAD),
+)
+def test_nothing_that_fits_is_too_big(data: bytes, message: int, reply: int) -> None:
+    """Whatever it is: it need not be looked at (issue 10)."""
+    found = bounds(message, reply)
+    if found.fits(len(data)):
+        assert not found.too_big(data.split(b"EOM"))
+    assert not found.fits(message + 1)
+    assert Bounds(Limits(), WORDS, replies=True).fits(1024 * 1024)
 
 
 def test_sound_ones_come_first() -> None:
