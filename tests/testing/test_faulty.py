@@ -1,0 +1,263 @@
+"""
+Faults from outside, beside those of the hostile worker: the same outcome of everything.
+
+Also what only a launch has: any command, and an account of what each fault led to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from signal import SIGKILL
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage.errors import ConfigError, WorkerLost
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import (
+    AsyncSupervisor,
+    WorkerExited,
+    WorkerFailed,
+    WorkerStarted,
+)
+from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
+from etlstage.testing.faulty import OUTSIDE, FaultyLaunch
+from etlstage.transport import Launch, launch_over_pipes
+from tests.testing.supervised import MODES, WORDS, numbers
+
+MB = 1_000_000
+PATIENT = Timeouts(message=10, stop=0.1)
+QUICK = Timeouts(start=10, message=1, stop=0.1)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """Run on one event loop: the matrix is large, and what it tests is not the loop."""
+    return "asyncio"
+
+
+@dataclass
+class Ledger:
+    """What became of the messages and of the workers of a stage."""
+
+    outputs: list[tuple[bytes, ...]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    deaths: list[int] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    starts: int = 0
+    doubtful: int = 0
+
+
+def worker(plan: FaultPlan, mode: Mode, **settings: object) -> Stage:
+    """Return a stage with that worker."""
+    defaults = {
+        "timeout": PATIENT,
+        "restart": RestartPolicy(delay=0.01),
+        "batch": BatchPolicy(size=4, seconds=0.05),
+        "max_message": 4 * MB,
+        "max_reply": 8 * MB,
+    }
+    return Stage(
+        name="t",
+        command=hostile_worker(plan, mode=mode, batch=4),
+        dialect=MarkerDialect(mode=mode, markers=WORDS),
+        **(defaults | settings),  # type: ignore[arg-type]
+    )
+
+
+async def ledger(stage: Stage, launch: Launch, messages: Sequence[bytes]) -> Ledger:
+    """Have messages answered, and return what became of everything."""
+    found = Ledger()
+    with capture_logs(), anyio.fail_after(20):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            events = supervisor.events()
+            for result in await supervisor.submit(messages):
+                found.outputs.append(result.outputs)
+                found.errors.append(type(result.error).__name__)
+        found.doubtful = supervisor.doubtful
+        with events:
+            async for event in events:
+                found.starts += isinstance(event, WorkerStarted)
+                if isinstance(event, WorkerExited) and event.lost:
+                    found.deaths.append(event.status)
+                if isinstance(event, WorkerFailed):
+                    found.failed.append(type(event.error).__name__)
+    return found
+
+
+def once(kind: FaultKind, **values: object) -> Fault:
+    """Return a fault of the sixth message in the first start of a worker."""
+    return Fault(kind, **({"message": 6, "start": 1} | values))  # type: ignore[arg-type]
+
+
+FAULTS = {
+    "kill": once(FaultKind.KILL),
+    "kill-always": Fault(FaultKind.KILL, equals=b"6"),
+    "segfault": once(FaultKind.SEGFAULT),
+    "abort": once(FaultKind.ABORT),
+    "exit": once(FaultKind.EXIT, status=3),
+    "exit-0": once(FaultKind.EXIT, status=0),
+    "partial": once(FaultKind.PARTIAL),
+    "pause": once(FaultKind.PAUSE, seconds=0.05),
+    "twice": once(FaultKind.TWICE),
+    "wrong-marker": once(FaultKind.WRONG_MARKER),
+    "refuse": once(FaultKind.REFUSE),
+    "refuse-for": once(FaultKind.REFUSE, data=b"no date"),
+    "huge": once(FaultKind.HUGE),
+    "large": once(FaultKind.HUGE, size=100_000),
+    "flood": once(FaultKind.FLOOD),
+    "flood-without-end": once(FaultKind.FLOOD, size=10**8),
+    "cut": once(FaultKind.CUT),
+    "stderr": once(FaultKind.STDERR),
+    "kill-by-chance": Fault(FaultKind.KILL, probability=0.05),
+    "kill-at-start": Fault(FaultKind.KILL, at=Moment.START, start=1),
+    "garbage-at-start": Fault(FaultKind.GARBAGE, at=Moment.START, start=1),
+    "slow-start": Fault(FaultKind.PAUSE, at=Moment.START),
+    "exit-at-end": Fault(FaultKind.EXIT, at=Moment.END, status=4),
+}
+EVERYWHERE = {
+    *("kill", "kill-always", "partial", "twice", "refuse", "cut"),
+}
+"""Those that are tried with batches, too."""
+
+CLOCKED = {
+    "stall": once(FaultKind.STALL),
+    "stop": once(FaultKind.STOP),
+    "pause-too-long": once(FaultKind.PAUSE, seconds=5),
+    "skip": once(FaultKind.SKIP),
+    "close-stdout": once(FaultKind.CLOSE_STDOUT),
+    "close-stdin": once(FaultKind.CLOSE_STDIN),
+    "stall-at-end": Fault(FaultKind.STALL, at=Moment.END),
+}
+"""Those that only a deadline notices."""
+
+
+async def compare(
+    plan: FaultPlan, mode: Mode, messages: Sequence[bytes], **settings: object
+) -> Ledger:
+    """Expect of a fault from outside what it leads to when a worker does it itself."""
+    launch = FaultyLaunch(launch_over_pipes, {"t": plan})
+    good = worker(FaultPlan(), mode, **settings)
+    expected = await ledger(worker(plan, mode, **settings), launch_over_pipes, messages)
+    assert await ledger(good, launch, messages) == expected
+    assert launch.happened
+    return expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "mode"),
+    [
+        pytest.param(fault, mode, id=f"{name}-{mode.name.lower()}")
+        for name, fault in FAULTS.items()
+        for mode in MODES
+        if mode is Mode.SINGLE or name in EVERYWHERE
+    ],
+)
+async def test_ledger_is_that_of_the_hostile_worker(fault: Fault, mode: Mode) -> None:
+    """Each message has the same outcome, and workers die as often, and of the same."""
+    await compare(FaultPlan.of(fault, seed=3), mode, numbers(16), window=1)
+
+
+@pytest.mark.parametrize("fault", CLOCKED.values(), ids=CLOCKED)
+async def test_worker_that_hangs_is_replaced_as_the_hostile_one(fault: Fault) -> None:
+    """By a deadline, here and there."""
+    settings = {"timeout": QUICK, "window": 1}
+    await compare(FaultPlan.of(fault), Mode.SINGLE, numbers(8), **settings)
+
+
+async def test_worker_that_never_says_that_it_is_ready_is_not_waited_for() -> None:
+    """Neither outside nor inside."""
+    plan = FaultPlan.of(Fault(FaultKind.NEVER_READY, start=1))
+    timeout = replace(PATIENT, start=1)
+    found = await compare(plan, Mode.SINGLE, numbers(3), timeout=timeout, ready=True)
+    assert found.outputs == [(b"0",), (b"1",), (b"2",)]
+
+
+async def test_messages_sent_ahead_are_asked_again() -> None:
+    """What the worker has answered behind the fault is not passed on."""
+    plan = FaultPlan.of(once(FaultKind.KILL))
+    found = await compare(plan, Mode.SINGLE, numbers(5000))
+    assert found.outputs == [(message,) for message in numbers(5000)]
+    assert (found.deaths, found.starts) == ([-SIGKILL], 2)
+
+
+async def test_reply_that_nobody_asked_for_is_found_out() -> None:
+    """An EOP from a worker that has nothing to do: it is replaced."""
+    plan = FaultPlan.of(Fault(FaultKind.EXTRA_EOP, start=1))
+    launch = FaultyLaunch(launch_over_pipes, {"t": plan})
+    with capture_logs(), anyio.fail_after(10):
+        async with AsyncSupervisor(
+            worker(FaultPlan(), Mode.SINGLE), launch=launch
+        ) as supervisor:
+            with supervisor.events() as events:
+                async for event in events:
+                    if isinstance(event, WorkerFailed):
+                        assert "wrote 1 reply too many" in str(event.error)
+                        break
+            assert await supervisor.ask(b"x") == (b"x",)
+
+
+async def test_extraction_ends_where_its_worker_was_killed() -> None:
+    """Of a worker that is not asked, messages are counted as they come."""
+    stage = Stage(
+        name="source",
+        kind=StageKind.EXTRACT,
+        dialect=MarkerDialect(mode=Mode.PLAIN),
+        command=("sh", "-c", "echo a; echo b; echo c; echo d"),
+        restart=RestartPolicy(policy="temporary"),
+    )
+    plan = FaultPlan.of(Fault(FaultKind.KILL, message=3))
+    launch = FaultyLaunch(launch_over_pipes, {"source": plan})
+    found: list[bytes] = []
+
+    async def extract() -> None:
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            async for message in supervisor.extract():
+                found.append(message)  # noqa: PERF401 - until it fails
+
+    with capture_logs(), pytest.raises(WorkerLost, match="killed by SIGKILL"):
+        await extract()
+    assert found == [b"a", b"b"]
+
+
+async def test_any_worker_suffers_and_it_is_told_of_what() -> None:
+    """A shell script knows no faults; what became of it is in the account."""
+    program = 'while read -r line; do printf "%s\\n\\0" "$line"; done'
+    stage = replace(
+        worker(FaultPlan(), Mode.SINGLE),
+        command=("sh", "-c", program),
+        dialect=MarkerDialect(),
+    )
+    stubborn = Fault(FaultKind.IGNORE_SIGTERM)
+    plan = FaultPlan.of(stubborn, Fault(FaultKind.EXIT, status=7, equals=b"b"))
+    launch = FaultyLaunch(launch_over_pipes, {"t": plan, "other": FaultPlan()})
+    found = await ledger(stage, launch, [b"a", b"b", b"c"])
+    assert found.outputs == [(b"a",), (), (b"c",)]
+    assert set(found.deaths) == {7}
+    told = [o for o in launch.happened if o.fault == 1]
+    assert {(o.stage, o.worker, o.fate) for o in told} == {
+        ("t", "t-1", "exited with status 7")
+    }
+    assert [o.start for o in told] == list(range(1, len(told) + 1))
+
+
+async def test_stage_without_a_plan_is_left_alone() -> None:
+    """Its workers are what the other launch has started."""
+    launch = FaultyLaunch(
+        launch_over_pipes, {"other": FaultPlan.of(once(FaultKind.KILL))}
+    )
+    found = await ledger(worker(FaultPlan(), Mode.SINGLE), launch, numbers(16))
+    assert (found.deaths, launch.happened) == ([], [])
+
+
+@pytest.mark.parametrize("kind", set(FaultKind) - OUTSIDE)
+def test_fault_that_only_a_process_can_have_is_refused(kind: FaultKind) -> None:
+    """With words."""
+    plan = FaultPlan.of(Fault(kind))
+    with pytest.raises(ConfigError, match="it can't be done from outside"):
+        FaultyLaunch(launch_over_pipes, {"t": plan})
