@@ -3,12 +3,11 @@ Pipelines of three stages, and what goes wrong in them: what is drawn by default
 
 A message is a list in JSON: its key, and a number to which each stage adds a letter,
 so that none is like another. What the workers of a stage make of it is none, one or
-two messages, by its number.
+two messages, by the first digit of its number.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable
 from functools import partial
@@ -59,7 +58,7 @@ _LONG: Final = 300.0  # virtual seconds
 
 def three_stages(draw: random.Random) -> Scenario:
     """Draw a pipeline of three stages of workers, with faults."""
-    count = draw.randint(1, 10)
+    count = draw.randint(1, 7)
     messages = [b'[%d,"%d"]' % (draw.randrange(3), n) for n in range(count)]
     names = ("a", "b", "c")
     kinds = [StageKind.TRANSFORM] * 3
@@ -101,7 +100,7 @@ def three_stages(draw: random.Random) -> Scenario:
         may_fail=may_fail,
         position_every=draw.randint(1, 5),
         flushes=draw.random() < 0.5,
-        flush_every=draw.choice((0.02, 60.0)),
+        flush_every=draw.choice((0.5, 60.0)),
         seconds=_LONG,
         ended=ended,
         ended_at=draw.choice((0.0, 0.01, 0.1, 1.0)) if ended else 0.0,
@@ -109,14 +108,13 @@ def three_stages(draw: random.Random) -> Scenario:
 
 
 def _work(name: str, none: int, two: int, message: bytes) -> Iterable[bytes]:
-    key, text = json.loads(message)
-    number = int("".join(c for c in text if c.isdigit())) % 9
+    number = message[4] % 9
     if number == none:
         return []
-    made = [text + name]
+    made = [message[:-2] + name.encode() + b'"]']
     if number == two:
-        made = [text + name, text + name.upper()]
-    return [b'[%d,"%s"]' % (key, said.encode()) for said in made]
+        made.append(message[:-2] + name.upper().encode() + b'"]')
+    return made
 
 
 def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
@@ -134,9 +132,9 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
         mode = Mode.CYCLIC
     else:
         order = draw.choice((Order.TOTAL, Order.TOTAL, Order.KEY, Order.NONE))
-        pool: int | PoolPolicy = draw.choice((1, 1, 1, 2, 3))
+        pool: int | PoolPolicy = draw.choice((1, 1, 1, 1, 2, 3))
         if draw.random() < 0.1:
-            pool = PoolPolicy(min=draw.randint(0, 1), max=3, idle=0.05)
+            pool = PoolPolicy(min=draw.randint(0, 1), max=3, idle=1.0)
         given = {
             "order": order,
             "key": "/0" if order is Order.KEY else None,
@@ -149,13 +147,13 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
         }
         if draw.random() < 0.1:
             given["recycle"] = RecyclePolicy(max_messages=draw.randint(1, 5))
-    heartbeat = 0.3 if kind is not StageKind.EXTRACT and draw.random() < 0.1 else None
+    heartbeat = 3.0 if kind is not StageKind.EXTRACT and draw.random() < 0.1 else None
     return Stage(
         name=name,
         command=("simulated",),
         kind=kind,
         dialect=MarkerDialect(mode=mode),
-        timeout=Timeouts(message=1.0, stop=0.1, heartbeat=heartbeat),
+        timeout=Timeouts(message=10.0, stop=0.1, heartbeat=heartbeat),
         ready=draw.random() < 0.2,
         restart=RestartPolicy(max=_MANY, delay=0.01, max_delay=0.05),
         **given,
@@ -196,4 +194,7 @@ def _faults(
             fatal.add(message)
     if draw.random() < 0.1:
         faults.append(Fault(FaultKind.STDERR, at=Moment.START, size=200))
+    # Behind a pause the second reply is taken for that to the next message, until that
+    # comes, too: then it is the next one that is tried again.
+    known = known and not (doubtful and any(f.kind is FaultKind.PAUSE for f in faults))
     return faults, fatal if known else None, doubtful
