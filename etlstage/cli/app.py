@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or file, 4 drained after a signal,
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
+from etlstage.cli.programs import programs
 from etlstage.cli.signals import FORCED
 from etlstage.cli.verbosity import Format, Level, Verbosity
 
@@ -301,6 +301,9 @@ def _demo(
     return demo(folder, debug=debug)
 
 
+app.add_typer(programs)
+
+
 @dlq.callback()
 def _dlq() -> None:
     """Inspect dead-lettered messages."""
@@ -392,6 +395,5 @@ def _wrong_usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "etlstage"
     said: str = getattr(error, "format_message")().rstrip(".")  # noqa: B009
-    said = re.sub(r"\. Did you mean (.+\?)$", r" (did you mean \1)", said)
     complain(f"{said[:1].lower()}{said[1:]}; see '{command} --help'")
     return WRONG_USAGE

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import anyio
 import structlog
 
+from etlstage.cli import junit as xml
 from etlstage.cli.case import Failure, Trial
 from etlstage.cli.failure import FAILED
 from etlstage.cli.logs import configure
@@ -76,7 +76,7 @@ def test(file: Path, changes: Changes, *, junit: Path | None, debug: bool) -> in
     total = f"{counted(len(outcomes), 'test')}: {len(outcomes) - failed} passed"
     screen.print(f"{total}, {failed} failed" if failed else total, highlight=False)
     if junit is not None:
-        _write(junit, _junit(str(file), outcomes))
+        xml.write(junit, xml.junit(str(file), [*map(_case, outcomes)]))
     return FAILED if failed else 0
 
 
@@ -113,33 +113,9 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         yield from (f"       {harmless(line)}" for line in failure.lines)
 
 
-def _junit(name: str, outcomes: Sequence[Outcome]) -> str:
-    """Return the outcomes as the XML that JUnit's readers take."""
-    failed = sum(1 for outcome in outcomes if outcome.failures)
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    counts = f'tests="{len(outcomes)}" failures="{failed}" time="{seconds:.3f}"'
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        f"<testsuite name={_quoted(name)} {counts}>",
+def _case(outcome: Outcome) -> xml.Case:
+    failures = [
+        (failure.what, "\n".join((f"{failure.where}: {failure.what}", *failure.lines)))
+        for failure in outcome.failures
     ]
-    for case, failures, took in outcomes:
-        head = f"<testcase classname={_quoted(name)} name={_quoted(case.keys.name)}"
-        lines.append(f'  {head} time="{took:.3f}">')
-        for where, what, difference in failures:
-            text = "\n".join((f"{where}: {what}", *difference))
-            shown = escape(harmless(text, lines=True), quote=False)
-            lines.append(f"    <failure message={_quoted(what)}>{shown}</failure>")
-        lines.append("  </testcase>")
-    return "\n".join([*lines, "</testsuite>", ""])
-
-
-def _quoted(text: str) -> str:
-    return f'"{escape(harmless(text))}"'
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{path} can't be written: {said}") from None
+    return xml.Case(outcome.case.keys.name, outcome.seconds, failures)

@@ -41,6 +41,7 @@ from etlstage.protocol.events import (
 )
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
+from etlstage.telemetry.terminal import harmless
 from etlstage.testing.transcript import Flow, Passage, Transcript, cut
 from etlstage.transport import Child, Launch, Readable, Wire, launch_over_pipes
 from etlstage.transport.base import describe_status
@@ -92,6 +93,7 @@ class WorkerUnderTest:
         session: The supervisor's side of the conversation.
         events: All that the worker has said, as its dialect understands it.
         status: Exit status, negative for a signal, once it is gone.
+        left: Processes that it has left behind, once it is gone.
 
     Raises:
         WorkerStartFailed: If the program can't be run.
@@ -109,11 +111,12 @@ class WorkerUnderTest:
     ) -> None:
         self.stage = stage
         self.timeout = timeout
-        self.transcript: Transcript = Transcript()
+        self.transcript = Transcript()
         limits = Limits(stage.max_message, stage.max_reply)
         self.session: Session = stage.dialect.open(Side.SUPERVISOR, limits)
         self.events: list[Event] = []
         self.status: int | None = None
+        self.left: int = 0
         self._launch = launch
         self._wire: Wire
         self._child: Child
@@ -190,6 +193,7 @@ class WorkerUnderTest:
             offset: Where in what ``cuts`` counts the bytes begin.
 
         """
+        self.examine()
         for event in events:
             self.session.send(event)
         wire, ends = b"", False
@@ -291,7 +295,7 @@ class WorkerUnderTest:
 
         """
         async with self._patience(otherwise):
-            while not done():
+            while not done() or self._fault is not None:
                 if self._fault is None and Flow.STDOUT not in self._open:
                     # That tells more than that its output has ended.
                     with anyio.move_on_after(_DRAIN):
@@ -336,13 +340,17 @@ class WorkerUnderTest:
         """Close its stdin, wait for its end and return the exit status."""
         self._close_write()
         status = await self.exited()
+        self.examine()
+        return status
+
+    def examine(self) -> None:
+        """Raise :class:`WorkerFailed` if it has broken the protocol so far."""
         if self._fault is not None:
             self.fail(self._fault)
-        return status
 
     def fail(self, what: str) -> NoReturn:
         """Raise :class:`WorkerFailed` with what it did, and all that went both ways."""
-        command = f"  command: {command_line(self.stage)}"
+        command = f"  command: {harmless(command_line(self.stage))}"
         shown = self.transcript.shown(self.stage.dialect.shown)
         raise WorkerFailed(f"the worker {what}", f"{command}\n{shown}")
 
@@ -424,8 +432,16 @@ class WorkerUnderTest:
             await anyio.lowlevel.checkpoint()
 
     def _understand(self, data: bytes) -> None:
+        owed, dialect = self.session.owed, self.stage.dialect
         self.session.receive_data(data, anyio.current_time())
         self._take_events()
+        if self._fault is None or dialect.shape is Shape.STREAM:
+            return
+        # The protocol's own words for this are about states.
+        if not owed:
+            self._fault = dialect.unasked(data[:_TAIL])
+        elif not self.session.owed:
+            self._fault = f"wrote more than its reply: {dialect.shown(data[-_TAIL:])}"
 
     def _take_events(self) -> None:
         for event in self.session.events_received():
@@ -452,10 +468,9 @@ class WorkerUnderTest:
         status = await self._child.wait()
         self._wire.close_write()
         with anyio.move_on_after(_DRAIN):
+            await self._child.deserted()
             await self._both_ended()
-        # Whatever it has left behind holds its pipes.
-        self._child.kill()
-        self._child.kill_heirs()
+        self.left = self._child.kill() + self._child.kill_heirs()
         with anyio.move_on_after(_DRAIN):
             await self._both_ended()
         self.status, self._gone = status, True

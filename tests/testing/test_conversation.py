@@ -138,8 +138,9 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
             Fault(FaultKind.PARTIAL),
             r"ended its output with what is not complete: A<EOM>",
         ),
-        (Fault(FaultKind.TWICE), "broke the protocol: can't handle"),
-        (Fault(FaultKind.EXTRA_EOP), "broke the protocol: can't handle EOP"),
+        (Fault(FaultKind.TWICE), "wrote more than its reply: A<EOM><EOP>A<EOM><EOP>"),
+        (Fault(FaultKind.EXTRA_EOP), "wrote 1 reply too many: <EOP>"),
+        (Fault(FaultKind.WRONG_MARKER), "broke the protocol: can't handle BNC"),
     ],
     ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
 )

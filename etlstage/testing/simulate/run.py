@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
+from typing import Final
 
 import anyio
 
@@ -35,6 +36,9 @@ __all__ = ("Draw", "SimulationFailed", "simulate")
 
 Draw = Callable[[random.Random], Scenario]
 """Draws what a seed runs, from that alone."""
+
+
+_AT_ONCE: Final = 50  # seeds whose garbage is collected at once
 
 
 class SimulationFailed(AssertionError):
@@ -72,7 +76,7 @@ def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
 
     """
     with no_garbage() as collect:
-        for seed in seeds:
+        for number, seed in enumerate(seeds):
             why = _Simulation(draw, seed).run()
             if why:
                 again = _Simulation(draw, seed, told=True)
@@ -80,7 +84,8 @@ def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
                 if found != why:
                     again.tell(f"the first time it was: {why}")
                 raise SimulationFailed(seed, why, again.story)
-            collect()
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                collect()
 
 
 class _Simulation:

@@ -66,7 +66,9 @@ def main() -> None:
     for request in requests():
         asked = json.loads(request)
         if "offsets" in asked:
-            output.write(b"%d" % latest(sys.argv[1]) + EOM)
+            # Asked for the initial one, we have all from the first line on.
+            number = 0 if asked["offsets"] == "initial" else latest(sys.argv[1])
+            output.write(b"%d" % number + EOM)
         else:
             for message in extract(sys.argv[1], asked["start"], asked["end"]):
                 output.write(message + EOM)

@@ -1,0 +1,75 @@
+"""Outcomes of tests as the XML that JUnit's readers take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from etlstage.errors import ConfigError
+from etlstage.telemetry.terminal import harmless
+
+__all__ = ("Case", "junit", "write")
+
+
+class Case(NamedTuple):
+    """What became of one test."""
+
+    name: str
+    seconds: float
+    failures: Sequence[tuple[str, str]] = ()
+    """Of each: in a line what was wrong, and all that is to be said."""
+    skipped: str = ""
+    """Why it was not made."""
+    said: str = ""
+    """What was said although it has passed."""
+
+
+def junit(name: str, cases: Sequence[Case]) -> str:
+    """Return the document of a suite of that name."""
+    failed = sum(1 for case in cases if case.failures)
+    skipped = sum(1 for case in cases if case.skipped)
+    seconds = sum(case.seconds for case in cases)
+    counts = f'tests="{len(cases)}" failures="{failed}"'
+    counts += f' skipped="{skipped}"' if skipped else ""
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        f'<testsuite name={_quoted(name)} {counts} time="{seconds:.3f}">',
+    ]
+    for case in cases:
+        head = f"<testcase classname={_quoted(name)} name={_quoted(case.name)}"
+        lines.append(f'  {head} time="{case.seconds:.3f}">')
+        for what, text in case.failures:
+            lines.append(
+                f"    <failure message={_quoted(what)}>{_text(text)}</failure>"
+            )
+        if case.skipped:
+            lines.append(f"    <skipped message={_quoted(case.skipped)}/>")
+        if case.said:
+            lines.append(f"    <system-out>{_text(case.said)}</system-out>")
+        lines.append("  </testcase>")
+    return "\n".join([*lines, "</testsuite>", ""])
+
+
+def write(path: Path, text: str) -> None:
+    """
+    Write a file.
+
+    Raises:
+        ConfigError: If it can't be written.
+
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{path} can't be written: {said}") from None
+
+
+def _text(text: str) -> str:
+    return escape(harmless(text, lines=True), quote=False)
+
+
+def _quoted(text: str) -> str:
+    return f'"{escape(harmless(text))}"'

@@ -1,0 +1,105 @@
+"""The commands that are about one worker, for whoever writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ("programs",)
+
+programs: typer.Typer = typer.Typer(add_completion=False)
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="-- COMMAND... | FILE --stage NAME",
+        help="The worker's command behind --; or a pipeline file that has it.",
+    ),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND", help="transform, load or extract; default: transform."
+    ),
+]
+Batch = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DRIVER[:SIZE]",
+        help="It answers batches, which the supervisor or the worker closes.",
+    ),
+]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODE",
+        help="plain: it extracts all and exits (the default); cyclic: it is asked.",
+    ),
+]
+Offsets = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BY", help="Who keeps the offsets of a cyclic one: worker, supervisor."
+    ),
+]
+Markers = Annotated[
+    str | None,
+    typer.Option(metavar="NAME=TEXT,...", help=r"Its markers, as in eom=\x1e,eop=\0."),
+]
+StageName = Annotated[
+    str | None,
+    typer.Option("--stage", metavar="NAME", help="The stage of the pipeline FILE."),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", min=0.1, help="How long the worker may take for anything."
+    ),
+]
+
+
+@programs.command("check")
+def _check(
+    words: Words,
+    *,
+    kind: Kind = None,
+    batch: Batch = None,
+    mode: Mode = None,
+    offsets: Offsets = None,
+    markers: Markers = None,
+    stage: StageName = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Messages that the worker can process, one a line; default: words.",
+        ),
+    ] = None,
+    timeout: Timeout = 5.0,
+    junit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the findings as JUnit's XML."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as one JSON object.")
+    ] = False,
+) -> int:
+    """
+    Check that a worker, in whatever language, keeps to the protocol.
+
+    It is started about twenty times and given messages that it has to answer, or to
+    refuse: let one that loads do so where it does no harm.
+    """
+    from etlstage.cli.check import check
+    from etlstage.cli.subject import Options
+
+    return check(
+        words,
+        Options(kind, batch, mode, offsets, markers, stage),
+        sample=sample,
+        timeout=timeout,
+        junit_file=junit,
+        as_json=as_json,
+    )

@@ -1,0 +1,169 @@
+"""
+The worker that a command is about: a command line, or a stage of a pipeline file.
+
+What is said of it has the names of the pipeline file, and is read as it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from etlstage.config.loader import load
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys, TransformKeys
+from etlstage.config.reading import Changes
+from etlstage.config.rules import stage_names
+from etlstage.config.stages import StageKeys, stage_of, stage_section
+from etlstage.errors import ConfigError, guess
+from etlstage.messages import StageKind
+from etlstage.settings.problem import Invalid, Loc
+from etlstage.stage import PoolPolicy, Stage
+
+__all__ = ("Options", "Program", "program_of", "stages_of")
+
+_KEYS: Final[Mapping[str, type[StageKeys]]] = {
+    "transform": TransformKeys,
+    "extract": ExtractKeys,
+    "load": LoadKeys,
+}
+
+
+class Options(NamedTuple):
+    """What the command line says of a worker; None and nothing mean: the default."""
+
+    kind: str | None = None
+    batch: str | None = None
+    mode: str | None = None
+    offsets: str | None = None
+    markers: str | None = None
+    stage: str | None = None
+
+    @property
+    def given(self) -> dict[str, object]:
+        """Those that were given, but for the stage."""
+        return {
+            name: value
+            for name, value in self._asdict().items()
+            if value is not None and name != "stage"
+        }
+
+
+class Program(NamedTuple):
+    """A worker."""
+
+    stage: Stage
+    ranges: bool
+    """Whether it is asked for ranges of offsets."""
+
+
+def program_of(words: Sequence[str], options: Options) -> Program:
+    """
+    Return the worker that a command is about.
+
+    Args:
+        words: The command of the worker; or with a stage, the file that has it.
+        options: What is said of it.
+
+    Raises:
+        ConfigError: If anything is wrong, or contradicts itself.
+
+    """
+    if options.stage is None:
+        return _of_command(words, options)
+    if options.given:
+        wrong = next(iter(options.given))
+        raise ConfigError(f"--{wrong} can't be used with --stage: the file says it")
+    if len(words) != 1:
+        raise ConfigError("--stage needs one FILE, and no command")
+    keys, all_ = stages_of(Path(words[0]))
+    found = {name: each for _, name, each in all_}.get(options.stage)
+    if found is None:
+        names = [name for _, name, _ in all_]
+        expected = guess(options.stage, names) or f", expected {' or '.join(names)}"
+        raise ConfigError(f"unknown stage {options.stage!r}{expected}")
+    if found[1] is None:
+        raise ConfigError(f"stage {options.stage} is a DataFrame, and has no worker")
+    offsets = keys.extract.offsets
+    ranged = offsets is not None and offsets.by == "supervisor"
+    return Program(found[1], ranged and found[1].kind is StageKind.EXTRACT)
+
+
+def stages_of(
+    file: Path,
+) -> tuple[PipelineKeys, list[tuple[Loc, str, tuple[StageKeys, Stage | None]]]]:
+    """Return what a file says, and of each stage place, name, keys and worker."""
+    keys, document = load(file, Changes((), ()))
+    names = dict(stage_names(document.data))
+    all_: list[tuple[Loc, StageKeys]] = [
+        (("extract",), keys.extract),
+        *((("transform", i), each) for i, each in enumerate(keys.transform)),
+        (("load",), keys.load),
+    ]
+    made = []
+    for loc, each in all_:
+        stage = None
+        if each.written.get("worker") is not None:
+            stage = stage_of(each, names[loc], document.folder)
+            if stage.kind is not StageKind.EXTRACT:
+                stage = replace(stage, workers=PoolPolicy())
+        made.append((loc, names[loc], (each, stage)))
+    return keys, made
+
+
+def _of_command(words: Sequence[str], options: Options) -> Program:
+    kind = options.kind or "transform"
+    if kind not in _KEYS:
+        raise ConfigError(
+            f"--kind: unknown kind {kind!r}{guess(kind, _KEYS)}, expected"
+            f" {', '.join(_KEYS)}"
+        )
+    if not words:
+        raise ConfigError("expected the command of a worker, as in -- ./worker")
+    written: dict[str, Any] = {"worker": {"command": list(words)}}
+    if options.markers is not None:
+        written["worker"]["markers"] = _pairs(options.markers)
+    if options.batch is not None:
+        driver, _, size = options.batch.partition(":")
+        written["batch"] = {"driver": driver} | ({"size": _whole(size)} if size else {})
+    if options.mode is not None or options.offsets is not None:
+        written["mode"] = options.mode or "cyclic"
+    if options.offsets is not None:
+        written["offsets"] = {"by": options.offsets}
+    try:
+        keys: StageKeys = stage_section(_KEYS[kind]).read(written)
+    except Invalid as error:
+        said = "; ".join(
+            f"{_option(problem.loc)}: {problem.say()}" for problem in error.problems
+        )
+        raise ConfigError(said) from None
+    return Program(
+        stage_of(keys, "worker", Path.cwd()), options.offsets == "supervisor"
+    )
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Return ``a=b,c=d`` as a mapping."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise ConfigError(f"--markers: expected NAME=TEXT,..., got {name!r}")
+    return {name: value for name, _, value in pairs}
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--batch: expected DRIVER[:SIZE], got :{text}") from None
+
+
+def _option(loc: Loc) -> str:
+    """Return the option that has set what stands at ``loc``."""
+    keys = [str(key) for key in loc]
+    if keys[:2] == ["worker", "markers"]:
+        return ".".join(["--markers", *keys[2:]])
+    if keys[:1] == ["worker"]:
+        return "command"
+    return f"--{keys[0]}" if keys else "worker"

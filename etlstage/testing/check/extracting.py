@@ -1,0 +1,343 @@
+"""
+What a worker should do that extracts: what Spark's reads, and a restart, rely on.
+
+A range of offsets is read again by whoever lost the first reading, and ranges that
+meet are read by different processes: nothing may be lost between them, nothing twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from signal import SIGTERM
+from typing import Final
+
+from etlstage.messages import counted
+from etlstage.protocol.base import Shape
+from etlstage.protocol.events import MessagesPassed
+from etlstage.testing.check.speaking import blame_a_buffer
+from etlstage.testing.check.subject import Advice, NotApplicable, Subject
+from etlstage.testing.check.suite import Check
+from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.transcript import BYTEWISE, Flow
+
+__all__ = ("CHECKS",)
+
+_WINDOW: Final = 60  # offsets that are looked at, from the first, and to the last
+_LATER: Final = 5  # offsets in front of latest
+
+
+# --- plain: it writes all, and exits --------------------------------------------------
+
+
+async def writes_all_and_exits(subject: Subject) -> None:
+    """It reads nothing, ends each message, and exits with status 0 when it has all."""
+    async with subject.start() as worker:
+        outputs = await worker.outputs()
+        worker.examine()
+        if status := await worker.exited():
+            worker.fail(f"exited with status {status}: nobody takes that for all")
+        if worker.left:
+            worker.fail("left something behind, which had to be killed")
+    if not outputs:
+        raise Advice("it extracted nothing; a worker that is asked is cyclic")
+
+
+async def writes_the_same_again(subject: Subject) -> None:
+    """What it extracts twice is the same: it is read again after a failure."""
+    readings = []
+    for _ in range(2):
+        async with subject.start() as worker:
+            readings.append(await worker.outputs())
+    if readings[0] != readings[1]:
+        raise Advice(_apart(*readings))
+
+
+# --- cyclic: it is asked --------------------------------------------------------------
+
+
+async def answers_a_request(subject: Subject) -> None:
+    """
+    Each request is answered while stdin is open.
+
+    Flush stdout behind each reply: its end is what the supervisor waits for.
+    """
+    async with subject.start() as worker:
+        try:
+            await worker.exchange([_request(subject)])
+        except WorkerFailed as error:
+            await blame_a_buffer(worker, error)
+        # It is killed now: what it said is not received before it is asked again.
+        worker.examine()
+
+
+async def gives_again_what_was_not_received(subject: Subject) -> None:
+    """
+    A worker that keeps the offset gives again what it gave before it was killed.
+
+    The next request is the receipt for the last reply: store the offset only then.
+    """
+    async with subject.start() as worker:
+        (first,) = await worker.exchange([b""])
+    if not first.outputs:
+        raise NotApplicable("there was nothing to extract; give it something new")
+    async with subject.start() as worker:
+        (again,) = await worker.exchange([b""])
+        if again.outputs[: len(first.outputs)] != first.outputs:
+            worker.fail(
+                "was killed when it had replied, and then did not give the same"
+                f" again: {_apart(first.outputs, again.outputs)}"
+            )
+
+
+async def says_nothing_unasked(subject: Subject) -> None:
+    """Nothing is written to stdout but replies, one for each request."""
+    async with subject.start() as worker:
+        await worker.quiet(2 * subject.pace + 0.2)
+        for _ in range(2):
+            await worker.exchange([_request(subject)])
+            await worker.quiet(0.2)
+        await subject.settle(worker)
+
+
+async def takes_many_requests(subject: Subject) -> None:
+    """It answers request after request, also where there is nothing (more) to give."""
+    async with subject.start() as worker:
+        for _ in range(20):
+            await worker.exchange([_request(subject)])
+        await subject.settle(worker)
+
+
+async def takes_requests_at_once(subject: Subject) -> None:
+    """Two requests may come in one read; each has its reply."""
+    async with subject.start() as worker:
+        await worker.exchange([_request(subject)] * 3)
+        await subject.settle(worker)
+
+
+async def ends(subject: Subject) -> None:
+    """It exits when its stdin ends: that is how it is told to stop."""
+    async with subject.start() as worker:
+        await worker.exchange([_request(subject)])
+        await subject.end(worker)
+
+
+async def heeds_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
+    """It exits at SIGTERM; what does not is killed, whatever it is doing."""
+    async with subject.start() as worker:
+        await worker.exchange([_request(subject)])
+        worker.signal(SIGTERM)
+        await worker.exited()
+
+
+# --- ranges of offsets ----------------------------------------------------------------
+
+
+async def knows_its_latest_offset(subject: Subject) -> None:
+    """
+    Asked ``{"offsets": "latest"}``, it gives one whole number, which never falls.
+
+    No request, and no position that is stored, reaches beyond it.
+    """
+    async with subject.start() as worker:
+        before = await _offset(worker, "latest")
+        if before is None:
+            subject.advise(
+                worker, "it can't say what its latest offset is: its stage needs end"
+            )
+        start = await _first(worker)
+        await worker.exchange([_range(start, max(start, before))])
+        for _ in range(2):
+            latest = await _offset(worker, "latest")
+            if latest is None or latest < before:
+                worker.fail(f"said that {before} is its latest offset, then {latest}")
+            before = latest
+        await subject.settle(worker)
+    async with subject.start() as worker:
+        latest = await _offset(worker, "latest")
+        if latest is None or latest < before:
+            worker.fail(f"says in another process that {latest} is its latest offset")
+
+
+async def gives_a_range_again(subject: Subject) -> None:
+    """The same range is the same, in whatever order, in this process or another."""
+    for start, end in await _windows(subject):
+        whole = await _read(subject, start, end)
+        async with subject.start() as worker:
+            middle = (start + end) // 2
+            for first, last in ((middle, end), (start, end), (start, middle)):
+                (reply,) = await worker.exchange([_range(first, last)])
+                if (first, last) == (start, end) and reply.outputs != whole:
+                    what = _apart(whole, reply.outputs)
+                    worker.fail(f"gave other messages for {start} to {end}: {what}")
+            (reply,) = await worker.exchange([_range(start, end)])
+            if reply.outputs != whole:
+                what = _apart(whole, reply.outputs)
+                worker.fail(f"gave other messages for {start} to {end} again: {what}")
+
+
+async def ranges_meet(subject: Subject) -> None:
+    """
+    Ranges that meet have together what the whole has: no gap, and nothing twice.
+
+    A range begins at its start, and ends before its end.
+    """
+    for start, end in await _windows(subject):
+        whole = await _read(subject, start, end)
+        for step in sorted({1, 2, 7, max(1, (end - start) // 2)}):
+            async with subject.start() as worker:
+                parts: list[bytes] = []
+                for first in range(start, end, step):
+                    request = _range(first, min(first + step, end))
+                    (reply,) = await worker.exchange([request])
+                    parts += reply.outputs
+                if tuple(parts) != whole:
+                    worker.fail(
+                        f"gave for {start} to {end}, {step} at a time, not what it"
+                        f" gave at once: {_apart(whole, parts)}"
+                    )
+
+
+async def gives_again_what_was_cut_short(subject: Subject) -> None:
+    """Killed in the middle of a range, it gives all of it when it is asked again."""
+    for start, end in await _windows(subject):
+        whole = await _read(subject, start, end)
+        async with subject.start() as worker:
+            await worker.send(MessagesPassed([_range(start, end)]))
+            await worker.until(
+                lambda: bool(worker.transcript.of(Flow.STDOUT)), "said nothing"
+            )
+        async with subject.start() as worker:
+            (reply,) = await worker.exchange([_range(start, end)])
+            if reply.outputs != whole:
+                what = _apart(whole, reply.outputs)
+                worker.fail(f"gave less once it was killed in the middle: {what}")
+
+
+async def takes_requests_in_parts(subject: Subject) -> None:
+    """A request may be read in parts: keep what a read ends with."""
+    for start, end in (await _windows(subject))[:1]:
+        whole = await _read(subject, start, end)
+        for cuts in (BYTEWISE, range(3, 4), range(9, 2**62, 9)):
+            async with subject.start() as worker:
+                (reply,) = await worker.exchange([_range(start, end)], cuts=cuts)
+                if reply.outputs != whole:
+                    what = _apart(whole, reply.outputs)
+                    worker.fail(f"gave other messages when asked in parts: {what}")
+
+
+def _request(subject: Subject) -> bytes:
+    return _range(0, 1) if subject.ranges else b""
+
+
+def _range(start: int, end: int) -> bytes:
+    return json.dumps({"start": start, "end": end}).encode()
+
+
+async def _offset(worker: WorkerUnderTest, which: str) -> int | None:
+    """Return an offset as the worker calls it, or None if it does not know it."""
+    (reply,) = await worker.exchange([json.dumps({"offsets": which}).encode()])
+    if reply.refused is not None:
+        return None
+    try:
+        (number,) = reply.outputs
+        return int(number)
+    except ValueError:
+        outputs = counted(len(reply.outputs), "message")
+        worker.fail(f"gave {outputs}, and not one whole number, as its {which} offset")
+
+
+async def _first(worker: WorkerUnderTest) -> int:
+    try:
+        initial = await _offset(worker, "initial")
+    except WorkerFailed as error:
+        if worker.status is not None:
+            raise
+        # It is asked for this only where a pipeline says so.
+        del error
+        return 0
+    return initial or 0
+
+
+async def _windows(subject: Subject) -> list[tuple[int, int]]:
+    """Return the ranges that are looked at: the first offsets, and the last."""
+    async with subject.start() as worker:
+        try:
+            latest = await _offset(worker, "latest")
+        except WorkerFailed:
+            latest = None
+    async with subject.start() as worker:
+        try:
+            start = await _first(worker)
+        except WorkerFailed:
+            start = 0
+    if latest is None:
+        latest = start + _WINDOW
+    if latest <= start:
+        raise NotApplicable(f"there is nothing to extract before offset {latest}")
+    windows = [(start, min(latest, start + _WINDOW))]
+    if latest > start + _WINDOW:
+        windows.append((max(start, latest - _LATER), latest))
+    return windows
+
+
+async def _read(subject: Subject, start: int, end: int) -> tuple[bytes, ...]:
+    """Return what a fresh process gives for a range."""
+    async with subject.start() as worker:
+        (reply,) = await worker.exchange([_range(start, end)])
+        if reply.refused is not None:
+            worker.fail(f"refused the range {start} to {end}: {reply.refused}")
+        return reply.outputs
+
+
+def _apart(whole: Sequence[bytes], other: Sequence[bytes]) -> str:
+    """Say where two readings differ."""
+    at = next(
+        (
+            n
+            for n, pair in enumerate(zip(whole, other, strict=False))
+            if pair[0] != pair[1]
+        ),
+        min(len(whole), len(other)),
+    )
+    one, two = (repr(m[at])[:60] if at < len(m) else "nothing" for m in (whole, other))
+    return (
+        f"{len(whole)} messages and {len(other)}; message {at + 1} is {one} and {two}"
+    )
+
+
+def _plain(subject: Subject) -> str:
+    return "" if subject.shape is Shape.STREAM else "it is asked"
+
+
+def _asked(subject: Subject) -> str:
+    return "it is not asked" if subject.shape is Shape.STREAM else ""
+
+
+def _keeps(subject: Subject) -> str:
+    if subject.ranges:
+        return "the supervisor keeps the offset"
+    return _asked(subject)
+
+
+def _ranged(subject: Subject) -> str:
+    return "" if subject.ranges else "it is not asked for ranges of offsets"
+
+
+CHECKS: Final = (
+    Check(writes_all_and_exits, gate=True, when=_plain),
+    Check(writes_the_same_again, when=_plain),
+    Check(answers_a_request, gate=True, when=_asked),
+    # Before any other: the second request in a process moves the offset.
+    Check(gives_again_what_was_not_received, gate=True, when=_keeps),
+    Check(says_nothing_unasked, when=_asked),
+    Check(takes_many_requests, when=_asked),
+    Check(takes_requests_at_once, when=_asked),
+    Check(knows_its_latest_offset, when=_ranged),
+    Check(gives_a_range_again, when=_ranged),
+    Check(ranges_meet, when=_ranged),
+    Check(gives_again_what_was_cut_short, when=_ranged),
+    Check(takes_requests_in_parts, when=_ranged),
+    Check(ends, when=_asked),
+    Check(heeds_SIGTERM, when=_asked),
+)

@@ -1,0 +1,114 @@
+"""What a worker of dialect ``marker`` should do beside what any worker should."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from etlstage.messages import Run, StageKind
+from etlstage.protocol.marker import Markers
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage.stage import Stage
+from etlstage.testing.check.speaking import takes
+from etlstage.testing.check.subject import Advice, NotApplicable, Subject
+from etlstage.testing.check.suite import Check
+from etlstage.testing.conversation import WorkerFailed
+
+__all__ = ("CHECKS",)
+
+_BYTES: Final = Markers(b"\x1e", b"\x1d", b"\x1c", b"\x06", b"\x1f")
+_WORDS: Final = Markers(b"<EOM>", b"[EOP]", b"(EOB)", b"{BNC}", b"/ERR/")
+
+
+async def takes_every_byte(subject: Subject) -> None:
+    """A message may have any byte that is no marker; it is answered, or refused."""
+    markers = _dialect(subject).markers
+    unused = set(range(256)) - set(b"".join(markers.named.values()))
+    await takes(subject, bytes(sorted(unused)))
+
+
+async def takes_its_markers_from_the_environment(subject: Subject) -> None:
+    """
+    A stage may choose its markers: a worker finds them in ``ETLSTAGE_EOM`` and so on.
+
+    Only where messages may contain the default ones is another choice needed.
+    """
+    await _speaks(subject, _BYTES, "other markers than the default ones")
+
+
+async def takes_markers_of_several_bytes(subject: Subject) -> None:
+    """
+    A marker may have several bytes, and be read in parts.
+
+    Look for it also in what is left of the last read.
+    """
+    try:
+        await _speaks(subject, _BYTES, "")
+    except Advice:
+        raise NotApplicable("it does not speak other markers") from None
+    stage = await _speaks(subject, _WORDS, "markers of more than one byte")
+    run = subject.messages(2)
+    raw = stage.dialect.raw(run)
+    expected = await subject.expected([run], stage=stage)
+    for marker in (_WORDS.eom, _WORDS.eob):
+        at = raw.find(marker)
+        if at < 0:
+            continue
+        for place in range(at + 1, at + len(marker)):
+            async with subject.start(stage) as worker:
+                replies = await worker.exchange(run, cuts=(place,))
+                if len(replies) != len(expected) or await subject.differs(
+                    [run], replies, stage=stage
+                ):
+                    worker.fail("replied otherwise when a marker was read in parts")
+
+
+async def _speaks(subject: Subject, markers: Markers, which: str) -> Stage:
+    """Return the stage with these markers, if the worker can speak them."""
+    dialect = _dialect(subject)
+    if dialect.markers.eop == dialect.markers.eom:
+        markers = markers._replace(eop=markers.eom)
+    if dialect.markers.err is None:
+        markers = markers.without_err()
+    stage = replace(subject.stage, dialect=replace(dialect, markers=markers))
+    runs: Sequence[Run] = [[message] for message in subject.messages(2)]
+    own = await subject.expected(runs)
+    async with subject.start(stage) as worker:
+        # Most that do not speak them are silent.
+        worker.timeout = min(worker.timeout, 1 + 4 * subject.pace)
+        try:
+            replies = [r for run in runs for r in await worker.exchange(run)]
+            same = len(replies) == len(own)
+            await subject.settle(worker)
+        except WorkerFailed:
+            same = False
+        if not same:
+            subject.advise(worker, f"it does not speak {which}")
+    return stage
+
+
+def _dialect(subject: Subject) -> MarkerDialect:
+    assert isinstance(subject.dialect, MarkerDialect)
+    return subject.dialect
+
+
+def _fed(subject: Subject) -> str:
+    return "for workers that are given messages" if _extracts(subject) else ""
+
+
+def _extracts(subject: Subject) -> bool:
+    return subject.stage.kind is StageKind.EXTRACT
+
+
+def _default(subject: Subject) -> str:
+    if _dialect(subject).markers.without_err() != Markers(err=None):
+        return "its markers were chosen"
+    return _fed(subject)
+
+
+CHECKS: Final = (
+    Check(takes_every_byte, when=_fed),
+    Check(takes_its_markers_from_the_environment, when=_default),
+    Check(takes_markers_of_several_bytes, when=_default),
+)

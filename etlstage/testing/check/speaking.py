@@ -1,0 +1,415 @@
+"""
+What a worker should do that is given messages, whatever dialect it speaks.
+
+Nothing here knows what the right reply is; see ``subject.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from signal import SIGTERM
+from typing import Final
+
+import anyio
+
+from etlstage.messages import Run, StageKind, counted
+from etlstage.protocol.base import Shape
+from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
+from etlstage.testing.check.subject import Advice, NotApplicable, Subject
+from etlstage.testing.check.suite import Check
+from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
+from etlstage.testing.transcript import BYTEWISE, Flow
+
+__all__ = ("CHECKS", "blame_a_buffer", "takes")
+
+KiB: Final = 1024
+_MOMENT: Final = 0.1  # seconds in which one reply too many would come
+_HELD: Final = 2.0  # seconds in which what was held back is written
+_MANY: Final = 300  # messages: more than any that a worker might hold back
+_OFTEN: Final = 40  # places at which a short conversation is cut
+_STDERR: Final = 2000  # bytes a message: more than its reader would like
+_LARGEST: Final = 500  # messages, in the batches of a worker that fills them
+
+
+async def answers(subject: Subject) -> None:
+    """
+    Each message is answered while stdin is open.
+
+    Flush stdout behind each reply: its end is what the supervisor waits for.
+    """
+    messages = subject.messages(3)
+    began = anyio.current_time()
+    async with subject.start() as worker:
+        try:
+            subject.note(messages, await _one_by_one(worker, messages[:1]))
+            subject.pace = anyio.current_time() - began
+            await worker.quiet(_MOMENT)
+        except WorkerFailed as error:
+            await blame_a_buffer(worker, error)
+        began = anyio.current_time()
+        subject.note(messages[1:], await _one_by_one(worker, messages[1:]))
+        subject.each = (anyio.current_time() - began) / 2
+        await worker.quiet(_MOMENT)
+        await subject.settle(worker)
+
+
+async def _one_by_one(worker: WorkerUnderTest, messages: Run) -> list[Reply]:
+    return [reply for m in messages for reply in await worker.exchange([m])]
+
+
+async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerFailed) -> None:
+    """Say whether the reply comes when stdin is closed: it was only held back."""
+    if worker.status is None and not worker.transcript.of(Flow.STDOUT):
+        worker.close_stdin()
+        with anyio.move_on_after(min(worker.timeout, _HELD)):
+            await worker.exited()
+        if not worker.session.owed:
+            worker.fail(
+                "replied only when its stdin was closed: it keeps its output in a"
+                " buffer; flush stdout behind each reply"
+            )
+    raise error
+
+
+async def says_nothing_unasked(subject: Subject) -> None:
+    """
+    Nothing is written to stdout but replies, one for each exchange.
+
+    What it says to people belongs on stderr: a stray line, or a reply too many, would
+    be taken for the reply to another message.
+    """
+    first, second = subject.messages(2)
+    async with subject.start() as worker:
+        # When it has read a byte, it has written what it writes at its start.
+        await worker.feed(subject.dialect.raw([first])[:1])
+        await worker.has_read()
+        await worker.quiet(_MOMENT)
+        worker.session.send(MessagesPassed([first]))
+        await worker.feed(b"".join(worker.session.data_to_send())[1:])
+        if subject.shape is Shape.ASKED_BATCH:
+            await _asked_or_answered(worker)
+        if subject.shape.batches and (worker.session.owed or not worker.events):
+            await worker.send(BatchEnded())
+        await worker.replies()
+        await worker.quiet(_MOMENT)
+        await worker.exchange([second])
+        await worker.quiet(_MOMENT)
+        await subject.settle(worker)
+
+
+async def takes_an_empty_message(subject: Subject) -> None:
+    """A message may have no bytes; it is answered, or refused, like any other."""
+    await takes(subject, b"")
+
+
+async def takes_bytes_that_are_no_text(subject: Subject) -> None:
+    """A message is bytes, and not always UTF-8; it is answered, or refused."""
+    await takes(subject, b"caf\xe9 \xff\xfe \xc3")
+
+
+async def takes_a_long_message(subject: Subject) -> None:
+    """A message of 64 KiB, and one of 1 MiB, is answered, or refused."""
+    for size in (64 * KiB, KiB * KiB):
+        if size <= subject.stage.max_message:
+            await takes(subject, b"x" * size)
+
+
+async def takes(subject: Subject, message: bytes) -> None:
+    """
+    Have a message answered that may be none that it can process, and one behind it.
+
+    Where a sample says what it can process, to die of another is bad, and no more.
+    """
+    async with subject.start() as worker:
+        try:
+            replies = await worker.exchange([message])
+        except WorkerFailed:
+            if subject.sample and worker.status is not None:
+                subject.advise(
+                    worker,
+                    "it dies of what it can't process: to refuse a message costs no"
+                    " restart",
+                )
+            raise
+        if not subject.shape.batches:
+            subject.note([message], replies)
+        await worker.exchange(subject.messages(1))
+        await subject.settle(worker)
+
+
+async def takes_many_at_once(subject: Subject) -> None:
+    """
+    Many messages may come in one read; the replies come in the order of the messages.
+
+    The supervisor sends them ahead of their replies.
+    """
+    count = max(3, min(_MANY, int(subject.timeout / 4 / max(subject.each, 0.001))))
+    runs = _runs(subject, count)
+    async with subject.start() as worker:
+        await worker.send(*_all_of(subject, runs))
+        replies = await worker.replies()
+        subject.chatter = len(worker.transcript.of(Flow.STDERR)) / count
+        await subject.settle(worker)
+        expected = await subject.expected(runs)
+        if difference := await subject.differs(runs, replies):
+            if Counter(expected) == Counter(replies):
+                difference = f"gave its replies in another order: {difference}"
+            worker.fail(f"{difference}, when the messages came at once")
+
+
+async def takes_a_byte_at_a_time(subject: Subject) -> None:
+    """
+    What is written at once may be read in parts.
+
+    Keep what a read ends with until the rest of it has come.
+    """
+    runs = _runs(subject, 3)
+    await _is_equal_when_cut(subject, runs, BYTEWISE, "came a byte at a time")
+
+
+async def takes_cuts_at_every_place(subject: Subject) -> None:
+    """
+    A read may end anywhere, also within a message, and another begin there.
+
+    Keep what a read ends with until the rest of it has come.
+    """
+    run = subject.messages(2)
+    size = len(subject.dialect.raw(run))
+    places = range(1, min(size, _OFTEN))
+    runs = [run for _ in places]
+    async with subject.start() as worker:
+        replies: list[Reply] = []
+        for place in places:
+            replies += await worker.exchange(run, cuts=(place,))
+        await subject.settle(worker)
+        if difference := await subject.differs(runs, replies):
+            worker.fail(f"{difference}, when they came in two parts")
+
+
+async def _is_equal_when_cut(
+    subject: Subject, runs: Sequence[Run], cuts: range, how: str
+) -> None:
+    async with subject.start() as worker:
+        replies = [r for run in runs for r in await worker.exchange(run, cuts=cuts)]
+        await subject.settle(worker)
+        if difference := await subject.differs(runs, replies):
+            worker.fail(f"{difference}, when the messages {how}")
+
+
+async def takes_batches_of_any_size(subject: Subject) -> None:
+    """
+    A batch has one message, or two, or as many as it may have; each has one reply.
+
+    It may be closed before it is full.
+    """
+    sizes = [1, 2, 3, min(subject.stage.batch.size, _MANY), 1]
+    async with subject.start() as worker:
+        for size in sizes:
+            full = size == subject.stage.batch.size
+            await worker.exchange(subject.messages(size), full=full)
+        await subject.settle(worker)
+
+
+async def takes_an_empty_batch(subject: Subject) -> None:
+    """A batch may have no messages; it is answered with one reply."""
+    async with subject.start() as worker:
+        await worker.exchange([])
+        await worker.exchange(subject.messages(2))
+        await worker.exchange([])
+        await subject.settle(worker)
+
+
+async def asks_until_its_batch_is_full(subject: Subject) -> None:
+    """It asks for one message at a time, up to a bound, and answers a full batch."""
+    async with subject.start() as worker:
+        size = 0
+        while not size or (worker.session.owed and size < _LARGEST):
+            size += 1
+            await worker.send(MessagesPassed(subject.messages(1)))
+            await _asked_or_answered(worker)
+        endless = worker.session.owed > 0
+        if endless:
+            await worker.send(BatchEnded())
+        await worker.replies()
+        await worker.exchange(subject.messages(1 if endless else 2 * size + 1))
+        await subject.settle(worker)
+    if endless:
+        raise Advice(f"its batches have more than {_LARGEST} messages")
+
+
+async def _asked_or_answered(worker: WorkerUnderTest) -> None:
+    await worker.until(
+        lambda: not worker.session.owed or worker.session.room > 0,
+        "neither asked for one more message nor answered its batch",
+    )
+
+
+async def answers_before_it_ends(subject: Subject) -> None:
+    """What was written before stdin was closed is answered, and then it exits."""
+    async with subject.start() as worker:
+        await worker.send(*_all_of(subject, _runs(subject, 20)))
+        worker.close_stdin()
+        await worker.replies()
+        await subject.settle(worker)
+
+
+async def ends(subject: Subject) -> None:
+    """It exits when its stdin ends: that is how it is told to stop."""
+    async with subject.start() as worker:
+        await worker.exchange(subject.messages(1))
+        await subject.end(worker)
+
+
+async def ends_in_the_middle(subject: Subject) -> None:
+    """
+    It exits also when stdin ends within a message, or within a batch.
+
+    That is what it sees of a supervisor that was killed.
+    """
+    (message,) = subject.messages(1)
+    half = subject.dialect.raw([message])[: max(1, len(message) // 2)]
+    async with subject.start() as worker:
+        if subject.shape.batches:
+            await worker.send(MessagesPassed([message]))
+        await worker.feed(half)
+        await worker.has_read()
+        worker.close_stdin()
+        await worker.exited()
+        if not subject.shape.batches and worker.transcript.of(Flow.STDOUT):
+            subject.advise(worker, "it takes half a message at the end for a message")
+
+
+async def heeds_SIGTERM(subject: Subject) -> None:  # noqa: N802 - shown to users
+    """It exits at SIGTERM; what does not is killed, whatever it is doing."""
+    async with subject.start() as worker:
+        await worker.exchange(subject.messages(1))
+        worker.signal(SIGTERM)
+        await worker.exited()
+
+
+async def goes_on_after_a_refusal(subject: Subject) -> None:
+    """
+    A worker that refuses a message says why, and answers the next.
+
+    To refuse is how it says that it can't process a message, at no restart.
+    """
+    if not subject.refused:
+        raise NotApplicable("it has refused nothing that it was given")
+    message, reason = subject.refused[0]
+    others = [m for m in subject.messages(8) if m != message]
+    async with subject.start() as worker:
+        (no,) = await worker.exchange([message])
+        replies = await _one_by_one(worker, others)
+        await subject.settle(worker)
+        if all(reply.refused is not None for reply in replies):
+            if subject.sample:
+                worker.fail("refuses all messages of the sample")
+            raise Advice(
+                "it refuses all words: give it a sample of what it can process"
+            )
+    if no.refused is None:
+        raise Advice("it refuses a message at one time, and answers it at another")
+    if not reason.strip():
+        raise Advice("it does not say why it refuses")
+
+
+async def replies_the_same_again(subject: Subject) -> None:
+    """
+    The same messages have the same replies in each process.
+
+    A message is given to a worker again if the first was lost while it held it.
+    """
+    runs = _runs(subject, 12)
+    if await subject.tell(runs) != await subject.expected(runs):
+        raise Advice("other replies to the same messages, in another process")
+
+
+async def keeps_nothing(subject: Subject) -> None:
+    """The reply to a message does not depend on those that came before it."""
+    *_, last = messages = subject.messages(6)
+    runs = [[message] for message in [*messages, *messages]]
+    replies = await subject.expected(runs)
+    alone = await subject.tell([[last]])
+    if len(replies) == len(runs) and [replies[5]] != alone:
+        raise Advice(
+            "the reply to a message depends on those before it: after a restart,"
+            " or with several workers, it is another"
+        )
+    if replies[: len(replies) // 2] != replies[len(replies) // 2 :]:
+        raise Advice("a message that comes again has another reply")
+
+
+async def writes_nothing_to_speak_of_to_stderr(subject: Subject) -> None:
+    """What it writes there is logged, a line at a time; of a flood most is dropped."""
+    if subject.chatter > _STDERR:
+        raise Advice(
+            f"it wrote {subject.chatter:,.0f} bytes to stderr for each message"
+        )
+
+
+async def load_workers_give_nothing(subject: Subject) -> None:
+    """A load worker has no output: its reply is empty."""
+    replies = await subject.expected(_runs(subject, 12))
+    outputs = sum(len(reply.outputs) for reply in replies)
+    if outputs:
+        raise Advice(f"it gave {counted(outputs, 'message')}, which nobody reads")
+
+
+def _runs(subject: Subject, count: int) -> list[Run]:
+    """Return so many messages, each an exchange; in batches, three at a time."""
+    messages = subject.messages(count)
+    size = 3 if subject.shape.batches else 1
+    return [messages[at : at + size] for at in range(0, count, size)]
+
+
+def _all_of(subject: Subject, runs: Sequence[Run]) -> list[Event]:
+    """Return what hands over all of them at once."""
+    events: list[Event] = []
+    for run in runs:
+        events.append(MessagesPassed(run))
+        if subject.shape.batches:
+            events.append(BatchEnded())
+    return events
+
+
+def _for(*shapes: Shape) -> Callable[[Subject], str]:
+    names = " or ".join(shape.value for shape in shapes)
+    return lambda subject: "" if subject.shape in shapes else f"for {names} only"
+
+
+def _not_asked(subject: Subject) -> str:
+    asks = subject.shape is Shape.ASKED_BATCH
+    return "it is given one message at a time, as it asks" if asks else ""
+
+
+def _loads(subject: Subject) -> str:
+    return "" if subject.stage.kind is StageKind.LOAD else "for load workers"
+
+
+def _refuses(subject: Subject) -> str:
+    return "a batch is refused as a whole" if subject.shape.batches else ""
+
+
+CHECKS: Final = (
+    Check(answers, gate=True),
+    Check(says_nothing_unasked),
+    Check(takes_an_empty_message),
+    Check(takes_bytes_that_are_no_text),
+    Check(takes_a_long_message),
+    Check(takes_many_at_once, when=_not_asked),
+    Check(takes_a_byte_at_a_time),
+    Check(takes_cuts_at_every_place),
+    Check(takes_batches_of_any_size, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
+    Check(takes_an_empty_batch, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
+    Check(asks_until_its_batch_is_full, when=_for(Shape.ASKED_BATCH)),
+    Check(answers_before_it_ends, when=_not_asked),
+    Check(ends),
+    Check(ends_in_the_middle),
+    Check(heeds_SIGTERM),
+    Check(replies_the_same_again),
+    Check(keeps_nothing),
+    Check(load_workers_give_nothing, when=_loads),
+    Check(goes_on_after_a_refusal, last=True, when=_refuses),
+    Check(writes_nothing_to_speak_of_to_stderr, last=True, when=_not_asked),
+)

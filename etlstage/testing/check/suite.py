@@ -1,0 +1,265 @@
+"""
+What a check is, and what comes of all of them.
+
+The suite is data: a check is an async function with a name and a docstring that the
+user is shown. It returns if all is well, and raises what it has to say.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final, NamedTuple
+
+import anyio
+
+from etlstage.errors import ConfigError, MessageRefused, WorkerStartFailed
+from etlstage.messages import StageKind, counted
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.registry import DEFAULT, dialect_class
+from etlstage.stage.stage import Stage
+from etlstage.testing.check.subject import Advice, NotApplicable, Subject
+from etlstage.testing.conversation import WorkerFailed
+
+__all__ = (
+    "Check",
+    "Finding",
+    "Subject",
+    "Verdict",
+    "assert_conforms",
+    "check_worker",
+    "summary",
+)
+
+_AT_ONCE: Final = 3  # checks, where they don't disturb each other
+
+
+class Verdict(Enum):
+    """What came of a check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    ADVICE = "advice"
+    """Nothing is wrong, but its author should know."""
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True)
+class Check:
+    """
+    One thing that a worker should do.
+
+    Args:
+        function: Does it; its name and docstring are those of the check.
+        gate: Whether nothing else is of interest if it fails.
+        last: Whether it looks at what the others have seen.
+        when: Says why a subject has no need of it; nothing if it does.
+
+    """
+
+    function: Callable[[Subject], Awaitable[None]]
+    gate: bool = False
+    last: bool = False
+    when: Callable[[Subject], str] = lambda _subject: ""
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return self.function.__name__.strip("_").replace("_", " ")
+
+    @property
+    def meaning(self) -> str:
+        """What a worker should do, and why."""
+        return inspect.cleandoc(self.function.__doc__ or "")
+
+
+class Finding(NamedTuple):
+    """What came of one check."""
+
+    check: Check
+    verdict: Verdict
+    reason: str = ""
+    transcript: str = ""
+    """What went both ways, as text."""
+    seconds: float = 0.0
+
+    def lines(self) -> list[str]:
+        """Return what a person is shown."""
+        said = {Verdict.PASSED: "ok", Verdict.FAILED: "FAIL", Verdict.ADVICE: "advice"}
+        head = f"{said.get(self.verdict, '-'):<7}{self.check.name}"
+        if self.verdict is Verdict.PASSED:
+            return [f"{head} ({self.seconds:.2f} s)"]
+        lines = [f"{head}: {self.reason}"]
+        if self.verdict is Verdict.FAILED:
+            meaning = filter(None, self.check.meaning.splitlines())
+            lines += [f"       {line}" for line in meaning]
+        if self.transcript:
+            lines += [f"       {line}" for line in self.transcript.splitlines()]
+        return lines
+
+
+async def check_worker(
+    subject: Subject, *, found: Callable[[Finding], None] | None = None
+) -> list[Finding]:
+    """
+    Make all checks that there are for such a worker.
+
+    Those of a transform worker run a few at once. Others might disturb each other:
+    what they load, or how far they have read, is in one place.
+
+    Args:
+        subject: The worker.
+        found: Called with each finding, in the order of the checks.
+
+    Raises:
+        ConfigError: If the sample can't be sent.
+        WorkerStartFailed: If the program can't be run.
+
+    """
+    _examine(subject)
+    checks = _checks(subject)
+    findings: list[Finding | None] = [None] * len(checks)
+    shown = 0
+
+    limiter = anyio.CapacityLimiter(
+        _AT_ONCE if subject.stage.kind is StageKind.TRANSFORM else 1
+    )
+
+    def show() -> None:
+        nonlocal shown
+        while shown < len(findings) and (finding := findings[shown]) is not None:
+            shown += 1
+            if found is not None:
+                found(finding)
+
+    blocked = ""
+
+    async def make(number: int) -> None:
+        nonlocal blocked
+        async with limiter:
+            findings[number] = finding = await _make(checks[number], subject, blocked)
+        if finding.check.gate and finding.verdict is Verdict.FAILED:
+            blocked = f"'{finding.check.name}' has failed"
+        show()
+
+    for some in _turns(checks):
+        if len(some) == 1:  # its errors are then not those of a group
+            await make(*some)
+            continue
+        async with anyio.create_task_group() as group:
+            for number in some:
+                group.start_soon(make, number)
+    return [finding for finding in findings if finding is not None]
+
+
+def assert_conforms(
+    command: Sequence[str] | Stage,
+    *,
+    kind: StageKind = StageKind.TRANSFORM,
+    sample: Sequence[bytes] = (),
+    ranges: bool = False,
+    timeout: float = 5.0,
+) -> None:
+    """
+    Check a worker; for a test in somebody's suite.
+
+    ::
+
+        def test_worker_keeps_to_the_protocol():
+            assert_conforms(["node", "clean.mjs"])
+
+    Args:
+        command: Program and arguments; or a stage, if there is more to say.
+        kind: Of the stage, where it is not given.
+        sample: Messages that the worker can process; by default, words.
+        ranges: Whether an extract worker is asked for ranges of offsets.
+        timeout: How long it may take for anything, in seconds.
+
+    Raises:
+        AssertionError: If a check fails; the text shows what went both ways.
+        ConfigError: If the sample can't be sent.
+        WorkerStartFailed: If the program can't be run.
+
+    """
+    if not isinstance(command, Stage):
+        dialect = dialect_class(DEFAULT).from_keys(kind, {})
+        command = Stage(
+            name="worker", command=tuple(command), kind=kind, dialect=dialect
+        )
+    subject = Subject(command, sample=sample, ranges=ranges, timeout=timeout)
+    findings = anyio.run(check_worker, subject)
+    failed = [item for item in findings if item.verdict is Verdict.FAILED]
+    if failed:
+        lines = [line for finding in failed for line in finding.lines()]
+        raise AssertionError("\n".join([summary(findings), *lines]))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return one line about all."""
+    counts = {
+        verdict: sum(1 for finding in findings if finding.verdict is verdict)
+        for verdict in Verdict
+    }
+    parts = [f"{count} {verdict.value}" for verdict, count in counts.items() if count]
+    return f"{counted(len(findings), 'check')}: {', '.join(parts)}"
+
+
+def _turns(checks: Sequence[Check]) -> Iterator[list[int]]:
+    """Yield which checks may run at once: each gate alone, and first."""
+    numbered = list(enumerate(checks))
+    yield from ([number] for number, check in numbered if check.gate)
+    for last in (False, True):
+        yield [n for n, check in numbered if not check.gate and check.last is last]
+
+
+def _checks(subject: Subject) -> list[Check]:
+    from etlstage.testing.check import extracting, speaking
+
+    extracts = subject.stage.kind is StageKind.EXTRACT
+    checks = [*(extracting.CHECKS if extracts else speaking.CHECKS)]
+    own = f"{__package__}.{subject.dialect.name}"
+    if find_spec(own) is not None:
+        checks += import_module(own).CHECKS
+    return checks
+
+
+def _examine(subject: Subject) -> None:
+    """Raise ConfigError for a message of the sample that can't be sent."""
+    if subject.stage.kind is StageKind.EXTRACT and subject.sample:
+        raise ConfigError("a sample is for workers that are given messages")
+    if subject.shape is Shape.STREAM:
+        return
+    stage = subject.stage
+    for number, message in enumerate(subject.sample, 1):
+        one = subject.dialect.one_by_one().open(
+            Side.SUPERVISOR, Limits(stage.max_message, stage.max_reply)
+        )
+        try:
+            one.send(MessagesPassed([message]))
+        except MessageRefused as error:
+            raise ConfigError(f"message {number} of the sample: {error}") from None
+
+
+async def _make(check: Check, subject: Subject, blocked: str) -> Finding:
+    if reason := blocked or check.when(subject):
+        return Finding(check, Verdict.NOT_APPLICABLE, reason)
+    began = anyio.current_time()
+    finding = Finding(check, Verdict.PASSED)
+    try:
+        await check.function(subject)
+    except WorkerFailed as error:
+        finding = Finding(check, Verdict.FAILED, error.what, error.transcript)
+    except WorkerStartFailed as error:
+        if check.gate:
+            raise
+        finding = Finding(check, Verdict.FAILED, str(error))
+    except Advice as advice:
+        finding = Finding(check, Verdict.ADVICE, str(advice), advice.transcript)
+    except (NotApplicable, MessageRefused) as why:
+        finding = Finding(check, Verdict.NOT_APPLICABLE, str(why))
+    return finding._replace(seconds=anyio.current_time() - began)

@@ -1,0 +1,1 @@
+"""What ``etlstage check`` makes of workers that are known."""

@@ -1,0 +1,151 @@
+"""Every kind of hostile worker is found, each for its own reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
+from etlstage.testing.check import Verdict
+from tests.testing.check.checked import checked, failures, said
+
+K = FaultKind
+UNASKED = "says nothing unasked"
+SILENT = "the worker owes 1 reply: for 2 seconds"
+STARTED = Moment.START
+ANY = ""
+"""It is a matter of a moment which check is the first to see it."""
+
+FAILS = [
+    (Fault(K.KILL), "answers", "the worker owes 1 reply: was killed by SIGKILL"),
+    (Fault(K.SEGFAULT), "answers", "the worker owes 1 reply: was killed by SIGSEGV"),
+    (Fault(K.ABORT), "answers", "the worker owes 1 reply: was killed by SIGABRT"),
+    (Fault(K.EXIT), "answers", "the worker owes 1 reply: exited with status 1"),
+    (Fault(K.EXIT, status=0), "answers", "exited with status 0"),
+    (Fault(K.PARTIAL), "answers", "ended its output with what is not complete: one"),
+    (Fault(K.STALL), "answers", SILENT),
+    (Fault(K.SPIN), "answers", SILENT),
+    (Fault(K.STOP), "answers", SILENT),
+    (Fault(K.SKIP), "answers", SILENT),
+    (Fault(K.NEVER_READY), "answers", "did not say that it is ready: for 2 seconds"),
+    (Fault(K.TWICE), "answers", "wrote more than its reply: one<EOM><EOP>one"),
+    (Fault(K.EXTRA_EOP), ANY, "wrote 1 reply too many: <EOP>"),
+    (
+        Fault(K.GARBAGE, at=STARTED),
+        UNASKED,
+        "asked for: stray print<EOM>; what it says",
+    ),
+    (Fault(K.WRONG_MARKER), "answers", "the worker fills batches; set batch.driver"),
+    (Fault(K.HUGE), "answers", "message is more than 67108864 bytes long"),
+    (Fault(K.CLOSE_STDOUT), "answers", "owes 1 reply: closed its stdout"),
+    (Fault(K.CLOSE_STDIN), "answers", "closed its stdin before it had read all"),
+    (
+        Fault(K.IGNORE_SIGTERM),
+        "heeds SIGTERM",
+        "the worker did not exit: for 2 seconds",
+    ),
+    (Fault(K.GRANDCHILD, message=1), "ends", "left 1 process behind"),
+    # The same, later, or only then.
+    (Fault(K.KILL, at=Moment.IDLE), ANY, "the worker was killed by SIGKILL"),
+    (
+        Fault(K.KILL, at=Moment.END),
+        "ends",
+        "was killed by SIGKILL when its stdin ended",
+    ),
+    (Fault(K.STALL, at=Moment.END), "ends", "the worker did not exit: for 2 seconds"),
+    (Fault(K.CLOSE_STDOUT, at=Moment.END), "ends", "did not exit: for 2 seconds"),
+    (Fault(K.KILL, message=100), "takes many at once", "was killed by SIGKILL"),
+    (Fault(K.KILL, equals=b""), "takes an empty message", "was killed by SIGKILL"),
+    (Fault(K.KILL, contains=b"\xff"), "takes every byte", "was killed by SIGKILL"),
+    (Fault(K.SKIP, message=3), "answers", SILENT),
+]
+
+ADVISES = [
+    (Fault(K.REFUSE), "goes on after a refusal", "it refuses all words"),
+    (
+        Fault(K.STDERR, size=5000),
+        "writes nothing to speak of to stderr",
+        "bytes to stderr for each message",
+    ),
+    (Fault(K.EXIT, at=Moment.END), "ends", "exited with status 1 when its stdin ended"),
+    (Fault(K.GARBAGE, message=6), "keeps nothing", "depends on those before it"),
+    (Fault(K.FLOOD, message=6, size=2), "keeps nothing", "depends on those before it"),
+]
+
+# A worker may take its time, and what it replies is its own matter: nobody can tell
+# these from a worker that is as it should be.
+PASSES = [
+    Fault(K.PAUSE, seconds=0.01),
+    Fault(K.CUT),
+    Fault(K.LEAK, size=1000),
+    Fault(K.GARBAGE),
+    Fault(K.FLOOD, size=3),
+]
+
+
+def command(fault: Fault) -> tuple[str, ...]:
+    """Return the command of a worker with that fault."""
+    return hostile_worker(FaultPlan.of(fault))
+
+
+def name_of(value: object) -> str:
+    """Return how a row of the table is called."""
+    if not isinstance(value, Fault):
+        return ""
+    at = value.at.value if value.at else ""
+    return f"{value.kind.value}-{at}"
+
+
+def row(*values: object) -> object:
+    """Return a row; who hangs takes its time, again and again."""
+    hangs = any("2 seconds" in str(value) for value in values)
+    return pytest.param(*values, marks=[pytest.mark.slow] if hangs else [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "reason"), [row(*each) for each in FAILS], ids=name_of
+)
+@pytest.mark.timeout(60)
+def test_hostile_worker_fails(fault: Fault, name: str, reason: str) -> None:
+    """At the check that is about it, and with what it did (issue 12)."""
+    hangs = "2 seconds" in reason
+    stage: dict[str, Any] = {"ready": fault.kind is K.NEVER_READY}
+
+    findings = checked(command(fault), timeout=2 if hangs else 10, stage=stage)
+
+    failed = failures(findings)
+    assert reason in (failed[name] if name else " ".join(failed.values()))
+
+
+@pytest.mark.parametrize(("fault", "name", "reason"), ADVISES, ids=name_of)
+@pytest.mark.timeout(60)
+def test_hostile_worker_is_advised(fault: Fault, name: str, reason: str) -> None:
+    """Of what is no breach of the protocol (issue 12)."""
+    findings = checked(command(fault))
+
+    assert failures(findings) == {}
+    assert reason in said(findings, Verdict.ADVICE)[name]
+
+
+@pytest.mark.parametrize("fault", PASSES, ids=name_of)
+@pytest.mark.timeout(60)
+def test_what_is_no_fault_passes(fault: Fault) -> None:
+    """However odd it is (issue 12)."""
+    assert failures(checked(command(fault))) == {}
+
+
+def test_every_kind_of_fault_is_in_a_table() -> None:
+    """One that is added has a row, too (issue 12)."""
+    rows = [row[0] for row in [*FAILS, *ADVISES]] + PASSES
+    assert {fault.kind for fault in rows} == set(FaultKind)
+
+
+def test_nothing_else_is_asked_of_a_worker_that_does_not_answer() -> None:
+    """One reason, and not twenty (issue 12)."""
+    findings = checked(command(Fault(K.KILL)))
+
+    assert list(failures(findings)) == ["answers"]
+    others = said(findings, Verdict.NOT_APPLICABLE)
+    assert len(others) == len(findings) - 1
+    assert "'answers' has failed" in others.values()
