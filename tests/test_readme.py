@@ -22,7 +22,7 @@ PROGRAMS: Final = dict(
     zip(
         (
             *("shout", "plain", "sdk", "supervisor", "meter", "transform", "ship"),
-            *("data source", "run", "fixtures", "properties"),
+            *("data source", "model", "unique", "run", "fixtures", "properties"),
             *("hostile", "memory", "scripted", "simulate"),
         ),
         re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
@@ -93,6 +93,12 @@ def test_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "b'one' (b'ONE',) None\nb'two' (b'TWO',) None\n"
     assert known["result"].outputs == (b"THREE",)
     assert known["outputs"] == (b"ONE",)
+
+
+def test_model() -> None:
+    """It is a function as the SDK takes it (issue 12)."""
+    clean = run("model")["clean"]
+    assert worker.run(clean, [b" a b\t", b" "]) == [[b"a b"], worker.Refuse("no name")]
 
 
 def test_function_in_this_process(

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or file, 4 drained after a signal,
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -395,5 +396,6 @@ def _wrong_usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "etlstage"
     said: str = getattr(error, "format_message")().rstrip(".")  # noqa: B009
+    said = re.sub(r"\. Did you mean (.+\?)$", r" (did you mean \1)", said)
     complain(f"{said[:1].lower()}{said[1:]}; see '{command} --help'")
     return WRONG_USAGE

@@ -86,12 +86,16 @@ def _quoted(*lines: str) -> str:
 WIDE: Final = 300  # of a box, for as many characters as there may be
 HIGH: Final = 60
 GAP: Final = 40
+ACROSS: Final = 4  # boxes in a row
+NAME: Final = 30  # characters, without the number of workers
 
 
 def _svg(plan: Plan) -> Iterator[str]:
-    width = len(plan.parts) * (WIDE + GAP) + GAP
-    kept = [i for i, part in enumerate(plan.parts) if part.dead_letters]
-    height = 2 * GAP + HIGH + (2 * GAP if kept else 0)
+    dead = any(part.dead_letters for part in plan.parts)
+    pitch = HIGH + (3 * GAP if dead else GAP)
+    rows = -(-len(plan.parts) // ACROSS)
+    width = min(len(plan.parts), ACROSS) * (WIDE + GAP) + GAP
+    height = rows * pitch + GAP
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
         f' width="{width}" height="{height}" font-family="sans-serif" font-size="13">'
@@ -102,42 +106,63 @@ def _svg(plan: Plan) -> Iterator[str]:
     )
     yield f"<title>{escape(plan.name)}</title>"
     for i, part in enumerate(plan.parts):
-        x = GAP + i * (WIDE + GAP)
-        name, what = _label(part)
-        middle = f'x="{x + WIDE // 2}" text-anchor="middle"'
-        yield (
-            f'<rect x="{x}" y="{GAP}" width="{WIDE}" height="{HIGH}" rx="6"'
-            ' fill="#eef3f8" stroke="#456"/>'
-        )
-        yield f'<text {middle} y="{GAP + 25}" font-weight="bold">{escape(name)}</text>'
-        yield f'<text {middle} y="{GAP + 45}">{escape(what)}</text>'
-        if i:
-            yield _arrow(x - GAP, GAP + HIGH // 2, x, GAP + HIGH // 2)
-    for i in kept:
-        x = GAP + i * (WIDE + GAP) + WIDE // 2
-        yield _arrow(x, GAP + HIGH, x, GAP + HIGH + GAP, dashed=True)
-        yield (
-            f'<text x="{x}" y="{2 * GAP + HIGH + 16}" text-anchor="middle">'
-            f"{LETTERS}</text>"
-        )
+        x = GAP + i % ACROSS * (WIDE + GAP)
+        y = GAP + i // ACROSS * pitch
+        yield from _box(part, x, y)
+        if i % ACROSS:
+            yield _arrow((x - GAP, y + HIGH // 2), (x, y + HIGH // 2))
+        elif i:
+            yield _arrow(*_next_row(width, y - pitch, y))
     yield "</svg>"
 
 
-def _arrow(*points: int, dashed: bool = False) -> str:
-    x1, y1, x2, y2 = points
+def _box(part: Part, x: int, y: int) -> Iterator[str]:
+    name, what = _label(part, NAME)
+    yield (
+        f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="6"'
+        ' fill="#eef3f8" stroke="#456"/>'
+    )
+    # In a picture of its own what is too long is cut.
+    yield f'<svg x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" text-anchor="middle">'
+    yield f'<text x="{WIDE // 2}" y="25" font-weight="bold">{escape(name)}</text>'
+    yield f'<text x="{WIDE // 2}" y="45">{escape(what)}</text></svg>'
+    if part.dead_letters:
+        middle, low = x + WIDE // 2, y + HIGH
+        yield _arrow((middle, low), (middle, low + GAP), dashed=True)
+        yield (
+            f'<text x="{middle}" y="{low + GAP + 16}" text-anchor="middle">'
+            f"{LETTERS}</text>"
+        )
+
+
+def _next_row(width: int, above: int, y: int) -> Iterator[tuple[int, int]]:
+    """Yield the way from the last box of a row to the first of the next."""
+    start, end, between = above + HIGH // 2, y + HIGH // 2, y - GAP // 2
+    right, left = width - GAP // 2, GAP // 2
+    yield width - GAP, start
+    yield from ((right, start), (right, between), (left, between), (left, end))
+    yield GAP, end
+
+
+def _arrow(*points: tuple[int, int], dashed: bool = False) -> str:
     dash = ' stroke-dasharray="4"' if dashed else ""
+    way = " ".join(f"{x},{y}" for x, y in points)
     return (
-        f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="black"{dash}'
+        f'<polyline points="{way}" fill="none" stroke="black"{dash}'
         ' marker-end="url(#end)"/>'
     )
 
 
-def _label(part: Part) -> tuple[str, str]:
+def _label(part: Part, longest: int | None = None) -> tuple[str, str]:
     about = dict(part.about)
     many = about.get("workers", "1;").partition(";")[0]
-    name = part.name if many == "1" else f"{part.name} x {many}"
-    what = harmless(part.what)
-    return name, what if len(what) <= LONGEST else f"{what[: LONGEST - 3]}..."
+    name = _cut(part.name, longest) if longest else part.name
+    name = name if many == "1" else f"{name} x {many}"
+    return name, _cut(harmless(part.what), LONGEST)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 FORMATS: Final[Mapping[str, Callable[[Plan], Iterator[str]]]] = {

@@ -19,7 +19,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from etlstage.config.document import Document, Place, Problem, Source, Value, excerpt
 from etlstage.config.interpolation import Interpolator, read_file
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.settings.problem import (
     Loc,
@@ -161,7 +161,10 @@ def _text(path: Path) -> str:
     try:
         raw = read_file(path, MAX_BYTES)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        folder = path.parent
+        names = [name.name for name in folder.iterdir()] if folder.is_dir() else []
+        close = guess(path.name, names)
+        raise ConfigError(f"{path}: no such file{close}") from None
     except IsADirectoryError:
         inside = path / "pipeline.yaml"
         hint = f" (did you mean {inside}?)" if inside.is_file() else ""

@@ -320,7 +320,9 @@ class ChildProcess:
     @property
     def cause(self) -> str:
         """The error that ended it, where its stderr says so; else empty."""
-        if not self.status or self.status < 0 or self._signalled:
+        # So Python ends of what nobody has caught. With any other status, a traceback
+        # is that of an exception which it has survived.
+        if self.status != 1 or self._signalled:
             return ""
         return cause_of(self._stderr.tail)
 

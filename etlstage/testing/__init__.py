@@ -24,8 +24,10 @@ wants it to be given, with everything kept that goes both ways::
 
 A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`.
 
-Strategies for Hypothesis are in :mod:`etlstage.testing.strategies`; they need the
-extra ``testing``, nothing else here does.
+:mod:`etlstage.testing.strategies` draws messages, cuts, faults and stages for Hypothesis;
+:func:`given_worker` tries a property of a worker's replies, and a :class:`WorkerMachine`
+compares a stage with a model. These three need the extra ``testing``, nothing else here
+does. Fixtures for pytest are in :mod:`etlstage.testing.plugin`.
 
 Names are imported when they are used: the plugin for pytest is imported by each run of
 it, wherever this package is installed.

@@ -65,13 +65,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _mix(self) -> None:
         """Change the order of tasks that are ready; callbacks stay where they are."""
         ready: deque[asyncio.Handle] = vars(self)["_ready"]
+        if len(ready) < 2 or self._draw is None:
+            return
         found = [
             (task_number, place, handle)
             for place, handle in enumerate(ready)
             if (task_number := _number_of(handle))
         ]
-        if len(found) < 2 or self._draw is None:
-            return
         places = [place for _, place, _ in found]
         found.sort()
         self._draw.shuffle(found)
@@ -98,6 +98,8 @@ class _Selector(selectors.DefaultSelector):
     ) -> list[tuple[selectors.SelectorKey, int]]:
         if self._turn is not None:
             self._turn()
+            if timeout == 0:
+                return []  # somebody goes on: that costs no look at the descriptors
         # Without a timer there is no time to jump to: only a thread can go on.
         if timeout is None or timeout <= 0:
             return super().select(timeout)

@@ -111,7 +111,7 @@ class WorkerUnderTest:
     ) -> None:
         self.stage = stage
         self.timeout = timeout
-        self.transcript = Transcript()
+        self.transcript: Transcript = Transcript()
         limits = Limits(stage.max_message, stage.max_reply)
         self.session: Session = stage.dialect.open(Side.SUPERVISOR, limits)
         self.events: list[Event] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from signal import SIGKILL
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -22,12 +22,15 @@ from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing.clock import VirtualLoop
 from etlstage.testing.factories import Tested, stage_of
+from etlstage.testing.fault import FaultPlan
+from etlstage.testing.faulty import FaultyLaunch
 from etlstage.testing.strategies import batches
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
 __all__ = ("WorkerMachine",)
 
 T = TypeVar("T")
+Expected: TypeAlias = list[bytes] | worker.Refuse
 
 _PATIENCE: Final = 60.0  # seconds for one step
 _PATIENT: Final[Mapping[str, Any]] = {
@@ -61,6 +64,8 @@ class WorkerMachine(RuleBasedStateMachine):
         options: Of :class:`~etlstage.Stage`; how often a worker may be restarted, and a
             message be tried again, is this machine's.
         messages: Draws what is asked at once; by default up to five messages.
+        faults: Draws what is done to the workers beside that; then a message may be lost,
+            but what comes out is right. See :func:`~etlstage.testing.strategies.fault_plans`.
         keeps_state: Whether a reply depends on what came before: then nobody can say
             what is right when a worker is killed while it holds messages.
 
@@ -69,6 +74,7 @@ class WorkerMachine(RuleBasedStateMachine):
     tested: ClassVar[Tested]
     options: ClassVar[Mapping[str, Any]] = {}
     messages: ClassVar[st.SearchStrategy[list[bytes]] | None] = None
+    faults: ClassVar[st.SearchStrategy[FaultPlan] | None] = None
     keeps_state: ClassVar[bool] = False
 
     def model(self, asked: Any) -> Iterable[bytes]:  # noqa: ANN401 - by the stage
@@ -85,27 +91,31 @@ class WorkerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         tested = type(self).tested  # of an instance a script would be a method
-        stage, launch = stage_of(tested, **{**self.options, **_PATIENT})
-        self._shape = stage.dialect.shape
-        markers = getattr(stage.dialect, "markers", None)
-        usual = batches(markers, max_size=min(5, stage.batch.size))
-        self._drawn = usual if self.messages is None else self.messages
+        self._stage, launch = stage_of(tested, **{**self.options, **_PATIENT})
         self._launch = _Watched(launch)
-        supervisor = AsyncSupervisor(stage, launch=self._launch)
-        self._supervisor = _Held(supervisor, virtual=callable(tested))
+        markers = getattr(self._stage.dialect, "markers", None)
+        usual = batches(markers, max_size=min(5, self._stage.batch.size))
+        self._drawn = usual if self.messages is None else self.messages
+        self._supervisor: _Held
 
     # --- rules --------------------------------------------------------------
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
         """Start the workers."""
+        launch: Launch = self._launch
+        if self.faults is not None:
+            plan = data.draw(self.faults, label="faults")
+            launch = FaultyLaunch(launch, {self._stage.name: plan})
+        supervisor = AsyncSupervisor(self._stage, launch=launch)
+        self._supervisor = _Held(supervisor, virtual=callable(type(self).tested))
         self._supervisor.open()
 
     @rule(data=st.data())
     def ask_some(self, data: st.DataObject) -> None:
         """Ask messages, or a batch."""
         messages = data.draw(self._drawn, label="messages")
-        self._compare(messages, self.ask(messages), whole=True)
+        self._compare(messages, self.ask(messages), whole=self.faults is None)
 
     @rule()
     def restart(self) -> None:
@@ -128,7 +138,8 @@ class WorkerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Stop the workers."""
-        self._supervisor.close()
+        if hasattr(self, "_supervisor"):
+            self._supervisor.close()
 
     # --- how ----------------------------------------------------------------
 
@@ -159,43 +170,47 @@ class WorkerMachine(RuleBasedStateMachine):
                 refused.
 
         """
-        if self._shape is Shape.MESSAGE:
+        if self._stage.dialect.shape is Shape.MESSAGE:
             for result in results:
                 expected = self._expected(result.message)
-                assert _agree(expected, [result]), _difference(expected, [result])
+                assert self._agree(expected, [result]), _difference(expected, [result])
             return
         expected = self._expected(messages)
-        if whole and self._shape is Shape.BATCH and isinstance(expected, list):
-            assert _agree(expected, results), _difference(expected, results)
+        if (
+            whole
+            and self._stage.dialect.shape is Shape.BATCH
+            and isinstance(expected, list)
+        ):
+            assert self._agree(expected, results), _difference(expected, results)
         else:
             # Halved, or as large as the worker wants: in some parts it must fit.
             assert self._fits(results), _difference(expected, results)
 
     def _fits(self, results: list[Result]) -> bool:
         return not results or any(
-            _agree(self._expected([r.message for r in results[:n]]), results[:n])
+            self._agree(self._expected([r.message for r in results[:n]]), results[:n])
             and self._fits(results[n:])
             for n in range(1, len(results) + 1)
         )
 
-    def _expected(self, asked: bytes | list[bytes]) -> list[bytes] | worker.Refuse:
+    def _agree(self, expected: Expected, results: Sequence[Result]) -> bool:
+        """Return whether an exchange came out so; its last message has the reply."""
+        errors = [result.error for result in results if result.error is not None]
+        if errors and len(results) == 1 and self.faults is not None:
+            return True
+        if isinstance(expected, worker.Refuse):
+            # A batch is halved until the message at fault is refused alone.
+            return len(results) == 1 and isinstance(results[0].error, RefusedByWorker)
+        outputs = [result.outputs for result in results]
+        wanted = [()] * (len(results) - 1) + [tuple(expected)] * bool(results)
+        return outputs == wanted and not errors
+
+    def _expected(self, asked: bytes | list[bytes]) -> Expected:
         (expected,) = worker.run(self.model, [asked], on_error="exit")
         return expected
 
 
-def _agree(expected: list[bytes] | worker.Refuse, results: Sequence[Result]) -> bool:
-    """Return whether an exchange came out as expected; the last message has its reply."""
-    if isinstance(expected, worker.Refuse):
-        # A batch is halved until the message at fault is refused alone.
-        return len(results) == 1 and isinstance(results[0].error, RefusedByWorker)
-    outputs = [result.outputs for result in results]
-    wanted = [()] * (len(results) - 1) + [tuple(expected)] * bool(results)
-    return outputs == wanted and not any(result.error for result in results)
-
-
-def _difference(
-    expected: list[bytes] | worker.Refuse, results: Sequence[Result]
-) -> str:
+def _difference(expected: Expected, results: Sequence[Result]) -> str:
     shown = [(r.message, str(r.error) if r.error else r.outputs) for r in results]
     return f"the model says {expected!r}, the workers {shown!r}"
 

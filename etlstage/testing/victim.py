@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from signal import SIGKILL, SIGTERM, Signals
-from typing import Protocol
+from typing import Any, Protocol
 
 from etlstage.testing.spoiler import repeated
 from etlstage.transport import Child, Readable
@@ -77,11 +78,11 @@ class Victim:
         self.pretended: int | None = None
         self.ignores: bool = False
         self.released: bool = False
-        self.pid = inner.pid
-        self.stderr = _Stderr(inner.stderr)
+        self.pid: int = inner.pid
+        self.stderr: _Stderr = _Stderr(inner.stderr)
         self.status: Status | None = None
-        self.kill_heirs = inner.kill_heirs
-        self.deserted = inner.deserted
+        self.kill_heirs: Callable[[], int] = inner.kill_heirs
+        self.deserted: Callable[[], Coroutine[Any, Any, None]] = inner.deserted
         self._happened = happened
 
     def __repr__(self) -> str:
@@ -131,7 +132,7 @@ class _Stderr:
     def __init__(self, inner: Readable) -> None:
         self._inner = inner
         self._more: deque[bytes] = deque()
-        self.stop_waiting = inner.stop_waiting
+        self.stop_waiting: Callable[[], None] = inner.stop_waiting
 
     def say(self, data: bytes | None, size: int) -> None:
         """Write so many bytes, in lines."""
@@ -160,7 +161,7 @@ class Status:
         """Whether nothing ever comes."""
         self._inner = inner
         self._scene = scene
-        self.stop_waiting = inner.stop_waiting
+        self.stop_waiting: Callable[[], None] = inner.stop_waiting
 
     def read(self, size: int, /) -> bytes | None:
         """Return what is there."""

@@ -144,12 +144,31 @@ def test_picture(etlstage: Etlstage, pipeline: Path) -> None:
         r"printf 'a\nb\nc\n'",
         "upper",
         f"python '<{'x' * 28}...",
+        "dead letters",
         "load",
         "python keep.py",
-        "dead letters",
     ]
-    lines = list(root.iter("{http://www.w3.org/2000/svg}line"))
-    assert [line.get("stroke-dasharray") for line in lines] == [None, None, "4"]
+    lines = list(root.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert [line.get("stroke-dasharray") for line in lines] == ["4", None, None]
+
+
+def test_picture_of_many_stages(etlstage: Etlstage, pipeline: Path) -> None:
+    """In rows, names cut, and all of it within its edges (issue 11)."""
+    more = (
+        f"  - {{name: {'n' * 40}{i}, worker: {{command: [cat]}}}}" for i in range(5)
+    )
+    head, end = pipeline.read_text().split("load:")
+    pipeline.write_text("\n".join((head.rstrip(), *more, f"load:{end}")))
+    result = etlstage("graph", "pipeline.yaml", "--format", "svg")
+    root = ET.fromstring(result.stdout)  # noqa: S314 - our own
+    boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
+    places = [(int(box.get("x", "")), int(box.get("y", ""))) for box in boxes]
+    assert len(set(places)) == 8
+    assert [y for _, y in places] == [places[0][1]] * 4 + [places[4][1]] * 4
+    assert int(root.get("width", "")) == places[3][0] + 300 + 40
+    assert int(root.get("height", "")) > places[4][1] + 60
+    texts = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count(f"{'n' * 27}...") == 5
 
 
 def test_format_that_is_none(etlstage: Etlstage, pipeline: Path) -> None:

@@ -12,7 +12,7 @@ from tests.cli.conftest import Etlstage
     ("arguments", "error"),
     [
         ([], "missing command; see 'etlstage --help'"),
-        (["rum"], "no such command 'rum'. Did you mean 'run'?; see 'etlstage --help'"),
+        (["rum"], "no such command 'rum' (did you mean 'run'?); see 'etlstage --help'"),
         (["run"], "missing argument 'FILE'; see 'etlstage run --help'"),
         (["init"], "missing argument 'DIR'; see 'etlstage init --help'"),
         (["run", "--bug", "a"], "no such option: --bug"),

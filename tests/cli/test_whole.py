@@ -75,7 +75,7 @@ def run(folder: Path, count: int) -> list[tuple[int, str]]:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("count", [0, 1, 3_000, 1_000_000])
+@pytest.mark.parametrize("count", [0, 1, 100_000])
 def test_rows_are_exactly_those_expected(tmp_path: Path, count: int) -> None:
     """Whatever the number of records, none is missing and none comes twice."""
     assert run(tmp_path, count) == [

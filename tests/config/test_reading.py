@@ -322,6 +322,14 @@ def test_missing_file(path: Path) -> None:
         read(Path("nowhere/p.yaml"))
 
 
+def test_file_of_another_name(path: Path) -> None:
+    """It is likely to be meant (issue 11)."""
+    path.write_text("")
+    close = rf"no such file \(did you mean '{path.name}'\?\)$"
+    with pytest.raises(ConfigError, match=close):
+        read(path.with_suffix(".yml"))
+
+
 def test_directory(path: Path) -> None:
     """Naming the folder instead of the file is a common slip."""
     with pytest.raises(ConfigError) as caught:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from etlstage.config.reading import read
 from etlstage.config.schema import pipeline_schema, schema_text
 from etlstage.config.stages import stage_of
 from etlstage.settings.definition import Section, Setting, section_in
+from tests.reference import TABLE, schemas, table
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
@@ -52,14 +53,6 @@ def settings(
         inner = section_in(setting.kind)
         if inner is not None:
             yield from settings(inner, *above, key)
-
-
-def schemas(schema: Mapping[str, Any], *above: str) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas of all keys, with where they stand."""
-    for form in (schema, schema.get("items", {}), *schema.get("anyOf", ())):
-        for key, inner in form.get("properties", {}).items():
-            yield ".".join((*above, key)), inner
-            yield from schemas(inner, *above, key)
 
 
 def test_schema_is_one() -> None:
@@ -209,6 +202,12 @@ def test_manual_lists_every_key_with_its_default(tmp_path: Path) -> None:
     # As it is, it is a pipeline, with one number for the workers.
     path.write_text(ENDS + listing)
     assert load(path)[0].transform[0].written["workers"].max == 1
+
+
+def test_table_of_keys_is_that_of_the_definition() -> None:
+    """Otherwise: python -m tests.reference (issue 11)."""
+    (written,) = TABLE.findall(README)
+    assert written.splitlines() == table().splitlines()
 
 
 def load_listing(path: Path) -> list[str]:

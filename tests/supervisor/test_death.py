@@ -372,3 +372,17 @@ async def test_cause_leads_the_error() -> None:
         f"{cause}; exited with status 1"
     ] * len(result.error.attempts)
     assert {event.cause for event in exits if event.status} == {cause}
+
+
+async def test_exception_that_was_survived_is_no_cause() -> None:
+    """It is among the last lines still, and the death had another (issue 11)."""
+    code = (
+        "import os, sys, traceback\ntry:\n  {}['key']\nexcept KeyError:\n"
+        "  traceback.print_exc()\nsys.stdin.readline(); os._exit(7)"
+    )
+    run = Stage(name="t", command=(sys.executable, "-c", code))
+    with anyio.fail_after(15):
+        async with AsyncSupervisor(run) as supervisor:
+            (result,) = await supervisor.submit([b"x"])
+    assert str(result.error).startswith("stage t: worker t-1 (pid ")
+    assert "KeyError: 'key'" in str(result.error)

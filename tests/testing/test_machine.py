@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 from hypothesis import Phase, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from etlstage import worker as sdk
@@ -21,6 +22,7 @@ from etlstage.testing import (
     WorkerMachine,
     hostile_worker,
 )
+from etlstage.testing.strategies import fault_plans
 
 FEW: Final = settings(
     deadline=None, max_examples=6, stateful_step_count=8, database=None
@@ -47,6 +49,14 @@ class Upper(WorkerMachine):
         if any(b"x" in message for message in messages):
             raise sdk.Refuse("x")
         return [message.upper() for message in messages]
+
+
+class Suffering(Upper):
+    """The same, which is killed, and worse."""
+
+    faults = fault_plans(
+        {FaultKind.KILL, FaultKind.EXIT, FaultKind.PARTIAL, FaultKind.CUT}
+    )
 
 
 class Asking(Upper):
@@ -118,13 +128,20 @@ class Knowing(WorkerMachine):
         assert result.outputs == expected
 
 
-@pytest.mark.parametrize("machine", [Upper, Asking, Batches, Knowing])
+class Wrong(Remembering):
+    """Suffering is no excuse for a reply that is wrong."""
+
+    faults = st.just(FaultPlan.of(Fault(FaultKind.KILL, message=9)))
+
+
+@pytest.mark.parametrize("machine", [Upper, Suffering, Asking, Batches, Knowing])
 def test_stage_that_does_as_its_model(machine: type[WorkerMachine]) -> None:
     """Whenever its workers are killed (issue 12)."""
     run_state_machine_as_test(machine, settings=FEW)
 
 
-def test_stage_that_does_not() -> None:
+@pytest.mark.parametrize("machine", [Remembering, Wrong])
+def test_stage_that_does_not(machine: type[WorkerMachine]) -> None:
     """The messages are as short as they can be (issue 12)."""
     with pytest.raises(AssertionError, match=r"the model says \[b''\], the workers"):
-        run_state_machine_as_test(Remembering, settings=MANY)
+        run_state_machine_as_test(machine, settings=MANY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,12 +28,13 @@ from etlstage.testing.simulate import (
 )
 from etlstage.testing.simulate.__main__ import main
 
+SOME = range(60)
 ALL = ErrorPolicy(budget=ErrorBudget(share=1.0))
 
 
 def test_three_stages_keep_what_is_promised() -> None:
     """In a sample; many more were run."""
-    simulate(three_stages, range(60))
+    simulate(three_stages, SOME)
 
 
 # --- what is planted is found ---------------------------------------------------------
@@ -74,48 +76,38 @@ async def skip(_: MemoryDeadLetters) -> None:
 PLANTED = {
     "a message is forgotten when its worker dies": (
         (dispatch, "judge", forget),
-        5,
         "the run was not over within 300 s",
     ),
     "a message is not tried again": (
         (dispatch, "judge", blame),
-        98,
         "is dead-lettered, and is not at fault",
     ),
     "order is not kept": (
         (submission.Submission, "__init__", disorder),
-        10,
-        "order: ",
+        "is loaded before|is dead-lettered as number",
     ),
     "replies are not verified": (
         (MarkerDialect, "counts", False),
-        26,
-        "is not durable",
+        "is not dead-lettered|is not durable|is lost",
     ),
     "positions do not wait for the sink": (
         (Pipeline, "_acknowledge", hasten),
-        1,
-        "is not durable",
+        "is stored, but .* is not durable",
     ),
     "positions do not wait for dead letters": (
         (MemoryDeadLetters, "sync", skip),
-        2,
-        "is not durable",
+        "is stored, but .* is not durable",
     ),
 }
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_bug_is_found(name: str) -> None:
-    """In retry, order, pairing and commit; by a seed that is known to find it."""
-    (where, what, bug), seed, why = PLANTED[name]
-    simulate(three_stages, [seed])
-    with (
-        patch.object(where, what, bug),
-        pytest.raises(SimulationFailed, match=why) as found,
-    ):
-        simulate(three_stages, [seed])
-    assert found.value.seed == seed
+    """In retry, order, pairing and commit; soon, and where there is none otherwise."""
+    bug, why = PLANTED[name]
+    with patch.object(*bug), pytest.raises(SimulationFailed, match=why) as found:
+        simulate(three_stages, SOME)
+    simulate(three_stages, [found.value.seed])
 
 
 # --- one's own stages -----------------------------------------------------------------
@@ -242,48 +234,45 @@ def test_stage_needs_work() -> None:
 # --- stories --------------------------------------------------------------------------
 
 
-def story(seed: int) -> str:
+def story() -> str:
     """Return what is told of a seed that fails by a planted bug."""
     with (
         patch.object(dispatch, "judge", forget),
         pytest.raises(SimulationFailed) as found,
     ):
-        simulate(three_stages, [seed])
+        simulate(three_stages, SOME)
     return str(found.value)
 
 
 def test_failing_seed_tells_its_story() -> None:
     """What happened, in order, with virtual times; and the same again."""
-    told = story(5)
+    told = story()
     first, *lines = told.splitlines()
-    assert first == "seed 5: the run was not over within 300 s"
+    assert re.fullmatch(r"seed \d+: the run was not over within 300 s", first)
     assert lines[0].split()[:2] == ["0.000", "s"]
     assert any(": start 1" in line for line in lines)
     assert any(": fault " in line for line in lines)
     assert any("log: worker is restarted" in line for line in lines)
     assert lines[-1].endswith("VIOLATION: the run was not over within 300 s")
-    assert story(5) == told
+    assert story() == told
 
 
 PROGRAM = """
-from unittest.mock import patch
-from tests.testing.test_simulate import *
-print(story(5))
+from tests.testing.test_simulate import story
+print(story())
 """
 
 
 def test_other_process_tells_the_same_story() -> None:
     """Whatever the seed of its hashes."""
-    told = story(5)
-    for seed in ("1", "2"):
-        again = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert again.stdout.strip() == told
+    again = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert again.stdout.strip() == story()
 
 
 # --- the command ----------------------------------------------------------------------
@@ -301,12 +290,12 @@ def test_command_runs_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_command_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     """And goes on."""
-    with patch.object(dispatch, "judge", forget):
-        assert main(["--seeds", "5:8"]) == 1
+    with patch.object(Pipeline, "_acknowledge", hasten):
+        assert main(["--seeds", "0:10"]) == 1
     told = capsys.readouterr().out
-    assert told.startswith("seed 5: ")
-    assert "\nseed 7: " in told
-    assert told.endswith(": 2 failed\n")
+    stories = re.findall(r"^seed \d: ", told, flags=re.MULTILINE)
+    assert len(stories) > 1
+    assert told.endswith(f": {len(stories)} failed\n")
 
 
 @pytest.mark.parametrize("text", ["x", "5:5", "9:5", ":", "1:x"])

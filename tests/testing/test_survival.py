@@ -105,21 +105,21 @@ async def test_random_faults(scenario: tuple[Stage, FaultPlan, list[bytes]]) -> 
             assert failed == []
 
 
-# --- a million ------------------------------------------------------------------------
+# --- many -----------------------------------------------------------------------------
 
-COUNT = 1_000_000
-CULPRITS = 25
+COUNT = 200_000
+CULPRITS = 5
 
 
 def numbered(at: int) -> bytes:
-    """Return message number ``at``; 25 of a million are poison, spread over all."""
+    """Return message number ``at``; some are poison, spread over all."""
     poison = at % (COUNT // CULPRITS) == 17_713
     return b"%s %d" % (POISON if poison else b"message", at)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-async def test_a_million_messages_through_workers_that_crash(
+@pytest.mark.timeout(300)
+async def test_many_messages_through_workers_that_crash(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each about every 2,000 messages; what kills always is found, the rest arrives."""
@@ -162,7 +162,7 @@ async def test_a_million_messages_through_workers_that_crash(
     assert (account.failed, account.lost) == (0, 0)
     restarts = sum(log["event"] == "worker is restarted" for log in logs)
     # What was answered in the block of a culprit is done again, by young processes.
-    assert 300 < restarts < 1500
+    assert 60 < restarts < 300
     assert left(token) == {}
     with capsys.disabled():
         print(f" {report.seconds:.1f} s, {restarts} restarts", end=" ")  # noqa: T201

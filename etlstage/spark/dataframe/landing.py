@@ -131,7 +131,7 @@ class FrameLanding(Landing):
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
         """Say what is written; make of an error one of the sink, failed for good."""
-        self.activity = f"writing {what or 'the output'}".rstrip()
+        self.activity: str = f"writing {what or 'the output'}".rstrip()
         try:
             yield
         except SinkFailed as error:

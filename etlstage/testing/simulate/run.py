@@ -13,7 +13,6 @@ import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from typing import Final
 
 import anyio
 
@@ -36,9 +35,6 @@ __all__ = ("Draw", "SimulationFailed", "simulate")
 
 Draw = Callable[[random.Random], Scenario]
 """Draws what a seed runs, from that alone."""
-
-
-_AT_ONCE: Final = 50  # seeds whose garbage is collected at once
 
 
 class SimulationFailed(AssertionError):
@@ -76,7 +72,7 @@ def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
 
     """
     with no_garbage() as collect:
-        for number, seed in enumerate(seeds):
+        for seed in seeds:
             why = _Simulation(draw, seed).run()
             if why:
                 again = _Simulation(draw, seed, told=True)
@@ -84,8 +80,7 @@ def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
                 if found != why:
                     again.tell(f"the first time it was: {why}")
                 raise SimulationFailed(seed, why, again.story)
-            if number % _AT_ONCE == _AT_ONCE - 1:
-                collect()
+            collect()
 
 
 class _Simulation:
