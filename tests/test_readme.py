@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from etlstage import AsyncSupervisor, Pipeline, Stage, worker
+from tests.examples.languages import ANY_MARKERS
 
 README: Final = (Path(__file__).parents[1] / "README.md").read_text()
 PROGRAMS: Final = dict(
@@ -173,7 +174,7 @@ def typed(steps: list[tuple[str, str]]) -> None:
 
 def timeless(text: str) -> list[str]:
     """Return the lines without times, and without the room that they take."""
-    time = re.compile(r" *\(?\d+\.\d+(?= s|$)")
+    time = re.compile(r" *\(?\d+\.\d+(?= s|$|  std)")
     return [time.sub(" #", line) for line in text.splitlines()]
 
 
@@ -187,3 +188,18 @@ def test_from_nothing_to_a_pipeline() -> None:
 def test_simulation() -> None:
     """Of one's own stages (issue 12)."""
     run("simulate")["test_stages_come_through"]()
+
+
+@pytest.mark.slow  # a worker that does not answer is waited for
+@pytest.mark.timeout(120)
+def test_workers_with_a_bug(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found is what there is (issue 12)."""
+    heading = "### Three workers with a bug"
+    below = README.split(f"\n{heading}\n", 1)[1].split("\n### ", 1)[0]
+    for program in re.findall(r"```(?:python|sh|js)\n(.*?)```", below, flags=re.DOTALL):
+        (name,) = re.findall(r"^(?:#|//) (\w+\.\w+)$", program, flags=re.MULTILINE)
+        (folder / name).write_text(program)
+        (folder / name).chmod(0o700)
+    node = Path(ANY_MARKERS[-1].interpreter[0])  # it may have come as a wheel
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{node.parent}")
+    typed(dialogue(heading, below.count("```console")))
