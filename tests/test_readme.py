@@ -24,7 +24,7 @@ PROGRAMS: Final = dict(
         (
             *("shout", "plain", "sdk", "supervisor", "meter", "transform", "ship"),
             *("data source", "model", "unique", "run", "fixtures", "properties"),
-            *("hostile", "memory", "scripted", "simulate"),
+            *("faulty", "hostile", "memory", "scripted", "simulate"),
         ),
         re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
         strict=True,  # whoever adds one tries it here
@@ -144,6 +144,13 @@ def test_hostile_worker_and_ends_in_memory() -> None:
     clean = Stage(name="clean", command=(sys.executable, "clean.py"))
     report = run("memory", Pipeline=Pipeline, stage=clean)["report"]
     assert report.status == "done"
+
+
+def test_faults_from_outside() -> None:
+    """A worker that knows none is killed with a message, which is answered then."""
+    stage = Stage(name="clean", command=(sys.executable, "clean.py"))
+    known = run("faulty", AsyncSupervisor=AsyncSupervisor, stage=stage)
+    assert [result.error for result in known["results"]] == [None] * 8
 
 
 def test_scripted_worker() -> None:

@@ -126,6 +126,13 @@ def _run(
         int,
         typer.Option(metavar="MIB", min=1, help="How much is kept of each, in MiB."),
     ] = 256,
+    faults: Annotated[
+        bool,
+        typer.Option("--faults", help="Let the file's faults happen to its workers."),
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="For faults with a probability.")
+    ] = 0,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Tell only what is wrong.")
     ] = False,
@@ -143,12 +150,8 @@ def _run(
 ) -> int:
     """Run a pipeline to its end."""
     from etlstage.cli.run import run_file
+    from etlstage.cli.trial import Trial
 
-    recordings = None
-    if record is not None:
-        from etlstage.cli.recordings import recording_folder
-
-        recordings = recording_folder(record, record_limit << 20)
     verbosity = Verbosity(debug, quiet, log_level, log_format)
     return run_file(
         file,
@@ -156,7 +159,7 @@ def _run(
         report=report,
         html=report_html,
         metrics=metrics,
-        recordings=recordings,
+        trial=Trial(record, record_limit << 20, seed if faults else None),
         verbosity=verbosity,
     )
 

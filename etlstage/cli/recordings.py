@@ -37,10 +37,9 @@ def recording_folder(path: Path, limit: int) -> RecordingFolder:
     return folder
 
 
-def tell_recordings(folder: RecordingFolder, *, quiet: bool) -> None:
+def tell_recordings(folder: RecordingFolder) -> None:
     """Say how many there are, and which are not complete."""
     for problem in folder.problems:
         complain(problem)
-    if not quiet:
-        said = f"{counted(folder.count, 'conversation')} recorded in {folder.path}"
-        Screen().print(said, soft_wrap=True, highlight=False, markup=False)
+    said = f"{counted(folder.count, 'conversation')} recorded in {folder.path}"
+    Screen().print(said, soft_wrap=True, highlight=False, markup=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -23,17 +22,13 @@ from etlstage.cli.metrics import MetricsServer
 from etlstage.cli.progress import show_lines, show_table
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
+from etlstage.cli.trial import PLAIN, Trial
 from etlstage.cli.verbosity import NORMAL, Verbosity
-from etlstage.config.build import pipeline_from_here
 from etlstage.config.reading import Changes
 from etlstage.pipeline.dead_letter.cause import Causes
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry.log import Log
-from etlstage.transport import Launch, launch_over_pipes
-
-if TYPE_CHECKING:
-    from etlstage.testing.recorder import RecordingFolder
 
 __all__ = ("exit_code", "run_file", "run_pipeline", "watch")
 
@@ -47,7 +42,7 @@ def run_file(
     report: Path | None = None,
     html: Path | None = None,
     metrics: str | None = None,
-    recordings: RecordingFolder | None = None,
+    trial: Trial = PLAIN,
     verbosity: Verbosity = NORMAL,
 ) -> int:
     """
@@ -59,7 +54,7 @@ def run_file(
         report: Where the closing report goes as JSON, or None.
         html: Where it goes as a page for people, or None.
         metrics: Address at which metrics are served meanwhile, or None.
-        recordings: Where the conversations with its workers go, or None.
+        trial: Whether its workers are recorded, or have the faults in the file.
         verbosity: How much is told, and how.
 
     Raises:
@@ -70,10 +65,7 @@ def run_file(
     with ExitStack() as stack:
         server = MetricsServer(metrics) if metrics is not None else None
         meter = server.meter if server is not None else None
-        launch = _launch(recordings)
-        pipeline = pipeline_from_here(file, changes, meter=meter, launch=launch)
-        if recordings is not None:
-            recordings.secrets = pipeline.secrets
+        pipeline = trial.build(file, changes, meter)
         signals = stack.enter_context(Signals())
         place = stack.enter_context(ReportFile(report)) if report else None
         leaf = stack.enter_context(ReportFile(html)) if html else None
@@ -84,23 +76,12 @@ def run_file(
         try:
             return exit_code(result, debug=verbosity.debug)
         finally:
-            if recordings is not None:
-                from etlstage.cli.recordings import tell_recordings
-
-                tell_recordings(recordings, quiet=verbosity.quiet)
+            if not verbosity.quiet:
+                trial.tell()
             if place is not None:
                 place.write(f"{json.dumps(result.to_dict(), indent=2)}\n")
             if leaf is not None and history is not None:
                 leaf.write(_page(result, pipeline, history))
-
-
-def _launch(recordings: RecordingFolder | None) -> Launch | None:
-    """Return what starts the workers, unless it is what always does."""
-    if recordings is None:
-        return None
-    from etlstage.testing.recorder import RecordedLaunch  # for few runs
-
-    return RecordedLaunch(launch_over_pipes, recordings)
 
 
 def _page(report: Report, pipeline: Runner, history: History) -> str:

@@ -6,12 +6,13 @@ Nothing is started here. A pipeline that was built and never run leaves no trace
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from etlstage.config.document import Document
+from etlstage.config.fault import FaultKeys
 from etlstage.config.loader import examine, load
 from etlstage.config.model import (
     DeadLetterKeys,
@@ -99,6 +100,7 @@ def pipeline_from_yaml(
 
     """
     keys, document = load(path, changes)
+    _refuse_faults(keys, document)
     if trial is not None:
         keys = trial.keys(keys)
     return _Builder(keys, document, spark, trial).runner()
@@ -109,7 +111,8 @@ def pipeline_from_here(
     changes: Changes = UNCHANGED,
     *,
     meter: Meter | None = None,
-    launch: Launch | None = None,
+    launch: Callable[[Sequence[FaultKeys]], Launch] | None = None,
+    faults: bool = False,
 ) -> Runner:
     """
     Build the same, once all that the file names is found on this machine.
@@ -118,7 +121,9 @@ def pipeline_from_here(
         path: The file.
         changes: What is laid over it.
         meter: Where to count what happens in its stages.
-        launch: What starts its workers, in place of what does for all others.
+        launch: Returns, for the faults in the file, what starts its workers, in place
+            of what does for all others.
+        faults: Whether its faults are wanted.
 
     Raises:
         ConfigError: If anything is wrong, or is not there; or if there is a launch and
@@ -126,13 +131,26 @@ def pipeline_from_here(
 
     """
     keys, document = examine(path, changes)
+    if not faults:
+        _refuse_faults(keys, document)
+    elif not keys.faults:
+        raise ConfigError(f"--faults: {document.path} has no key faults")
     if launch is not None and keys.engine != "local":
         raise ConfigError(
             f"{document.where(('engine',))}: engine {keys.engine} starts workers in"
             " Spark's executors, where they can't be recorded, nor be given faults; add"
             " --set engine=local"
         )
-    return _Builder(keys, document, None, None, meter, launch).runner()
+    starts = launch(keys.faults) if launch is not None else None
+    return _Builder(keys, document, None, None, meter, starts).runner()
+
+
+def _refuse_faults(keys: PipelineKeys, document: Document) -> None:
+    if keys.faults:
+        raise ConfigError(
+            f"{document.where(('faults',))}: faults are for etlstage run --faults: they"
+            " do harm on purpose"
+        )
 
 
 def state_folder(document: Document) -> Path:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from etlstage.config.case import CaseKeys
+from etlstage.config.fault import FaultKeys
 from etlstage.config.stages import StageKeys, stage_section
 from etlstage.messages import StageKind
 from etlstage.settings.definition import (
@@ -271,5 +272,7 @@ class PipelineKeys(Keys):
     """Where messages end: a DataFrame or a worker."""
     tests: tuple[CaseKeys, ...] = ()
     """Tests of the stages, for etlstage test."""
+    faults: tuple[FaultKeys, ...] = ()
+    """What goes wrong with workers in a trial, for etlstage run --faults."""
     dead_letters: DeadLetterKeys | None = None
     """Where a copy of each run's dead letters goes, besides their files."""

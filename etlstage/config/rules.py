@@ -39,6 +39,7 @@ def broken_rules(data: Mapping[str, Value]) -> Iterator[Problem]:
     yield from _orders(data)
     yield from _names(data)
     yield from case_rules(data, data.get("tests"))
+    yield from _faults(data)
 
 
 def case_rules(data: Mapping[str, Value], cases: Value) -> Iterator[Problem]:
@@ -75,6 +76,20 @@ def case_rules(data: Mapping[str, Value], cases: Value) -> Iterator[Problem]:
             elif reads:
                 text = "needs the key input_rows: the extract stage is a DataFrame"
                 yield broken(here, text, at_key=False)
+
+
+def _faults(data: Mapping[str, Value]) -> Iterator[Problem]:
+    stages = {name: loc for loc, name in stage_names(data)}
+    faults = data.get("faults")
+    for i, item in enumerate(faults if isinstance(faults, list) else ()):
+        name, loc = mapping(item).get("stage"), ("faults", i, "stage")
+        if isinstance(name, str) and name not in stages:
+            expected = f", expected one of {', '.join(stages)}"
+            text = f"unknown stage {{got}}{guess(name, stages) or expected}"
+            yield Problem(loc, text, name)
+        elif "spark" in named(mapping(data.get(str(stages.get(str(name), ("",))[0])))):
+            text = "is a DataFrame: there is no worker that could have faults"
+            yield broken(loc, text, at_key=False)
 
 
 def stage_names(data: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:

@@ -1,0 +1,103 @@
+"""The faults of a pipeline file: who does them, and what is told of what they led to."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from etlstage.cli.screen import Screen
+from etlstage.config.fault import FaultKeys
+from etlstage.messages import counted
+from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
+from etlstage.testing.faulty import FaultyLaunch
+from etlstage.transport import Launch
+
+__all__ = ("Faults",)
+
+_CONDITIONS: Final = (
+    *("at", "message", "equals", "contains", "probability", "start", "worker"),
+)
+
+
+class Faults:
+    """
+    What goes wrong in a run.
+
+    Args:
+        seed: For faults with a probability.
+
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._keys: dict[str, list[FaultKeys]] = defaultdict(list)
+        self._launch: FaultyLaunch
+
+    def launch(self, inner: Launch, faults: Sequence[FaultKeys]) -> Launch:
+        """Return what starts workers as ``inner`` does, with these faults."""
+        for keys in faults:
+            self._keys[keys.stage].append(keys)
+        self._launch = FaultyLaunch(
+            inner,
+            {
+                stage: FaultPlan(tuple(map(_fault, found)), self._seed)
+                for stage, found in self._keys.items()
+            },
+        )
+        return self._launch
+
+    def tell(self) -> None:
+        """Say of each fault how often it happened, and what became of the workers."""
+        out = Screen()
+        for line in self._told():
+            out.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def _told(self) -> Iterator[str]:
+        for stage, found in self._keys.items():
+            for number, keys in enumerate(found):
+                mine = [
+                    occurrence
+                    for occurrence in self._launch.happened
+                    if (occurrence.stage, occurrence.fault) == (stage, number)
+                ]
+                fates = {(o.worker, o.start): o.fate or "was left" for o in mine}
+                led = "; ".join(
+                    f"{counted(times, 'worker')} {_of_many(fate, times)}"
+                    for fate, times in Counter(fates.values()).most_common()
+                )
+                happened = f"{counted(len(mine), 'time')}; {led}" if mine else "never"
+                yield f"fault {_said(keys)}: {happened}"
+
+
+def _fault(keys: FaultKeys) -> Fault:
+    return Fault(
+        FaultKind(keys.kind),
+        at=None if keys.at is None else Moment(keys.at),
+        message=keys.message,
+        equals=_bytes(keys.equals),
+        contains=_bytes(keys.contains),
+        probability=keys.probability,
+        start=keys.start,
+        worker=keys.worker,
+        status=keys.status,
+        seconds=keys.seconds,
+        size=keys.size,
+        data=_bytes(keys.data),
+    )
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _of_many(fate: str, times: int) -> str:
+    return fate if times == 1 else fate.replace("was ", "were ", 1)
+
+
+def _said(keys: FaultKeys) -> str:
+    given = ((name, getattr(keys, name)) for name in _CONDITIONS)
+    conditions = "".join(
+        f", {name} {value}" for name, value in given if value is not None
+    )
+    return f"{keys.kind} in {keys.stage}{conditions}"

@@ -1,0 +1,87 @@
+"""What is special about a run that is a trial: it is recorded, or has faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from etlstage.config.build import pipeline_from_here
+from etlstage.config.fault import FaultKeys
+from etlstage.config.reading import Changes
+from etlstage.pipeline.runner import Runner
+from etlstage.telemetry import Meter
+from etlstage.transport import Launch, launch_over_pipes
+
+if TYPE_CHECKING:
+    from etlstage.cli.faults import Faults
+    from etlstage.testing.recorder import RecordingFolder
+
+__all__ = ("PLAIN", "Trial")
+
+
+class Trial:
+    """
+    A run that is watched more closely, or made to fail; the testing kit is its own.
+
+    Args:
+        record: Folder where the conversations with its workers go, or None.
+        limit: Bytes that are kept of each.
+        seed: For the faults in the file that have a probability; None: there may be no
+            faults.
+
+    Raises:
+        ConfigError: If nothing can be recorded in that folder.
+
+    """
+
+    def __init__(
+        self, record: Path | None = None, limit: int = 0, seed: int | None = None
+    ) -> None:
+        self._recordings: RecordingFolder | None = None
+        self._faults: Faults | None = None
+        # Imported for few runs only.
+        if record is not None:
+            from etlstage.cli.recordings import recording_folder
+
+            self._recordings = recording_folder(record, limit)
+        if seed is not None:
+            from etlstage.cli.faults import Faults
+
+            self._faults = Faults(seed)
+
+    def build(self, file: Path, changes: Changes, meter: Meter | None) -> Runner:
+        """Build the pipeline of a file; see :func:`pipeline_from_here`."""
+        special = self._recordings is not None or self._faults is not None
+        pipeline = pipeline_from_here(
+            file,
+            changes,
+            meter=meter,
+            launch=self._launch if special else None,
+            faults=self._faults is not None,
+        )
+        if self._recordings is not None:
+            self._recordings.secrets = pipeline.secrets
+        return pipeline
+
+    def tell(self) -> None:
+        """Say what was recorded, and what faults led to."""
+        if self._faults is not None:
+            self._faults.tell()
+        if self._recordings is not None:
+            from etlstage.cli.recordings import tell_recordings
+
+            tell_recordings(self._recordings)
+
+    def _launch(self, keys: Sequence[FaultKeys]) -> Launch:
+        launch: Launch = launch_over_pipes
+        if self._faults is not None:
+            launch = self._faults.launch(launch, keys)
+        if self._recordings is not None:
+            from etlstage.testing.recorder import RecordedLaunch
+
+            launch = RecordedLaunch(launch, self._recordings)
+        return launch
+
+
+PLAIN: Final = Trial()

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Etlstage
+
+FAULTS = """\
+faults:
+  - {stage: upper, kind: kill, message: 2, start: 1}
+  - {stage: upper, kind: stall, message: 99}
+  - {stage: load, kind: refuse, contains: A, data: no A today}
+"""
+
+
+@pytest.fixture
+def faulty(pipeline: Path) -> Path:
+    """Write a pipeline of three workers with faults."""
+    budget = "load: {on_error: {budget: {count: 1}}, worker:"
+    text = pipeline.read_text().replace("load: {worker:", budget)
+    pipeline.write_text(text + FAULTS)
+    return pipeline
+
+
+def test_faults_happen_and_what_they_led_to_is_told(
+    etlstage: Etlstage, faulty: Path
+) -> None:
+    """A worker is started again, a message is dead-lettered, the others are loaded."""
+    result = etlstage("run", faulty, "--faults")
+    assert result.returncode == 0, result.stderr
+    assert (faulty.parent / "loaded.txt").read_text().splitlines()[-2:] == ["B", "C"]
+    killed = "1 time; 1 worker was killed by SIGKILL"
+    assert result.stdout.splitlines()[-3:] == [
+        f"fault kill in upper, message 2, start 1: {killed}",
+        "fault stall in upper, message 99: never",
+        "fault refuse in load, contains A: 1 time; 1 worker exited with status 0",
+    ]
+
+
+def test_recording_has_what_the_supervisor_saw(
+    etlstage: Etlstage, faulty: Path
+) -> None:
+    """Faults and all."""
+    result = etlstage("run", faulty, "--faults", "--record", "recordings")
+    assert result.returncode == 0
+    text = (faulty.parent / "recordings" / "load-1.1.rec").read_text()
+    assert "no A today" in text
+    assert result.stdout.endswith("4 conversations recorded in recordings\n")
+
+
+def test_chance_is_the_seed_s(etlstage: Etlstage, pipeline: Path) -> None:
+    """The same seed, the same faults."""
+    with pipeline.open("a") as file:
+        file.write("faults: [{stage: upper, kind: refuse, probability: 50%}]\n")
+    told = [
+        etlstage("run", pipeline, "--faults", "--seed", seed).stdout.splitlines()[-1]
+        for seed in ("4", "4", "1")
+    ]
+    assert told[0] == told[1] != told[2]
+
+
+@pytest.mark.parametrize("command", ["run", "diff"])
+def test_faults_are_refused_where_nobody_wants_them(
+    etlstage: Etlstage, faulty: Path, command: str
+) -> None:
+    """Before anything is started; the file itself is right."""
+    result = etlstage(command, faulty)
+    assert result.returncode == 2
+    assert "faults are for etlstage run --faults" in result.stderr
+    assert "pipeline.yaml:8:3: " in result.stderr
+    assert etlstage("validate", faulty).returncode == 0
+
+
+def test_faults_are_asked_for_where_there_are_none(
+    etlstage: Etlstage, pipeline: Path
+) -> None:
+    """A run that shows nothing is no trial."""
+    result = etlstage("run", pipeline, "--faults")
+    assert (result.returncode, "has no key faults" in result.stderr) == (2, True)
