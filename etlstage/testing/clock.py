@@ -24,7 +24,6 @@ Backend = Literal["asyncio", "trio"]
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
-_NUMBER: Final = "_etlstage_number"  # of a task, in the order of their beginning
 _CALLBACK: Final = "_callback"  # of a handle of asyncio, which has no other name for it
 
 
@@ -55,11 +54,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         _loop: asyncio.AbstractEventLoop,
         coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
         **options: Any,  # noqa: ANN401
-    ) -> asyncio.Task[T]:
-        """Make a task, with a number: where they are in a set, they have no order."""
-        task = asyncio.Task(coro, loop=self, **options)
+    ) -> _Task:
+        task = _Task(coro, loop=self, **options)
         self._tasks += 1
-        setattr(task, _NUMBER, self._tasks)
+        task.number = self._tasks
         return task
 
     def _mix(self) -> None:
@@ -79,10 +77,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             ready[place] = handle
 
 
+class _Task(asyncio.Task[Any]):
+    """A task with a number: where tasks are in a set, they have no order."""
+
+    number = 0
+
+    def __repr__(self) -> str:
+        # That of asyncio is long, and who is cancelled is told it.
+        return f"<task {self.number}>"
+
+
 def _number_of(handle: asyncio.Handle) -> int:
     """Return the number of the task that goes on with that, or 0."""
     callback = getattr(handle, _CALLBACK, None)
-    return getattr(getattr(callback, "__self__", None), _NUMBER, 0)
+    task = getattr(callback, "__self__", None)
+    return task.number if isinstance(task, _Task) else 0
 
 
 class _Selector(selectors.DefaultSelector):
