@@ -10,6 +10,14 @@ A *hostile worker* does on purpose what workers do by accident::
     )
     stage = Stage(name="clean", command=hostile_worker(plan))
 
+A *faulty launch* does the same to any worker, from outside, and a *recorded launch* keeps
+what is said, to be played to another worker::
+
+    launch = FaultyLaunch(launch_over_pipes, {"clean": plan})
+    launch = RecordedLaunch(launch, RecordingFolder(Path("recordings")))
+
+    played = await play(Recording.load(path), ("./clean-v2",))
+
 A *scripted worker* is no process at all, but an async function in yours, and runs on
 a clock that jumps: restarts, back-off and deadlines take milliseconds to test. See
 :mod:`etlstage.testing.scripted` and :mod:`etlstage.testing.clock`::
@@ -55,9 +63,14 @@ if TYPE_CHECKING:
     from etlstage.testing.fault import FaultKind as FaultKind
     from etlstage.testing.fault import FaultPlan as FaultPlan
     from etlstage.testing.fault import Moment as Moment
+    from etlstage.testing.faulty import FaultyLaunch as FaultyLaunch
     from etlstage.testing.machine import WorkerMachine as WorkerMachine
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
     from etlstage.testing.properties import given_worker as given_worker
+    from etlstage.testing.recorder import RecordedLaunch as RecordedLaunch
+    from etlstage.testing.recorder import RecordingFolder as RecordingFolder
+    from etlstage.testing.recording import Recording as Recording
+    from etlstage.testing.replay import play as play
     from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
     from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
     from etlstage.testing.worker import hostile_worker as hostile_worker
@@ -66,6 +79,7 @@ __all__ = (
     "Fault",
     "FaultKind",
     "FaultPlan",
+    "FaultyLaunch",
     "MemoryDeadLetters",
     "MemorySink",
     "MemorySource",
@@ -73,6 +87,9 @@ __all__ = (
     "PipelineFactory",
     "ProtocolPair",
     "Ran",
+    "RecordedLaunch",
+    "Recording",
+    "RecordingFolder",
     "Reply",
     "ScriptedLaunch",
     "ScriptedWorker",
@@ -84,6 +101,7 @@ __all__ = (
     "WorkerUnderTest",
     "given_worker",
     "hostile_worker",
+    "play",
     "run_virtually",
     "virtual_time",
 )
@@ -98,6 +116,11 @@ _HOMES = {
     "Fault": "etlstage.testing.fault",
     "FaultKind": "etlstage.testing.fault",
     "FaultPlan": "etlstage.testing.fault",
+    "FaultyLaunch": "etlstage.testing.faulty",
+    "RecordedLaunch": "etlstage.testing.recorder",
+    "Recording": "etlstage.testing.recording",
+    "RecordingFolder": "etlstage.testing.recorder",
+    "play": "etlstage.testing.replay",
     "MemoryDeadLetters": "etlstage.testing.ends",
     "MemorySink": "etlstage.testing.ends",
     "MemorySource": "etlstage.testing.ends",

@@ -166,14 +166,14 @@ async def test_ledger_is_that_of_the_hostile_worker(fault: Fault, mode: Mode) ->
 @pytest.mark.parametrize("fault", CLOCKED.values(), ids=CLOCKED)
 async def test_worker_that_hangs_is_replaced_as_the_hostile_one(fault: Fault) -> None:
     """By a deadline, here and there."""
-    settings = {"timeout": QUICK, "window": 1}
+    settings = {"timeout": QUICK, "window": 1, "ready": True}
     await compare(FaultPlan.of(fault), Mode.SINGLE, numbers(8), **settings)
 
 
 async def test_worker_that_never_says_that_it_is_ready_is_not_waited_for() -> None:
     """Neither outside nor inside."""
     plan = FaultPlan.of(Fault(FaultKind.NEVER_READY, start=1))
-    timeout = replace(PATIENT, start=1)
+    timeout = replace(PATIENT, start=2)
     found = await compare(plan, Mode.SINGLE, numbers(3), timeout=timeout, ready=True)
     assert found.outputs == [(b"0",), (b"1",), (b"2",)]
 
