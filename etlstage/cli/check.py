@@ -25,7 +25,7 @@ from etlstage.testing.check.suite import (
     summary,
 )
 
-__all__ = ("check", "lines_of")
+__all__ = ("check", "drop", "lines_of")
 
 
 def check(
@@ -53,7 +53,7 @@ def check(
         WorkerStartFailed: If the program can't be run.
 
     """
-    structlog.configure(processors=[_drop])
+    structlog.configure(processors=[drop])
     program = program_of(words, options)
     subject = Subject(
         program.stage,
@@ -102,7 +102,8 @@ def lines_of(file: Path) -> list[bytes]:
     return messages
 
 
-def _drop(*_: object) -> str:
+def drop(*_: object) -> str:
+    """Log nothing: what a worker did is told in the findings."""
     raise structlog.DropEvent
 
 

@@ -103,3 +103,38 @@ def _check(
         junit_file=junit,
         as_json=as_json,
     )
+
+
+@programs.command("try")
+def _try(
+    words: Words,
+    *,
+    kind: Kind = None,
+    batch: Batch = None,
+    mode: Mode = None,
+    offsets: Offsets = None,
+    markers: Markers = None,
+    stage: StageName = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Messages, one a line; default: those of stdin, or of the pipeline.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Messages, at most.")
+    ] = 5,
+    timeout: Timeout = 5.0,
+) -> int:
+    """Hand a few messages to a worker, and show what it replies."""
+    from etlstage.cli.subject import Options
+    from etlstage.cli.try_ import try_worker
+
+    return try_worker(
+        words,
+        Options(kind, batch, mode, offsets, markers, stage),
+        sample=sample,
+        limit=limit,
+        timeout=timeout,
+    )

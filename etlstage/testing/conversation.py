@@ -128,6 +128,7 @@ class WorkerUnderTest:
         self._gone = False  # and all that it has written was read
         self._fault: str | None = None
         self._partial: list[bytes] = []  # outputs of a reply that is not complete
+        self._unfinished = 0  # bytes behind the last reply
         self._replies: list[Reply] = []  # that nobody has taken
 
     def __repr__(self) -> str:
@@ -363,7 +364,10 @@ class WorkerUnderTest:
         with anyio.move_on_after(self.timeout) as scope:
             yield
         if scope.cancelled_caught:
-            self.fail(self._said(otherwise, f"for {self.timeout:g} seconds"))
+            said = self._said(otherwise, f"for {self.timeout:g} seconds")
+            if self.session.owed:
+                said += f"; {self.stage.dialect.silence(self._unfinished)}"
+            self.fail(said)
 
     def _said(self, otherwise: str | Callable[[], str], why: str) -> str:
         return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"
@@ -433,6 +437,7 @@ class WorkerUnderTest:
 
     def _understand(self, data: bytes) -> None:
         owed, dialect = self.session.owed, self.stage.dialect
+        self._unfinished += len(data)
         self.session.receive_data(data, anyio.current_time())
         self._take_events()
         if self._fault is None or dialect.shape is Shape.STREAM:
@@ -451,6 +456,7 @@ class WorkerUnderTest:
                     self._partial += messages
                 case RepliesCompleted(groups, _, refusals):
                     said = dict(refusals)
+                    self._unfinished = 0
                     for place, group in enumerate(groups):
                         outputs = (*self._partial, *group)
                         self._partial = []

@@ -61,13 +61,15 @@ def etlstage(tmp_path: Path) -> Etlstage:
     """Run the command line in a directory of its own; wait for its end."""
 
     def run(
-        *arguments: str | Path, env: Mapping[str, str] | None = None
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        given: str = "",
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command(arguments),
             cwd=tmp_path,
             env=environment(**(env or {})),
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
             text=True,
             check=False,

@@ -154,7 +154,7 @@ async def test_error_says_what_the_worker_did(fault: Fault, said: str) -> None:
 async def test_error_says_for_how_long_nothing_came() -> None:
     """Each wait is bounded (issue 12)."""
     text = await failure(hostile(Fault(FaultKind.STALL)), b"a", timeout=0.5)
-    assert text.startswith("the worker owes 1 reply: for 0.5 seconds")
+    assert text.startswith("the worker owes 1 reply: for 0.5 seconds; it wrote nothing")
 
 
 async def test_worker_that_closes_its_stdin() -> None:

@@ -1,0 +1,223 @@
+"""``etlstage try``: what does a worker reply to a few messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import anyio
+import structlog
+
+from etlstage.cli.check import drop, lines_of
+from etlstage.cli.failure import FAILED
+from etlstage.cli.rows import Rows
+from etlstage.cli.screen import Screen
+from etlstage.cli.signals import interruptible
+from etlstage.cli.subject import Options, Program, program_of, stages_of
+from etlstage.config.model import ExtractKeys
+from etlstage.config.stages import StageKeys
+from etlstage.errors import ConfigError
+from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline.worker_source import WorkerSource
+from etlstage.protocol.base import Shape
+from etlstage.stage import Stage
+from etlstage.supervisor import AsyncSupervisor
+from etlstage.telemetry.terminal import harmless
+from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
+from etlstage.testing.transcript import Flow
+
+__all__ = ("try_worker",)
+
+_OUTPUTS = 20  # of an extraction that are shown
+
+
+def try_worker(
+    words: Sequence[str],
+    options: Options,
+    *,
+    sample: Path | None,
+    limit: int,
+    timeout: float,
+) -> int:
+    """
+    Hand a few messages to a worker and show what it replies; return the exit code.
+
+    Args:
+        words: Its command; or with a stage, the file that has it.
+        options: What is said of it.
+        sample: Messages, one a line; None: those of stdin, or of the pipeline.
+        limit: How many messages, at most.
+        timeout: How long it may take for anything, in seconds.
+
+    Raises:
+        ConfigError: If anything in the command line, or in the file, is wrong.
+        WorkerStartFailed: If the program can't be run.
+
+    """
+    structlog.configure(processors=[drop])
+    program = program_of(words, options)
+    screen = Screen()
+
+    async def main() -> int:
+        messages = _messages(words, options, program, sample)
+        if options.stage is not None:
+            # Those who make them are gone before the worker is there.
+            some: list[bytes] = []
+            async with aclosing(messages):
+                async for message in messages:
+                    some.append(message)
+                    if len(some) == limit:
+                        break
+            messages = _all(some)
+        async with aclosing(messages):
+            return await _converse(program, messages, limit, timeout, screen)
+
+    with interruptible():
+        return anyio.run(main)
+
+
+async def _converse(
+    program: Program,
+    messages: AsyncIterator[bytes],
+    limit: int,
+    timeout: float,  # noqa: ASYNC109 - of each wait, in the worker under test
+    screen: Screen,
+) -> int:
+    stage = program.stage
+    try:
+        async with WorkerUnderTest(stage, timeout=timeout) as worker:
+            if stage.dialect.shape is Shape.STREAM:
+                _show(worker, 0, screen)
+                for output in (await worker.outputs())[:_OUTPUTS]:
+                    screen.tell(f"output  {stage.dialect.shown(output)}")
+                return await worker.exited()
+            shown = tried = 0
+            batch: list[bytes] = []
+            async for message in messages:
+                tried += 1
+                batch.append(message)
+                if stage.dialect.shape.batches and tried < limit:
+                    continue
+                shown = await _ask(worker, batch, shown, screen)
+                batch = []
+                if tried >= limit:
+                    break
+            if batch:
+                await _ask(worker, batch, shown, screen)
+            if not tried:
+                raise ConfigError("there is no message to be tried")
+            await worker.close()
+    except WorkerFailed as error:
+        for line in f"FAIL   {error}".splitlines():
+            screen.tell(harmless(line))
+        return FAILED
+    return 0
+
+
+async def _ask(worker: WorkerUnderTest, run: Run, shown: int, screen: Screen) -> int:
+    """Hand over a run, and show it with the replies; return what was shown so far."""
+    replies = await worker.exchange(run)
+    shown = _show(worker, shown, screen)
+    for reply in replies:
+        screen.tell(f"        {harmless(_said(reply))}")
+    return shown
+
+
+def _show(worker: WorkerUnderTest, shown: int, screen: Screen) -> int:
+    """Show what went both ways since the last time."""
+    news = type(worker.transcript)(
+        passage
+        for passage in worker.transcript[shown:]
+        if passage.flow is not Flow.EVENT
+    )
+    for line in news.shown(worker.stage.dialect.shown).splitlines():
+        screen.tell(harmless(line[12:]))
+    return len(worker.transcript)
+
+
+def _said(reply: Reply) -> str:
+    if reply.refused is not None:
+        return f"refused: {reply.refused or 'for no reason'}"
+    count = len(reply.outputs)
+    return f"{count} output{'' if count == 1 else 's'}"
+
+
+# --- where messages come from ---------------------------------------------------------
+
+
+def _messages(
+    words: Sequence[str], options: Options, program: Program, sample: Path | None
+) -> AsyncGenerator[bytes, None]:
+    if program.stage.kind is StageKind.EXTRACT and sample is None:
+        return _all([b'{"start": 0, "end": 10}' if program.ranges else b""])
+    if sample is not None:
+        return _all(lines_of(sample))
+    if options.stage is not None:
+        return _inputs(Path(words[0]), Path(words[0]).resolve().parent, options.stage)
+    return _typed()
+
+
+async def _all(messages: Sequence[bytes]) -> AsyncGenerator[bytes, None]:
+    for message in messages:
+        yield message
+
+
+async def _typed() -> AsyncGenerator[bytes, None]:
+    """Yield the lines of stdin, each when it is there."""
+    if sys.stdin.isatty():
+        Screen(stderr=True).tell("a line is a message; Ctrl-D ends")
+    while line := await anyio.to_thread.run_sync(
+        sys.stdin.buffer.readline, abandon_on_cancel=True
+    ):
+        yield line.removesuffix(b"\n")
+
+
+async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, None]:
+    """Yield what would reach a stage: what is extracted, through those before it."""
+    keys, stages = stages_of(file)
+    rows = Rows(keys.spark)
+    try:
+        source = _extracted(stages[0][1], stages[0][2], folder, rows)
+        before = []
+        for _, other, (_, stage) in stages[1:]:
+            if other == name:
+                break
+            assert stage is not None
+            before.append(stage)
+        async with aclosing(source):
+            async for message in source:
+                for output in await _passed(before, message):
+                    yield output
+    finally:
+        rows.stop()
+
+
+async def _extracted(
+    name: str, made: tuple[StageKeys, Stage | None], folder: Path, rows: Rows
+) -> AsyncGenerator[bytes, None]:
+    keys, stage = made
+    assert isinstance(keys, ExtractKeys)
+    if keys.spark is not None:
+        from etlstage.config import build_spark
+
+        source = build_spark.source(keys.spark, name, folder, await rows.start())
+        runs = source.runs()
+    else:
+        assert stage is not None
+        runs = WorkerSource(stage, offsets=keys.offsets).runs()
+    async with aclosing(runs):
+        async for run in runs:
+            for message in () if isinstance(run, Position) else run:
+                yield message
+
+
+async def _passed(stages: Sequence[Stage], message: bytes) -> list[bytes]:
+    """Return what stages make of a message."""
+    messages = [message]
+    for stage in stages:
+        async with AsyncSupervisor(stage) as supervisor:
+            results = await supervisor.submit(messages)
+        messages = [output for result in results for output in result.outputs]
+    return messages

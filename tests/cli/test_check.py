@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.cli.conftest import KEEP, PIPELINE, UPPER, Etlstage
+
+# It leaves out the EOP where there is nothing to say.
+SILENT: Final = UPPER.replace(
+    "    sys.stdout.buffer", "    if line.strip(): sys.stdout.buffer"
+)
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path) -> None:
+    (tmp_path / "upper.py").write_text(UPPER)
+    (tmp_path / "silent.py").write_text(SILENT)
+    (tmp_path / "keep.py").write_text(KEEP)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+
+
+@pytest.mark.timeout(60)
+def test_sound_worker_is_0(etlstage: Etlstage, tmp_path: Path) -> None:
+    """A line for each check, and one for all of them (issue 12)."""
+    done = etlstage("check", "--junit", "out.xml", "--", "python", "upper.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *_, last = done.stdout.splitlines()
+    assert first.startswith("ok     answers (")
+    assert last.startswith("23 checks: 15 passed, 2 advice, 6 not applicable")
+    suite = ET.fromstring((tmp_path / "out.xml").read_text())  # noqa: S314
+    assert suite.attrib["name"].endswith("upper.py")
+    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("23", "0")
+    assert suite.attrib["skipped"] == "6"
+
+
+@pytest.mark.timeout(60)
+def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
+    """It shows what went both ways, and is an object for a program (issue 12)."""
+    arguments = ("--timeout", "2", "--", "python", "silent.py")
+    done = etlstage("check", "--json", "--junit", "out.xml", *arguments)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert not found["passed"]
+    (failed,) = (each for each in found["checks"] if each["verdict"] == "failed")
+    assert failed["name"] == "takes an empty message"
+    assert "it wrote nothing; does it flush" in failed["reason"]
+    assert failed["transcript"][1].endswith("stdin   <EOM>")
+    suite = ET.fromstring((tmp_path / "out.xml").read_text())  # noqa: S314
+    (case,) = suite.findall("testcase[failure]")
+    assert case.attrib["name"] == "takes an empty message"
+
+
+@pytest.mark.timeout(60)
+def test_stage_of_a_pipeline_is_checked(etlstage: Etlstage) -> None:
+    """With what the file says of it (issue 12)."""
+    done = etlstage("check", "pipeline.yaml", "--stage", "extract")
+    assert done.returncode == 0
+    assert done.stdout.startswith("ok     writes all and exits")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--batch", "wrker", "--", "x"), "--batch: unknown driver 'wrker'"),
+        (("--batch", "worker:x", "--", "x"), "--batch: expected DRIVER[:SIZE]"),
+        (("--kind", "lod", "--", "x"), "--kind: unknown kind 'lod' (did you mean"),
+        (("--markers", "eom", "--", "x"), "--markers: expected NAME=TEXT,..."),
+        (("--markers", "eom=", "--", "x"), "--markers"),
+        (("--markers", "xx=1", "--", "x"), "--markers.xx: unknown key"),
+        (("--mode", "cyclic", "--", "x"), "--mode: "),
+        (("--sample", "no", "--", "x"), "no can't be read: no such file"),
+        (("--stage", "uper", "pipeline.yaml"), "unknown stage 'uper' (did you mean"),
+        (("--stage", "upper", "a", "b"), "--stage needs one FILE"),
+        (
+            ("--stage", "upper", "--kind", "load", "pipeline.yaml"),
+            "--kind can't be used with --stage",
+        ),
+    ],
+)
+def test_wrong_usage_is_2(
+    etlstage: Etlstage, arguments: tuple[str, ...], said: str
+) -> None:
+    """It names the option (issue 12)."""
+    done = etlstage("check", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_program_that_does_not_start_is_1(etlstage: Etlstage) -> None:
+    """The line says why (issue 12)."""
+    done = etlstage("check", "--", "no-such-program")
+    assert done.returncode == 1
+    assert "there is no program 'no-such-program'" in done.stderr
+
+
+# --- etlstage try ---------------------------------------------------------------------
+
+
+def test_a_few_messages_of_stdin(etlstage: Etlstage) -> None:
+    """Each with its reply, the markers by name (issue 12)."""
+    done = etlstage("try", "--", "python", "upper.py", given="one\n\ntwo\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "stdin   one<EOM>",
+        "stdout  ONE<EOM><EOP>",
+        "        1 output",
+        "stdin   <EOM>",
+        "stdout  <EOM><EOP>",
+        "        1 output",
+        "stdin   two<EOM>",
+        "stdout  TWO<EOM><EOP>",
+        "        1 output",
+    ]
+
+
+def test_messages_of_the_pipeline(etlstage: Etlstage) -> None:
+    """They have passed through what stands before that stage (issue 12)."""
+    done = etlstage("try", "pipeline.yaml", "--stage", "load", "--limit", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("stdin")] == [
+        "stdin   A<EOM>",
+        "stdin   B<EOM>",
+    ]
+
+
+def test_worker_that_does_not_answer_is_shown_as_far_as_it_came(
+    etlstage: Etlstage,
+) -> None:
+    """What it wrote tells what is missing (issue 12)."""
+    done = etlstage("try", "--timeout", "1", "--", "cat", given="one\n")
+    assert done.returncode == 1
+    assert "without the marker eop '\\000' behind its reply" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("stdout  one<EOM>")
+
+
+def test_messages_of_a_file_in_a_batch(etlstage: Etlstage, tmp_path: Path) -> None:
+    """As many as the limit says (issue 12)."""
+    (tmp_path / "sample").write_text("a\nb\nc")
+    program = "import sys; sys.stdin.read(); print('x\\n', end='\\0')"
+    done = etlstage(
+        *("try", "--batch", "supervisor", "--sample", "sample", "--limit", "2"),
+        *("--timeout", "2", "--", sys.executable, "-c", program),
+    )
+    assert "stdin   a<EOM>b<EOM><EOB>" in done.stdout
+
+
+def test_extraction_is_shown(etlstage: Etlstage) -> None:
+    """It is given nothing (issue 12)."""
+    done = etlstage("try", "--kind", "extract", "--", "printf", "a\\nb\\n")
+    assert (done.returncode, done.stdout) == (0, "output  a\noutput  b\n")
+
+
+def test_no_message_is_2(etlstage: Etlstage) -> None:
+    """There is nothing to be shown (issue 12)."""
+    done = etlstage("try", "--", "cat", given="")
+    assert done.returncode == 2
+    assert "there is no message to be tried" in done.stderr
