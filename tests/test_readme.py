@@ -112,8 +112,15 @@ def test_function_in_this_process(
     del sys.modules["shout"]
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(("name", "count"), [("fixtures", 3), ("properties", 2)])
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("fixtures", 3),
+        # A hundred processes and more, one after the other.
+        pytest.param("properties", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_tests(folder: Path, name: str, count: int) -> None:
     """In a pytest of its own (issue 12)."""
     (folder / "test_clean.py").write_text(PROGRAMS[name])
