@@ -14,11 +14,18 @@ from etlstage.protocol.base import Side
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.testing import Fault, FaultKind, FaultPlan, hostile_worker
+from etlstage.testing import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    ScriptedLaunch,
+    ScriptedWorker,
+    hostile_worker,
+)
 from etlstage.testing.recorder import RecordedLaunch, RecordingFolder
-from etlstage.testing.recording import Channel, Recording
+from etlstage.testing.recording import Channel, Entry, Recording
 from etlstage.testing.replay import play
-from etlstage.transport import launch_over_pipes
+from etlstage.transport import LaunchRequest, launch_over_pipes
 
 MESSAGES = [b"one", b"", b"three", b"x" * 100_000]
 
@@ -135,3 +142,34 @@ async def test_recording_that_can_not_go_on_ends_alone(
         os.close(reading)
         assert await supervisor.ask(b"two") == (b"TWO",)
     assert folder.problems == ["a recording is not complete: [Errno 32] Broken pipe"]
+
+
+async def test_it_is_noted_whether_the_worker_had_read() -> None:
+    """By that a player knows when to write the next piece."""
+    entries: list[Entry] = []
+
+    class Notebook:
+        def add(self, entry: Entry, /) -> None:
+            entries.append(entry)
+
+        def end(self, exit_: int | None, /, *, stopped: bool) -> None:
+            ends.append((exit_, stopped))
+
+    async def read_once(worker: ScriptedWorker) -> None:
+        await worker.read()
+        await worker.read()
+
+    ends: list[tuple[int | None, bool]] = []
+    launch = RecordedLaunch(ScriptedLaunch(read_once), lambda _request: Notebook())
+    wire, child = launch(LaunchRequest(("no-such-program",), {}))
+    assert wire.write(b"one") == 3
+    assert wire.write(b"four") == 4
+    wire.close_write()
+    assert await child.wait() == 0
+    child.close()
+    assert [(entry.data, entry.ahead) for entry in entries] == [
+        (b"one", 0),
+        (b"four", 3),
+        (b"", 7),
+    ]
+    assert ends == [(0, False)]
