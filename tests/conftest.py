@@ -7,12 +7,16 @@ where the folder is not right about it. Whoever starts a process is not in ``cor
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+# A JVM that lives for a minute spends half its time on compiling for the long run.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 HERE: Final = Path(__file__).parent
 GROUPS: Final = ("core", "process", "spark")

@@ -43,7 +43,8 @@ def anyio_backend() -> str:
 
 def environment(**more: str) -> dict[str, str]:
     """Return a plain environment in which etlstage is found."""
-    kept = {n: os.environ[n] for n in ("PATH", "HOME", "JAVA_HOME") if n in os.environ}
+    names = ("PATH", "HOME", "JAVA_HOME", "JDK_JAVA_OPTIONS")
+    kept = {n: os.environ[n] for n in names if n in os.environ}
     found = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
     return kept | {"PYTHONPATH": found, "LANG": "C.UTF-8"} | more
 
