@@ -67,6 +67,8 @@ class Subject:
     """Seconds from a message to its reply."""
     refused: list[tuple[bytes, str]] = field(default_factory=list)
     """Messages to which it said no, and why."""
+    given: tuple[bytes, ...] = ()
+    """What it gave to its first request, when it was killed before the next."""
     chatter: float = 0.0
     """Bytes to stderr for each message."""
     _known: dict[object, list[Reply]] = field(default_factory=dict)
