@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -316,6 +317,8 @@ class Pipeline(Runner):
     async def _load(self, items: Items, tasks: TaskGroup) -> None:
         sink, account = self._sink, self._sink.account
         async with sink, aclosing(items):
+            # A sink that is entered in a thread does not hear that the run is cancelled.
+            await anyio.lowlevel.checkpoint_if_cancelled()
             tasks.start_soon(self._flush_now_and_then)
             async for item in items:
                 async with self._writing:

@@ -12,7 +12,7 @@ from collections.abc import (
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pyarrow as pa
@@ -57,7 +57,12 @@ from etlstage.stage import (
 )
 from etlstage.supervisor import patience
 from etlstage.telemetry import PrometheusMeter
-from etlstage.testing import MemorySink, MemorySource
+from etlstage.testing import (
+    MemorySink,
+    MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
+)
 from tests.pipeline.ends import (
     GatedSink,
     ScriptedSource,
@@ -1145,3 +1150,36 @@ def test_what_a_run_waits_for() -> None:
     assert pipeline.activity == "writing epoch 1"
     sink.activity = ""
     assert pipeline.activity == ""
+
+
+async def test_cancelled_while_its_sink_is_entered() -> None:
+    """The workers are gone when it is, and nobody misses them (issue 11)."""
+    entered, go_on = anyio.Event(), anyio.Event()
+
+    class Deaf(MemorySink):
+        async def __aenter__(self) -> Self:
+            with anyio.CancelScope(shield=True):
+                entered.set()
+                await go_on.wait()
+            return self
+
+    async def work(worker: ScriptedWorker) -> None:
+        async for message in worker.messages():
+            await worker.reply(message)
+
+    pipeline = Pipeline(
+        name="p",
+        source=MemorySource([[b"a"]]),
+        stages=[Stage(name="t", command=("t",))],
+        sink=Deaf(),
+        launch=ScriptedLaunch(work),
+    )
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pipeline.run)
+            await entered.wait()
+            tasks.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await anyio.wait_all_tasks_blocked()
+            go_on.set()
+    assert pipeline.report("forced").error is None
