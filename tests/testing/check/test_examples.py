@@ -48,14 +48,6 @@ TABLE = [
     *(Example(f"{x}-transform", (*x.interpreter, x.script("transform"))) for x in FOUR),
     *(
         Example(
-            f"{x}-transform-batch",
-            (*x.interpreter, x.script("transform_batch")),
-            mode=Mode.BATCH_SUPERVISOR,
-        )
-        for x in FOUR
-    ),
-    *(
-        Example(
             f"{x}-transform-batch-worker",
             (*x.interpreter, x.script("transform_batch"), "3"),
             mode=Mode.BATCH_WORKER,
@@ -89,7 +81,6 @@ TABLE = [
     ),
     Example("start-python", (sys.executable, START / "worker.py")),
     Example("start-sh", ("sh", START / "worker.sh")),
-    Example("start-node", (*NODE, START / "worker.mjs")),
     Example("demo-clean", (sys.executable, DEMO / "clean.py")),
     Example("join-animal", (sys.executable, JOIN / "animal.py")),
     Example(
@@ -100,6 +91,15 @@ TABLE = [
     Example("trio", (sys.executable, PACKAGE / "examples" / "trio" / "worker.py")),
 ]
 SLOW = [
+    Example("start-node", (*NODE, START / "worker.mjs")),
+    *(
+        Example(
+            f"{x}-transform-batch",
+            (*x.interpreter, x.script("transform_batch")),
+            mode=Mode.BATCH_SUPERVISOR,
+        )
+        for x in FOUR
+    ),
     Example("demo-grade", ("sh", DEMO / "grade.sh"), sample=GRADED),
     *(Example(f"{x}-load", (*x.interpreter, x.script("load"), "out"), L) for x in FOUR),
     *(
@@ -147,7 +147,7 @@ def test_example_keeps_to_the_protocol(example: Example, tmp_path: Path) -> None
     passes(example, tmp_path)
 
 
-@pytest.mark.slow  # each message is synced to the disk, or starts a program
+@pytest.mark.slow  # each syncs to the disk, or many programs are started
 @pytest.mark.parametrize("example", SLOW, ids=lambda example: example.name)
 @pytest.mark.timeout(60)
 def test_slow_example_keeps_to_the_protocol(example: Example, tmp_path: Path) -> None:
