@@ -101,6 +101,7 @@ def test_replies_of_one_message_may_have_gaps(
     gaps = [place for place, reply in enumerate(replies) if not reply]
     found = Singles([message for reply in replies for message in reply], gaps)
     assert (list(found), len(found)) == (replies, len(replies))
+    assert repr(found) == f"<Singles replies={len(replies)}>"
     assert [found[at] for at in range(-len(replies), len(replies))] == replies * 2
     part = found[start:end]
     assert list(part) == replies[start:end]

@@ -194,3 +194,9 @@ def test_conversation_is_cut_into_requests_and_replies(
 ) -> None:
     """A request is a message, or a whole batch; a worker that asks for more replies."""
     assert dialect.cut(side, data) == pieces
+
+
+def test_bytes_are_shown_with_the_markers_of_the_stage() -> None:
+    """So that an author sees where his own are."""
+    dialect = MarkerDialect(markers=Markers(eop=b"end"))
+    assert dialect.shown(b"one\nend") == "one<EOM><EOP>"
