@@ -235,8 +235,12 @@ def _diff(
 @app.command("replay")
 def _replay(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A recording of run --record.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A recording of run --record; default: all that fuzz has found.",
+        ),
+    ] = None,
     command: Annotated[
         list[str] | None,
         typer.Argument(
@@ -257,6 +261,10 @@ def _replay(
     ] = 10.0,
 ) -> int:
     """Play a recorded conversation to a worker, and show which replies differ."""
+    if file is None:
+        from etlstage.cli.fuzz import replay_failures
+
+        return replay_failures()
     from etlstage.cli.replay import replay
 
     return replay(file, command or [], smallest=shrink, patience=patience)

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from etlstage.cli.fuzzing import fuzzing
+
 __all__ = ("programs",)
 
 programs: typer.Typer = typer.Typer(add_completion=False)
+programs.add_typer(fuzzing)
 
 Words = Annotated[
     list[str],

@@ -46,6 +46,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from etlstage.testing.case import Case as Case
+    from etlstage.testing.case import Step as Step
     from etlstage.testing.clock import VirtualLoop as VirtualLoop
     from etlstage.testing.clock import run_virtually as run_virtually
     from etlstage.testing.clock import virtual_time as virtual_time
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from etlstage.testing.fault import Moment as Moment
     from etlstage.testing.faulty import FaultyLaunch as FaultyLaunch
     from etlstage.testing.machine import WorkerMachine as WorkerMachine
+    from etlstage.testing.oracle import verify as verify
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
     from etlstage.testing.properties import given_worker as given_worker
     from etlstage.testing.recorder import RecordedLaunch as RecordedLaunch
@@ -76,6 +79,7 @@ if TYPE_CHECKING:
     from etlstage.testing.worker import hostile_worker as hostile_worker
 
 __all__ = (
+    "Case",
     "Fault",
     "FaultKind",
     "FaultPlan",
@@ -93,6 +97,7 @@ __all__ = (
     "Reply",
     "ScriptedLaunch",
     "ScriptedWorker",
+    "Step",
     "SupervisorFactory",
     "VirtualLoop",
     "WorkerFactory",
@@ -103,6 +108,7 @@ __all__ = (
     "hostile_worker",
     "play",
     "run_virtually",
+    "verify",
     "virtual_time",
 )
 
@@ -132,6 +138,9 @@ _HOMES = {
     "VirtualLoop": "etlstage.testing.clock",
     "WorkerFailed": "etlstage.testing.conversation",
     "WorkerUnderTest": "etlstage.testing.conversation",
+    "Case": "etlstage.testing.case",
+    "Step": "etlstage.testing.case",
+    "verify": "etlstage.testing.oracle",
     "hostile_worker": "etlstage.testing.worker",
     "run_virtually": "etlstage.testing.clock",
     "virtual_time": "etlstage.testing.clock",

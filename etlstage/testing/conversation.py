@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from signal import SIGKILL, Signals
+from signal import Signals
 from types import TracebackType
 from typing import Final, NamedTuple, NoReturn, Self
 
@@ -45,11 +45,13 @@ from etlstage.telemetry.terminal import harmless
 from etlstage.testing.transcript import Flow, Passage, Transcript, cut
 from etlstage.transport import Child, Launch, Readable, Wire, launch_over_pipes
 from etlstage.transport.base import describe_status
+from etlstage.transport.descent import lives, waits_for_stdin
 
 __all__ = ("Reply", "WorkerFailed", "WorkerUnderTest")
 
 _CHUNK: Final = 65536  # bytes a read
 _LOOK: Final = (0.0002, 0.01)  # seconds between two looks at what is unread
+_IDLE: Final = 0.02  # seconds without a sign, before it is looked what a worker does
 _DRAIN: Final = 0.5  # seconds for the pipes of a dead process to end
 _TAIL: Final = 64  # bytes shown of what is not complete
 _STDERR: Final = 1024 * 1024  # bytes kept
@@ -125,6 +127,7 @@ class WorkerUnderTest:
         self._changed = anyio.Event()
         self._open: set[Flow] = set()  # of what it writes
         self._alive = False  # it has shown so, beside its replies
+        self._closed = False  # is its stdin
         self._gone = False  # and all that it has written was read
         self._fault: str | None = None
         self._partial: list[bytes] = []  # outputs of a reply that is not complete
@@ -133,6 +136,11 @@ class WorkerUnderTest:
 
     def __repr__(self) -> str:
         return f"<WorkerUnderTest {self.stage.name!r} {self._fate()}>"
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has broken the protocol."""
+        return self._fault is not None
 
     async def __aenter__(self) -> Self:
         self._began = anyio.current_time()
@@ -305,7 +313,8 @@ class WorkerUnderTest:
                     self.fail(self._fault or self._said(otherwise, fate))
                 if self._fault is not None:
                     self.fail(self._fault)
-                await self._changed.wait()
+                if await self._idles() and not done():
+                    self.fail(self._said(otherwise, "it waits for more input"))
 
     async def has_read(self) -> None:
         """Wait until all that was written to its stdin was read."""
@@ -369,6 +378,22 @@ class WorkerUnderTest:
                 said += f"; {self.stage.dialect.silence(self._unfinished)}"
             self.fail(said)
 
+    async def _idles(self) -> bool:
+        """Wait for something; return whether nothing can come, as far as is known."""
+        if not lives(self._child.pid):
+            await self._changed.wait()  # it has ended, or is no process at all
+            return False
+        with anyio.move_on_after(_IDLE):
+            await self._changed.wait()
+            return False
+        if self._closed or self._wire.unread() or not waits_for_stdin(self._child.pid):
+            return False
+        # What it has written before is there by now.
+        with anyio.move_on_after(_LOOK[1]):
+            await self._changed.wait()
+            return False
+        return waits_for_stdin(self._child.pid)
+
     def _said(self, otherwise: str | Callable[[], str], why: str) -> str:
         return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"
 
@@ -392,6 +417,7 @@ class WorkerUnderTest:
             self.fail(f"closed its stdin before it had read all{fate}")
 
     def _close_write(self) -> None:
+        self._closed = True
         self._note(Flow.EVENT, b"stdin was closed")
         self._wire.close_write()
 
@@ -488,11 +514,10 @@ class WorkerUnderTest:
 
     async def _end(self) -> None:
         """Kill it, whatever it does, and close all."""
-        with anyio.CancelScope(shield=True):
-            if not self._gone:
-                self._child.signal(SIGKILL)
-            while not self._gone:
-                await self._changed.wait()
+        # Not by those who watch it: whoever has cancelled us has cancelled them, too.
+        self._child.kill()
+        self._child.kill_heirs()
+        self.status = self._child.returncode
         self._tasks.cancel_scope.cancel()
         try:
             await self._tasks.__aexit__(None, None, None)

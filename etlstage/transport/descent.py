@@ -11,7 +11,9 @@ it has inherited in its environment.
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
+from typing import Final
 
 __all__ = (
     "descendants",
@@ -20,7 +22,12 @@ __all__ = (
     "resident_bytes",
     "session_members",
     "started_at",
+    "waits_for_stdin",
 )
+
+
+# The number of read(2), and stdin as its first argument.
+_READING: Final = {"x86_64": b"0 0x0 ", "aarch64": b"63 0x0 "}.get(platform.machine())
 
 
 def session_members(leader: int) -> list[int]:
@@ -80,6 +87,22 @@ def started_at(pid: int) -> int | None:
     except OSError:
         return None
     return int(stat.rpartition(b")")[2].split()[19])
+
+
+def waits_for_stdin(pid: int) -> bool:
+    """
+    Return whether a process does nothing but read its stdin, if that can be told.
+
+    It has one thread then, and no child: when nothing is there to be read, nothing
+    will come from it.
+    """
+    if _READING is None or len(_listing(f"/proc/{pid}/task")) != 1:
+        return False
+    try:
+        reads = Path(f"/proc/{pid}/syscall").read_bytes().startswith(_READING)
+    except OSError:
+        return False
+    return reads and not descendants(pid)
 
 
 def heirs(entry: bytes) -> list[int]:

@@ -8,7 +8,12 @@ from contextlib import contextmanager
 import pytest
 
 from etlstage.transport import descent
-from etlstage.transport.descent import descendants, resident_bytes, session_members
+from etlstage.transport.descent import (
+    descendants,
+    resident_bytes,
+    session_members,
+    waits_for_stdin,
+)
 
 SCRIPT = "set -m; setsid -w sleep 3600 & sleep 3600 & echo; wait"
 
@@ -78,3 +83,22 @@ def test_memory_of_a_process() -> None:
     process = subprocess.Popen(["/bin/true"])
     process.wait()
     assert resident_bytes(process.pid) is None
+
+
+def test_process_that_only_reads_its_stdin() -> None:
+    """Nothing will come from it; whoever has a child, or does anything else, may."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["/bin/cat"], stdin=pipe, stdout=pipe) as process:
+        while not waits_for_stdin(process.pid):
+            os.sched_yield()
+        process.kill()
+    assert not waits_for_stdin(process.pid)
+    assert not waits_for_stdin(os.getpid())
+    script = "sleep 3600 & echo; read line; kill %1"
+    with subprocess.Popen(
+        ["/bin/bash", "-c", script], stdin=pipe, stdout=pipe
+    ) as shell:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        assert not waits_for_stdin(shell.pid)
+        shell.communicate(b"\n")

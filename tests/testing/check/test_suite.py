@@ -85,7 +85,7 @@ PLANTED = {
             "  os.write(1, data.split(b'\\n')[0] + b'\\n\\0')"
         ),
         "takes many at once",
-        "replies: for",
+        "replies: it waits for more input",
     ),
     "last first": (
         python(

@@ -1,0 +1,152 @@
+"""
+The processes that cases are played to: one for many of them, or a fresh one for each.
+
+A fresh one costs its start, so the next one is started while the last is in use. What
+fails in a process that has seen other cases may fail for what came before; how that is
+told apart, ``fuzz.py`` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import anyio
+import anyio.abc
+
+from etlstage.protocol.marker import Markers
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import Stage
+from etlstage.testing.case import Case, CaseFailed, Step, converse, end
+from etlstage.testing.conversation import WorkerUnderTest
+from etlstage.testing.oracle import Oracles, compare, judge
+
+__all__ = ("Bench",)
+
+
+class _Place(NamedTuple):
+    """A process, and who ends it."""
+
+    stage: Stage
+    worker: WorkerUnderTest
+    left: anyio.Event
+    markers: Markers
+    seen: list[Step]
+
+    def everything(self) -> Case:
+        """Return all that the process has seen, as one case."""
+        return Case((*self.seen,), self.markers)
+
+
+class Bench:
+    """
+    Plays cases to the workers of a stage; an async context manager.
+
+    Args:
+        stage: Command and dialect.
+        oracles: What must be true of the replies.
+        timeout: How long each reply, and the exit, may take, in seconds.
+
+    Attributes:
+        patience: How long they may take now.
+
+    """
+
+    def __init__(self, stage: Stage, oracles: Oracles, *, timeout: float) -> None:
+        self.patience = timeout
+        self._stage = stage
+        self._oracles = oracles
+        self._next: _Place | None = None
+        self._kept: _Place | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks: anyio.abc.TaskGroup = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for place in (self._next, self._kept):
+            if place is not None:
+                place.left.set()
+        await self._tasks.__aexit__(None, None, None)
+
+    async def fresh(self, case: Case) -> CaseFailed | None:
+        """Play a case to a process that has seen nothing; return how it failed."""
+        stage = case.on(self._stage)
+        try:
+            await judge(lambda: self._fresh(stage), case, self._oracles)
+        except CaseFailed as failed:
+            return failed
+        return None
+
+    async def again(self, case: Case) -> tuple[CaseFailed | None, Case]:
+        """
+        Play a case to the process that has seen the cases before.
+
+        Returns:
+            How it failed, if it did, and all that the process has seen.
+
+        """
+        stage = case.on(self._stage)
+        if self._kept is None or self._kept.stage != stage:
+            await self.renew()
+            self._kept = await self._start(stage)
+        kept = self._kept
+        kept.seen.extend(case.steps)
+        kept.worker.timeout = self.patience
+        try:
+            said = await converse(kept.worker, case.steps)
+            await compare(lambda: self._fresh(stage), kept.worker, said, self._oracles)
+        except CaseFailed as failed:
+            kept.left.set()
+            self._kept = None
+            return failed, kept.everything()
+        return None, kept.everything()
+
+    async def renew(self) -> tuple[CaseFailed | None, Case]:
+        """End the process that is kept, if there is one; return as :meth:`again`."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None, Case(())
+        try:
+            await end(kept.worker)
+        except CaseFailed as failed:
+            return failed, kept.everything()
+        finally:
+            kept.left.set()
+        return None, kept.everything()
+
+    @asynccontextmanager
+    async def _fresh(self, stage: Stage) -> AsyncIterator[WorkerUnderTest]:
+        place, self._next = self._next, None
+        if place is not None and place.stage != stage:
+            place.left.set()
+            place = None
+        place = place or await self._start(stage)
+        self._next = await self._start(stage)
+        place.worker.timeout = self.patience
+        try:
+            yield place.worker
+        finally:
+            place.left.set()
+
+    async def _start(self, stage: Stage) -> _Place:
+        assert isinstance(stage.dialect, MarkerDialect)
+        spoken = stage.dialect.markers
+        place = _Place(stage, WorkerUnderTest(stage), anyio.Event(), spoken, [])
+        await self._tasks.start(self._host, place)
+        return place
+
+    async def _host(
+        self, place: _Place, *, task_status: anyio.abc.TaskStatus[None]
+    ) -> None:
+        async with place.worker:
+            task_status.started()
+            await place.left.wait()

@@ -1,0 +1,275 @@
+"""
+What must be true of a worker's replies, beside what is asked of every worker.
+
+A case that failed reads as one call::
+
+    verify(["./worker"], Case([Step([b"a"]), Step([b"a"])]), stateless=True)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from typing import Any, Final, Literal, NoReturn, TypeAlias
+
+import anyio
+
+from etlstage.errors import ConfigError, MessageRefused
+from etlstage.messages import counted
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import Stage
+from etlstage.testing.case import Case, Kind, Said, Step, converse, end, fail
+from etlstage.testing.conversation import Reply, WorkerUnderTest
+
+__all__ = ("Open", "Oracles", "compare", "judge", "model_of", "verify")
+
+Open: TypeAlias = Callable[[], AbstractAsyncContextManager[WorkerUnderTest]]
+"""Gives a fresh process to talk to."""
+
+_MODES: Final = {
+    None: Mode.SINGLE,
+    "supervisor": Mode.BATCH_SUPERVISOR,
+    "worker": Mode.BATCH_WORKER,
+}
+_LONG: Final = 60  # characters of a message in an error
+
+
+@dataclass(frozen=True)
+class Oracles:
+    """What must be true of a worker's replies; nothing, unless it is asked for."""
+
+    one_output: bool = False
+    """Each message has one output; each batch as many as it has messages."""
+    json_out: bool = False
+    """Each output is a JSON document."""
+    idempotent: bool = False
+    """An output that is sent again comes back as it is."""
+    order_free: bool = False
+    """The messages have the same outputs when they are sent in the opposite order."""
+    stateless: bool = False
+    """A message, or batch, has the outputs that it has in a fresh process."""
+    model: str = ""
+    """The worker does as this function does, ``module:function``, which is one that
+    ``worker.transform`` takes, or ``worker.transform_batch``."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Those that are asked for, as arguments."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+
+def verify(
+    command: Sequence[str] | Stage,
+    case: Case,
+    *,
+    batch: Literal["supervisor", "worker"] | None = None,
+    timeout: float = 10.0,
+    **oracles: Any,  # noqa: ANN401 - checked by the class
+) -> None:
+    """
+    Have a worker stand a case.
+
+    Args:
+        command: Program and arguments; or a stage, of which the markers don't count.
+        case: The conversation.
+        batch: Who closes a batch, if a command answers batches.
+        timeout: How long each reply, and the exit, may take, in seconds.
+        oracles: As :class:`Oracles` has them, such as ``stateless=True``.
+
+    Raises:
+        CaseFailed: If it does not.
+
+    """
+    if not isinstance(command, Stage):
+        mode = _MODES[batch]
+        dialect = MarkerDialect(mode=mode)
+        command = Stage(name="worker", command=tuple(command), dialect=dialect)
+    stage = case.on(command)
+
+    def start() -> WorkerUnderTest:
+        return WorkerUnderTest(stage, timeout=timeout)
+
+    anyio.run(judge, start, case, Oracles(**oracles))
+
+
+async def judge(start: Open, case: Case, oracles: Oracles) -> None:
+    """
+    Have fresh processes stand a case; see :func:`verify`.
+
+    Raises:
+        CaseFailed: If they don't.
+
+    """
+    async with start() as worker:
+        replies = await converse(worker, case.steps)
+        await compare(start, worker, replies, oracles)
+        await end(worker)
+
+
+async def compare(
+    start: Open, worker: WorkerUnderTest, said: Said, oracles: Oracles
+) -> None:
+    """
+    Ask the oracles about what was said.
+
+    Raises:
+        CaseFailed: If one says no.
+
+    """
+    batches = worker.stage.dialect.shape.batches
+    exchanges = said if batches else _single(said)
+    for step, replies in exchanges:
+        outputs = _outputs(replies)
+        if outputs is None:
+            continue
+        if oracles.one_output and len(outputs) != len(step.messages):
+            what = f"gave {counted(len(outputs), 'output')} for {_asked(step)}"
+            fail(worker, Kind.OUTPUTS, what)
+        if oracles.json_out:
+            for output in outputs:
+                with suppress(ValueError):
+                    json.loads(output)
+                    continue
+                fail(worker, Kind.JSON, f"wrote {_shown(output)}, which is no JSON")
+    if oracles.model:
+        _follow(worker, model_of(oracles.model), exchanges, batches=batches)
+    if oracles.stateless:
+        for step, replies in exchanges:
+            alone = await _alone(start, step)
+            if alone != replies:
+                _differ(worker, Kind.STATELESS, step, replies, alone, "alone")
+    if oracles.order_free:
+        await _turn_round(start, worker, exchanges, batches=batches)
+    if oracles.idempotent:
+        await _repeat(worker, exchanges)
+
+
+def _single(said: Said) -> Said:
+    """Return the exchanges of a dialect where each message is one."""
+    return [
+        (Step((message,)), [reply])
+        for step, replies in said
+        for message, reply in zip(step.messages, replies, strict=True)
+    ]
+
+
+def _outputs(replies: Sequence[Reply]) -> list[bytes] | None:
+    """Return all outputs, None if something was refused."""
+    if any(reply.refused is not None for reply in replies):
+        return None
+    return [output for reply in replies for output in reply.outputs]
+
+
+async def _alone(start: Open, step: Step) -> list[Reply]:
+    async with start() as worker:
+        ((_, replies),) = await converse(worker, [step])
+        return replies
+
+
+async def _turn_round(
+    start: Open, worker: WorkerUnderTest, said: Said, *, batches: bool
+) -> None:
+    """Say the same in the opposite order: within batches, if there are any."""
+    turned = [
+        replace(step, messages=step.messages[::-1], cuts=()) for step, _ in said[::-1]
+    ]
+    async with start() as other:
+        again = await converse(other, turned)
+    for (step, replies), (_, others) in zip(said, again[::-1], strict=True):
+        first, second = _outputs(replies), _outputs(others)
+        if (first is None) != (second is None) or Counter(first) != Counter(second):
+            how = "in the opposite order"
+            _differ(worker, Kind.ORDER_FREE, step, replies, others, how)
+
+
+async def _repeat(worker: WorkerUnderTest, said: Said) -> None:
+    """Send outputs again."""
+    for _, replies in said:
+        outputs = _outputs(replies)
+        if not outputs:
+            continue
+        step = Step(tuple(outputs))
+        # What may come from a worker may not always be sent to it.
+        with suppress(MessageRefused):
+            ((_, again),) = await converse(worker, [step])
+            if _outputs(again) != outputs:
+                same = [Reply((output,)) for output in outputs]
+                _differ(worker, Kind.IDEMPOTENT, step, again, same, "before")
+
+
+def _follow(
+    worker: WorkerUnderTest,
+    model: Callable[..., Iterable[bytes]],
+    said: Said,
+    *,
+    batches: bool,
+) -> None:
+    """Compare with what the model does."""
+    from etlstage import worker as sdk  # nobody else has to wait for it
+
+    for step, replies in said:
+        asked = [*step.messages] if batches else step.messages[0]
+        try:
+            (expected,) = sdk.run(model, [asked], on_error="exit")
+        except Exception as error:
+            text = f"the model failed for {_asked(step)}: {error!r}"
+            raise ConfigError(text) from error
+        if isinstance(expected, sdk.Refuse):
+            wanted = Reply((), str(expected))
+        else:
+            wanted = Reply((*expected,))
+        if _outputs(replies) != _outputs([wanted]):
+            _differ(worker, Kind.MODEL, step, replies, [wanted], "in the model")
+
+
+def model_of(name: str) -> Callable[..., Iterable[bytes]]:
+    """
+    Return the function that is called ``module:function``.
+
+    Raises:
+        ConfigError: If there is none.
+
+    """
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise ConfigError(f"model is {name!r}, expected module:function")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as 'python -m' looks for it
+    try:
+        found: Callable[..., Iterable[bytes]] = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model {name}: {error}") from None
+    return found
+
+
+def _differ(
+    worker: WorkerUnderTest,
+    kind: Kind,
+    step: Step,
+    replies: Sequence[Reply],
+    others: Sequence[Reply],
+    how: str,
+) -> NoReturn:
+    what = f"gave {_said(replies)} for {_asked(step)}, but {_said(others)} {how}"
+    fail(worker, kind, what)
+
+
+def _asked(step: Step) -> str:
+    messages = [*step.messages]
+    return f"batch {_shown(messages)}" if len(messages) != 1 else _shown(messages[0])
+
+
+def _said(replies: Sequence[Reply]) -> str:
+    outputs = _outputs(replies)
+    return "a refusal" if outputs is None else _shown(outputs)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONG else f"{text[: _LONG - 20]} ... {text[-15:]}"

@@ -1,0 +1,168 @@
+"""
+A case that fails is made as short and as simple as can be.
+
+Not by Hypothesis, which could only shrink what it has drawn: what fails may be all that
+a process has seen. Each try is a fresh process, so the boldest comes first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from etlstage.testing.case import Case, Step
+
+__all__ = ("fewest", "shorten")
+
+T = TypeVar("T")
+
+_SIMPLE: Final = (b"", b"x")
+
+
+def shorten(
+    case: Case,
+    fails: Callable[[Case], bool],
+    *,
+    size: int = 0,
+    as_json: bool = False,
+) -> Case:
+    """
+    Return the simplest case that fails, as far as it is found.
+
+    Args:
+        case: One that fails.
+        fails: Plays a case; whether that fails in the same way.
+        size: Messages of a full batch; 0: there are no batches.
+        as_json: Whether messages are to stay JSON documents.
+
+    """
+    return _Shortening(case, fails, size, as_json=as_json).run()
+
+
+def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
+    """Return the fewest of them that fail, as far as leaving out runs of them tells."""
+    left = [*items]
+    size = max(len(left) // 2, 1)
+    while size:
+        at = 0
+        while at < len(left):
+            candidate = left[:at] + left[at + size :]
+            if fails(candidate):
+                left = candidate
+            else:
+                at += size
+        size //= 2
+    return left
+
+
+class _Shortening:
+    def __init__(
+        self, case: Case, fails: Callable[[Case], bool], size: int, *, as_json: bool
+    ) -> None:
+        self._case = case
+        self._fails = fails
+        self._size = size
+        self._as_json = as_json
+        self._tried: dict[tuple[Step, ...], bool] = {}
+
+    def run(self) -> Case:
+        before = None
+        while before != self._case:
+            before = self._case
+            self._all_at_once()
+            fewest(self._case.steps, self._takes)
+            for at in range(len(self._case.steps)):
+                self._simplify(at)
+        return self._case
+
+    def _takes(self, steps: Sequence[Step]) -> bool:
+        """Go on with these steps if they fail, too."""
+        key = tuple(steps)
+        if key == tuple(self._case.steps):
+            return True
+        if key not in self._tried:
+            self._tried[key] = self._fails(replace(self._case, steps=key))
+        if self._tried[key]:
+            self._case = replace(self._case, steps=key)
+        return self._tried[key]
+
+    def _all_at_once(self) -> None:
+        steps = self._case.steps
+        if not self._size:
+            simplest = b"0" if self._as_json else b""
+            messages = [message for step in steps for message in step.messages]
+            if self._takes([Step((simplest,))] * len(messages)):
+                return
+            self._takes([Step((message,)) for message in messages])
+        self._takes([replace(step, cuts=()) for step in self._case.steps])
+
+    def _simplify(self, at: int) -> None:
+        """Make one step simpler."""
+        for candidate in self._boldly(self._case.steps[at]):
+            if self._puts(at, candidate):
+                break
+        step = self._case.steps[at]
+        if len(step.messages) > 1:
+            fewest(step.messages, lambda left: self._has(at, left))
+        step = self._case.steps[at]
+        self._puts(at, replace(step, messages=tuple(sorted(step.messages, key=len))))
+        if step.cuts and not self._puts(at, replace(step, cuts=(1,))):
+            fewest(step.cuts, lambda left: self._puts(at, replace(step, cuts=(*left,))))
+        for place in range(len(self._case.steps[at].messages)):
+            self._simplify_message(at, place)
+
+    def _boldly(self, step: Step) -> Iterator[Step]:
+        if self._as_json:
+            return
+        for message in _SIMPLE:
+            for cuts in ((), (1,)):
+                yield replace(step, messages=(message,) * len(step.messages), cuts=cuts)
+
+    def _simplify_message(self, at: int, place: int) -> None:
+        def puts(message: bytes) -> bool:
+            step = self._case.steps[at]
+            messages = [*step.messages]
+            messages[place] = message
+            return self._puts(at, replace(step, messages=tuple(messages)))
+
+        message = self._case.steps[at].messages[place]
+        if self._as_json:
+            for simple in _documents(json.loads(message)):
+                puts(json.dumps(simple).encode())
+            return
+        if puts(b"") or puts(b"x"):
+            return
+        kept = fewest([*message], lambda left: puts(bytes(left)))
+        for number, byte in enumerate(kept):
+            for simple in (ord("x"), 0x80):
+                if simple == byte or puts(
+                    bytes([*kept[:number], simple, *kept[number + 1 :]])
+                ):
+                    kept[number] = simple
+                    break
+
+    def _has(self, at: int, messages: Sequence[bytes]) -> bool:
+        cuts, full = self._case.steps[at].cuts, len(messages) == self._size > 0
+        step = Step(tuple(messages), cuts, full)
+        return self._puts(at, step) or self._puts(at, replace(step, cuts=()))
+
+    def _puts(self, at: int, step: Step) -> bool:
+        steps = [*self._case.steps]
+        steps[at] = step
+        return self._takes(steps)
+
+
+def _documents(document: object) -> Iterator[object]:
+    """Yield simpler documents, and then its parts."""
+    yield from (None, 0, "", [], {})
+    match document:
+        case dict():
+            yield from document.values()
+            for name in document:
+                yield {key: value for key, value in document.items() if key != name}
+        case list():
+            yield from document
+            for place in range(len(document)):
+                yield document[:place] + document[place + 1 :]

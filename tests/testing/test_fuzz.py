@@ -1,0 +1,162 @@
+"""Each planted bug is found, and shown by the shortest case that has it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import Stage
+from etlstage.testing import Case, Step, verify
+from etlstage.testing.case import CaseFailed, Kind
+from etlstage.testing.fuzz import Budget, Found, Fuzzer, cases
+from etlstage.testing.oracle import Oracles
+from etlstage.testing.shortening import shorten
+from etlstage.testing.strategies import json_messages, messages
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(100)]
+
+PROGRAM: Final = str(Path(__file__).with_name("buggy.py"))
+COMMAND: Final = (sys.executable, "-I", "-S", PROGRAM)
+CRLF: Final = Markers(eom=b"\r\n")
+EMPTY: Final = Case((Step((b"",)),))
+TWICE: Final = Case((Step((b"",)), Step((b"",))))
+FULL: Final = Case((Step((b"",) * 3, (), full=True),))
+BATCH: Final = {"mode": Mode.BATCH_SUPERVISOR}
+
+PLANTED: Final[list[tuple[str, dict[str, Any], Kind, Case]]] = [
+    ("keeps_state", {"stateless": True}, Kind.STATELESS, TWICE),
+    ("loses_end_of_batch", {**BATCH, "one_output": True}, Kind.OUTPUTS, FULL),
+    ("loses_last", {}, Kind.HANGS, Case((Step((b"", b"")),))),
+    ("dies_when_empty", {}, Kind.CRASHES, EMPTY),
+    ("dies_at_high_byte", {}, Kind.CRASHES, Case((Step((b"\x80",)),))),
+    ("buffers", {}, Kind.HANGS, EMPTY),
+    ("swaps", {"stateless": True}, Kind.STATELESS, Case((Step((b"", b"x")),))),
+    ("answers_three_twice", BATCH, Kind.BREAKS, FULL),
+    ("decodes", {"one_output": True}, Kind.OUTPUTS, Case((Step((rb"\n",)),))),
+    ("dies_at_100", {}, Kind.CRASHES, Case((Step((b"",)),) * 100)),
+    ("silent_without_output", {}, Kind.HANGS, EMPTY),
+    ("drops_repeated", {"one_output": True}, Kind.OUTPUTS, TWICE),
+    ("takes_reads_for_messages", {}, Kind.BREAKS, Case((Step((b"x",), (1,)),))),
+    ("cuts_markers", {"markers": CRLF}, Kind.HANGS, Case((Step((b"",), (1,)),), CRLF)),
+    ("fails_at_the_end", {}, Kind.CRASHES, Case(())),
+    ("never_ends", {"timeout": 1.0}, Kind.HANGS, Case(())),
+    ("brackets", {"idempotent": True}, Kind.IDEMPOTENT, EMPTY),
+    (
+        "counts",
+        {"order_free": True},
+        Kind.ORDER_FREE,
+        Case((Step((b"",)), Step((b"x",)))),
+    ),
+    (
+        "writes_python",
+        {"as_json": True, "json_out": True},
+        Kind.JSON,
+        Case((Step((b"null",)),)),
+    ),
+    (
+        "forgets_x",
+        {"model": f"{__name__}:upper"},
+        Kind.MODEL,
+        Case((Step((b"x",)),)),
+    ),
+]
+
+
+def upper(message: bytes) -> list[bytes]:
+    """Do what the worker has to do."""
+    return [message.upper()]
+
+
+def search(
+    name: str,
+    *,
+    mode: Mode = Mode.SINGLE,
+    markers: Markers | None = None,
+    timeout: float = 5.0,
+    as_json: bool = False,
+    examples: int = 150,
+    **oracles: Any,  # noqa: ANN401
+) -> Found | None:
+    """Return what is found in a buggy worker."""
+    dialect = MarkerDialect(mode=mode, markers=markers or Markers())
+    fuzzer = Fuzzer(
+        Stage(name="worker", command=(*COMMAND, name), dialect=dialect),
+        cases(dialect, drawn=json_messages if as_json else messages),
+        Oracles(**oracles),
+        size=0 if mode is Mode.SINGLE else 3,
+        as_json=as_json,
+        timeout=timeout,
+    )
+    with fuzzer.running():
+        return fuzzer.search(Budget(examples, seconds=60, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "kind", "shortest"), PLANTED, ids=[bug[0] for bug in PLANTED]
+)
+def test_bug_is_found(
+    name: str, told: dict[str, Any], kind: Kind, shortest: Case
+) -> None:
+    """And shrunk to its known minimum, which fails from a fresh start (issue 12)."""
+    found = search(name, **told)
+    assert found is not None
+    assert (found.failure.kind, found.steady) == (kind, True)
+    assert found.case == shortest
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("none", {"one_output": True, "stateless": True, "idempotent": True}),
+        ("none", {"order_free": True, "markers": CRLF}),
+        ("no_bug_in_batches", {**BATCH, "one_output": True}),
+    ],
+)
+def test_sound_worker_passes(name: str, told: dict[str, Any]) -> None:
+    """Nothing is found where nothing is (issue 12)."""
+    assert search(name, examples=20, **told) is None
+
+
+def test_case_reads_as_a_program() -> None:
+    """What is printed fails as the case did (issue 12)."""
+    case = Case((Step((b"",)), Step((b"x",), (1,)), Step((b"",) * 3, (), full=True)))
+    assert eval(repr(case)).to_plain() == case.to_plain()  # noqa: S307
+    assert repr(Case((Step((b"",)),) * 9)) == "Case([Step([b''])] * 9)"
+    marked = Case((), CRLF)
+    assert eval(repr(marked)) == Case([], CRLF)  # noqa: S307
+    assert Case.from_plain(marked.to_plain()) == marked
+
+
+def test_case_is_verified() -> None:
+    """By one call, with the oracles by name (issue 12)."""
+    with pytest.raises(
+        CaseFailed, match=r"^gave \[b'1 '\] for b'', but \[b'0 '\] alone"
+    ):
+        verify([*COMMAND, "keeps_state"], Case([Step([b""])] * 2), stateless=True)
+    verify([*COMMAND, "none"], Case([Step([b"x"], cuts=[1])]), idempotent=True)
+    full = Case([Step([b""] * 3, full=True)])
+    with pytest.raises(CaseFailed, match="gave 2 outputs for batch"):
+        verify(
+            [*COMMAND, "loses_end_of_batch"], full, batch="supervisor", one_output=True
+        )
+
+
+def test_json_stays_json_while_it_shrinks() -> None:
+    """A worker that is given JSON only is not blamed for what is none (issue 12)."""
+    case = Case((Step((b'{"a": [1, {"b": true}]}',)), Step((b"[]",))))
+    tried = []
+
+    def fails(candidate: Case) -> bool:
+        said = [m for step in candidate.steps for m in step.messages]
+        tried.extend(said)
+        return any(b"true" in message for message in said)
+
+    assert shorten(case, fails, as_json=True) == Case((Step((b"true",)),))
+    for message in tried:
+        json.loads(message)
