@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Etlstage, environment
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(100)]
 
 READS = """\
 import os
