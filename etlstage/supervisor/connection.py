@@ -258,10 +258,20 @@ class Connection:
         await self._reader.run()
         self._receive_eof(anyio.current_time())
 
-    def catch_up(self) -> None:
-        """Read what a dead process has written, without waiting for more."""
+    def catch_up(self, *, sound: bool = True) -> None:
+        """
+        Read what a dead process has written, without waiting for more.
+
+        Args:
+            sound: Whether it ended as it should.
+
+        """
         self._reader.catch_up()
-        self._conclude(anyio.current_time(), lambda: None)
+        self._conclude(anyio.current_time(), lambda: None, sound=sound)
+        block = self.dispatch.block
+        if block.several and not (sound or self._session.owed or self._host.failed):
+            # It may have died of the last one, behind two replies to the first.
+            self._backlog.go_in_step(block.messages)
 
     def read_dry(self) -> None:
         """Read and understand what the worker has written."""
@@ -288,9 +298,10 @@ class Connection:
         if self._tail is not None or self._host.failed:
             return
         self._tail = b""
-        self._conclude(now, lambda: self._session.receive_eof(now))
+        # Of what it dies is known only at its exit.
+        self._conclude(now, lambda: self._session.receive_eof(now), sound=False)
 
-    def _conclude(self, now: float, end: Callable[[], None]) -> None:
+    def _conclude(self, now: float, end: Callable[[], None], *, sound: bool) -> None:
         """Release what a worker has answered that can say no more, if that was all."""
         if self._host.failed:
             return
@@ -298,7 +309,8 @@ class Connection:
         self._verifier.cancel()
         end()
         self._settle(now)
-        if whole and not self._host.failed:
+        proven = sound or not self.dispatch.block.several
+        if whole and proven and not self._host.failed:
             self._take_note(self.dispatch.release(proven=True), now)
 
     def _ring_session(self, now: float) -> None:

@@ -306,7 +306,7 @@ class RunningWorker:
 
     def _owes(self, status: int) -> bool:
         """Read what is there; return whether others may still write what it owes."""
-        self.connection.catch_up()
+        self.connection.catch_up(sound=not status or self._told_to_stop)
         # One that failed is not waited for. What it had not begun nobody else will.
         if status or self.error is not None or not self.connection.dispatch.busy:
             return False
@@ -315,7 +315,7 @@ class RunningWorker:
     def _end(self, status: int) -> None:
         if self._worker.child.status is not None:
             self._take_status(self._worker.child.status)
-        self.connection.catch_up()
+        self.connection.catch_up(sound=not status or self._told_to_stop)
         fate = self._worker.fate(self._closed if self.error is None else "")
         if not self._told_to_stop and self._streams and not status:
             if self._all_read:

@@ -129,6 +129,11 @@ class Block:
         return bool(self._held)
 
     @property
+    def several(self) -> bool:
+        """Whether more than one exchange is held back."""
+        return self._exchanges > 1
+
+    @property
     def questionable(self) -> int:
         """
         Messages that were released and may be wrong, should a fault show now.

@@ -52,6 +52,18 @@ def test_block_begins_with_what_it_is_given() -> None:
     assert not block.begun
 
 
+def test_block_of_several_exchanges() -> None:
+    """One that is alone needs no comparison with others (issue 12)."""
+    block = Block(first=2)
+    for several in (False, True):
+        block.give(1, 1, 0.0)
+        block.answered(1, 0.0)
+        block.hold(exchange(), outcome(exchange()))
+        assert block.several is several
+    block.release(proven=True)
+    assert not block.several
+
+
 def test_replies_are_held_back_within_what_their_caller_allows() -> None:
     """He would wait for room that is not used."""
     caller = Submission(lambda: None, max_unread=10)
