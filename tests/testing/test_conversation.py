@@ -159,7 +159,7 @@ async def test_error_says_for_how_long_nothing_came() -> None:
 
 async def test_worker_that_closes_its_stdin() -> None:
     """Nothing more can be written (issue 12)."""
-    stage = python("import os, time; os.close(0); print(1); time.sleep(60)")
+    stage = python("import os, time; os.close(0); os.write(2, b'x'); time.sleep(60)")
     async with WorkerUnderTest(stage) as worker:
         await worker.until(lambda: bool(worker.transcript), "wrote nothing")
         with pytest.raises(WorkerFailed, match="closed its stdin before it had read"):
