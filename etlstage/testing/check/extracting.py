@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from signal import SIGTERM
 from typing import Final
 
+import anyio
+
 from etlstage.messages import counted
 from etlstage.protocol.base import Shape
 from etlstage.protocol.events import MessagesPassed
@@ -68,7 +70,10 @@ async def answers_a_request(subject: Subject) -> None:
             subject.given = reply.outputs
         except WorkerFailed as error:
             await blame_a_buffer(worker, error)
-        # It is killed now: what it said is not received before it is asked again.
+        # It is killed when it has done what it does behind a reply: what it said is not
+        # received before it is asked again.
+        with anyio.move_on_after(0.2 + subject.pace):
+            await worker.exited()
         worker.examine()
 
 

@@ -45,7 +45,7 @@ FAILS = [
         "heeds SIGTERM",
         "the worker did not exit: for 2 seconds",
     ),
-    (Fault(K.GRANDCHILD, message=1), "ends", "left 1 process behind"),
+    (Fault(K.GRANDCHILD, message=1), "ends", "behind, which had to be killed"),
     # The same, later, or only then.
     (Fault(K.KILL, at=Moment.IDLE), ANY, "the worker was killed by SIGKILL"),
     (
