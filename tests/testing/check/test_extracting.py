@@ -264,16 +264,11 @@ def test_worker_that_extracts_nothing_is_told() -> None:
 def test_worker_that_does_not_know_latest_is_told(tmp_path: Path) -> None:
     """Its stage needs an end (issue 12)."""
     bug = (
-        "def latest():\n"
-        " os.write(1, b'unknown\\x15')\n"
-        " global answer\n"
-        " keep, answer = answer, lambda _: None\n"
-        " asked.append(keep)\n"
-        " return 0\n"
-        "def read():\n"
-        " global answer\n"
-        " if asked and callable(asked[-1]): answer = asked.pop()\n"
-        " return os.read(0, 65536)"
+        "reply = answer\n"
+        "def latest(): return 'unknown'\n"
+        "def answer(messages):\n"
+        " if messages == [b'unknown']: os.write(1, b'unknown\\x15')\n"
+        " else: reply(messages)"
     )
     command = (sys.executable, "-c", RANGES.replace("{bug}", bug))
     findings = checked(
