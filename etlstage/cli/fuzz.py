@@ -31,8 +31,8 @@ from etlstage.testing.oracle import Oracles, model_of
 try:
     from etlstage.testing.fuzz import Budget, Fuzzer, Progress, cases
     from etlstage.testing.strategies import MARKER_SETS, json_messages, messages
-except ModuleNotFoundError as error:
-    if error.name != "hypothesis":
+except ModuleNotFoundError as _error:
+    if _error.name != "hypothesis":
         raise
     raise ConfigError(
         "fuzz needs Hypothesis: pip install 'etlstage[testing]'"
