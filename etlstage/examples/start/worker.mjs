@@ -4,9 +4,14 @@
  * A reply is any number of lines and a NUL; a refusal is its reason and a NAK.
  */
 
-import { createInterface } from "node:readline";
-
-for await (const line of createInterface({ input: process.stdin })) {
-  const name = line.trim();
-  process.stdout.write(name ? `${name}\n\0` : "no name\x15");
+// Not by node:readline, for which a carriage return ends a line, too.
+process.stdin.setEncoding("utf8");
+let rest = "";
+for await (const chunk of process.stdin) {
+  const lines = (rest + chunk).split("\n");
+  rest = lines.pop();
+  for (const line of lines) {
+    const name = line.trim();
+    process.stdout.write(name ? `${name}\n\0` : "no name\x15");
+  }
 }
