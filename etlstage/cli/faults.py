@@ -10,7 +10,7 @@ from etlstage.cli.screen import Screen
 from etlstage.config.fault import FaultKeys
 from etlstage.messages import counted
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
-from etlstage.testing.faulty import FaultyLaunch
+from etlstage.testing.faulty.launch import FaultyLaunch
 from etlstage.transport import Launch
 
 __all__ = ("Faults",)

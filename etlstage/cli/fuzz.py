@@ -24,12 +24,12 @@ from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
-from etlstage.testing.case import CaseFailed
-from etlstage.testing.failures import FOLDER, Failure, Failures
-from etlstage.testing.oracle import Oracles, model_of
+from etlstage.testing.fuzzing.case import CaseFailed
+from etlstage.testing.fuzzing.failures import FOLDER, Failure, Failures
+from etlstage.testing.fuzzing.oracle import Oracles, model_of
 
 try:
-    from etlstage.testing.fuzz import Budget, Fuzzer, Progress, cases
+    from etlstage.testing.fuzzing.fuzz import Budget, Fuzzer, Progress, cases
     from etlstage.testing.strategies import MARKER_SETS, json_messages, messages
 except ModuleNotFoundError as _error:
     if _error.name != "hypothesis":

@@ -94,7 +94,7 @@ def _fuzz(
     It must answer, keep to the protocol, and end well; what else must be true, say so.
     """
     from etlstage.cli.fuzz import Wanted, fuzz
-    from etlstage.testing.oracle import Oracles
+    from etlstage.testing.fuzzing.oracle import Oracles
 
     oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
     wanted = Wanted(batch, markers, vary_markers, json_in, timeout, oracles)

@@ -8,7 +8,7 @@ from etlstage.cli.failure import complain
 from etlstage.cli.screen import Screen
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.testing.recorder import RecordingFolder
+from etlstage.testing.recording.recorder import RecordingFolder
 
 __all__ = ("recording_folder", "tell_recordings")
 

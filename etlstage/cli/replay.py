@@ -20,9 +20,14 @@ from etlstage.messages import counted
 from etlstage.protocol.base import Dialect, Side
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
-from etlstage.testing.comparison import Difference, differences, other_end, shrink
-from etlstage.testing.recording import Channel, Recording
-from etlstage.testing.replay import play
+from etlstage.testing.recording.comparison import (
+    Difference,
+    differences,
+    other_end,
+    shrink,
+)
+from etlstage.testing.recording.recording import Channel, Recording
+from etlstage.testing.recording.replay import play
 from etlstage.testing.transcript import clipped
 
 __all__ = ("replay",)

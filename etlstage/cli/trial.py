@@ -15,7 +15,7 @@ from etlstage.transport import Launch, launch_over_pipes
 
 if TYPE_CHECKING:
     from etlstage.cli.faults import Faults
-    from etlstage.testing.recorder import RecordingFolder
+    from etlstage.testing.recording.recorder import RecordingFolder
 
 __all__ = ("PLAIN", "Trial")
 
@@ -78,7 +78,7 @@ class Trial:
         if self._faults is not None:
             launch = self._faults.launch(launch, keys)
         if self._recordings is not None:
-            from etlstage.testing.recorder import RecordedLaunch
+            from etlstage.testing.recording.recorder import RecordedLaunch
 
             launch = RecordedLaunch(launch, self._recordings)
         return launch

@@ -46,8 +46,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from etlstage.testing.case import Case as Case
-    from etlstage.testing.case import Step as Step
     from etlstage.testing.clock import VirtualLoop as VirtualLoop
     from etlstage.testing.clock import run_virtually as run_virtually
     from etlstage.testing.clock import virtual_time as virtual_time
@@ -65,15 +63,17 @@ if TYPE_CHECKING:
     from etlstage.testing.fault import FaultKind as FaultKind
     from etlstage.testing.fault import FaultPlan as FaultPlan
     from etlstage.testing.fault import Moment as Moment
-    from etlstage.testing.faulty import FaultyLaunch as FaultyLaunch
+    from etlstage.testing.faulty.launch import FaultyLaunch as FaultyLaunch
+    from etlstage.testing.fuzzing.case import Case as Case
+    from etlstage.testing.fuzzing.case import Step as Step
+    from etlstage.testing.fuzzing.oracle import verify as verify
     from etlstage.testing.machine import WorkerMachine as WorkerMachine
-    from etlstage.testing.oracle import verify as verify
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
     from etlstage.testing.properties import given_worker as given_worker
-    from etlstage.testing.recorder import RecordedLaunch as RecordedLaunch
-    from etlstage.testing.recorder import RecordingFolder as RecordingFolder
-    from etlstage.testing.recording import Recording as Recording
-    from etlstage.testing.replay import play as play
+    from etlstage.testing.recording.recorder import RecordedLaunch as RecordedLaunch
+    from etlstage.testing.recording.recorder import RecordingFolder as RecordingFolder
+    from etlstage.testing.recording.recording import Recording as Recording
+    from etlstage.testing.recording.replay import play as play
     from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
     from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
     from etlstage.testing.worker import hostile_worker as hostile_worker
@@ -122,11 +122,11 @@ _HOMES = {
     "Fault": "etlstage.testing.fault",
     "FaultKind": "etlstage.testing.fault",
     "FaultPlan": "etlstage.testing.fault",
-    "FaultyLaunch": "etlstage.testing.faulty",
-    "RecordedLaunch": "etlstage.testing.recorder",
-    "Recording": "etlstage.testing.recording",
-    "RecordingFolder": "etlstage.testing.recorder",
-    "play": "etlstage.testing.replay",
+    "FaultyLaunch": "etlstage.testing.faulty.launch",
+    "RecordedLaunch": "etlstage.testing.recording.recorder",
+    "Recording": "etlstage.testing.recording.recording",
+    "RecordingFolder": "etlstage.testing.recording.recorder",
+    "play": "etlstage.testing.recording.replay",
     "MemoryDeadLetters": "etlstage.testing.ends",
     "MemorySink": "etlstage.testing.ends",
     "MemorySource": "etlstage.testing.ends",
@@ -138,9 +138,9 @@ _HOMES = {
     "VirtualLoop": "etlstage.testing.clock",
     "WorkerFailed": "etlstage.testing.conversation",
     "WorkerUnderTest": "etlstage.testing.conversation",
-    "Case": "etlstage.testing.case",
-    "Step": "etlstage.testing.case",
-    "verify": "etlstage.testing.oracle",
+    "Case": "etlstage.testing.fuzzing.case",
+    "Step": "etlstage.testing.fuzzing.case",
+    "verify": "etlstage.testing.fuzzing.oracle",
     "hostile_worker": "etlstage.testing.worker",
     "run_virtually": "etlstage.testing.clock",
     "virtual_time": "etlstage.testing.clock",

@@ -23,7 +23,7 @@ from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing.clock import VirtualLoop
 from etlstage.testing.factories import Tested, stage_of
 from etlstage.testing.fault import FaultPlan
-from etlstage.testing.faulty import FaultyLaunch
+from etlstage.testing.faulty.launch import FaultyLaunch
 from etlstage.testing.strategies import batches
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 

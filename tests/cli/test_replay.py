@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.testing.recording import Channel, Recording
+from etlstage.testing.recording.recording import Channel, Recording
 from tests.cli.conftest import Etlstage
 
 V2 = """\

@@ -8,7 +8,7 @@ import pytest
 from etlstage.config.fault import FaultKeys
 from etlstage.config.loader import load
 from etlstage.errors import ConfigError
-from etlstage.testing.faulty import OUTSIDE
+from etlstage.testing.faulty.launch import OUTSIDE
 
 PIPELINE = """\
 name: letters

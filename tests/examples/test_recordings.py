@@ -11,10 +11,10 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.testing.comparison import differences, other_end
-from etlstage.testing.recorder import RecordedLaunch, RecordingFolder
-from etlstage.testing.recording import Channel, Recording
-from etlstage.testing.replay import play
+from etlstage.testing.recording.comparison import differences, other_end
+from etlstage.testing.recording.recorder import RecordedLaunch, RecordingFolder
+from etlstage.testing.recording.recording import Channel, Recording
+from etlstage.testing.recording.replay import play
 from etlstage.transport import launch_over_pipes
 from tests.examples.languages import ANY_MARKERS, PACKAGE, SHELLS
 

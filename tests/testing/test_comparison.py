@@ -9,8 +9,13 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage, Timeouts
 from etlstage.testing import Fault, FaultKind, FaultPlan, hostile_worker
-from etlstage.testing.comparison import Difference, differences, other_end, shrink
-from etlstage.testing.recording import Channel, Entry, Recording
+from etlstage.testing.recording.comparison import (
+    Difference,
+    differences,
+    other_end,
+    shrink,
+)
+from etlstage.testing.recording.recording import Channel, Entry, Recording
 
 EOB = b"\x17"
 BNC = b"\x05"

@@ -26,7 +26,7 @@ from etlstage.supervisor import (
     WorkerStarted,
 )
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
-from etlstage.testing.faulty import OUTSIDE, FaultyLaunch
+from etlstage.testing.faulty.launch import OUTSIDE, FaultyLaunch
 from etlstage.transport import Launch, launch_over_pipes
 from tests.testing.supervised import MODES, WORDS, numbers
 
@@ -255,7 +255,7 @@ async def test_stage_without_a_plan_is_left_alone() -> None:
     assert (found.deaths, launch.happened) == ([], [])
 
 
-@pytest.mark.parametrize("kind", set(FaultKind) - OUTSIDE)
+@pytest.mark.parametrize("kind", sorted(set(FaultKind) - OUTSIDE))
 def test_fault_that_only_a_process_can_have_is_refused(kind: FaultKind) -> None:
     """With words."""
     plan = FaultPlan.of(Fault(kind))

@@ -13,10 +13,10 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing import Case, Step, verify
-from etlstage.testing.case import CaseFailed, Kind
-from etlstage.testing.fuzz import Budget, Found, Fuzzer, cases
-from etlstage.testing.oracle import Oracles
-from etlstage.testing.shortening import shorten
+from etlstage.testing.fuzzing.case import CaseFailed, Kind
+from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, cases
+from etlstage.testing.fuzzing.oracle import Oracles
+from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.strategies import json_messages, messages
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(100)]

@@ -22,9 +22,9 @@ from etlstage.testing import (
     ScriptedWorker,
     hostile_worker,
 )
-from etlstage.testing.recorder import RecordedLaunch, RecordingFolder
-from etlstage.testing.recording import Channel, Entry, Recording
-from etlstage.testing.replay import play
+from etlstage.testing.recording.recorder import RecordedLaunch, RecordingFolder
+from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.replay import play
 from etlstage.transport import LaunchRequest, launch_over_pipes
 
 MESSAGES = [b"one", b"", b"three", b"x" * 100_000]
@@ -134,7 +134,9 @@ async def test_recording_that_can_not_go_on_ends_alone(
     """A disk that is full, say: it is told once; the conversation goes on."""
     stage = upper()
     reading, writing = os.pipe()
-    monkeypatch.setattr("etlstage.testing.recording._private", lambda *_: writing)
+    monkeypatch.setattr(
+        "etlstage.testing.recording.recording._private", lambda *_: writing
+    )
     folder = RecordingFolder(tmp_path)
     launch = RecordedLaunch(launch_over_pipes, folder)
     async with AsyncSupervisor(stage, launch=launch) as supervisor:

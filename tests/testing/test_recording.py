@@ -12,7 +12,7 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.testing.recording import Channel, Entry, Recording
+from etlstage.testing.recording.recording import Channel, Entry, Recording
 
 pytestmark = pytest.mark.core
 

@@ -13,8 +13,8 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage, Timeouts
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
-from etlstage.testing.recording import Channel, Entry, Recording
-from etlstage.testing.replay import play
+from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.replay import play
 
 SINGLE = MarkerDialect()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from etlstage.testing.case import Case, Step
+from etlstage.testing.fuzzing.case import Case, Step
 
 __all__ = ("fewest", "shorten")
 

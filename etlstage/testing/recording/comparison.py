@@ -15,8 +15,8 @@ from etlstage.errors import LocalProtocolError
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import MessagesPassed, MoreRequested
 from etlstage.stage import Stage
-from etlstage.testing.recording import Channel, Entry, Recording
-from etlstage.testing.replay import play
+from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.replay import play
 from etlstage.transport import Launch, launch_over_pipes
 from etlstage.transport.base import describe_status
 
@@ -84,7 +84,7 @@ async def shrink(
     Args:
         recording: What does not play equal to ``stage``; if it does it is returned.
         stage: Whom to play it to.
-        patience: As for :func:`~etlstage.testing.replay.play`.
+        patience: As for :func:`~etlstage.testing.recording.replay.play`.
         launch: What starts the worker.
 
     """

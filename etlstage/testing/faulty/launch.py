@@ -26,10 +26,10 @@ import anyio
 from etlstage.errors import ConfigError
 from etlstage.protocol.base import Shape, Side
 from etlstage.testing.fault import FaultKind, FaultPlan
+from etlstage.testing.faulty.spoiler import Replies, Requests
+from etlstage.testing.faulty.victim import Occurrence, Status, Victim
 from etlstage.testing.hostile.output import SHAPES
 from etlstage.testing.hostile.plan import Plan, as_bytes
-from etlstage.testing.spoiler import Replies, Requests
-from etlstage.testing.victim import Occurrence, Status, Victim
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
 __all__ = ("OUTSIDE", "FaultyLaunch")

@@ -23,10 +23,10 @@ from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing.bench import Bench
-from etlstage.testing.case import Case, CaseFailed, Kind, Step
-from etlstage.testing.oracle import Oracles
-from etlstage.testing.shortening import shorten
+from etlstage.testing.fuzzing.bench import Bench
+from etlstage.testing.fuzzing.case import Case, CaseFailed, Kind, Step
+from etlstage.testing.fuzzing.oracle import Oracles
+from etlstage.testing.fuzzing.shortening import shorten
 from etlstage.testing.strategies import cuts, messages
 
 __all__ = ("Budget", "Found", "Fuzzer", "Progress", "cases")

@@ -23,11 +23,11 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.stage import Stage
-from etlstage.testing.case import Case, CaseFailed, Kind, converse, end
 from etlstage.testing.conversation import WorkerUnderTest
-from etlstage.testing.oracle import Oracles, verify
-from etlstage.testing.recorder import RecordedLaunch
-from etlstage.testing.recording import Entry, Recording
+from etlstage.testing.fuzzing.case import Case, CaseFailed, Kind, converse, end
+from etlstage.testing.fuzzing.oracle import Oracles, verify
+from etlstage.testing.recording.recorder import RecordedLaunch
+from etlstage.testing.recording.recording import Entry, Recording
 from etlstage.testing.transcript import cut
 from etlstage.transport import LaunchRequest, launch_over_pipes
 

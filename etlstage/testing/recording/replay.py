@@ -18,8 +18,8 @@ import anyio
 from etlstage.protocol.base import Dialect, Side
 from etlstage.stage import Stage
 from etlstage.supervisor.spawn import spawn
-from etlstage.testing.recorder import RecordedLaunch
-from etlstage.testing.recording import Channel, Entry, Recording
+from etlstage.testing.recording.recorder import RecordedLaunch
+from etlstage.testing.recording.recording import Channel, Entry, Recording
 from etlstage.transport import (
     Child,
     Launch,

@@ -21,7 +21,12 @@ from typing import Final, Protocol
 import anyio
 
 from etlstage.pipeline.secret import Secrets
-from etlstage.testing.recording import Channel, Entry, Recording, RecordingFile
+from etlstage.testing.recording.recording import (
+    Channel,
+    Entry,
+    Recording,
+    RecordingFile,
+)
 from etlstage.transport import Child, Launch, LaunchRequest, Readable, Wire
 
 __all__ = ("Notes", "RecordedLaunch", "RecordingFolder")

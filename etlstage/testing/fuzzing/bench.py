@@ -19,9 +19,9 @@ import anyio.abc
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing.case import Case, CaseFailed, Step, converse, end
 from etlstage.testing.conversation import WorkerUnderTest
-from etlstage.testing.oracle import Oracles, compare, judge
+from etlstage.testing.fuzzing.case import Case, CaseFailed, Step, converse, end
+from etlstage.testing.fuzzing.oracle import Oracles, compare, judge
 
 __all__ = ("Bench",)
 

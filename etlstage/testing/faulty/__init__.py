@@ -1,0 +1,1 @@
+"""Faults from outside, that befall any worker: a launch that wraps another."""

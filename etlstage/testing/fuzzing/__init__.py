@@ -1,0 +1,1 @@
+"""The search for messages that break a worker, made short and kept."""

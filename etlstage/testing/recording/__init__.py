@@ -1,0 +1,1 @@
+"""Conversations with workers: recorded, kept in files, played again, compared."""
