@@ -6,8 +6,10 @@ import ast
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
+from importlib.resources import files
 from inspect import CO_COROUTINE
 from pathlib import Path
 from typing import Any, Final
@@ -202,6 +204,14 @@ def test_from_nothing_to_a_pipeline() -> None:
 def test_simulation() -> None:
     """Of one's own stages (issue 12)."""
     run("simulate")["test_stages_come_through"]()
+
+
+def test_trial(folder: Path) -> None:
+    """Of the first worker in the shell, and of one that is none (issue 12)."""
+    start = files("etlstage.examples") / "start"
+    shutil.copy(str(start / "worker.sh"), folder)
+    (folder / "worker.sh").chmod(0o700)  # as init does
+    typed(dialogue("### Try it", 2))
 
 
 @pytest.mark.slow  # a worker that does not answer is waited for

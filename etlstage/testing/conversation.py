@@ -314,7 +314,10 @@ class WorkerUnderTest:
                 if self._fault is not None:
                     self.fail(self._fault)
                 if await self._idles() and not done():
-                    self.fail(self._said(otherwise, "it waits for more input"))
+                    said = self._said(otherwise, "it waits for more input")
+                    if self._unfinished:
+                        said += f"; {self.stage.dialect.silence(self._unfinished)}"
+                    self.fail(said)
 
     async def has_read(self) -> None:
         """Wait until all that was written to its stdin was read."""
