@@ -48,7 +48,7 @@ def test_breach_is_1(etlstage: Etlstage, tmp_path: Path) -> None:
     assert not found["passed"]
     (failed,) = (each for each in found["checks"] if each["verdict"] == "failed")
     assert failed["name"] == "takes an empty message"
-    assert "it wrote nothing; does it flush" in failed["reason"]
+    assert "it waits for more input" in failed["reason"]
     assert failed["transcript"][1].endswith("stdin   <EOM>")
     suite = ET.fromstring((tmp_path / "out.xml").read_text())  # noqa: S314
     (case,) = suite.findall("testcase[failure]")

@@ -223,12 +223,11 @@ def test_log_that_is_gone_hurts_nobody_either() -> None:
     def broken(logger: object, method: str, event: EventDict) -> EventDict:
         raise BrokenPipeError
 
-    settings = structlog.get_config()
     structlog.configure(processors=[broken])
     try:
         busy(StageMetrics(Broken("add"), "clean"))
     finally:
-        structlog.configure(**settings)
+        structlog.reset_defaults()
 
 
 class Asked:

@@ -101,9 +101,10 @@ def test_fixtures(
 
 
 def test_failure_shows_what_was_said(
-    pytester: pytest.Pytester, worker: list[str]
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, worker: list[str]
 ) -> None:
     """Once: the error has it, too, where the worker failed (issue 12)."""
+    monkeypatch.delenv("CI", raising=False)  # there pytest's summary has it again
     pytester.makepyfile(IN_STEP.format(worker=worker))
     ended = pytester.runpytest_subprocess(*OURS, "-p", "no:asyncio", "--tb", "short")
     ended.assert_outcomes(failed=2)

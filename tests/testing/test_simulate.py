@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import structlog
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
@@ -255,6 +256,20 @@ def test_failing_seed_tells_its_story() -> None:
     assert any("log: worker is restarted" in line for line in lines)
     assert lines[-1].endswith("VIOLATION: the run was not over within 300 s")
     assert story() == told
+
+
+def test_story_is_whole_where_structlog_is_set_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As in a service that logs by it; which goes on to (issue 12)."""
+    told = story()
+    structlog.configure()
+    try:
+        assert story() == told
+        assert structlog.is_configured()
+    finally:
+        structlog.reset_defaults()
+    assert capsys.readouterr().out == ""
 
 
 PROGRAM = """

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import structlog
+
 from etlstage.supervisor import verifier
 from etlstage.telemetry.log import NAME
 
@@ -44,7 +46,9 @@ def no_garbage() -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def logged(tell: Callable[[str], None] | None) -> Iterator[None]:
-    """Have log lines told, or dropped."""
+    """Have log lines told, or dropped; also where structlog is set up."""
+    settings = structlog.get_config() if structlog.is_configured() else None
+    structlog.reset_defaults()
     logger = logging.getLogger(NAME)
     before = logger.disabled, logger.propagate, logger.level
     handler = _Teller(tell) if tell is not None else None
@@ -58,6 +62,8 @@ def logged(tell: Callable[[str], None] | None) -> Iterator[None]:
         logger.disabled, logger.propagate, logger.level = before
         if handler is not None:
             logger.removeHandler(handler)
+        if settings is not None:
+            structlog.configure(**settings)
 
 
 class _Teller(logging.Handler):

@@ -187,7 +187,6 @@ async def test_log_that_is_gone_stops_nobody() -> None:
         raise BrokenPipeError
 
     run = stage("writes_no_eop_at", 1, timeout=Timeouts(message=0.2, stop=0.2))
-    settings = structlog.get_config()
     structlog.configure(processors=[broken])
     try:
         with anyio.fail_after(10):
@@ -196,5 +195,5 @@ async def test_log_that_is_gone_stops_nobody() -> None:
             async with AsyncSupervisor(stage("complains", 100_000)) as supervisor:
                 outputs(await supervisor.submit([b"one"]))
     finally:
-        structlog.configure(**settings)
+        structlog.reset_defaults()
     assert isinstance(result.error, WorkerLost)

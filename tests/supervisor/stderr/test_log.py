@@ -200,12 +200,11 @@ async def test_log_that_is_gone(error: type[Exception]) -> None:
     def broken(logger: object, method: str, event: EventDict) -> EventDict:
         raise error
 
-    settings = structlog.get_config()
     structlog.configure(processors=[broken])
     try:
         with python("sys.stderr.write('x\\n' * 10000 + 'end')") as child:
             log = log_of(child)
             await log.run()
     finally:
-        structlog.configure(**settings)
+        structlog.reset_defaults()
     assert log.tail[-1] == "end"
