@@ -254,7 +254,7 @@ class _FaultyWire:
     async def resumed(self) -> None:
         """Wait until a pause is over, or :meth:`stop_waiting`."""
         if self.pauses and self._until is not None:
-            with anyio.move_on_at(self._until):
+            with anyio.move_on_after(self._until - anyio.current_time()):
                 await self._moved.wait()
 
     def _waits(self, seconds: float) -> bool:
