@@ -378,7 +378,8 @@ async def test_worker_that_exits_between_rounds() -> None:
 async def test_worker_that_talks_between_rounds(tmp_path: Path) -> None:
     """Its words would be taken for an answer: another worker answers the next round."""
     cue = tmp_path / "cue"
-    async with AsyncSupervisor(cyclic("talks_between_rounds", cue)) as supervisor:
+    run = cyclic("talks_between_rounds", cue, timeout=Timeouts(stop=0.2))
+    async with AsyncSupervisor(run) as supervisor:
         with supervisor.events() as events, anyio.fail_after(10):
             assert await take(supervisor.extract()) == [b""]
             cue.touch()
