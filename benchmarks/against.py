@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -59,11 +59,12 @@ def _compare(
         sides = {at: stack.enter_context(_side(at, question, name)) for at in found}
         for _ in range(rounds + 1):
             for at, (stdin, stdout) in sides.items():
-                stdin.write("go\n")
-                stdin.flush()
+                with suppress(BrokenPipeError):
+                    stdin.write(b"go\n")
                 line = stdout.readline()
                 if not line:
-                    sys.exit(f"{question}, {name}: the process in {at} has failed")
+                    of = "this package" if at == HERE else f"the package of {commit}"
+                    sys.exit(f"{question}, {name}: not to be measured with {of}")
                 found[at].append(json.loads(line))
     what = "all processes" if job.everywhere else "our process"
     kinds = (f"{name}: processor time, {what}", 1.03), (f"{name}: time", 0)
@@ -98,14 +99,16 @@ def _checked_out(commit: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _side(folder: Path, question: str, name: str) -> Iterator[tuple[IO[str], IO[str]]]:
+def _side(
+    folder: Path, question: str, name: str
+) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.against", question, name],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
+        bufsize=0,  # nothing is left to be written when it has failed
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
