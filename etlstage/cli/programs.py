@@ -141,3 +141,41 @@ def _try(
         limit=limit,
         timeout=timeout,
     )
+
+
+@programs.command("replay")
+def _replay(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A recording of run --record; default: all that fuzz has found.",
+        ),
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- COMMAND...]",
+            help="The worker to play it to; default: the one that was recorded.",
+        ),
+    ] = None,
+    *,
+    shrink: Annotated[
+        bool,
+        typer.Option("--shrink", help="Look for the fewest messages that differ."),
+    ] = False,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="How much longer than then a reply may take."
+        ),
+    ] = 10.0,
+) -> int:
+    """Play a recorded conversation to a worker, and show which replies differ."""
+    if file is None:
+        from etlstage.cli.fuzz import replay_failures
+
+        return replay_failures()
+    from etlstage.cli.replay import replay
+
+    return replay(file, command or [], smallest=shrink, patience=patience)
