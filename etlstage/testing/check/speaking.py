@@ -7,7 +7,7 @@ Nothing here knows what the right reply is; see ``subject.py``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from signal import SIGTERM
 from typing import Final
 
@@ -16,6 +16,8 @@ import anyio
 from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Shape
 from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
+from etlstage.testing.check import batching
+from etlstage.testing.check.batching import asked_or_answered
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
 from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
@@ -29,7 +31,6 @@ _HELD: Final = 2.0  # seconds in which what was held back is written
 _MANY: Final = 300  # messages: more than any that a worker might hold back
 _OFTEN: Final = 40  # places at which a short conversation is cut
 _STDERR: Final = 2000  # bytes a message: more than its reader would like
-_LARGEST: Final = 500  # messages, in the batches of a worker that fills them
 
 
 async def answers(subject: Subject) -> None:
@@ -88,7 +89,7 @@ async def says_nothing_unasked(subject: Subject) -> None:
         worker.session.send(MessagesPassed([first]))
         await worker.feed(b"".join(worker.session.data_to_send())[1:])
         if subject.shape is Shape.ASKED_BATCH:
-            await _asked_or_answered(worker)
+            await asked_or_answered(worker)
         if subject.shape.batches and (worker.session.owed or not worker.events):
             await worker.send(BatchEnded())
         await worker.replies()
@@ -195,54 +196,6 @@ async def _is_equal_when_cut(
         await subject.settle(worker)
         if difference := await subject.differs(runs, replies):
             worker.fail(f"{difference}, when the messages {how}")
-
-
-async def takes_batches_of_any_size(subject: Subject) -> None:
-    """
-    A batch has one message, or two, or as many as it may have; each has one reply.
-
-    It may be closed before it is full.
-    """
-    sizes = [1, 2, 3, min(subject.stage.batch.size, _MANY), 1]
-    async with subject.start() as worker:
-        for size in sizes:
-            full = size == subject.stage.batch.size
-            await worker.exchange(subject.messages(size), full=full)
-        await subject.settle(worker)
-
-
-async def takes_an_empty_batch(subject: Subject) -> None:
-    """A batch may have no messages; it is answered with one reply."""
-    async with subject.start() as worker:
-        await worker.exchange([])
-        await worker.exchange(subject.messages(2))
-        await worker.exchange([])
-        await subject.settle(worker)
-
-
-async def asks_until_its_batch_is_full(subject: Subject) -> None:
-    """It asks for one message at a time, up to a bound, and answers a full batch."""
-    async with subject.start() as worker:
-        size = 0
-        while not size or (worker.session.owed and size < _LARGEST):
-            size += 1
-            await worker.send(MessagesPassed(subject.messages(1)))
-            await _asked_or_answered(worker)
-        endless = worker.session.owed > 0
-        if endless:
-            await worker.send(BatchEnded())
-        await worker.replies()
-        await worker.exchange(subject.messages(1 if endless else 2 * size + 1))
-        await subject.settle(worker)
-    if endless:
-        raise Advice(f"its batches have more than {_LARGEST} messages")
-
-
-async def _asked_or_answered(worker: WorkerUnderTest) -> None:
-    await worker.until(
-        lambda: not worker.session.owed or worker.session.room > 0,
-        "neither asked for one more message nor answered its batch",
-    )
 
 
 async def answers_before_it_ends(subject: Subject) -> None:
@@ -373,11 +326,6 @@ def _all_of(subject: Subject, runs: Sequence[Run]) -> list[Event]:
     return events
 
 
-def _for(*shapes: Shape) -> Callable[[Subject], str]:
-    names = " or ".join(shape.value for shape in shapes)
-    return lambda subject: "" if subject.shape in shapes else f"for {names} only"
-
-
 def _not_asked(subject: Subject) -> str:
     asks = subject.shape is Shape.ASKED_BATCH
     return "it is given one message at a time, as it asks" if asks else ""
@@ -400,9 +348,7 @@ CHECKS: Final = (
     Check(takes_many_at_once, when=_not_asked),
     Check(takes_a_byte_at_a_time),
     Check(takes_cuts_at_every_place),
-    Check(takes_batches_of_any_size, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
-    Check(takes_an_empty_batch, when=_for(Shape.BATCH, Shape.ASKED_BATCH)),
-    Check(asks_until_its_batch_is_full, when=_for(Shape.ASKED_BATCH)),
+    *batching.CHECKS,
     Check(answers_before_it_ends, when=_not_asked),
     Check(ends),
     Check(ends_in_the_middle),

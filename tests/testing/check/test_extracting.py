@@ -10,7 +10,7 @@ import pytest
 
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
-from etlstage.testing.check import Verdict
+from etlstage.testing.check import Finding, Verdict
 from tests.testing.check.checked import checked, failures, said
 
 RANGES: Final = """\
@@ -193,6 +193,18 @@ def _source(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"".join(lines))
 
 
+def cyclic(program: str, folder: Path, *, ranges: bool = False) -> list[Finding]:
+    """Return what is found in a worker that extracts what is in the folder."""
+    return checked(
+        (sys.executable, "-c", program),
+        kind=StageKind.EXTRACT,
+        mode=Mode.CYCLIC,
+        ranges=ranges,
+        stage={"cwd": folder},
+        timeout=3,
+    )
+
+
 @pytest.mark.parametrize(
     ("bug", "name", "reason"), OF_RANGES.values(), ids=OF_RANGES.keys()
 )
@@ -201,15 +213,7 @@ def test_bug_of_ranges_is_found(
     bug: str, name: str, reason: str, tmp_path: Path
 ) -> None:
     """What Spark's reads, and a restart, rely on (issue 12)."""
-    command = (sys.executable, "-c", RANGES.replace("{bug}", bug))
-    findings = checked(
-        command,
-        kind=StageKind.EXTRACT,
-        mode=Mode.CYCLIC,
-        ranges=True,
-        stage={"cwd": tmp_path},
-        timeout=3,
-    )
+    findings = cyclic(RANGES.replace("{bug}", bug), tmp_path, ranges=True)
     assert reason in failures(findings)[name]
 
 
@@ -221,14 +225,7 @@ def test_bug_of_a_worker_that_keeps_the_offset_is_found(
     step: str, name: str, reason: str, tmp_path: Path
 ) -> None:
     """Nothing may be lost when it is killed (issue 12)."""
-    command = (sys.executable, "-c", KEPT.replace("{step}", step))
-    findings = checked(
-        command,
-        kind=StageKind.EXTRACT,
-        mode=Mode.CYCLIC,
-        stage={"cwd": tmp_path},
-        timeout=3,
-    )
+    findings = cyclic(KEPT.replace("{step}", step), tmp_path)
     assert reason in failures(findings)[name]
 
 
