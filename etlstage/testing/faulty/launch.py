@@ -243,12 +243,12 @@ class _FaultyWire:
 
     @property
     def silent(self) -> bool:
-        """Whether the worker shows no sign of life."""
+        """Whether the worker sends no heartbeat."""
         return self._deaf
 
     @property
     def pauses(self) -> bool:
-        """Whether it is about to go on, and shows none before that."""
+        """Whether it is about to go on, and sends none before that."""
         return bool(self._queue) and isinstance(self._queue[0], float)
 
     async def resumed(self) -> None:

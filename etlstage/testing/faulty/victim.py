@@ -35,12 +35,12 @@ class Scene(Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether the worker shows no sign of life any more."""
+        """Whether the worker sends no heartbeat any more."""
         ...
 
     @property
     def pauses(self) -> bool:
-        """Whether it shows none for now."""
+        """Whether it sends none for now."""
         ...
 
     async def resumed(self) -> None:

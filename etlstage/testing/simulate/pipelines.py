@@ -184,7 +184,7 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
 def _faults(
     draw: random.Random, stage: Stage, given: list[bytes]
 ) -> tuple[list[Fault], set[bytes] | None, bool]:
-    """Draw faults; return them, whom they condemn, if that is known, and if it may fail."""
+    """Draw faults; return them, what they dead-letter, if known, and if it may fail."""
     culprits = given if stage.kind is StageKind.TRANSFORM else []
     if culprits and draw.random() < 0.1:
         # Alone: two faults that make up for each other can't be told from none, nor can
