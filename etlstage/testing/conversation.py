@@ -54,7 +54,7 @@ _LOOK: Final = (0.0002, 0.01)  # seconds between two looks at what is unread
 _IDLE: Final = 0.02  # seconds without a sign, before it is looked what a worker does
 _DRAIN: Final = 0.5  # seconds for the pipes of a dead process to end
 _TAIL: Final = 64  # bytes shown of what is not complete
-_STDERR: Final = 1024 * 1024  # bytes kept
+_KEPT: Final = 1024 * 1024  # bytes of what is not judged
 
 
 class WorkerFailed(EtlstageError, AssertionError):
@@ -130,6 +130,8 @@ class WorkerUnderTest:
         self._closed = False  # is its stdin
         self._gone = False  # and all that it has written was read
         self._fault: str | None = None
+        # Where what nobody asked for begins: what of it was read at once is chance.
+        self._stray: int | None = None
         self._partial: list[bytes] = []  # outputs of a reply that is not complete
         self._unfinished = 0  # bytes behind the last reply
         self._replies: list[Reply] = []  # that nobody has taken
@@ -311,8 +313,7 @@ class WorkerUnderTest:
                         await self.exited()
                     fate = self._fate() if self._gone else "closed its stdout"
                     self.fail(self._fault or self._said(otherwise, fate))
-                if self._fault is not None:
-                    self.fail(self._fault)
+                self.examine()
                 if await self._idles() and not done():
                     said = self._said(otherwise, "it waits for more input")
                     if self._unfinished:
@@ -335,11 +336,12 @@ class WorkerUnderTest:
         with anyio.move_on_after(seconds):
             while not self._gone:
                 await self._changed.wait()
-        if self._fault is not None or self._gone:
-            self.fail(self._fault or self._fate())
         after = self.transcript.of(Flow.STDOUT)[before:]
+        self.examine()
+        if self._gone:
+            self.fail(self._fate())
         if after:
-            self.fail(self.stage.dialect.unasked(after))
+            self.fail(self.stage.dialect.unasked(after[:_TAIL]))
 
     async def exited(self) -> int:
         """Wait for its end and return the exit status, negative for a signal."""
@@ -358,6 +360,9 @@ class WorkerUnderTest:
 
     def examine(self) -> None:
         """Raise :class:`WorkerFailed` if it has broken the protocol so far."""
+        if self._stray is not None:
+            stray = self.transcript.of(Flow.STDOUT)[self._stray :]
+            self.fail(self.stage.dialect.unasked(stray[:_TAIL]))
         if self._fault is not None:
             self.fail(self._fault)
 
@@ -440,10 +445,11 @@ class WorkerUnderTest:
         while (data := pipe.read(_CHUNK)) != b"":
             if data is None:
                 await pipe.readable()
-            # What comes behind a fault may have no end; what is for people, neither.
-            elif kept < _STDERR if take is None else self._fault is None:
-                if take is not None:
-                    take(data)
+            elif take is not None and self._fault is None:
+                take(data)
+                self._note(flow, data)
+            # What is for people may have no end, nor what comes behind a fault.
+            elif kept < _KEPT:
                 self._note(flow, data)
                 kept += len(data)
             await anyio.lowlevel.checkpoint()
@@ -474,6 +480,7 @@ class WorkerUnderTest:
         # The protocol's own words for this are about states.
         if not owed:
             self._fault = dialect.unasked(data[:_TAIL])
+            self._stray = len(self.transcript.of(Flow.STDOUT))
         elif not self.session.owed:
             self._fault = f"wrote more than its reply: {dialect.shown(data[-_TAIL:])}"
 

