@@ -52,6 +52,7 @@ __all__ = ("Reply", "WorkerFailed", "WorkerUnderTest")
 _CHUNK: Final = 65536  # bytes a read
 _LOOK: Final = (0.0002, 0.01)  # seconds between two looks at what is unread
 _IDLE: Final = 0.02  # seconds without a sign, before it is looked what a worker does
+_TURNS: Final = 8  # of the event loop, in which what is in a pipe is read
 _DRAIN: Final = 0.5  # seconds for the pipes of a dead process to end
 _TAIL: Final = 64  # bytes shown of what is not complete
 _KEPT: Final = 1024 * 1024  # bytes of what is not judged
@@ -396,11 +397,11 @@ class WorkerUnderTest:
             return False
         if self._closed or self._wire.unread() or not waits_for_stdin(self._child.pid):
             return False
-        # What it has written before is there by now.
-        with anyio.move_on_after(_LOOK[1]):
-            await self._changed.wait()
-            return False
-        return waits_for_stdin(self._child.pid)
+        # What it has written before is in the pipe; we may not have come to read it.
+        changed = self._changed
+        for _ in range(_TURNS):
+            await anyio.lowlevel.checkpoint()
+        return not changed.is_set()
 
     def _said(self, otherwise: str | Callable[[], str], why: str) -> str:
         return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"

@@ -142,7 +142,7 @@ async def failure(stage: Stage, *messages: bytes, timeout: float = 10) -> str:  
         (Fault(FaultKind.TWICE), "wrote more than its reply: A<EOM><EOP>A<EOM><EOP>"),
         (
             Fault(FaultKind.EXTRA_EOP),
-            r"wrote (1 reply too many|more than its reply): <EOP>",
+            r"wrote (\d+ repl(y|ies) too many|more than its reply): <EOP>",
         ),
         (Fault(FaultKind.WRONG_MARKER), "broke the protocol: can't handle BNC"),
     ],
