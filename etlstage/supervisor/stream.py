@@ -125,6 +125,7 @@ class Intake:
     async def _feed(self, item: Run | Position) -> None:
         if isinstance(item, Position):
             self._submission.mark(item)
+            self._fed()  # a batch in front of it is filled no more
             return
         run, error = sound(item, self._count)
         while not self._has_room(self._submission):

@@ -195,7 +195,7 @@ def take_ripe(
 def ripe_at(submission: Submission, policy: BatchPolicy) -> float:
     """Return from when on the waiting messages make a batch, in seconds."""
     if (
-        submission.closed
+        submission.bounded
         or submission.waiting >= policy.size
         or submission.waiting_bytes >= policy.bytes
     ):

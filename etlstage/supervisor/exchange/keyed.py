@@ -19,13 +19,7 @@ from etlstage.errors import LocalProtocolError
 from etlstage.messages import AnnotatedRun, Position, Run
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.exchange.submission import (
-    Collected,
-    Marks,
-    Submission,
-    Watermark,
-    due,
-)
+from etlstage.supervisor.exchange.submission import Collected, Submission
 
 __all__ = ("Lanes", "keys_of", "point")
 
@@ -64,9 +58,6 @@ class Lanes:
         ]
         # Of each lane, where its uncollected messages are in the caller's input.
         self._places: list[deque[int]] = [deque() for _ in self.lanes]
-        self._marks: Marks = deque()
-        self._passed = Watermark()
-        self._on_outcome = on_outcome
         self._total = 0
         self.unkeyed: int = 0
         """Messages in which there was no key."""
@@ -74,7 +65,7 @@ class Lanes:
     @property
     def finished(self) -> bool:
         """Whether everything was fed, answered and collected."""
-        return not self._marks and all(lane.finished for lane in self.lanes)
+        return all(lane.finished for lane in self.lanes)
 
     @property
     def stalled(self) -> bool:
@@ -119,8 +110,8 @@ class Lanes:
 
     def mark(self, position: Position) -> None:
         """Have ``position`` collected behind all messages fed so far."""
-        self._marks.append((self._total, position))
-        self._on_outcome()
+        for lane in self.lanes:
+            lane.mark(position)
 
     def collect(self) -> list[Collected]:
         """
@@ -129,16 +120,18 @@ class Lanes:
         The messages of an outcome are consecutive, and ``start`` is their place in the
         caller's input.
         """
-        ended = [
-            part
-            for lane, places in zip(self.lanes, self._places, strict=True)
-            for outcome in lane.collect()
-            if isinstance(outcome, Outcome)
-            for part in _parts(outcome, places)
-        ]
-        for part in ended:
-            self._passed.rise(part.start, len(part.messages))
-        return [*ended, *due(self._marks, self._passed.low)]
+        collected: list[Collected] = []
+        while True:
+            collected += [
+                part
+                for lane, places in zip(self.lanes, self._places, strict=True)
+                for outcome in lane.collect_up_to_mark()
+                for part in _parts(outcome, places)
+            ]
+            if not all(lane.barred for lane in self.lanes):
+                return collected
+            passed = [lane.pass_mark() for lane in self.lanes]
+            collected.append(passed[0])
 
 
 def keys_of(stage: Stage, messages: Run) -> Sequence[int]:

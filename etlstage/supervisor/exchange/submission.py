@@ -3,6 +3,10 @@ One caller's messages: on their way to the workers, and their outcomes on the wa
 
 A submission moves runs and counters, knows no clock and does no I/O: who waits for
 it is told through a callback.
+
+A position is a barrier: no outcome of what was fed behind it is collected before it,
+also where outcomes come in any order, and no batch has messages of both its sides.
+What is held behind an open barrier counts as unread, so it is bounded like all else.
 """
 
 from __future__ import annotations
@@ -16,35 +20,9 @@ from etlstage.errors import EtlstageError
 from etlstage.messages import Position, Run, concatenated, size_of
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 
-__all__ = ("Collected", "Marks", "Submission", "Watermark", "due")
+__all__ = ("Collected", "Submission")
 
 Collected: TypeAlias = Outcome | Position
-
-
-class Watermark:
-    """Counts the messages before the first that has not ended."""
-
-    def __init__(self) -> None:
-        self.low: int = 0
-        self._ended: dict[int, int] = {}  # beyond that: where ended ones begin and end
-
-    def rise(self, start: int, count: int) -> None:
-        """Take note of ``count`` messages that have ended, from ``start`` on."""
-        self._ended[start] = start + count
-        while (end := self._ended.pop(self.low, None)) is not None:
-            self.low = end
-
-
-Marks: TypeAlias = deque[tuple[int, Position]]
-"""Positions, each with how many messages are before it."""
-
-
-def due(marks: Marks, low: int) -> list[Position]:
-    """Remove and return the positions behind nothing but the first ``low`` messages."""
-    found = []
-    while marks and marks[0][0] <= low:
-        found.append(marks.popleft()[1])
-    return found
 
 
 class Submission:
@@ -57,7 +35,8 @@ class Submission:
             are given no further messages but the one that is collected next.
         max_reply: Bytes that may come beyond that, for what was given already: with
             still more, nothing is read until some are collected.
-        ordered: Whether outcomes are collected in the order of the messages.
+        ordered: Whether outcomes are collected in the order of the messages, or, in
+            whatever order they end, between the positions around them.
         keyed: Whether one worker is to take all of it: a lane of one key or several.
 
     """
@@ -82,9 +61,13 @@ class Submission:
         self._ordered = ordered
         self._waiting: deque[Exchange] = deque()
         self._outcomes: dict[int, Outcome] = {}
-        self._marks: Marks = deque()
-        self._passed = None if ordered else Watermark()
-        self._next = 0  # place of the first message that was not collected
+        # Of outcomes in any order: those behind the first position that is open.
+        self._behind: dict[int, Outcome] = {}
+        # Positions, each with how many messages are before it; and these numbers.
+        self._marks: deque[tuple[int, Position]] = deque()
+        self._cuts: set[int] = set()
+        self._next = 0  # place of the first message that was not collected, in order
+        self._collected = 0
         self._total = 0
         self._dead: EtlstageError | None = None
         self.forgotten: bool = False
@@ -120,17 +103,26 @@ class Submission:
     def takeable(self) -> bool:
         """Whether a worker may take messages, where there are any."""
         # What a lost worker held may be what the consumer waits for.
-        return not self.stalled or self._waiting[0].next == self._next
+        first = self._waiting[0].next
+        return not self.stalled or first == self._next or first < self._opened
 
     @property
     def flooded(self) -> bool:
         """Whether nothing more is to be read for it until some is collected."""
         # What was sent ahead is read all the same, or others would wait for it; but
         # not without bound. The consumer must have something to go on with, though.
-        return (
-            self._unread > self._flood
-            and not self.forgotten
-            and (not self._ordered or self._next in self._outcomes)
+        return self._unread > self._flood and not self.forgotten and self._collectable
+
+    @property
+    def barred(self) -> bool:
+        """Whether a position is next, which :meth:`pass_mark` has to take away."""
+        return bool(self._marks) and self._collected == self._marks[0][0]
+
+    @property
+    def bounded(self) -> bool:
+        """Whether nothing that is still to come can join what waits first."""
+        return self.closed or bool(
+            self._marks and self._waiting and self._marks[-1][0] > self._waiting[0].next
         )
 
     @property
@@ -163,7 +155,18 @@ class Submission:
     def mark(self, position: Position) -> None:
         """Have ``position`` collected behind all messages fed so far."""
         self._marks.append((self._total, position))
+        self._cuts.add(self._total)
         self._on_outcome()
+
+    def pass_mark(self) -> Position:
+        """Remove and return the position that is next; see :attr:`barred`."""
+        place, position = self._marks.popleft()
+        if not self._marks or self._marks[0][0] > place:
+            self._cuts.discard(place)
+        now_due = self._limit
+        for start in [start for start in self._behind if start < now_due]:
+            self._outcomes[start] = self._behind.pop(start)
+        return position
 
     def close(self) -> None:
         """Promise that no more will be fed."""
@@ -188,7 +191,8 @@ class Submission:
 
     def can_follow(self, batch: Exchange, size: int) -> bool:
         """Return whether the next message can join a batch of up to ``size`` bytes."""
-        adjacent = self._waiting[0].next == batch.start + len(batch.messages)
+        end = batch.start + len(batch.messages)
+        adjacent = self._waiting[0].next == end and end not in self._cuts
         return adjacent and batch.size + self.next_size <= size
 
     def extend(self, batch: Exchange, more: Exchange) -> None:
@@ -214,11 +218,12 @@ class Submission:
 
     def deliver(self, outcome: Outcome) -> None:
         """Take the outcome of an exchange, in whatever order they end."""
-        self._outcomes[outcome.start] = outcome
+        due = self._ordered or outcome.start < self._limit
+        (self._outcomes if due else self._behind)[outcome.start] = outcome
         self.in_flight -= len(outcome.messages)
         self.held_bytes += outcome.reply_size
         self._unread += outcome.reply_size
-        if outcome.start == self._next or not self._ordered:
+        if outcome.start == self._next or (due and not self._ordered):
             self._on_outcome()
 
     def pass_on(self, outputs: Run) -> None:
@@ -235,19 +240,24 @@ class Submission:
 
         Outcomes come in the order of the messages if that is wanted, positions always.
         """
-        collected: list[Collected]
-        if self._passed is None:
+        collected: list[Collected] = []
+        while True:
+            collected += self.collect_up_to_mark()
+            if not self.barred:
+                return collected
+            collected.append(self.pass_mark())
+
+    def collect_up_to_mark(self) -> list[Outcome]:
+        """Return, once, the outcomes that are due in front of the next position."""
+        if self._ordered:
             collected = self._collect_in_order()
         else:
-            ended, self._outcomes = list(self._outcomes.values()), {}
-            for outcome in ended:
-                self._passed.rise(outcome.start, len(outcome.messages))
-            collected = [*ended, *due(self._marks, self._passed.low)]
-        for item in collected:
-            if isinstance(item, Outcome):
-                self.held -= len(item.messages)
-                self.held_bytes -= item.size + item.reply_size
-                self._unread -= item.reply_size
+            collected, self._outcomes = list(self._outcomes.values()), {}
+        for outcome in collected:
+            self._collected += len(outcome.messages)
+            self.held -= len(outcome.messages)
+            self.held_bytes -= outcome.size + outcome.reply_size
+            self._unread -= outcome.reply_size
         return collected
 
     def forget(self) -> None:
@@ -265,16 +275,30 @@ class Submission:
             self.in_flight += exchange.left
             exchange.fail(error)
 
-    def _collect_in_order(self) -> list[Collected]:
-        collected: list[Collected] = []
-        while True:
-            if self._marks:
-                collected += due(self._marks, self._next)
-            outcome = self._outcomes.pop(self._next, None)
-            if outcome is None:
-                return collected
+    @property
+    def _limit(self) -> float:
+        """Place in front of which outcomes may be collected: the first position's."""
+        return self._marks[0][0] if self._marks else math.inf
+
+    @property
+    def _opened(self) -> float:
+        """Place in front of which outcomes in any order have to end first."""
+        return self._limit if self._marks and not self._ordered else 0
+
+    @property
+    def _collectable(self) -> bool:
+        """Whether the caller has something to go on with."""
+        if self._ordered:
+            return self._next in self._outcomes and self._next < self._limit
+        return bool(self._outcomes)
+
+    def _collect_in_order(self) -> list[Outcome]:
+        collected: list[Outcome] = []
+        while self._collectable:
+            outcome = self._outcomes.pop(self._next)
             collected.append(outcome)
             self._next += len(outcome.messages)
+        return collected
 
     def _count_taken(self, taken: Exchange) -> None:
         self.waiting -= taken.left

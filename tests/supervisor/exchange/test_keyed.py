@@ -19,6 +19,7 @@ from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes, keys_of, point
+from etlstage.supervisor.exchange.submission import Collected
 from tests.supervisor.exchange.test_dispatch import stage as silent
 from tests.supervisor.refusing import refusing
 from tests.supervisor.workers import QUICK, numbers, outputs, stage
@@ -200,8 +201,18 @@ def test_lane_moves_to_a_new_worker_only_at_rest() -> None:
     assert busy(backlog) == [2, 1, 0]
 
 
+def places(item: Collected) -> list[int] | Position:
+    """Return which messages an outcome is of, by their places."""
+    if isinstance(item, Position):
+        return item
+    return list(range(item.start, item.start + len(item.messages)))
+
+
 def test_position_waits_for_all_lanes() -> None:
-    """It is behind all messages fed before it, whatever their keys."""
+    """It is behind all messages fed before it, whatever their keys, and no others.
+
+    (issue 14)
+    """
     lanes = Lanes(keyed(None), 2, lambda: None, max_unread=math.inf)
     lanes.feed(AnnotatedRun([b"a", b"b"], key=[0, 1]), 0.0)
     lanes.mark(Position("here"))
@@ -211,11 +222,12 @@ def test_position_waits_for_all_lanes() -> None:
     last = lanes.lanes[0].take(1, 9)
     for exchange in first, last:
         exchange.fail(LocalProtocolError("ended"))
-    assert not any(isinstance(item, Position) for item in lanes.collect())
+    found = [places(item) for item in lanes.collect()]
+    assert found == [[0]]
     assert not lanes.finished
     second.fail(LocalProtocolError("ended"))
 
-    assert lanes.collect()[-1] == Position("here")
+    assert [places(item) for item in lanes.collect()] == [[1], Position("here"), [2]]
     assert lanes.finished
 
 

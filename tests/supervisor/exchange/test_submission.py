@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from etlstage.errors import EtlstageError
 from etlstage.messages import Position
+from etlstage.stage.policy import BatchPolicy
 from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.batch import ripe_at
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.submission import Submission
 
@@ -302,23 +304,28 @@ def test_dropped_twice_is_a_bug() -> None:
 @settings(deadline=None, max_examples=200)
 @given(
     runs=st.lists(st.integers(0, 3), max_size=6),
+    batch=st.integers(1, 4),
     order=st.randoms(use_true_random=False),
     ordered=st.booleans(),
 )
-def test_position_is_collected_behind_all_before_it(
-    runs: list[int], order: Random, ordered: bool
+def test_position_is_a_barrier(
+    runs: list[int], batch: int, order: Random, ordered: bool
 ) -> None:
-    """In whatever order the messages end; no position overtakes another."""
+    """In whatever order batches end: all before it comes before it, and no more.
+
+    (issue 14)
+    """
     s = Submission(lambda: None, ordered=ordered)
     total = 0
     for n, count in enumerate(runs):
         s.feed([b"x"] * count, 0.0)
         total += count
         s.mark(Position((n, total)))
+    s.feed([b"y"] * 2, 0.0)
     s.close()
     taken = []
     while s.waiting:
-        taken.append(s.take(1, 9))
+        taken.append(s.take_batch(batch, 99))
     order.shuffle(taken)
     seen: list[object] = []
     ended: set[int] = set()
@@ -328,34 +335,56 @@ def test_position_is_collected_behind_all_before_it(
         for item in s.collect():
             if isinstance(item, Position):
                 assert isinstance(item.value, tuple)
-                assert ended >= set(range(item.value[1]))
+                assert ended == set(range(item.value[1]))
                 seen.append(item.value[0])
             else:
-                ended.add(item.start)
+                ended |= set(range(item.start, item.start + len(item.messages)))
 
     assert seen == list(range(len(runs)))
-    assert ended == set(range(total))
+    assert ended == set(range(total + 2))
     assert s.finished
+    assert (s.held, s.held_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_replies_to_what_was_sent_ahead_are_read_within_bounds(ordered: bool) -> None:
-    """Unless what is collected next is still to come, or nobody is there (issue 10)."""
-    subject = Submission(lambda: None, max_unread=5, max_reply=10, ordered=ordered)
-    subject.feed([b"a", b"b", b"c"], 0.0)
-    first, second, third = (subject.take(1, 9) for _ in range(3))
+def test_between_positions_outcomes_come_as_they_end() -> None:
+    """Only what is behind an open position waits for what is before it (issue 14)."""
+    s = Submission(lambda: None, ordered=False)
+    s.feed([b"1", b"2"], 0.0)
+    s.mark(Position("here"))
+    s.feed([b"3", b"4"], 0.0)
+    first, second, third, fourth = (s.take(1, 9) for _ in range(4))
+    for exchange in second, fourth:
+        s.deliver(answered(exchange))
+    assert [item.messages for item in outcomes(s)] == [[b"2"]]
+    s.deliver(answered(first))
+    assert [type(item) for item in s.collect()] == [Outcome, Position, Outcome]
+    s.deliver(answered(third))
+    assert [item.messages for item in outcomes(s)] == [[b"3"]]
 
-    def answer(exchange: Exchange, size: int) -> tuple[bool, bool]:
-        groups = [(b"x",)]
-        subject.deliver(Outcome(exchange.start, exchange.messages, groups, 1, size))
-        return subject.stalled, subject.flooded
 
-    assert answer(second, 16) == (True, not ordered)
-    assert answer(first, 0) == (True, True)
-    subject.collect()
-    assert answer(third, 15) == (True, False)
-    subject.collect()
-    subject.feed([b"d"], 0.0)
-    assert answer(subject.take(1, 9), 16) == (True, True)
-    subject.forget()
-    assert not subject.flooded
+def test_what_is_held_behind_a_position_is_bounded() -> None:
+    """No more is given out, and all is read; but for what opens the way (issue 14)."""
+    backlog = Backlog()
+    s = Submission(lambda: None, max_unread=4, max_reply=0, ordered=False)
+    backlog.open(s)
+    s.feed([b"1", b"2"], 0.0)
+    s.mark(Position("here"))
+    s.feed([b"3", b"4"], 0.0)
+    first, _, third = (s.take(1, 9) for _ in range(3))
+    s.deliver(answered(third, reply=b"long"))
+    assert backlog.in_turn(0) == []
+    assert not s.flooded
+    s.give_back(first)  # its worker was lost
+    assert backlog.in_turn(0) == [s]
+
+
+def test_batch_in_front_of_a_position_waits_for_nothing() -> None:
+    """What comes behind it can't join (issue 14)."""
+    s = submission()
+    s.feed([b"1"], 7.0)
+    assert ripe_at(s, BatchPolicy(size=9, seconds=2.0)) == 9.0
+    s.mark(Position("here"))
+    assert ripe_at(s, BatchPolicy(size=9, seconds=2.0)) == 0.0
+    s.take_batch(9, 99)
+    s.feed([b"2"], 8.0)
+    assert ripe_at(s, BatchPolicy(size=9, seconds=2.0)) == 10.0
