@@ -264,6 +264,42 @@ class Dialect(ABC):
         return None
 
     @property
+    def connects(self) -> bool:
+        """Whether a worker connects to a socket that it is told of; else it has pipes."""
+        return False
+
+    def arguments(
+        self, *, app: str, identity: str, endpoint: str, locator: str
+    ) -> tuple[str, ...]:
+        """
+        Return what a worker that connects is told behind its command.
+
+        Args:
+            app: Name of the stage.
+            identity: What the worker has to call itself when it connects.
+            endpoint: Where to connect to.
+            locator: Where to ask for other services.
+
+        """
+        return ()
+
+    def identity(self, data: bytes) -> str | None:
+        """
+        Return what a worker that has connected calls itself.
+
+        Args:
+            data: All that it wrote up to now.
+
+        Returns:
+            None if it has not said so yet.
+
+        Raises:
+            RemoteProtocolError: If it said something else.
+
+        """
+        return None
+
+    @property
     def announces(self) -> bool:
         """Whether a worker says by itself, in the dialect, that it is ready."""
         return False

@@ -89,17 +89,29 @@ class ExchangeOpened(NamedTuple):
     messages: Run
     kind: str
     """What the worker is to do with them: the kind of the stage."""
+    ended: bool = True
+    """These are all messages of it."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """What the supervisor says beside them, by name."""
 
 
 class OutputOf(NamedTuple):
-    """The worker hands over messages of an exchange that goes on."""
+    """
+    The worker hands over messages of an exchange that goes on.
+
+    So may the supervisor, of one that it has not ended.
+    """
 
     id: int
     messages: Run
 
 
 class ExchangesEnded(NamedTuple):
-    """The worker has ended exchanges, in any order."""
+    """
+    The worker has ended exchanges, in any order.
+
+    Of one that the supervisor has not ended, it may say that it gives no more.
+    """
 
     ends: list[tuple[int, tuple[bytes, ...]]]
     """The number of each, and the rest of its reply."""
@@ -111,6 +123,8 @@ class ExchangeRefused(NamedTuple):
     id: int
     code: int
     reason: str
+    category: int = 0
+    """What the code counts, in a dialect that knows several kinds."""
 
 
 class ExchangeCancelled(NamedTuple):

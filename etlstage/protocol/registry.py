@@ -21,11 +21,11 @@ __all__ = (
     "dialect_from_plain",
 )
 
-DIALECTS: Final = {"marker": "MarkerDialect"}
+DIALECTS: Final = {"marker": "MarkerDialect", "cocaine": "CocaineDialect"}
 """Names, and their classes in ``settings.py`` of the package of that name."""
 DEFAULT: Final = "marker"
 """What a stage speaks that names no dialect."""
-LATER: Final = ("kcl", "cocaine")
+LATER: Final = ("kcl",)
 """Names that the design knows and this version does not build."""
 
 

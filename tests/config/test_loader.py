@@ -102,7 +102,7 @@ load:
         ),
         (
             "pipeline.yaml:13:16: transform[0].worker.dialect: 'kcl' is not in this"
-            " version, expected 'marker'"
+            " version, expected 'marker' or 'cocaine'"
         ),
         (
             "pipeline.yaml:14:16: transform[0].worker.markers: marker eob is empty,"

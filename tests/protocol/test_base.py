@@ -75,6 +75,10 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert dialect.environment() == {}
     assert dialect.placeholders() == {}
     assert dialect.problem(StageKind.EXTRACT) is None
+    assert not dialect.connects
+    told = dialect.arguments(app="a", identity="b", endpoint="c", locator="d")
+    assert told == ()
+    assert dialect.identity(b"x") is None
     assert dialect.farewell() is None
     assert Silent.keys(StageKind.LOAD) == {}
     assert not Silent.key_rules("worker", {"command": ("a",)})

@@ -22,8 +22,8 @@ def test_marker_is_the_default() -> None:
     ("name", "text"),
     [
         ("marke", "unknown dialect 'marke' (did you mean 'marker'?)"),
-        ("json", "unknown dialect 'json', expected 'marker'"),
-        ("kcl", "dialect 'kcl' is not in this version, expected 'marker'"),
+        ("json", "unknown dialect 'json', expected 'marker' or 'cocaine'"),
+        ("kcl", "dialect 'kcl' is not in this version, expected 'marker' or 'cocaine'"),
     ],
 )
 def test_unknown_dialect_is_refused(name: str, text: str) -> None:

@@ -1,0 +1,16 @@
+"""
+Dialect ``cocaine``: workers written for the Cocaine application platform.
+
+Source: the worker protocol of its frameworks, and, where that text and the runtimes
+differ, what the runtimes and the frameworks do. Frames are msgpack; the package of that
+name is in the extra ``cocaine``.
+"""
+
+from __future__ import annotations
+
+from etlstage.protocol.cocaine.frame import Encoding as Encoding
+from etlstage.protocol.cocaine.frame import Version as Version
+from etlstage.protocol.cocaine.session import CocaineSession as CocaineSession
+from etlstage.protocol.cocaine.session import Deadlines as Deadlines
+
+__all__ = ("CocaineSession", "Deadlines", "Encoding", "Version")

@@ -1,0 +1,221 @@
+"""
+The settings of dialect ``cocaine``, and all that others must know of it.
+
+No worker imports this file: dataclasses take longer to import than the dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from etlstage.errors import RemoteProtocolError
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.protocol.cocaine.frame import (
+    MOST_TEXT,
+    Encoding,
+    Frames,
+    Version,
+    text_of,
+)
+from etlstage.protocol.cocaine.session import NORMAL, CocaineSession, Deadlines
+from etlstage.protocol.events import Event, ExchangeOpened, Farewell, Ready
+from etlstage.settings.definition import Definition, Setting, broken, settings_of
+from etlstage.settings.kind import Choice, Noun
+from etlstage.settings.problem import Problem
+from etlstage.settings.units import Argument, Count, Duration
+
+__all__ = ("CocaineDialect", "Payload")
+
+_PUSHED: Final = (
+    "a Cocaine worker can't ask for messages, they are pushed to it: leave the driver"
+    " out, and a batch is one session, of which a choke is the end"
+)
+
+
+class Payload(Enum):
+    """What a chunk holds."""
+
+    RAW = "raw"
+    """The message."""
+    MSGPACK = "msgpack"
+    """The message, as msgpack packs a string."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CocaineDialect(Definition, Dialect):
+    """The worker protocol of the Cocaine application platform."""
+
+    name: ClassVar[str] = "cocaine"
+    label: ClassVar[tuple[str, ...]] = ("dialect",)
+    protocol: Version = Version.AUTO
+    """Version of the protocol: 1 since runtime 0.12, 0 before, early for the first ones
+    of 0.12; auto: what a worker speaks that is told 1."""
+    event: Argument = ""
+    """What the worker is to do, as its handlers are called; by default the kind of the
+    stage."""
+    concurrency: Count = 10
+    """Sessions that a worker has at once, at most."""
+    encoding: Encoding = Encoding.RAW
+    """As what strings are sent: raw, as the runtimes do; bin, for Python workers with
+    msgpack 1; bin-chunks, for workers that take raw strings for UTF-8."""
+    payload: Payload = Payload.RAW
+    """What a chunk holds: the message (raw), or the message packed once more, as Python
+    workers of version 0 do (msgpack)."""
+    concat: bool = False
+    """All chunks of a reply are one message, and not a message each."""
+    terminate: Annotated[Literal["fail", "drain"], Noun("way to terminate")] = "fail"
+    """What becomes of the sessions of a worker that says that it terminates: they are
+    lost at once (fail), or it may end them within ``seal`` (drain)."""
+    seal: Duration = 3.0
+    """For open sessions to end, in seconds, before a worker is told to terminate; less
+    than timeout.stop."""
+    handshake: Duration | None = None
+    """From the start of a worker until it says who it is, in seconds; None: only
+    timeout.start counts."""
+    heartbeat: Duration = 30.0
+    """From one sign of life of a worker to the next, busy or not, in seconds."""
+    batches: bool = False
+    """A batch is one session."""
+
+    @classmethod
+    def keys(cls, kind: StageKind) -> dict[str, Setting]:
+        """Return the settings by where they are written."""
+        # A heartbeat has its key among the timeouts, and a batch is one of its own.
+        made = {
+            f"worker.{name}": setting
+            for name, setting in settings_of(cls).items()
+            if name not in ("heartbeat", "batches")
+        }
+        if kind is not StageKind.EXTRACT:
+            drivers = Choice("driver", {"supervisor": "supervisor", "worker": "worker"})
+            doc = "Who closes a batch: we do; a worker can't ask for each message."
+            made["batch.driver"] = Setting(
+                "driver", drivers, default="supervisor", model=cls, doc=doc
+            )
+        return made
+
+    @classmethod
+    def key_rules(cls, group: str, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        if group == "batch" and given.get("driver") == "worker":
+            yield broken(("driver",), _PUSHED)
+
+    @classmethod
+    def from_keys(cls, kind: StageKind, given: Mapping[str, Any]) -> Self:
+        """Return the dialect with the settings that were given."""
+        own = {
+            at.rpartition(".")[2]: given[at]
+            for at in cls.keys(kind)
+            if at in given and at != "batch.driver"
+        }
+        heartbeat = getattr(given.get("timeout"), "heartbeat", None)
+        if heartbeat is not None:
+            own["heartbeat"] = heartbeat
+        return cls(**own, batches="batch" in given)
+
+    @property
+    def shape(self) -> Shape:
+        """How exchanges are made from messages."""
+        return Shape.BATCH if self.batches else Shape.MESSAGE
+
+    @property
+    def announces(self) -> bool:
+        """Whether a worker says by itself that it is ready: with its first heartbeat."""
+        return True
+
+    @property
+    def connects(self) -> bool:
+        """Whether a worker connects to a socket that it is told of."""
+        return True
+
+    def arguments(
+        self, *, app: str, identity: str, endpoint: str, locator: str
+    ) -> tuple[str, ...]:
+        """Return what a worker is told behind its command."""
+        options = {"app": app, "endpoint": endpoint, "locator": locator}
+        options["uuid"] = identity
+        # Last: some workers read no further than to what they do not know.
+        if self._spoken is Version.ONE:
+            options["protocol"] = "1"
+        return tuple(word for name in options for word in (f"--{name}", options[name]))
+
+    def identity(self, data: bytes) -> str | None:
+        """Return who a worker says it is in its first bytes; None if they say nothing."""
+        for frame in Frames(MOST_TEXT).feed(data):
+            match frame:
+                case (0 | 1, 0, (name, *_), *_):
+                    return text_of(name, "the name in a handshake")
+            raise RemoteProtocolError("the first frame is no handshake")
+        return None
+
+    @property
+    def _spoken(self) -> Version:
+        auto = self.protocol is Version.AUTO
+        return Version.ONE if auto else self.protocol
+
+    def open(self, side: Side, limits: Limits) -> CocaineSession:
+        """Return a fresh session."""
+        return CocaineSession(
+            side,
+            self.protocol,
+            limits=limits,
+            encoding=self.encoding,
+            event=self.event,
+            concurrency=self.concurrency,
+            concat=self.concat,
+            packed=self.payload is Payload.MSGPACK,
+            soft=self.terminate == "drain",
+            deadlines=Deadlines(
+                handshake=self.handshake, heartbeat=self.heartbeat, seal=self.seal
+            ),
+        )
+
+    def one_by_one(self) -> Self:
+        """Return these settings with one message as one session."""
+        return replace(self, batches=False)
+
+    def silence(self, received: int) -> str:
+        """Say what a worker did that did not answer in time."""
+        if not received:
+            return "it wrote nothing; does it know the event?"
+        return f"it wrote {received} bytes without the end of a session"
+
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        """Return the messages as a worker reads them, in its first session."""
+        longest = max(map(len, messages), default=0)
+        ours, theirs = (
+            replace(self, protocol=self._spoken).open(side, Limits(longest + 1))
+            for side in Side
+        )
+        theirs.send(Ready())
+        ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
+        ours.data_to_send()  # an answer to its heartbeat
+        ours.send(ExchangeOpened(1, messages, StageKind.TRANSFORM.value))
+        return b"".join(ours.data_to_send())
+
+    def farewell(self) -> Event:
+        """Return what is said to a worker that is to end."""
+        return Farewell(NORMAL, "the stage is stopping")
+
+    def failed(self, status: int, *, told: bool, held: int) -> bool:
+        """Return whether an exit is a failure: any is that nobody asked for."""
+        return not told
+
+    def plain(self) -> dict[str, object]:
+        """Return the settings as plain JSON."""
+        return {
+            "name": self.name,
+            **{
+                name: setting.kind.written(getattr(self, name))
+                for name, setting in settings_of(type(self)).items()
+            },
+        }
+
+    @classmethod
+    def from_plain(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the dialect with settings that :meth:`plain` has made."""
+        return cls(**{key: item for key, item in settings.items() if key != "name"})

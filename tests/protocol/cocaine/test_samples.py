@@ -1,0 +1,250 @@
+"""
+Bytes that real workers wrote, and that real workers understood.
+
+Those of version 0 are of the Python framework 0.11.1.17, those of version 1 of Python's
+0.12.14.5 and of Go's; ``early`` is the Python framework of the day between.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from etlstage.protocol.base import Side
+from etlstage.protocol.cocaine import CocaineSession, Version
+from etlstage.protocol.events import (
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    Farewell,
+    LifeSeen,
+    Noise,
+    OutputOf,
+    Ready,
+)
+from tests.protocol.cocaine.pair import received, sent, worker
+
+UUID: Final = "01234567-89ab-cdef-0123-456789abcdef"
+WHO: Final = b"\xda\x00\x24" + UUID.encode()
+ZERO, EARLY, ONE = Version.ZERO, Version.EARLY, Version.ONE
+
+
+def hexed(text: str, said: bytes = b"", behind: str = "") -> bytes:
+    """Return bytes that are written in hexadecimal, with some text among them."""
+    return bytes.fromhex(text) + said + bytes.fromhex(behind)
+
+
+HELLO: Final = {
+    ZERO: hexed("93 00 00 91", WHO) + hexed("93 01 00 90"),
+    EARLY: hexed("93 01 00 91", WHO) + hexed("93 01 01 90"),
+    ONE: hexed("93 01 00 91", WHO) + hexed("93 01 00 90"),
+}
+INVOKES: Final = {
+    ZERO: hexed("93 03 01 91 a4", b"echo"),
+    EARLY: hexed("93 02 03 91 a4", b"echo"),
+    ONE: hexed("93 02 00 91 a4", b"echo"),
+}
+CHUNKS: Final = {
+    ZERO: hexed("93 04 01 91 a3", b"one"),
+    EARLY: hexed("93 02 04 91 a3", b"one"),
+    ONE: hexed("93 02 00 91 a3", b"one"),
+}
+CHOKES: Final = {
+    ZERO: hexed("93 06 01 90"),
+    EARLY: hexed("93 02 06 90"),
+    ONE: hexed("93 02 02 90"),
+}
+BYES: Final = {
+    ZERO: hexed("93 02 00 92 01 bb", b"the engine is shutting down"),
+    EARLY: hexed("93 01 02 92 01 bb", b"the engine is shutting down"),
+    ONE: hexed("93 01 01 92 01 bb", b"the engine is shutting down"),
+}
+BYE: Final = Farewell(1, "the engine is shutting down")
+
+versions = pytest.mark.parametrize("version", [ZERO, EARLY, ONE])
+
+
+def supervisor(version: Version, said: Version | None = None) -> CocaineSession:
+    """Return our side, with a worker that is ready."""
+    session = CocaineSession(Side.SUPERVISOR, said or version)
+    session.receive_data(HELLO[version], 0.0)
+    assert session.events_received() == [Ready(UUID)]
+    session.data_to_send()
+    return session
+
+
+@versions
+def test_worker_says_who_it_is_and_that_it_lives(version: Version) -> None:
+    """The handshake has the UUID as raw16: there was no str8 yet."""
+    session = CocaineSession(Side.WORKER, version)
+
+    assert sent(session, Ready(UUID)) == HELLO[version]
+
+
+@versions
+def test_first_heartbeat_makes_a_worker_ready_and_is_answered(version: Version) -> None:
+    """The handshake alone does not: a worker beats once it can take sessions."""
+    session = CocaineSession(Side.SUPERVISOR, version)
+    heartbeat = HELLO[version][-4:]
+
+    assert received(session, HELLO[version][:-4]) == []
+    assert session.data_to_send() == []
+    assert received(session, heartbeat) == [Ready(UUID)]
+    assert session.data_to_send() == [heartbeat]
+    assert received(session, heartbeat) == [LifeSeen()]
+    assert session.data_to_send() == [heartbeat]
+
+
+@versions
+def test_first_frames_tell_the_version(version: Version) -> None:
+    """A worker that is told 1 speaks 0 all the same when it knows nothing else."""
+    session = supervisor(version, Version.AUTO)
+
+    assert sent(session, ExchangeOpened(1, [b"one"], "echo")) == (
+        INVOKES[version] + CHUNKS[version] + CHOKES[version]
+    )
+
+
+@versions
+def test_message_is_an_invoke_a_chunk_and_a_choke(version: Version) -> None:
+    """On both sides the same bytes, and nothing of msgpack that came later."""
+    ours, theirs = supervisor(version), worker(version)
+
+    data = sent(ours, ExchangeOpened(1, [b"one"], "echo"))
+
+    assert data == INVOKES[version] + CHUNKS[version] + CHOKES[version]
+    assert received(theirs, data) == [
+        ExchangeOpened(1, [], "echo", ended=False),
+        ExchangesEnded([(1, (b"one",))]),
+    ]
+    reply = sent(theirs, OutputOf(1, [b"one"]), ExchangesEnded([(1, ())]))
+    assert reply == CHUNKS[version] + CHOKES[version]
+    assert received(ours, reply) == [ExchangesEnded([(1, (b"one",))])]
+    assert (ours.owed, theirs.owed) == (0, 0)
+
+
+@versions
+def test_supervisor_says_terminate_and_the_worker_does(version: Version) -> None:
+    """With the same frame each way."""
+    ours, theirs = supervisor(version), worker(version)
+
+    assert sent(ours, BYE) == BYES[version]
+    assert received(theirs, BYES[version]) == [BYE]
+    assert sent(theirs, BYE) == BYES[version]
+    assert received(ours, BYES[version]) == [BYE]
+
+
+def test_frames_of_go_have_headers() -> None:
+    """It sends an array without any in each frame."""
+    session = CocaineSession(Side.SUPERVISOR)
+
+    hello = hexed("94 01 00 91", WHO, "90") + hexed("94 01 00 90 90")
+    assert received(session, hello) == [Ready(UUID)]
+    session.send(ExchangeOpened(1, [], "echo"))
+    reply = hexed("94 02 00 91 a3", b"one", "90") + hexed("94 02 02 90 90")
+    assert received(session, reply) == [ExchangesEnded([(1, (b"one",))])]
+
+
+PANIC: Final = b"Event: 'boom', recover: handler raised, stack: \n\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "data", "said"),
+    [
+        (
+            ZERO,
+            hexed("93 05 01 92 01 da002c")
+            + b"Error in event 'boom' handler handler raised",
+            (1, "Error in event 'boom' handler handler raised"),
+        ),
+        (
+            ZERO,
+            hexed("93 05 01 92 f3 b0", b"explicit failure"),
+            (-13, "explicit failure"),
+        ),
+        (
+            ZERO,
+            hexed("93 05 01 92 d09c da0024", b"there is no handler for event nosuch"),
+            (-100, "there is no handler for event nosuch"),
+        ),
+        (ZERO, hexed("93 05 01 92 01 a9", b"someerror"), (1, "someerror")),
+        (EARLY, hexed("93 02 05 92 92 2a01 a2", b"no"), (1, "no")),
+        (
+            ONE,
+            hexed("93 02 01 92 92 2a64 ae", b"handler raised"),
+            (100, "handler raised"),
+        ),
+        (ONE, hexed("94 02 01 92 92 2a64 da0031", PANIC, "90"), (100, PANIC.decode())),
+        (
+            ONE,
+            hexed("93 02 01 92 92 2af3 b0", b"explicit failure"),
+            (-13, "explicit failure"),
+        ),
+        (
+            ONE,
+            hexed("93 02 01 92 92 2accc8 da0027")
+            + b"there is no handler for event b'nosuch'",
+            (200, "there is no handler for event b'nosuch'"),
+        ),
+    ],
+)
+def test_worker_says_no(version: Version, data: bytes, said: tuple[int, str]) -> None:
+    """The code is a number, or a category and a number."""
+    session = supervisor(version)
+    session.send(ExchangeOpened(1, [], "boom"))
+
+    assert received(session, data) == [ExchangeRefused(1, *said, 42)]
+    assert session.owed == 0
+
+
+def test_choke_behind_an_error_of_version_0_is_late() -> None:
+    """The two are one end: a refusal is not answered as well."""
+    session = supervisor(ZERO)
+    session.send(ExchangeOpened(1, [], "boom"))
+    error = hexed("93 05 01 92 f3 b0", b"explicit failure")
+
+    events = received(session, error + hexed("93 06 01 90"))
+
+    assert events == [
+        ExchangeRefused(1, -13, "explicit failure", 42),
+        Noise(b"frame 6 for session 1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "data"),
+    [
+        (ZERO, hexed("93 05 01 92 f3 a2", b"no") + hexed("93 06 01 90")),
+        (EARLY, hexed("93 02 05 92 f3 a2", b"no") + hexed("93 02 06 90")),
+        (ONE, hexed("93 02 01 92 92 2a f3 a2", b"no")),
+    ],
+)
+def test_what_a_worker_sends_that_says_no(version: Version, data: bytes) -> None:
+    """A choke behind it where the error does not end the session."""
+    session = worker(version)
+    received(session, INVOKES[version])
+
+    assert sent(session, ExchangeRefused(1, -13, "no", 42)) == data
+    assert session.owed == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "data"),
+    [
+        (ZERO, hexed("93 05 01 92 07 ab", b"client gone") + hexed("93 06 01 90")),
+        (ONE, hexed("93 02 01 92 92 2a 07 ab", b"client gone")),
+    ],
+)
+def test_session_whose_half_is_open_is_cancelled_by_an_error(
+    version: Version, data: bytes
+) -> None:
+    """The handler gets an exception where it reads."""
+    ours, theirs = supervisor(version), worker(version)
+    opened = sent(ours, ExchangeOpened(1, [b"one"], "echo", ended=False))
+
+    assert opened == INVOKES[version] + CHUNKS[version]
+    assert sent(ours, ExchangeCancelled(1, 7, "client gone")) == data
+    received(theirs, opened)
+    assert received(theirs, data)[0] == ExchangeCancelled(1, 7, "client gone")

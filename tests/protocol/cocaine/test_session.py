@@ -1,0 +1,568 @@
+"""What may follow what, and when."""
+
+from __future__ import annotations
+
+import math
+
+import msgpack
+import pytest
+
+from etlstage.errors import LocalProtocolError, MessageRefused, PayloadTooBig
+from etlstage.protocol.base import Limits, Session, Side
+from etlstage.protocol.cocaine import CocaineSession, Deadlines, Version
+from etlstage.protocol.cocaine.session import State
+from etlstage.protocol.events import (
+    CommitAnswered,
+    Event,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    Farewell,
+    LifeSeen,
+    Noise,
+    OutputOf,
+    ProtocolFailed,
+    Ready,
+    StreamEnded,
+)
+from tests.protocol.cocaine.pair import received, sent, supervisor, worker
+
+BYE = Farewell(1, "enough")
+BEAT = b"\x93\x01\x00\x90"
+TERMINATE = b"\x93\x01\x01\x92\x01\xa6enough"
+
+versions = pytest.mark.parametrize(
+    "version", [Version.ZERO, Version.EARLY, Version.ONE]
+)
+
+
+def opened(id_: int, *messages: bytes, ended: bool = True) -> ExchangeOpened:
+    """Return an exchange to open."""
+    return ExchangeOpened(id_, messages, "x", ended)
+
+
+def frames(*frames: object) -> bytes:
+    """Return frames as bytes."""
+    return b"".join(map(msgpack.Packer(use_bin_type=False).pack, frames))
+
+
+def failure(events: list[Event]) -> str:
+    """Return what the last event says that the peer did."""
+    assert isinstance(events[-1], ProtocolFailed)
+    return str(events[-1].error)
+
+
+def test_seam_is_kept_on_both_sides() -> None:
+    """The type checker compares every method; here it gets something to compare."""
+    for side in Side:
+        session: Session = CocaineSession(side)
+        assert not session.in_order
+        assert (session.owed, session.room) == (0, 0)
+        assert repr(session) == f"<CocaineSession {side.value} CONNECTED owed=0>"
+
+
+# --- sessions ---------------------------------------------------------------------
+
+
+def test_worker_has_as_many_sessions_as_it_may() -> None:
+    """One that ends, however it does, makes room for another."""
+    session = supervisor(concurrency=2)
+    session.send(opened(1))
+    session.send(opened(2))
+
+    assert (session.room, session.owed) == (0, 2)
+    with pytest.raises(
+        LocalProtocolError, match="can't send ExchangeOpened in state A"
+    ):
+        session.send(opened(3))
+    received(session, frames([3, 2, []]))
+    assert (session.room, session.owed) == (1, 1)
+    session.send(ExchangeCancelled(1, 0, "too late"))
+    assert (session.room, session.owed) == (2, 0)
+
+
+@versions
+def test_numbers_rise_and_are_never_used_again(version: Version) -> None:
+    """A frame that comes late could else hit another session."""
+    session = supervisor(version)
+    session.send(opened(3))
+    session.send(ExchangeCancelled(3, 0, ""))
+
+    for id_ in (3, 2):
+        with pytest.raises(LocalProtocolError, match="ExchangeOpened"):
+            session.send(opened(id_))
+
+
+@versions
+def test_late_frames_are_dropped(version: Version) -> None:
+    """Of a session that was cancelled: a chunk, an end, an error."""
+    ours, theirs = supervisor(version), worker(version)
+    received(theirs, sent(ours, opened(1, b"m"), opened(2, b"n")))
+    ours.send(ExchangeCancelled(1, 0, "took too long"))
+    assert ours.data_to_send() == []
+
+    late = received(ours, sent(theirs, ExchangesEnded([(1, (b"out",))])))
+    assert [type(event) for event in late] == [Noise, Noise]
+    late = received(ours, sent(theirs, ExchangeRefused(2, 1, "no")))
+    assert late[0] == ExchangeRefused(2, 1, "no", 0 if version is Version.ONE else 42)
+    assert ours.owed == 0
+
+
+@versions
+def test_frame_for_what_never_was_a_session_is_a_fault(version: Version) -> None:
+    """There is no worker that opens one."""
+    session = supervisor(version)
+    session.send(opened(1))
+    number, chunk = (2, 4) if version is Version.ZERO else (3, 4)
+    frame = (
+        [chunk, number, [b"x"]] if version is Version.ZERO else [number, chunk, [b""]]
+    )
+
+    assert failure(received(session, frames(frame))) == f"there is no session {number}"
+
+
+def test_chunks_of_a_session_that_goes_on_are_told_at_once() -> None:
+    """In one run for all that came together; the others are its end."""
+    session = supervisor()
+    session.send(opened(1))
+    session.send(opened(2))
+    chunk = [2, 0, [b"a"]]
+
+    assert received(session, frames(chunk, [3, 0, [b"c"]], chunk, [3, 2, []])) == [
+        OutputOf(1, [b"a", b"a"]),
+        ExchangesEnded([(2, (b"c",))]),
+    ]
+    assert received(session, frames([2, 2, []])) == [ExchangesEnded([(1, ())])]
+
+
+def test_chunks_may_be_one_message() -> None:
+    """A head and slices of a body: told at the end, and of nothing there is none."""
+    session = supervisor(concat=True)
+    session.send(opened(1))
+    session.send(opened(2))
+
+    assert received(session, frames([2, 0, [b"a"]], [2, 0, [b"b"]])) == []
+    assert received(session, frames([2, 2, []], [3, 2, []])) == [
+        ExchangesEnded([(1, (b"ab",)), (2, ())])
+    ]
+
+
+def test_chunks_of_one_message_are_bounded() -> None:
+    """As those of a reply that is held are."""
+    session = supervisor(concat=True, limits=Limits(100, 300))
+    session.send(opened(1))
+
+    events = received(session, frames([2, 0, [bytes(100)]], [2, 0, [bytes(100)]]))
+
+    assert failure(events) == (
+        "reply takes more than 300 bytes of memory; see max_reply"
+    )
+
+
+def test_payloads_may_be_msgpack() -> None:
+    """On both sides; a reply that is anything else is refused, and the worker lives."""
+    ours, theirs = supervisor(packed=True), worker(packed=True)
+    data = sent(ours, opened(1, b"one"))
+
+    assert b"\x91\xa4\xa3one" in data
+    assert received(theirs, data)[-1] == ExchangesEnded([(1, (b"one",))])
+    reply = sent(theirs, ExchangesEnded([(1, (b"two",))]))
+    assert received(ours, reply) == [ExchangesEnded([(1, (b"two",))])]
+    ours.send(opened(2))
+    text = "its payload is no string packed by msgpack"
+    assert received(ours, frames([3, 0, [b"\x01"]])) == [ExchangeRefused(2, 0, text)]
+    received(theirs, frames([3, 0, [b"x"]]))
+    assert failure(received(theirs, frames([3, 0, [b"\x01"]]))) == text
+
+
+def test_message_is_as_long_as_it_may() -> None:
+    """In both directions; what is packed around it does not count."""
+    limits = Limits(100, 300)
+    ours, theirs = (make(limits=limits, packed=True) for make in (supervisor, worker))
+    longest, longer = bytes(100), bytes(101)
+
+    received(theirs, sent(ours, opened(1, longest)))
+    with pytest.raises(
+        MessageRefused, match="101 bytes long, expected no more than 100"
+    ):
+        ours.send(opened(2, longest, longer))
+    assert (ours.owed, ours.data_to_send()) == (1, [])
+    events = received(ours, sent(theirs, OutputOf(1, [longest, longer])))
+    assert events[0] == OutputOf(1, [longest])
+    assert failure(events) == (
+        "chunk is 101 bytes long, expected no more than 100; see max_message"
+    )
+    assert isinstance(events[-1], ProtocolFailed)
+    assert isinstance(events[-1].error, PayloadTooBig)
+
+
+def test_supervisor_may_send_a_session_in_parts() -> None:
+    """And read what the worker says meanwhile."""
+    ours, theirs = supervisor(), worker()
+
+    data = sent(ours, opened(1, ended=False), OutputOf(1, [b"a"]))
+    assert received(theirs, data) == [
+        ExchangeOpened(1, [], "x", ended=False),
+        OutputOf(1, [b"a"]),
+    ]
+    assert received(ours, sent(theirs, OutputOf(1, [b"A"]))) == [OutputOf(1, [b"A"])]
+    data = sent(ours, ExchangesEnded([(1, (b"b",))]))
+    assert received(theirs, data) == [ExchangesEnded([(1, (b"b",))])]
+    for event in (OutputOf(1, [b"c"]), ExchangesEnded([(1, ())])):
+        with pytest.raises(
+            LocalProtocolError, match="exchange 1 takes no more from us"
+        ):
+            ours.send(event)
+    assert received(ours, sent(theirs, ExchangesEnded([(1, ())]))) == [
+        ExchangesEnded([(1, ())])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "choke"), [(Version.ONE, b"\x93\x02\x02\x90"), (Version.ZERO, b"")]
+)
+def test_worker_may_end_a_session_first(version: Version, choke: bytes) -> None:
+    """In version 1 it keeps the session until it has heard the end of our half."""
+    ours, theirs = supervisor(version), worker(version)
+    received(theirs, sent(ours, opened(1, ended=False)))
+
+    reply = sent(theirs, ExchangesEnded([(1, ())]))
+    assert theirs.owed == 0
+    assert received(ours, reply) == [ExchangesEnded([(1, ())])]
+    data = b"".join(ours.data_to_send())
+    assert data == choke
+    with pytest.raises(LocalProtocolError, match="takes no more from us"):
+        ours.send(OutputOf(1, [b"x"]))
+    assert received(theirs, data) == ([ExchangesEnded([(1, ())])] if choke else [])
+    with pytest.raises(LocalProtocolError, match="takes no more from us"):
+        theirs.send(OutputOf(1, [b"x"]))
+
+
+def test_headers_of_an_invoke_go_with_it() -> None:
+    """Written out: nothing has to be remembered."""
+    ours, theirs = supervisor(), worker()
+    event = ExchangeOpened(1, [], "x", ended=False, headers=((b"trace_id", b"7"),))
+
+    data = sent(ours, event)
+
+    assert data == frames([2, 0, [b"x"], [[False, b"trace_id", b"7"]]])
+    assert received(theirs, data) == [event]
+
+
+@versions
+def test_worker_takes_sessions_as_they_come(version: Version) -> None:
+    """Before version 1 their numbers were the runtime's, and rose for all workers."""
+    session = worker(version)
+    if version is Version.ZERO:
+        invokes = frames([3, 7, [b"x"]], [3, 5, [b"x"]])
+    else:
+        kind = 0 if version is Version.ONE else 3
+        invokes = frames([8, kind, [b"x"]], [6, kind, [b"x"]])
+
+    later = received(session, invokes)
+
+    assert isinstance(later[0], ExchangeOpened)
+    assert later[0].id == 7
+    assert isinstance(later[1], Noise if version is Version.ONE else ExchangeOpened)
+
+
+def test_session_numbers_may_be_long() -> None:
+    """As those of a runtime that has run for years."""
+    session = worker()
+    for number in (127, 128, 256, 70_000, 2**32, 2**53 + 2):
+        (event,) = received(session, frames([number, 0, [b"x"]]))
+        assert event == ExchangeOpened(number - 1, [], "x", ended=False)
+        assert sent(session, ExchangesEnded([(number - 1, (b"",))])) == frames(
+            [number, 0, [b""]], [number, 2, []]
+        )
+
+
+def test_what_means_nothing_does_no_harm() -> None:
+    """Hidden controls of the last runtimes, and what a worker has not been told of."""
+    ours, theirs = supervisor(), worker()
+    ours.send(opened(1))
+
+    assert received(ours, frames([1, 65535, [0]], [2, 65533, []])) == [
+        Noise(b"frame 65535 about the connection"),
+        Noise(b"frame 65533 for session 2"),
+    ]
+    assert received(theirs, frames([9, 2, []])) == [Noise(b"frame 2 for session 9")]
+
+
+MALFORMED = {
+    "a number": b"\x05",
+    "a map": b"\x80",
+    "too short": frames([1, 0]),
+    "text for a number": frames([b"x", 0, []]),
+    "text for a type": frames([1, b"x", []]),
+    "true for a number": frames([True, 0, []]),
+    "a number below 0": frames([-1, 0, []]),
+    "no arguments": frames([1, 0, 5]),
+    "headers of text": frames([1, 0, [], b"x"]),
+    "an unknown header": frames([1, 0, [], [99]]),
+    "a chunk without a string": frames([2, 0, []]),
+    "a chunk of a number": frames([2, 0, [5]]),
+    "an error without a reason": frames([2, 1, [[1, 2]]]),
+    "an error of three": frames([2, 1, [[1, 2, 3], b"x"]]),
+    "an error of text": frames([2, 1, [[1, b"x"], b"x"]]),
+    "an error for no reason": frames([2, 1, [[1, 2], 5]]),
+    "an error for too long a reason": frames([2, 1, [[1, 2], bytes(65537)]]),
+    "a terminate without anything": frames([1, 1, []], [1, 1, []]),
+    "no msgpack": b"\xc1",
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_malformed_frame_ends_the_worker(what: str) -> None:
+    """What was whole before that counts; nothing behind it is read, or said."""
+    session = supervisor()
+    session.send(opened(1))
+    session.send(opened(2))
+    session.data_to_send()
+    before, behind = frames([3, 0, [b"a"]], [3, 2, []]), frames([2, 2, []])
+
+    events = received(session, before + MALFORMED[what] + behind)
+
+    assert events[0] == ExchangesEnded([(2, (b"a",))])
+    assert isinstance(events[-1], ProtocolFailed)
+    assert session.state is State.ERROR
+    assert received(session, behind) == []
+    assert (session.room, session.get_timer(), session.data_to_send()) == (0, None, [])
+    session.receive_eof(1.0)
+    assert session.events_received() == []
+    session.send(ExchangeCancelled(1, 0, ""))
+    with pytest.raises(LocalProtocolError, match="can't send Farewell in state ERROR"):
+        session.send(BYE)
+
+
+@pytest.mark.parametrize("data", [BEAT, frames([2, 0, [b"x"]]), frames([1, 0, []])])
+def test_worker_says_who_it_is_first(data: bytes) -> None:
+    """Else nobody knows whose frames they are."""
+    events = received(CocaineSession(Side.SUPERVISOR, Version.ONE), data)
+
+    assert isinstance(events[-1], ProtocolFailed)
+
+
+def test_invoke_names_an_event() -> None:
+    """A supervisor may break the protocol, too."""
+    assert failure(received(worker(), frames([2, 0, []]))) == "invoke names no event"
+
+
+def test_what_is_not_in_the_protocol_is_not_sent() -> None:
+    """By neither side, nor what is the other side's."""
+    ours, theirs = supervisor(), worker()
+
+    not_ours: list[Event] = [CommitAnswered(1), Ready("x"), ExchangeRefused(1, 1, "")]
+    not_theirs: list[Event] = [opened(1), ExchangeCancelled(1, 1, "no"), Ready("x")]
+    for session, events in ((ours, not_ours), (theirs, not_theirs)):
+        for event in events:
+            with pytest.raises(LocalProtocolError, match="can't send"):
+                session.send(event)
+    with pytest.raises(LocalProtocolError, match="has not said yet how it speaks"):
+        CocaineSession(Side.SUPERVISOR).send(BYE)
+
+
+# --- the end ----------------------------------------------------------------------
+
+
+def test_worker_that_has_nothing_is_told_to_terminate_at_once() -> None:
+    """Its heartbeats are answered all the same, and its answer is its farewell."""
+    session = supervisor()
+
+    assert sent(session, BYE) == TERMINATE
+    assert (session.state, session.room) == (State.ENDED, 0)
+    assert received(session, BEAT) == [LifeSeen()]
+    assert session.data_to_send() == [BEAT]
+    assert received(session, TERMINATE) == [BYE]
+    session.receive_eof(1.0)
+    assert session.events_received() == [StreamEnded()]
+
+
+def test_open_sessions_may_end_before_terminate() -> None:
+    """Frameworks drop what they have when they are told."""
+    session = supervisor()
+    assert sent(session, opened(1), BYE) == frames([2, 0, [b"x"]], [2, 2, []])
+    assert (session.state, session.room) == (State.SEALED, 0)
+    with pytest.raises(LocalProtocolError, match="in state SEALED"):
+        session.send(BYE)
+    with pytest.raises(LocalProtocolError, match="in state SEALED"):
+        session.send(opened(2))
+
+    received(session, frames([2, 2, []]))
+
+    assert session.data_to_send() == [TERMINATE]
+
+
+def test_open_sessions_have_so_long_to_end() -> None:
+    """Then the worker is told all the same, and may still end them."""
+    session = supervisor(deadlines=Deadlines(seal=3.0))
+    sent(session, opened(1))
+    received(session, BEAT, 10.0)
+    session.data_to_send()
+    session.send(BYE)
+
+    assert session.get_timer() == 13.0
+    session.handle_timer(12.9)
+    assert session.data_to_send() == []
+    session.handle_timer(13.0)
+    assert session.data_to_send() == [TERMINATE]
+    assert received(session, frames([2, 2, []])) == [ExchangesEnded([(1, ())])]
+    assert session.get_timer() is None
+
+
+def test_cancelling_the_last_session_is_its_end() -> None:
+    """There is nothing to wait for."""
+    session = supervisor()
+    sent(session, opened(1), BYE)
+
+    assert sent(session, ExchangeCancelled(1, 0, "")) == TERMINATE
+
+
+def test_worker_that_terminates_loses_its_sessions() -> None:
+    """As the protocol has it; nothing is said to it any more."""
+    session = supervisor()
+    session.send(opened(1))
+    session.send(opened(2))
+
+    events = received(session, TERMINATE)
+
+    assert events[0] == BYE
+    assert failure(events) == (
+        "it said that it terminates while it had 2 sessions: code 1, enough"
+    )
+    assert session.data_to_send() == []
+
+
+def test_worker_that_terminates_may_end_its_sessions() -> None:
+    """If it is said so; it has a time for that, and another to go."""
+    session = supervisor(soft=True, deadlines=Deadlines(seal=3.0, terminate=5.0))
+    sent(session, opened(1), opened(2))
+
+    assert received(session, TERMINATE, 10.0) == [BYE]
+    assert (session.room, session.get_timer()) == (0, 13.0)
+    assert received(session, frames([2, 2, []], [3, 2, []]), 11.0) == [
+        ExchangesEnded([(1, ()), (2, ())])
+    ]
+    assert session.get_timer() == 16.0
+    session.handle_timer(16.0)
+    assert failure(session.events_received()) == (
+        "it said that it terminates, and did not within 5 s"
+    )
+
+
+def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> None:
+    """Somebody waits for them."""
+    session = supervisor(soft=True, deadlines=Deadlines(seal=3.0))
+    sent(session, opened(1))
+    received(session, TERMINATE, 10.0)
+    session.handle_timer(13.0)
+
+    assert failure(session.events_received()) == (
+        "it said that it terminates, and did not end 1 session within 3 s"
+    )
+
+
+def test_worker_that_has_nothing_terminates() -> None:
+    """It is no fault of the protocol's; it has to go then."""
+    session = supervisor(deadlines=Deadlines(terminate=5.0))
+
+    assert received(session, TERMINATE, 10.0) == [BYE]
+    assert session.get_timer() == 15.0
+    with pytest.raises(LocalProtocolError, match="can't send Farewell in state ENDED"):
+        session.send(BYE)
+    session.receive_eof(11.0)
+    assert session.events_received() == [StreamEnded()]
+    assert session.get_timer() is None
+
+
+def test_worker_is_told_to_terminate_and_does() -> None:
+    """It may end what it has before."""
+    session = worker()
+    received(session, frames([2, 0, [b"x"]], [2, 2, []]))
+
+    assert received(session, TERMINATE) == [BYE]
+    assert "SEALED" in repr(session)
+    assert sent(session, ExchangesEnded([(1, ())]), BYE) == (
+        frames([2, 2, []]) + TERMINATE
+    )
+    assert received(session, TERMINATE) == [BYE]
+    assert session.state is State.ENDED
+
+
+# --- time -------------------------------------------------------------------------
+
+
+def test_clock_begins_when_the_time_is_first_told() -> None:
+    """A session is opened without it."""
+    session = CocaineSession(
+        Side.SUPERVISOR, deadlines=Deadlines(handshake=2.0, heartbeat=4.0)
+    )
+    assert session.get_timer() == -math.inf
+    session.handle_timer(10.0)
+    assert session.get_timer() == 12.0
+    received(session, frames([1, 0, [b"u"]]), 11.0)
+    assert session.get_timer() is None
+    received(session, BEAT, 11.5)
+    assert session.get_timer() == 15.5
+
+
+def test_worker_that_does_not_say_who_it_is_is_at_fault() -> None:
+    """In time."""
+    session = CocaineSession(Side.SUPERVISOR, deadlines=Deadlines(handshake=2.0))
+    session.handle_timer(10.0)
+    session.handle_timer(12.0)
+
+    assert failure(session.events_received()) == ("it did not say who it is within 2 s")
+
+
+def test_worker_without_a_sign_of_life_is_at_fault() -> None:
+    """Busy or not; whatever it sends is a sign."""
+    session = supervisor(deadlines=Deadlines(heartbeat=4.0))
+    sent(session, opened(1))
+    received(session, frames([2, 0, [b"a"]]), 3.0)
+    assert session.get_timer() == 7.0
+    session.handle_timer(6.9)
+    assert session.events_received() == []
+    session.handle_timer(7.0)
+    assert failure(session.events_received()) == (
+        "there was no sign of life within 4 s"
+    )
+
+
+def test_heartbeat_may_come_when_it_likes() -> None:
+    """If nobody sets a time."""
+    session = supervisor(deadlines=Deadlines(heartbeat=None))
+
+    assert session.get_timer() is None
+
+
+def test_worker_beats_and_is_disowned_when_nobody_answers() -> None:
+    """It counts from a heartbeat that was not answered."""
+    session = worker(deadlines=Deadlines(beat=10.0, disown=5.0))
+    session.handle_timer(100.0)
+    assert session.get_timer() == 105.0
+    assert received(session, BEAT, 101.0) == [LifeSeen()]
+    assert session.get_timer() == 110.0
+    session.handle_timer(110.0)
+    assert session.data_to_send() == [BEAT]
+    assert session.get_timer() == 115.0
+    session.handle_timer(115.0)
+    assert failure(session.events_received()) == (
+        "the supervisor answered no heartbeat within 5 s"
+    )
+
+
+def test_worker_may_beat_when_it_likes() -> None:
+    """And so may the supervisor, though nobody asks."""
+    assert sent(worker(), LifeSeen()) == BEAT
+    assert sent(supervisor(), LifeSeen()) == BEAT
+
+
+def test_answers_to_heartbeats_come_before_chunks() -> None:
+    """Whatever waits there."""
+    session = supervisor()
+    session.send(opened(1, b"x" * 1000))
+    received(session, BEAT)
+
+    assert session.data_to_send()[0] == BEAT

@@ -1,0 +1,195 @@
+"""What a stage says of dialect ``cocaine``, and what others are told of it."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+
+from etlstage.errors import ConfigError, RemoteProtocolError
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.cocaine import Encoding, Version
+from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
+from etlstage.protocol.events import ExchangeOpened, Farewell, Ready
+from etlstage.protocol.registry import dialect_from_plain
+from etlstage.settings.problem import Problem
+from etlstage.stage import Stage, Timeouts
+
+KINDS = pytest.mark.parametrize("kind", StageKind)
+TRANSFORM = StageKind.TRANSFORM
+
+
+def test_settings_survive_json() -> None:
+    """As records of dead letters and recordings hold them."""
+    dialect = CocaineDialect(
+        protocol=Version.ZERO,
+        event="clean",
+        concurrency=3,
+        encoding=Encoding.BIN_CHUNKS,
+        payload=Payload.MSGPACK,
+        concat=True,
+        terminate="drain",
+        seal=1.5,
+        handshake=2.0,
+        heartbeat=4.0,
+        batches=True,
+    )
+
+    assert dialect_from_plain(dialect.plain()) == dialect
+    assert dialect_from_plain(CocaineDialect().plain()) == CocaineDialect()
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [({}, Shape.MESSAGE), ({"batch": {}}, Shape.BATCH)],
+)
+def test_batch_is_one_session_if_there_is_one(
+    given: dict[str, object], shape: Shape
+) -> None:
+    """By default each message has its own."""
+    dialect = CocaineDialect.from_keys(TRANSFORM, given)
+
+    assert dialect.shape is shape
+    assert dialect.one_by_one().shape is Shape.MESSAGE
+
+
+def test_settings_have_their_keys() -> None:
+    """The heartbeat is a timeout, as that of any worker."""
+    given = {
+        "worker.protocol": Version.ONE,
+        "worker.event": "clean",
+        "worker.command": ("clean",),
+        "batch": object(),
+        "batch.driver": "supervisor",
+        "timeout": Timeouts(heartbeat=4.0),
+    }
+
+    dialect = CocaineDialect.from_keys(TRANSFORM, given)
+
+    assert dialect == CocaineDialect(
+        protocol=Version.ONE, event="clean", heartbeat=4.0, batches=True
+    )
+    assert "batch.driver" not in CocaineDialect.keys(StageKind.EXTRACT)
+    assert "worker.heartbeat" not in CocaineDialect.keys(TRANSFORM)
+
+
+def test_batches_that_a_worker_drives_are_refused_with_the_reason() -> None:
+    """Sessions are pushed: there is no counterpart to BNC."""
+    (problem,) = CocaineDialect.key_rules("batch", {"driver": "worker"})
+
+    assert problem.loc == ("driver",)
+    assert "a Cocaine worker can't ask for messages" in problem.text
+    rules: list[Problem] = [
+        *CocaineDialect.key_rules("batch", {"driver": "supervisor"})
+    ]
+    assert rules == []
+    assert [*CocaineDialect.key_rules("worker", {"driver": "worker"})] == []
+
+
+@KINDS
+def test_any_kind_of_stage_can_speak_it(kind: StageKind) -> None:
+    """The event is the kind unless there is another."""
+    stage = Stage(name="s", command=("w",), kind=kind, dialect=CocaineDialect())
+
+    assert stage.dialect.problem(kind) is None
+    assert stage.dialect.announces
+    assert stage.dialect.connects
+
+
+def test_worker_is_told_where_to_connect() -> None:
+    """The version comes last: some read no further than what they do not know."""
+    told = {
+        "app": "clean",
+        "identity": "u-1",
+        "endpoint": "/run/clean",
+        "locator": "/run/locator",
+    }
+
+    words = CocaineDialect().arguments(**told)
+    assert words == (
+        *("--app", "clean", "--endpoint", "/run/clean", "--locator", "/run/locator"),
+        *("--uuid", "u-1", "--protocol", "1"),
+    )
+    assert CocaineDialect(protocol=Version.ONE).arguments(**told) == words
+    for version in (Version.ZERO, Version.EARLY):
+        assert CocaineDialect(protocol=version).arguments(**told) == words[:-2]
+
+
+def test_worker_that_connects_says_who_it_is() -> None:
+    """In its first frame, in any version; what comes behind that does not matter."""
+    dialect = CocaineDialect()
+    for version in Version:
+        worker = CocaineDialect(protocol=version).open(Side.WORKER, Limits())
+        worker.send(Ready("u-1"))
+        data = b"".join(worker.data_to_send())
+        assert dialect.identity(data) == "u-1"
+        assert dialect.identity(data[:-5]) is None
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1", b"\xc1", b"\x93\x02\x00\x91\xa1u", b"\x93\x00\x00\x90"]
+)
+def test_who_says_something_else_is_no_worker(data: bytes) -> None:
+    """Whoever is behind the socket."""
+    with pytest.raises(RemoteProtocolError):
+        CocaineDialect().identity(data)
+
+
+def test_raw_is_a_session_as_a_worker_reads_it() -> None:
+    """However long the message is, and whatever the event."""
+    dialect = CocaineDialect(protocol=Version.ZERO, event="echo")
+
+    raw = dialect.raw([b"one", b"two"])
+
+    assert raw.hex(" ") == (
+        "93 03 01 91 a4 65 63 68 6f 93 04 01 91 a3 6f 6e 65"
+        " 93 04 01 91 a3 74 77 6f 93 06 01 90"
+    )
+    assert CocaineDialect().raw([]).hex() == "93020091a97472616e73666f726d93020290"
+
+
+def test_session_has_the_settings() -> None:
+    """Those that concern it."""
+    dialect = CocaineDialect(concurrency=3, event="echo", protocol=Version.ONE)
+    ours, theirs = (dialect.open(side, Limits()) for side in Side)
+
+    theirs.send(Ready("u"))
+    ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
+    assert ours.room == 3
+    ours.send(ExchangeOpened(1, [], "transform"))
+    theirs.receive_data(b"".join(ours.data_to_send()), 0.0)
+    (_, opened, _) = theirs.events_received()
+    assert opened == ExchangeOpened(1, [], "echo", ended=False)
+
+
+def test_exit_without_our_terminate_is_a_failure() -> None:
+    """Workers that are disowned leave with status 0."""
+    dialect = CocaineDialect()
+
+    assert dialect.failed(0, told=False, held=0)
+    assert not dialect.failed(1, told=True, held=0)
+    assert dialect.farewell() == Farewell(1, "the stage is stopping")
+
+
+def test_silence_has_a_hint() -> None:
+    """Workers in Node never answer an event that they do not know."""
+    dialect = CocaineDialect()
+
+    assert dialect.silence(0) == "it wrote nothing; does it know the event?"
+    assert dialect.silence(7) == "it wrote 7 bytes without the end of a session"
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra, too: only this dialect needs it."""
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **keywords: Any) -> Any:  # noqa: ANN401
+        if name == "msgpack":
+            raise ImportError(name)
+        return real(name, *args, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"pip install 'etlstage\[cocaine\]'"):
+        CocaineDialect().open(Side.SUPERVISOR, Limits())
