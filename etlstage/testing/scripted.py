@@ -36,11 +36,13 @@ import json
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import cached_property
 from signal import SIGKILL, Signals
 from typing import Any, Final, Self
 
 import anyio
 
+from etlstage.protocol.marker import Markers
 from etlstage.transport.base import Child, LaunchRequest, Wire
 from etlstage.transport.memory import MemoryPipe, MemoryWire, memory_wire
 from etlstage.worker.marking import find_markers
@@ -85,11 +87,14 @@ class ScriptedWorker:
         self._wire = wire
         self._stderr = stderr
         self._status = status
-        self._markers = find_markers((), request.env)
 
     def __repr__(self) -> str:
         fate = "running" if self.returncode is None else f"status={self.returncode}"
         return f"<ScriptedWorker {self.name!r} start={self.start} {fate}>"
+
+    @cached_property
+    def _markers(self) -> Markers:
+        return find_markers((), self.request.env)
 
     async def read(self, size: int = _CHUNK) -> bytes:
         """Return some bytes of stdin, ``b""`` at its end."""

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import anyio
@@ -91,30 +89,3 @@ def test_loop_waits_for_a_thread_when_it_has_no_timer() -> None:
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(main()) == 0
-
-
-def orders(seed: int) -> list[str]:
-    """Return in which order tasks went on that could do so at the same time."""
-    seen: list[str] = []
-
-    async def walk(name: str) -> None:
-        for _ in range(3):
-            seen.append(name)
-            await anyio.lowlevel.checkpoint()
-
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            for name in "abc":
-                tasks.start_soon(walk, name)
-
-    factory = partial(VirtualLoop, random.Random(seed))  # noqa: S311
-    anyio.run(main, backend_options={"loop_factory": factory})
-    return seen
-
-
-def test_order_of_tasks_is_drawn() -> None:
-    """The same from one seed; each task goes through its own steps in order."""
-    drawn = [orders(seed) for seed in range(20)]
-    assert drawn == [orders(seed) for seed in range(20)]
-    assert len({tuple(seen[:3]) for seen in drawn}) == 6
-    assert all(sorted(seen) == list("aaabbbccc") for seen in drawn)

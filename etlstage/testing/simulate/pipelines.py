@@ -68,7 +68,7 @@ _ENDS: Final[tuple[Literal["", "drained", "cancelled"], ...]] = (
     "cancelled",
 )
 _MANY: Final = 1000  # restarts
-_LONG: Final = 300.0  # virtual seconds
+_LONG: Final = 100.0  # virtual seconds
 
 
 def three_stages(draw: random.Random) -> Scenario:
@@ -165,7 +165,7 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
         if draw.random() < 0.1:
             given["recycle"] = RecyclePolicy(max_messages=draw.randint(1, 5))
         elif draw.random() < 0.1:
-            given["recycle"] = RecyclePolicy(max_age=0.1)
+            given["recycle"] = RecyclePolicy(max_age=0.5)
     beats = kind is not StageKind.EXTRACT and draw.random() < 0.1
     return Stage(
         name=name,
@@ -173,7 +173,7 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
         kind=kind,
         dialect=MarkerDialect(mode=mode, markers=draw.choice(_MARKERS)),
         timeout=Timeouts(
-            message=10.0, stop=0.1, start=5.0, heartbeat=3.0 if beats else None
+            message=2.0, stop=0.1, start=2.0, heartbeat=2.0 if beats else None
         ),
         ready=draw.random() < 0.2,
         restart=RestartPolicy(max=_MANY, delay=0.01, max_delay=0.05),
@@ -194,7 +194,7 @@ def _faults(
     faults, fatal, known = [], set[bytes](), True
     for what in draw.choices(_WHAT, k=draw.choice((0, 1, 1, 2))):
         if what == "slow":
-            seconds = draw.choice((0.001, 0.05, 0.5))
+            seconds = draw.choice((0.001, 0.05, 0.3))
             faults.append(Fault(FaultKind.PAUSE, probability=0.3, seconds=seconds))
         elif what == "odd":
             faults.append(draw.choice(_ODD))

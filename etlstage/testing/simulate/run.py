@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -20,18 +21,19 @@ from etlstage.errors import LedgerImbalance, RepliesDoubtful
 from etlstage.messages import Position, Run
 from etlstage.pipeline import Pipeline, Report, Sink, Source, WorkerSink, WorkerSource
 from etlstage.stage import Stage
-from etlstage.testing.clock import VirtualLoop
 from etlstage.testing.ends import MemoryDeadLetters, MemorySink, MemorySource
 from etlstage.testing.fault import FaultPlan
 from etlstage.testing.scripted import ScriptedLaunch, ScriptedWorker
+from etlstage.testing.simulate import backend
 from etlstage.testing.simulate.control import chance, logged, no_garbage
+from etlstage.testing.simulate.loop import Loop
 from etlstage.testing.simulate.oracle import Oracle, Violation
 from etlstage.testing.simulate.scenario import Scenario
 from etlstage.testing.simulate.worker import SimulatedWorker, Work
 from etlstage.transport import Launch
 from etlstage.transport.base import describe_status
 
-__all__ = ("Draw", "SimulationFailed", "simulate")
+__all__ = ("Draw", "SimulationFailed", "simulate", "simulate_all")
 
 Draw = Callable[[random.Random], Scenario]
 """Draws what a seed runs, from that alone."""
@@ -83,6 +85,20 @@ def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
             collect()
 
 
+def simulate_all(draw: Draw, seeds: range) -> tuple[list[str], float]:
+    """Return the stories of all seeds that fail, and the processor time of all."""
+    began, stories = time.process_time(), list[str]()
+    while seeds:
+        try:
+            simulate(draw, seeds)
+        except SimulationFailed as error:
+            stories.append(str(error))
+            seeds = range(error.seed + 1, seeds.stop)
+        else:
+            break
+    return stories, time.process_time() - began
+
+
 class _Simulation:
     """One seed, run once."""
 
@@ -93,7 +109,7 @@ class _Simulation:
         self.scenario: Scenario = draw(random.Random(f"{seed}"))  # noqa: S311
         self._draw = random.Random(f"{seed} run")  # noqa: S311
         self._told = told
-        self._loop: VirtualLoop
+        self._loop = Loop(self._draw)
         self.story: list[str] = []
         self._oracle = Oracle(self.scenario)
         self._letters = MemoryDeadLetters()
@@ -108,10 +124,9 @@ class _Simulation:
 
     def run(self) -> str:
         """Return what was not as promised, or nothing."""
-        options = {"loop_factory": self._make_loop}
         with chance(self._seed), logged(self.tell if self._told else None):
             try:
-                anyio.run(self._run, backend="asyncio", backend_options=options)
+                backend.run(self._loop, self._run)
             except (Violation, LedgerImbalance) as error:
                 self.violate(str(error))
             except Exception as error:
@@ -121,7 +136,7 @@ class _Simulation:
     def tell(self, text: str) -> None:
         """Add a line to the story, if it is to be told."""
         if self._told:
-            self.story.append(f"{self._loop.time():9.3f} s  {text}")
+            self.story.append(f"{self._loop.now:9.3f} s  {text}")
 
     def violate(self, why: str) -> None:
         """Take note of the first promise that is broken."""
@@ -151,10 +166,6 @@ class _Simulation:
                 self._doubted = self._doubted or error
 
     # --- inside -------------------------------------------------------------
-
-    def _make_loop(self) -> VirtualLoop:
-        self._loop = VirtualLoop(self._draw)
-        return self._loop
 
     def _make(self) -> Pipeline:
         scenario, letters, launch = self.scenario, self._letters, self._launch

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from signal import SIGABRT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any, Final
 
@@ -77,10 +78,7 @@ class SimulatedWorker:
         answered: Callable[[list[bytes]], None],
     ) -> None:
         assert isinstance(stage.dialect, MarkerDialect)
-        for fault in plan.faults:
-            if fault.kind in _NEVER:
-                raise ConfigError(f"fault: {fault.kind.value} can't be simulated")
-        made = json.loads(plan.to_json())
+        made = _made(plan)
         self._plan = Plan(made["faults"], made["seed"], worker.request.env)
         self._worker = worker
         self._stage = stage
@@ -276,3 +274,13 @@ class SimulatedWorker:
                 self._worker.close_stdin()
             case _:
                 raise AssertionError(f"unreachable: {kind}")
+
+
+@lru_cache(maxsize=64)
+def _made(plan: FaultPlan) -> Mapping[str, Any]:
+    """Return a plan as the hostile worker reads it."""
+    for fault in plan.faults:
+        if fault.kind in _NEVER:
+            raise ConfigError(f"fault: {fault.kind.value} can't be simulated")
+    made: Mapping[str, Any] = json.loads(plan.to_json())
+    return made
