@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Final
 
 from etlstage.testing.simulate.pipelines import three_stages
-from etlstage.testing.simulate.run import SimulationFailed, simulate
+from etlstage.testing.simulate.run import simulate_all
 
 __all__ = ("main",)
+
+_PIECE: Final = 100  # seeds that a process takes at once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,24 +35,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FIRST:END",
         help="which to run, as 0:10000, or one, as 17; default: 0:1000",
     )
-    seeds = parser.parse_args(arguments).seeds
-    began, failed = time.process_time(), 0
-    rest = seeds
-    while rest:
-        try:
-            simulate(three_stages, rest)
-        except SimulationFailed as error:
-            failed += 1
-            sys.stdout.write(f"{error}\n")
-            rest = range(error.seed + 1, rest.stop)
-        else:
-            break
-    seconds = time.process_time() - began
+    parser.add_argument(
+        "--jobs",
+        type=_jobs,
+        default=1,
+        metavar="N",
+        help="processes that run them; default: 1",
+    )
+    given = parser.parse_args(arguments)
+    seeds, seconds, failed = given.seeds, 0.0, 0
+    for stories, spent in _run(seeds, given.jobs):
+        failed += len(stories)
+        seconds += spent
+        for story in stories:
+            sys.stdout.write(f"{story}\n")
+            sys.stdout.flush()
     found = f"{failed:,} failed" if failed else "none failed"
     sys.stdout.write(
         f"{len(seeds):,} seeds in {seconds:.1f} s of processor time: {found}\n"
     )
     return 1 if failed else 0
+
+
+def _run(seeds: range, jobs: int) -> Iterator[tuple[list[str], float]]:
+    pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
+    run = partial(simulate_all, three_stages)
+    if jobs == 1:
+        yield from map(run, pieces)
+        return
+    # A process that is forked has what runs in this one.
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run, pieces)
 
 
 def _seeds(text: str) -> range:
@@ -63,6 +81,12 @@ def _seeds(text: str) -> range:
             f"expected FIRST:END, as 0:10000, got {text!r}"
         )
     return seeds
+
+
+def _jobs(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a number from 1, got {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":
