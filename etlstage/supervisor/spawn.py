@@ -107,7 +107,10 @@ def command_line(stage: Stage) -> str:
 
 def substituted(stage: Stage) -> tuple[str, ...]:
     """Return the command with what the dialect has for names in braces."""
-    command, placeholders = stage.command, stage.dialect.placeholders()
+    command = stage.command
+    if not any("{" in word for word in command):
+        return command
+    placeholders = stage.dialect.placeholders()
     if not placeholders:
         return command
     # All at once: the text of a marker may look like a placeholder.
@@ -120,7 +123,11 @@ def substituted(stage: Stage) -> tuple[str, ...]:
 def _environment(
     stage: Stage, worker: str, start: int, identity: Identity
 ) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    inherited = {
+        name: value
+        for name in _INHERITED
+        if (value := os.environ.get(name)) is not None
+    }
     about = {
         "ETLSTAGE_STAGE": stage.name,
         "ETLSTAGE_WORKER": worker,

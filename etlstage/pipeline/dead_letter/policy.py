@@ -264,6 +264,9 @@ def check_budget(
     )
 
 
+_PLAIN: Final = (str, int, float, bool, type(None))
+
+
 def letter_time() -> str:
     """Return now, as dead letters have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -275,6 +278,8 @@ def config_of(stage: Stage) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a stage holds
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Dialect):
         return value.plain()
     if is_dataclass(value):

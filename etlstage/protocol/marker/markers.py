@@ -7,7 +7,8 @@ an argument can hold NUL: there it is text, with backslash escapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import combinations
 from typing import Final, NamedTuple, Self
 
@@ -73,10 +74,7 @@ class Markers(_Fields):
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that tell a worker its markers."""
-        return {
-            f"ETLSTAGE_{name.upper()}": escape(value)
-            for name, value in self.named.items()
-        }
+        return {**_environment(self)}
 
     def to_text(self) -> dict[str, str | None]:
         """Return what :meth:`from_text` reads."""
@@ -125,6 +123,14 @@ class Markers(_Fields):
         if texts.get("err", "") is None:
             return cls(err=None, **given)
         return cls(**given)
+
+
+@lru_cache(maxsize=64)
+def _environment(markers: Markers) -> Mapping[str, str]:
+    return {
+        f"ETLSTAGE_{name.upper()}": escape(value)
+        for name, value in markers.named.items()
+    }
 
 
 def _problems(markers: Markers) -> Iterator[str]:

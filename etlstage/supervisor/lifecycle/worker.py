@@ -95,7 +95,7 @@ class WorkerLife:
     @property
     def alive(self) -> bool:
         """Whether there is a process, or is about to be."""
-        return self.state in {State.STARTING, State.RUNNING, State.STOPPING}
+        return self.state in (State.STARTING, State.RUNNING, State.STOPPING)
 
     @property
     def starts(self) -> int:
@@ -105,7 +105,7 @@ class WorkerLife:
     @property
     def finished(self) -> bool:
         """Whether there is no process, and none will be started."""
-        return self.state in {State.EXITED, State.FATAL}
+        return self.state in (State.EXITED, State.FATAL)
 
     def handle(self, event: Event, now: float) -> None:
         """
