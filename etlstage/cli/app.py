@@ -10,19 +10,16 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
+from etlstage.cli.kept import dlq
+from etlstage.cli.options import Debug, File, Overlays, Values, changes_of
 from etlstage.cli.programs import programs
 from etlstage.cli.signals import FORCED
 from etlstage.cli.verbosity import Format, Level, Verbosity
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from etlstage.config.reading import Changes
 
 __all__ = ("app", "main")
 
@@ -31,32 +28,6 @@ app: typer.Typer = typer.Typer(
     # A traceback is for --debug, and then the plain one.
     pretty_exceptions_enable=False,
 )
-
-dlq: typer.Typer = typer.Typer(name="dlq", add_completion=False)
-app.add_typer(dlq)
-
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The pipeline, a YAML file.")
-]
-Overlays = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--overlay",
-        metavar="FILE",
-        help="Lay this file over the pipeline; may be repeated, the last wins.",
-    ),
-]
-Values = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set one value, as in transform[0].workers=4; may be repeated.",
-    ),
-]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Log everything, show tracebacks.")
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -85,13 +56,6 @@ def _options(
     ] = False,
 ) -> None:
     """Run external programs as the supervised stages of ETL pipelines."""
-
-
-def _changes(overlays: Sequence[Path] | None, values: Sequence[str] | None) -> Changes:
-    """Return what is laid over a pipeline file."""
-    from etlstage.config.reading import Changes
-
-    return Changes(overlays or (), values or ())
 
 
 @app.command("run")
@@ -155,7 +119,7 @@ def _run(
     verbosity = Verbosity(debug, quiet, log_level, log_format)
     return run_file(
         file,
-        _changes(overlays, values),
+        changes_of(overlays, values),
         report=report,
         html=report_html,
         metrics=metrics,
@@ -169,7 +133,7 @@ def _validate(file: File, *, overlays: Overlays = None, values: Values = None) -
     """Check a pipeline file, and look for all that it names; start nothing."""
     from etlstage.cli.validate import validate
 
-    return validate(file, _changes(overlays, values))
+    return validate(file, changes_of(overlays, values))
 
 
 @app.command("plan")
@@ -177,7 +141,7 @@ def _plan(file: File, *, overlays: Overlays = None, values: Values = None) -> in
     """Show what a run would be: programs, edges, guarantees, memory; start nothing."""
     from etlstage.cli.plan import plan
 
-    return plan(file, _changes(overlays, values))
+    return plan(file, changes_of(overlays, values))
 
 
 @app.command("graph")
@@ -194,7 +158,7 @@ def _graph(
     """Print a picture of a pipeline."""
     from etlstage.cli.graph import graph
 
-    return graph(file, _changes(overlays, values), kind=kind)
+    return graph(file, changes_of(overlays, values), kind=kind)
 
 
 @app.command("test")
@@ -212,7 +176,7 @@ def _test(
     """Run the tests of a pipeline file."""
     from etlstage.cli.test import test
 
-    return test(file, _changes(overlays, values), junit=junit, debug=debug)
+    return test(file, changes_of(overlays, values), junit=junit, debug=debug)
 
 
 @app.command("diff")
@@ -229,7 +193,7 @@ def _diff(
     """Run a pipeline on two engines without loading, and compare the results."""
     from etlstage.cli.diff import diff
 
-    return diff(file, _changes(overlays, values), engines=engines, debug=debug)
+    return diff(file, changes_of(overlays, values), engines=engines, debug=debug)
 
 
 @app.command("init")
@@ -276,75 +240,7 @@ def _demo(
 
 
 app.add_typer(programs)
-
-
-@dlq.callback()
-def _dlq() -> None:
-    """Inspect dead-lettered messages."""
-
-
-Letters = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="The pipeline file, its state directory, or a file of dead letters.",
-    ),
-]
-
-
-@dlq.command("ls")
-def _dlq_ls(
-    file: Letters,
-    *,
-    overlays: Overlays = None,
-    values: Values = None,
-    stage: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Only dead letters of this stage."),
-    ] = None,
-    group: Annotated[
-        bool, typer.Option("--group", help="Count them by cause: one row for each.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per line.")
-    ] = False,
-) -> int:
-    """List dead letters, one per line."""
-    from etlstage.cli.dlq import list_groups, list_letters
-
-    show = list_groups if group else list_letters
-    return show(file, _changes(overlays, values), stage=stage, as_json=as_json)
-
-
-@dlq.command("show")
-def _dlq_show(
-    file: Letters,
-    number: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="The id of the dead letter, or how it begins."
-        ),
-    ],
-    *,
-    overlays: Overlays = None,
-    values: Values = None,
-    raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw",
-            help="Only the message, byte for byte, as its worker reads it: followed"
-            " by EOM, and by EOB if the supervisor closes batches.",
-        ),
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The dead letter as one JSON object.")
-    ] = False,
-) -> int:
-    """Show one dead letter: its message, error, attempts and stage."""
-    from etlstage.cli.dlq import show_letter
-
-    changes = _changes(overlays, values)
-    return show_letter(file, changes, number, raw=raw, as_json=as_json)
+app.add_typer(dlq)
 
 
 def main() -> NoReturn:

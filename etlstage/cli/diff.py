@@ -20,10 +20,11 @@ from etlstage.cli.run import watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
 from etlstage.cli.verbosity import Verbosity
-from etlstage.config.build import Trial, pipeline_from_yaml
+from etlstage.config.build import pipeline_from_yaml
 from etlstage.config.loader import examine
 from etlstage.config.reading import Changes
 from etlstage.config.rules import stage_names
+from etlstage.config.variant import Trial
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
 from etlstage.pipeline.capture import Capture

@@ -14,29 +14,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, NamedTuple
-from urllib.parse import unquote
+from typing import Final
 
 import typer
 
+from etlstage.cli.letters import Letters, as_read, chosen, find, one_of
 from etlstage.cli.screen import Screen
-from etlstage.config.build import state_folder
-from etlstage.config.document import Document
-from etlstage.config.reading import UNCHANGED, Changes, read
-from etlstage.config.rules import stage_names
-from etlstage.errors import ConfigError, guess
+from etlstage.config.reading import Changes
+from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.cause import Causes, Group
-from etlstage.pipeline.dead_letter.file import (
-    FOLDER,
-    SUFFIX,
-    Torn,
-    letter_files,
-    read_letters,
-)
 from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
-from etlstage.pipeline.delivery.position import POSITIONS
-from etlstage.protocol.registry import dialect_from_plain
 from etlstage.telemetry.terminal import harmless
 
 __all__ = ("list_groups", "list_letters", "show_letter")
@@ -52,16 +40,6 @@ LEAST: Final = 20
 """Columns for an error, however narrow a terminal is."""
 WIDEST: Final = 12
 """Of the column of the stage, unless a stage has a longer name."""
-NEEDED: Final = ("name", "extract", "load")
-"""Keys without which a file is no pipeline."""
-
-
-class Letters(NamedTuple):
-    """Where letters are looked for."""
-
-    files: list[Path]
-    stages: list[str] | None = None
-    """Names that a letter's stage may have; None if nobody knows them."""
 
 
 def list_letters(
@@ -82,7 +60,7 @@ def list_letters(
 
     """
     count, wide, width = 0, 0, _width()
-    for letter in _chosen(found := _found(place, changes), stage):
+    for letter in chosen(found := find(place, changes), stage):
         count += 1
         if as_json:
             typer.echo(json.dumps(letter.to_dict()))
@@ -116,7 +94,7 @@ def list_groups(
 
     """
     causes = Causes()
-    for letter in _chosen(found := _found(place, changes), stage):
+    for letter in chosen(found := find(place, changes), stage):
         causes.add(letter)
     groups = causes.groups()
     if as_json:
@@ -153,9 +131,9 @@ def show_letter(
         raise ConfigError(
             "--raw can't be used together with --json; see 'etlstage dlq show --help'"
         )
-    letter = _letter(place, changes, number)
+    letter = one_of(find(place, changes), number)
     if raw:
-        sys.stdout.buffer.write(_as_read(letter))
+        sys.stdout.buffer.write(as_read(letter))
         sys.stdout.buffer.flush()
     elif as_json:
         typer.echo(json.dumps(letter.to_dict(), indent=2))
@@ -165,113 +143,9 @@ def show_letter(
     return 0
 
 
-def _chosen(found: Letters, stage: str | None) -> Iterator[DeadLetter]:
-    """Yield the letters of a stage, or all."""
-    if stage is not None and found.stages is not None:
-        _check_stage(stage, found.stages)
-    return (x for x in _letters(found) if stage is None or x.stage == stage)
-
-
-def _found(place: Path, changes: Changes) -> Letters:
-    """Return where the letters are that ``place`` stands for."""
-    letters = place.suffix == SUFFIX and place.is_file()
-    if (letters or place.is_dir()) and changes != UNCHANGED:
-        raise ConfigError(f"--overlay and --set need a pipeline file, got {place}")
-    if letters:
-        return Letters([place])
-    if place.is_dir():
-        return Letters(letter_files(_checked_state(place)))
-    document = _pipeline(place, changes)
-    files = letter_files(state_folder(document))
-    # A stage may have had another name when its letters were written.
-    older = [unquote(path.name.removesuffix(SUFFIX)) for path in files]
-    names = [name for _, name in stage_names(document.data)]
-    return Letters(files, list(dict.fromkeys([*names, *older])))
-
-
-def _pipeline(path: Path, changes: Changes) -> Document:
-    """Return a pipeline file of which little need be right."""
-    document = read(path, changes)
-    # The rest may be wrong, or want variables that are not set here.
-    ours = [p for p in document.problems if p.loc[:1] in ((), ("name",), ("state",))]
-    document.problems[:] = ours
-    document.check()
-    missing = [key for key in NEEDED if key not in document.data]
-    if missing:
-        raise ConfigError(
-            f"{path}: is not a pipeline: it has no key {' and no key '.join(missing)}"
-        )
-    return document
-
-
-def _checked_state(folder: Path) -> Path:
-    """Return the state directory that is ``folder``, or that holds it."""
-    if folder.name == FOLDER:
-        return folder.parent
-    if (folder / FOLDER).is_dir() or any(folder.glob(POSITIONS)):
-        return folder
-    inside = folder / "pipeline.yaml"
-    hint = f" (did you mean {inside}?)" if inside.is_file() else ""
-    raise ConfigError(f"{folder}: is not the state directory of a pipeline{hint}")
-
-
-def _check_stage(stage: str, known: list[str]) -> None:
-    if stage not in known:
-        raise ConfigError(
-            f"there is no stage {stage!r}{guess(stage, known)},"
-            f" the stages are {', '.join(known)}"
-        )
-
-
-def _letters(found: Letters) -> Iterator[DeadLetter]:
-    for path in found.files:
-        try:
-            for letter in read_letters(path):
-                if isinstance(letter, Torn):
-                    typer.echo(
-                        f"etlstage: warning: {harmless(str(path))}:{letter.line}:"
-                        f" skipped a truncated record of {counted(letter.size, 'byte')}",
-                        err=True,
-                    )
-                else:
-                    yield letter
-        except OSError as error:
-            said = (error.strerror or str(error)).lower()
-            raise ConfigError(f"{path}: can't be read: {said}") from None
-
-
-def _letter(place: Path, changes: Changes, number: str) -> DeadLetter:
-    found: DeadLetter | None = None
-    ids: list[str] = []
-    for letter in _letters(_found(place, changes)):
-        if letter.id == number:
-            return letter
-        if number and letter.id.startswith(number):
-            found = letter
-            if len(ids) < 4:
-                ids.append(letter.id)
-    if found is None:
-        raise ConfigError(
-            f"there is no dead letter {number!r}; see 'etlstage dlq ls {place}'"
-        )
-    if len(ids) > 1:
-        several = ", ".join(ids[:3]) + ("..." if len(ids) > 3 else "")
-        raise ConfigError(f"several dead letters begin with {number!r}: {several}")
-    return found
-
-
-def _as_read(letter: DeadLetter) -> bytes:
-    """Return what the stage's worker must read to answer the message."""
-    dialect = letter.config.get("dialect")
-    if dialect is None:
-        return letter.message  # a load stage without workers
-    return dialect_from_plain(dialect).raw([letter.message])
-
-
 def _widest(found: Letters) -> int:
     """Return how wide the column of the stages is."""
-    names = [unquote(path.name.removesuffix(SUFFIX)) for path in found.files]
-    return min(max(map(len, ["stage", *names])), WIDEST)
+    return min(max(map(len, ["stage", *found.settled.stages])), WIDEST)
 
 
 def _time(time: str) -> str:

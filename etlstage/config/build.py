@@ -7,9 +7,9 @@ Nothing is started here. A pipeline that was built and never run leaves no trace
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from etlstage.config.document import Document
 from etlstage.config.fault import FaultKeys
@@ -23,7 +23,9 @@ from etlstage.config.model import (
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import stage_of
+from etlstage.config.variant import Trial, retried_keys
 from etlstage.errors import ConfigError
+from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
@@ -44,38 +46,12 @@ if TYPE_CHECKING:
     from etlstage.spark.ship.plan import Shipment
 
 __all__ = (
-    "Trial",
+    "Retries",
     "hidden_texts",
     "pipeline_from_here",
     "pipeline_from_yaml",
     "state_folder",
 )
-
-
-class Trial(NamedTuple):
-    """
-    What a run on trial has in place of what the file says.
-
-    It neither loads nor stores anything where real runs do, and it ends: extraction
-    begins where it would for the first time, and is not repeated.
-    """
-
-    engine: str
-    """What runs the stages."""
-    state: Path
-    """Where positions and dead letters go: a folder that only this run has."""
-    sink: Sink
-    """Takes what would be loaded."""
-
-    def keys(self, keys: PipelineKeys) -> PipelineKeys:
-        """Return the keys of a file as they are on trial."""
-        changes: dict[str, Any] = {
-            "engine": self.engine,
-            "state": str(self.state),
-            "extract": replace(keys.extract, every=None),
-            "dead_letters": None,
-        }
-        return replace(keys, **changes)
 
 
 def pipeline_from_yaml(
@@ -178,6 +154,44 @@ def hidden_texts(keys: PipelineKeys, document: Document) -> dict[str, str]:
     return {**variables, **document.hidden}
 
 
+class Retries:
+    """
+    Builds what runs dead letters again.
+
+    Args:
+        path: The file.
+        changes: What is laid over it.
+
+    Raises:
+        ConfigError: If anything is wrong, or is not there; one line for each.
+
+    """
+
+    def __init__(self, path: str | Path, changes: Changes = UNCHANGED) -> None:
+        self._keys, self._document = examine(path, changes, loads=False)
+        self.state: Path = state_folder(self._document)
+        """Where the letters are."""
+        names = [name for _, name in stage_names(self._document.data)]
+        self.stages: list[str] = names[1:]
+        """Names of the stages that may have any, in order."""
+        self._shared: Session | None = None
+
+    def pipeline(self, retry: Retry) -> Pipeline:
+        """Return what runs some letters; it begins with their stage."""
+        keys = retried_keys(self._keys, retry.number)
+        builder = _Builder(keys, self._document, None, None)
+        builder.shared = self._shared
+        pipeline = builder.retrying(retry, self.stages.index(retry.stage))
+        # All that are built have one session.
+        self._shared = builder.shared
+        return pipeline
+
+    async def release(self, error: Exception | None) -> None:
+        """Let go of what all that was built has in common."""
+        if self._shared is not None:
+            await self._shared.release(error)
+
+
 class _Builder:
     """Makes the parts of one pipeline."""
 
@@ -197,15 +211,12 @@ class _Builder:
         self._trial = trial
         self._meter = meter
         self._launch = launch or launch_over_pipes
-        self._shared: Session | None = None
+        self.shared: Session | None = None
         self._names = dict(stage_names(document.data))
         self._letters = self._dead_letters()
 
     def runner(self) -> Runner:
-        stages = [
-            stage_of(keys, self._names["transform", i], self._folder)
-            for i, keys in enumerate(self._keys.transform)
-        ]
+        stages = self._stages()
         if self._keys.engine == "spark":
             return self._on_executors(stages)
         if self._keys.engine == "streaming":
@@ -221,9 +232,27 @@ class _Builder:
             dead_letter_sink=letters,
             meter=self._meter,
             launch=self._launch,
-            release=self._shared.release if self._shared is not None else None,
+            release=self.shared.release if self.shared is not None else None,
             delivery=self._delivery(),
         )
+
+    def retrying(self, retry: Retry, first: int) -> Pipeline:
+        """Return what runs dead letters again, from the stage of that number on."""
+        new = self._letters.of_run(token_hex(4))
+        self._letters = new.kept_by(retry.keep, {}, retry.known)
+        return Pipeline(
+            name=self._keys.name,
+            source=retry.source,
+            stages=self._stages()[first:],
+            sink=self._sink(self._keys.load),
+            dead_letters=self._letters,
+        )
+
+    def _stages(self) -> list[Stage]:
+        return [
+            stage_of(keys, self._names["transform", i], self._folder)
+            for i, keys in enumerate(self._keys.transform)
+        ]
 
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
         from etlstage.config import build_spark
@@ -356,6 +385,6 @@ class _Builder:
     def _session(self) -> Session:
         from etlstage.config import build_spark
 
-        if self._shared is None:
-            self._shared = build_spark.session(self._keys.spark, self._spark)
-        return self._shared
+        if self.shared is None:
+            self.shared = build_spark.session(self._keys.spark, self._spark)
+        return self.shared

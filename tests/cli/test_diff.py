@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from etlstage.cli.diff import Build, compare
-from etlstage.config.build import Trial, pipeline_from_yaml
+from etlstage.config.build import pipeline_from_yaml
+from etlstage.config.variant import Trial
 from etlstage.errors import ConfigError
 from tests.cli.conftest import Etlstage, Started, left_behind
 

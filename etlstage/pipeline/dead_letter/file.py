@@ -14,12 +14,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.folder import make_ours, sync
 
-__all__ = ("FOLDER", "SUFFIX", "LetterFile", "Torn", "letter_files", "read_letters")
+__all__ = (
+    "FOLDER",
+    "SUFFIX",
+    "LetterFile",
+    "Torn",
+    "letter_file",
+    "letter_files",
+    "read_letters",
+    "stage_of_file",
+)
 
 FOLDER: Final = "dead_letters"
 """Where the files are, in the state directory."""
@@ -50,7 +59,7 @@ class LetterFile:
         folder = state / FOLDER
         make_ours(state)
         make_ours(folder)
-        self.path: Path = folder / f"{quote(stage, safe=' ')}{SUFFIX}"
+        self.path: Path = letter_file(folder, stage)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)
         self.start: int = os.fstat(self._fd).st_size
@@ -95,6 +104,16 @@ class LetterFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def letter_file(folder: Path, stage: str) -> Path:
+    """Return the file of a stage in the folder of the files."""
+    return folder / f"{quote(stage, safe=' ')}{SUFFIX}"
+
+
+def stage_of_file(path: Path) -> str:
+    """Return the name of the stage whose letters are in a file."""
+    return unquote(path.name.removesuffix(SUFFIX))
 
 
 def letter_files(state: Path) -> list[Path]:

@@ -188,6 +188,7 @@ class DeadLetters:
         self,
         keep: Callable[[DeadLetter], Awaitable[None]],
         configs: Mapping[str, Mapping[str, Any]],
+        known: Mapping[tuple[str, int, bytes], str] | None = None,
     ) -> DeadLetters:
         """
         Return the same, but its letters go to ``keep`` and to no file.
@@ -195,9 +196,11 @@ class DeadLetters:
         Args:
             keep: Is given each letter.
             configs: By their names, stages to show in place of those that have run.
+            known: The id of a message that has one, by its stage, place and bytes.
 
         """
         other = copy.copy(self)
+        other._known = dict(known or {})
         other._keep, other._configs, other._shown_configs = keep, configs, {}
         return other
 

@@ -1,0 +1,199 @@
+"""
+Which dead letters a command is about, and where they are.
+
+Letters are read from their files one at a time, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import typer
+
+from etlstage.config.build import state_folder
+from etlstage.config.document import Document
+from etlstage.config.reading import UNCHANGED, Changes, read
+from etlstage.config.rules import stage_names
+from etlstage.errors import ConfigError, guess
+from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.file import FOLDER, SUFFIX, Torn, stage_of_file
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.settled import Settled
+from etlstage.pipeline.delivery.position import POSITIONS
+from etlstage.protocol.registry import dialect_from_plain
+from etlstage.telemetry.terminal import harmless
+
+__all__ = ("Letters", "as_read", "chosen", "find", "ids_of", "one_of")
+
+NEEDED: Final = ("name", "extract", "load")
+"""Keys without which a file is no pipeline."""
+
+
+class Letters(NamedTuple):
+    """Where letters are looked for."""
+
+    place: Path
+    """What was given to the command."""
+    state: Path
+    """The state directory."""
+    settled: Settled
+    only: str | None = None
+    """The stage whose file it is, if it is one."""
+    stages: list[str] | None = None
+    """Names that a letter's stage may have; None if nobody knows them."""
+
+
+def find(place: Path, changes: Changes) -> Letters:
+    """
+    Return where the letters are that ``place`` stands for.
+
+    Args:
+        place: A pipeline file, its state directory, or a file of dead letters.
+        changes: What is laid over the pipeline.
+
+    Raises:
+        ConfigError: If there is no such place, or there is no pipeline that could be
+            changed.
+        StateUnusable: If it is not known what became of letters.
+
+    """
+    letters = place.suffix == SUFFIX and place.is_file()
+    if (letters or place.is_dir()) and changes != UNCHANGED:
+        raise ConfigError(f"--overlay and --set need a pipeline file, got {place}")
+    if letters:
+        folder = place.absolute().parent
+        return Letters(place, folder.parent, Settled(folder), stage_of_file(place))
+    if place.is_dir():
+        state = _checked_state(place)
+        return Letters(place, state, Settled(state / FOLDER))
+    document = _pipeline(place, changes)
+    state = state_folder(document)
+    settled = Settled(state / FOLDER)
+    # A stage may have had another name when its letters were written.
+    names = [name for _, name in stage_names(document.data)]
+    stages = list(dict.fromkeys([*names, *settled.stages]))
+    return Letters(place, state, settled, stages=stages)
+
+
+def chosen(found: Letters, stage: str | None) -> Iterator[DeadLetter]:
+    """
+    Yield the letters of a stage, or all; tell of those that are torn.
+
+    Raises:
+        ConfigError: If the pipeline has no such stage, or a file can't be read.
+
+    """
+    if stage is not None and found.stages is not None:
+        _check_stage(stage, found.stages)
+    wanted = [name for name in (found.only, stage) if name is not None]
+    stages = found.settled.stages
+    return _letters(found, [s for s in stages if all(s == name for name in wanted)])
+
+
+def ids_of(
+    found: Letters, numbers: Sequence[str], stage: str | None
+) -> set[str] | None:
+    """
+    Return the ids of the letters that are meant; None for all.
+
+    Args:
+        found: Where to look.
+        numbers: Their ids, or beginnings that no others have; empty: all.
+        stage: The only stage to look at, or None.
+
+    Raises:
+        ConfigError: If an id stands for no letter or for several.
+
+    """
+    if not numbers:
+        return None
+    return {one_of(found, number, stage).id for number in numbers}
+
+
+def one_of(found: Letters, number: str, stage: str | None = None) -> DeadLetter:
+    """Return the letter of an id, or of its beginning; raises as :func:`ids_of`."""
+    letter: DeadLetter | None = None
+    ids: list[str] = []
+    for other in chosen(found, stage):
+        if other.id == number:
+            return other
+        if number and other.id.startswith(number):
+            letter = other
+            if len(ids) < 4:
+                ids.append(other.id)
+    if letter is None:
+        became = found.settled.became(number)
+        if became is not None:
+            gone = {"passed": "has passed in a retry", "dropped": "was dropped"}
+            raise ConfigError(f"dead letter {number!r} {gone[became]}")
+        of = f" of stage {stage}" if stage is not None else ""
+        raise ConfigError(
+            f"there is no dead letter {number!r}{of}; see 'etlstage dlq ls"
+            f" {found.place}'"
+        )
+    if len(ids) > 1:
+        several = ", ".join(ids[:3]) + ("..." if len(ids) > 3 else "")
+        raise ConfigError(f"several dead letters begin with {number!r}: {several}")
+    return letter
+
+
+def as_read(letter: DeadLetter) -> bytes:
+    """Return what the stage's worker must read to answer the message."""
+    dialect = letter.config.get("dialect")
+    if dialect is None:
+        return letter.message  # a load stage without workers
+    return dialect_from_plain(dialect).raw([letter.message])
+
+
+def _check_stage(stage: str, known: Sequence[str]) -> None:
+    if stage not in known:
+        raise ConfigError(
+            f"there is no stage {stage!r}{guess(stage, known)},"
+            f" the stages are {', '.join(known)}"
+        )
+
+
+def _pipeline(path: Path, changes: Changes) -> Document:
+    """Return a pipeline file of which little need be right."""
+    document = read(path, changes)
+    # The rest may be wrong, or want variables that are not set here.
+    ours = [p for p in document.problems if p.loc[:1] in ((), ("name",), ("state",))]
+    document.problems[:] = ours
+    document.check()
+    missing = [key for key in NEEDED if key not in document.data]
+    if missing:
+        raise ConfigError(
+            f"{path}: is not a pipeline: it has no key {' and no key '.join(missing)}"
+        )
+    return document
+
+
+def _checked_state(folder: Path) -> Path:
+    """Return the state directory that is ``folder``, or that holds it."""
+    if folder.name == FOLDER:
+        return folder.absolute().parent
+    if (folder / FOLDER).is_dir() or any(folder.glob(POSITIONS)):
+        return folder
+    inside = folder / "pipeline.yaml"
+    hint = f" (did you mean {inside}?)" if inside.is_file() else ""
+    raise ConfigError(f"{folder}: is not the state directory of a pipeline{hint}")
+
+
+def _letters(found: Letters, stages: Sequence[str]) -> Iterator[DeadLetter]:
+    for stage in stages:
+        try:
+            for letter in found.settled.letters(stage):
+                if isinstance(letter, Torn):
+                    typer.echo(
+                        f"etlstage: warning: {harmless(str(letter.path))}:{letter.line}:"
+                        f" skipped a truncated record of {counted(letter.size, 'byte')}",
+                        err=True,
+                    )
+                else:
+                    yield letter
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            path = error.filename or found.state
+            raise ConfigError(f"{path}: can't be read: {said}") from None

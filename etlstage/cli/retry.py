@@ -1,0 +1,161 @@
+"""
+``etlstage dlq retry``: dead letters through their stage, and on into the load.
+
+It works through the letters stage by stage, some thousands at a time. When these are
+through and what they became is durable, that is recorded: a retry that was interrupted
+goes on behind the last record. What fails further on is a new dead letter, and waits
+for the next retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import anyio
+
+from etlstage.cli.closing import EXIT_CODES
+from etlstage.cli.failure import FAILED, show_error
+from etlstage.cli.letters import Letters, chosen, find, ids_of
+from etlstage.cli.logs import configure
+from etlstage.cli.run import watch
+from etlstage.cli.screen import Screen
+from etlstage.cli.signals import Signals
+from etlstage.cli.verbosity import Verbosity
+from etlstage.config.build import Retries
+from etlstage.config.reading import Changes
+from etlstage.errors import ConfigError, guess
+from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.retry import Retry, chunks
+from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.report import Report
+
+__all__ = ("retry_letters",)
+
+
+def retry_letters(
+    file: Path,
+    changes: Changes,
+    numbers: Sequence[str],
+    *,
+    stage: str | None,
+    verbosity: Verbosity,
+) -> int:
+    """
+    Run dead letters of a pipeline again; return the exit code.
+
+    Args:
+        file: The pipeline.
+        changes: What is laid over it.
+        numbers: The letters' ids, or beginnings that no others have; empty: all.
+        stage: The only stage to look at, or None.
+        verbosity: How much is told, and how.
+
+    Raises:
+        ConfigError: If the file is wrong, there are no such letters, or their stage is
+            no longer in the file.
+        StateUnusable: If a run has the state directory, or nothing can be recorded.
+
+    """
+    retries = Retries(file, changes)
+    # Nothing is made where nothing is.
+    if not retries.state.exists():
+        return _nothing(stage)
+    with Delivery(retries.state), Signals() as signals:
+        found = find(file, changes)
+        wanted = ids_of(found, numbers, stage)
+        stages = {letter.stage for letter in _wanted(found, stage, wanted)}
+        if not stages:
+            return _nothing(stage)
+        _check(file, stages, retries.stages)
+        work = _Work(retries, signals, verbosity)
+        try:
+            for name in (name for name in retries.stages if name in stages):
+                for chunk in chunks(_wanted(found, name, wanted)):
+                    work.do(Retry(chunk, found.settled.next + work.recorded))
+                    if work.ended:
+                        return work.close(file)
+        finally:
+            work.release()
+    return work.close(file)
+
+
+class _Work:
+    """What a retry has done so far."""
+
+    def __init__(
+        self, retries: Retries, signals: Signals, verbosity: Verbosity
+    ) -> None:
+        self._retries = retries
+        self._signals = signals
+        self._verbosity = verbosity
+        self._report: Report | None = None
+        self._passed = self._again = self._new = 0
+        self.recorded = 0
+        """Attempts whose outcome is recorded."""
+        self.ended = False
+        """Whether something went wrong, or a signal came."""
+
+    def do(self, retry: Retry) -> None:
+        """Run some letters, and record what became of them."""
+        err, verbosity = Screen(stderr=True), self._verbosity
+        pipeline = self._retries.pipeline(retry)
+        configure(err, verbosity, secrets=pipeline.secrets)
+        self._report = report = watch(pipeline, self._signals, err, verbosity)
+        if report.status in ("done", "drained"):
+            retry.record(self._retries.state)
+            self.recorded += 1
+            self._passed += len(retry.passed)
+            self._again += len(retry.again)
+            self._new += len(retry.new)
+        self.ended = report.status != "done"
+
+    def release(self) -> None:
+        """Let go of Spark, if it was needed."""
+        error = self._report.error if self._report is not None else None
+        anyio.run(self._retries.release, error)
+
+    def close(self, file: Path) -> int:
+        """Tell what became of the letters; return the exit code."""
+        report, again, new = self._report, self._again, self._new
+        assert report is not None
+        if report.error is not None:
+            show_error(
+                report.error, debug=self._verbosity.debug, secrets=report.secrets
+            )
+        said = [f"{counted(self._passed, 'dead letter')} passed"]
+        said += [f"{again:,} failed again"] if again else []
+        said += [f"{counted(new, 'new dead letter')} further on"] if new else []
+        screen = Screen()
+        screen.tell(", ".join(said))
+        if again or new:
+            screen.tell(f"to see what is left: etlstage dlq ls {file}")
+        if report.status == "drained":
+            screen.tell("drained after a signal; run it again for the rest")
+        return EXIT_CODES[report.status] or (FAILED if again or new else 0)
+
+
+def _wanted(
+    found: Letters, stage: str | None, ids: Collection[str] | None
+) -> Iterator[DeadLetter]:
+    return (x for x in chosen(found, stage) if ids is None or x.id in ids)
+
+
+def _nothing(stage: str | None) -> int:
+    of = f" of stage {stage}" if stage is not None else ""
+    Screen().tell(f"no dead letters{of}: nothing to retry")
+    return 0
+
+
+def _check(file: Path, stages: Collection[str], known: Sequence[str]) -> None:
+    """Assert that the file has the stages of the letters."""
+    problems = [
+        f"{file} has no stage {name!r}{guess(name, known)}, of which there are dead"
+        f" letters: give the stage this name again, choose others by --stage, or see"
+        f" 'etlstage dlq drop --help'"
+        for name in sorted(stages)
+        if name not in known
+    ]
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,72 @@
+"""What a run has in place of what its file says, when it is no ordinary run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from etlstage.config.model import PipelineKeys
+from etlstage.config.stages import StageKeys
+from etlstage.pipeline.interfaces import Sink
+from etlstage.stage import ErrorBudget
+
+__all__ = ("Trial", "retried_keys")
+
+K = TypeVar("K", bound=StageKeys)
+
+
+class Trial(NamedTuple):
+    """
+    What a run on trial has in place of what the file says.
+
+    It neither loads nor stores anything where real runs do, and it ends: extraction
+    begins where it would for the first time, and is not repeated.
+    """
+
+    engine: str
+    """What runs the stages."""
+    state: Path
+    """Where positions and dead letters go: a folder that only this run has."""
+    sink: Sink
+    """Takes what would be loaded."""
+
+    def keys(self, keys: PipelineKeys) -> PipelineKeys:
+        """Return the keys of a file as they are on trial."""
+        changes: dict[str, Any] = {
+            "engine": self.engine,
+            "state": str(self.state),
+            "extract": replace(keys.extract, every=None),
+            "dead_letters": None,
+        }
+        return replace(keys, **changes)
+
+
+def retried_keys(keys: PipelineKeys, number: int) -> PipelineKeys:
+    """
+    Return the keys of a file as they are for a retry of its dead letters.
+
+    Its stages run here, refuse what they want without an end, and what they make is
+    added to what is there. A stream has a folder for each of its epochs: there a retry
+    has one, too, which is replaced as a whole until the retry is recorded.
+
+    Args:
+        keys: Those of the file.
+        number: Of the retry.
+
+    """
+    load = _lenient(keys.load)
+    if load.spark is not None:
+        sink = replace(load.spark, mode="append")
+        if keys.engine == "streaming" and sink.path is not None:
+            path = f"{sink.path}/epoch=retry-{number}"
+            sink = replace(sink, path=path, mode="overwrite")
+        load = replace(load, spark=sink)
+    stages = tuple(_lenient(stage) for stage in keys.transform)
+    return replace(keys, engine="local", transform=stages, load=load, dead_letters=None)
+
+
+def _lenient(keys: K) -> K:
+    policy = replace(keys.on_error, then="dead_letter", budget=ErrorBudget())
+    changed: Any = {"written": {**keys.written, "on_error": policy}}
+    return replace(keys, **changed)

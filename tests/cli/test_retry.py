@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from etlstage.pipeline.delivery.delivery import Delivery
+from tests.cli.conftest import Etlstage, worker
+
+pytestmark = pytest.mark.process
+
+BROKEN = """\
+    import sys
+    from pathlib import Path
+    for line in sys.stdin.buffer:
+        if line.strip() in Path("bad").read_bytes().split():
+            sys.stdout.buffer.write(b"not this one\\x15")
+        else:
+            sys.stdout.buffer.write(line.strip() + b"!\\n\\0")
+        sys.stdout.flush()
+"""
+SEE = "to see what is left: etlstage dlq ls pipeline.yaml\n"
+PIPELINE = """\
+name: letters
+extract: {worker: {command: [printf, 'a\\nb\\nc\\nd\\n']}}
+transform:
+  - {name: one, worker: {command: [python, broken.py]}, on_error: &few {budget: 3}}
+  - {name: two, worker: {command: [python, broken.py]}, on_error: *few}
+load: {worker: {command: [python, keep.py]}}
+"""
+
+
+@pytest.fixture
+def failed(tmp_path: Path, pipeline: Path, etlstage: Etlstage) -> Path:
+    """Run a pipeline whose workers do not like some messages."""
+    worker(tmp_path / "broken.py", BROKEN)
+    pipeline.write_text(PIPELINE)
+    (tmp_path / "bad").write_text("b c")
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+    return pipeline
+
+
+def listed(etlstage: Etlstage) -> list[tuple[str, str, int]]:
+    """Return the id, the stage and the number of attempts of each letter."""
+    lines = etlstage("dlq", "ls", "pipeline.yaml", "--json").stdout.splitlines()
+    found = map(json.loads, lines)
+    return [(x["id"], x["stage"], len(x["attempts"])) for x in found]
+
+
+@pytest.mark.usefixtures("failed")
+def test_retry(etlstage: Etlstage, tmp_path: Path) -> None:
+    """Through their stage and on: each is loaded once, or stays (issue 14)."""
+    assert [attempts for _, _, attempts in listed(etlstage)] == [1, 1]
+    (tmp_path / "bad").write_text("c b!")
+    again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
+    assert (again.returncode, again.stdout) == (
+        1,
+        f"1 dead letter passed, 1 failed again, 1 new dead letter further on\n{SEE}",
+    )
+    (kept, one, attempts), (new, two, _) = listed(etlstage)
+    assert (one, two, attempts) == ("one", "two", 2)
+    assert (tmp_path / "loaded.txt").read_text() == "a!!\nd!!\n"
+    (tmp_path / "bad").write_text("")
+    passed = etlstage("dlq", "retry", "pipeline.yaml", new, "-q")
+    assert (passed.returncode, passed.stdout) == (0, "1 dead letter passed\n")
+    assert (tmp_path / "loaded.txt").read_text() == "a!!\nd!!\nb!!\n"
+    assert [id_ for id_, _, _ in listed(etlstage)] == [kept]
+    twice = etlstage("dlq", "retry", "pipeline.yaml", new)
+    assert twice.returncode == 2
+    assert twice.stderr.endswith(f"dead letter '{new}' has passed in a retry\n")
+
+
+@pytest.mark.usefixtures("failed")
+def test_retry_that_can_not_be(
+    etlstage: Etlstage, failed: Path, tmp_path: Path
+) -> None:
+    """Nothing is started, and it is said what to do (issue 14)."""
+    nothing = etlstage("dlq", "retry", "pipeline.yaml", "--stage", "two")
+    said = "no dead letters of stage two: nothing to retry\n"
+    assert (nothing.returncode, nothing.stdout) == (0, said)
+    with Delivery(tmp_path / ".etlstage" / "letters"):
+        result = etlstage("dlq", "retry", "pipeline.yaml")
+    assert result.returncode == 1
+    assert "another run uses the state directory" in result.stderr
+    failed.write_text(PIPELINE.replace("name: one", "name: won"))
+    result = etlstage("dlq", "retry", "pipeline.yaml")
+    assert result.returncode == 2
+    assert "has no stage 'one' (did you mean 'won'?), of which" in result.stderr
+
+
+@pytest.mark.usefixtures("failed")
+def test_drop_and_export(etlstage: Etlstage, tmp_path: Path) -> None:
+    """A copy first, for us alone; all are dropped only when it is confirmed."""
+    written = etlstage("dlq", "export", "pipeline.yaml", "--to", "x", "--raw")
+    assert (written.returncode, written.stdout) == (0, "2 dead letters written to x\n")
+    assert (tmp_path / "x").read_bytes() == b"b\nc\n"
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
+    taken = etlstage("dlq", "export", "pipeline.yaml", "--to", "x")
+    assert (taken.returncode, taken.stderr) == (
+        2,
+        "etlstage: error: x exists already\n",
+    )
+    first, _ = (id_ for id_, _, _ in listed(etlstage))
+    assert (
+        etlstage("dlq", "export", "pipeline.yaml", first, "--to", "y").returncode == 0
+    )
+    assert json.loads((tmp_path / "y").read_text())["id"] == first
+    assert etlstage("dlq", "drop", "pipeline.yaml", given="n\n").returncode != 0
+    dropped = etlstage("dlq", "drop", "pipeline.yaml", first)
+    assert (dropped.returncode, dropped.stdout) == (0, "1 dead letter dropped\n")
+    dropped = etlstage("dlq", "drop", "pipeline.yaml", given="y\n")
+    assert dropped.stdout.endswith("1 dead letter dropped\n")
+    assert listed(etlstage) == []
