@@ -13,10 +13,9 @@ from etlstage.cli.failure import FAILED
 from etlstage.cli.junit import Case, junit, write
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, program_of
+from etlstage.cli.subject import Options, Program, program_of
 from etlstage.errors import ConfigError
 from etlstage.supervisor.spawn import command_line
-from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.suite import (
     Finding,
     Subject,
@@ -65,20 +64,22 @@ def check(
 
     def show(finding: Finding) -> None:
         for line in () if as_json else finding.lines():
-            screen.tell(harmless(line))
+            screen.tell(program.shown(line))
 
     async def main() -> list[Finding]:
         return await check_worker(subject, found=show)
 
     with interruptible():
         findings = anyio.run(main)
-    command = command_line(program.stage)
+    command = program.secrets.conceal(command_line(program.stage))
     if as_json:
-        screen.tell(json.dumps(_plain(command, findings), indent=2))
+        plain = program.secrets.concealed(_plain(command, findings))
+        screen.tell(json.dumps(plain, indent=2))
     else:
         screen.tell(summary(findings))
     if junit_file is not None:
-        write(junit_file, junit(f"check: {command}", [*map(_case, findings)]))
+        cases = [_case(finding, program) for finding in findings]
+        write(junit_file, junit(f"check: {command}", cases))
     failed = any(finding.verdict is Verdict.FAILED for finding in findings)
     return FAILED if failed else 0
 
@@ -125,12 +126,13 @@ def _plain(command: str, findings: Sequence[Finding]) -> dict[str, object]:
     }
 
 
-def _case(finding: Finding) -> Case:
+def _case(finding: Finding, program: Program) -> Case:
     case = Case(finding.check.name, finding.seconds)
-    text = "\n".join(finding.lines())
+    text = program.secrets.conceal("\n".join(finding.lines()))
     match finding.verdict:
         case Verdict.FAILED:
-            return case._replace(failures=[(finding.reason, text)])
+            reason = program.secrets.conceal(finding.reason)
+            return case._replace(failures=[(reason, text)])
         case Verdict.NOT_APPLICABLE:
             return case._replace(skipped=finding.reason)
         case Verdict.ADVICE:

@@ -7,30 +7,41 @@ And ``etlstage replay`` without a file: all that were found, once more. Exit cod
 
 from __future__ import annotations
 
+import json
 import secrets
-import shlex
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 from rich.live import Live
 from rich.text import Text
 
+from etlstage.cli.check import drop, lines_of
 from etlstage.cli.failure import FAILED
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, program_of
+from etlstage.cli.subject import Options, Program, program_of
+from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
-from etlstage.messages import counted
+from etlstage.messages import StageKind, counted
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
+from etlstage.testing.check.subject import examine_sample
 from etlstage.testing.fuzzing.case import CaseFailed
-from etlstage.testing.fuzzing.failures import FOLDER, Failure, Failures
+from etlstage.testing.fuzzing.failures import FOLDER, Failure, Failures, Origin
 from etlstage.testing.fuzzing.oracle import Oracles, model_of
 
 try:
     from etlstage.testing.fuzzing.fuzz import Budget, Fuzzer, Progress, cases
-    from etlstage.testing.strategies import MARKER_SETS, json_messages, messages
+    from etlstage.testing.strategies import (
+        MARKER_SETS,
+        json_messages,
+        json_messages_like,
+        messages,
+        messages_like,
+    )
 except ModuleNotFoundError as _error:
     if _error.name != "hypothesis":
         raise
@@ -38,18 +49,27 @@ except ModuleNotFoundError as _error:
         "fuzz needs Hypothesis: pip install 'etlstage[testing]'"
     ) from None
 
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
 __all__ = ("Wanted", "fuzz", "replay_failures")
 
 _SURE: Final = 3
 """How often a case has to pass before it is dropped."""
 _SIZE: Final = 3
+"""Messages of a batch, at most, if nobody has said how many one holds."""
+_OF_OUTPUTS: Final[Mapping[str, str]] = {
+    "one_output": "--expect-one-output",
+    "json_out": "--json-out",
+    "idempotent": "--idempotent",
+}
 
 
 class Wanted(NamedTuple):
     """What the command line says of a worker."""
 
-    batch: str | None
-    markers: str | None
+    options: Options
+    sample: Path | None
     vary_markers: bool
     json_in: bool
     timeout: float
@@ -57,7 +77,7 @@ class Wanted(NamedTuple):
 
 
 def fuzz(
-    command: Sequence[str],
+    words: Sequence[str],
     wanted: Wanted,
     *,
     max_examples: int,
@@ -68,44 +88,28 @@ def fuzz(
     Look for a case that fails; return the exit code.
 
     Args:
-        command: The worker.
+        words: The command of the worker; or with a stage, the file that has it.
         wanted: What it speaks, and what must be true of it.
         max_examples: Cases that are tried, at most.
         seconds: How long is searched, at most.
         seed: What the cases are drawn from; None: a new one.
 
     Raises:
-        ConfigError: If something in the command line is wrong.
+        ConfigError: If something in the command line, or in the file, is wrong.
         WorkerStartFailed: If the program can't be run.
 
     """
-    structlog.configure(processors=[_drop])
-    out, kept = Screen(), Failures()
-    options = Options(batch=wanted.batch, markers=wanted.markers)
-    dialect = program_of(command, options).stage.dialect
-    stage = Stage(name="worker", command=tuple(command), dialect=dialect)
-    full = int((wanted.batch or "").partition(":")[2] or _SIZE)
-    size = full if dialect.shape.batches else 0
-    oracles = wanted.oracles
-    if oracles.model:
-        model_of(oracles.model)
+    structlog.configure(processors=[drop])
+    out = Screen()
+    program = program_of(words, wanted.options)
+    _examine(program.stage, wanted.oracles)
+    fuzzer = _fuzzer(program.stage, wanted)
+    kept = Failures(find=_find)
+    origin = Origin(tuple(words), wanted.options.stage)
     with interruptible():
-        if _still_fails(out, kept, command):
+        if _still_fails(out, kept, origin, program):
             return FAILED
         seed = secrets.randbelow(10**6) if seed is None else seed
-        fuzzer = Fuzzer(
-            stage,
-            cases(
-                dialect,
-                size=full,
-                speaking=MARKER_SETS if wanted.vary_markers else (),
-                drawn=json_messages if wanted.json_in else messages,
-            ),
-            oracles,
-            size=size,
-            as_json=wanted.json_in,
-            timeout=wanted.timeout,
-        )
         with _progress() as tell, fuzzer.running():
             fuzzer.tell = tell
             found = fuzzer.search(Budget(max_examples, seconds, seed))
@@ -114,10 +118,16 @@ def fuzz(
     if found is None:
         out.tell(f"passed: {tried} (seed {seed})")
         return 0
-    failure = kept.keep(
-        Failure(stage, found.case, oracles, found.failure.kind, wanted.timeout)
+    failure = Failure(
+        program.stage,
+        origin,
+        found.case,
+        wanted.oracles,
+        found.failure.kind,
+        wanted.timeout,
     )
-    _show(out, failure, found.failure)
+    kept_as = kept.keep(failure, program.secrets)
+    _show(out, kept_as, found.failure, program)
     shortened = f", {done.tries:,} more to make it short" if done.tries else ""
     out.tell(f"found after {tried}{shortened} (seed {seed})")
     if not found.steady:
@@ -125,10 +135,69 @@ def fuzz(
     return FAILED
 
 
+def _examine(stage: Stage, oracles: Oracles) -> None:
+    """Raise ConfigError for what can't be asked of such a worker."""
+    if stage.kind is StageKind.EXTRACT:
+        raise ConfigError(
+            "fuzz draws messages, and an extract worker is given none; 'etlstage check'"
+            " looks whether its ranges fit together, and come again after a kill"
+        )
+    if stage.kind is StageKind.LOAD:
+        for name, option in _OF_OUTPUTS.items():
+            if getattr(oracles, name):
+                raise ConfigError(f"{option}: a load worker has no outputs")
+    if oracles.model:
+        model_of(oracles.model)
+
+
+def _fuzzer(stage: Stage, wanted: Wanted) -> Fuzzer:
+    sample = lines_of(wanted.sample) if wanted.sample is not None else ()
+    examine_sample(stage, sample)
+    if wanted.json_in:
+        for number, message in enumerate(sample, 1):
+            _examine_json(message, number)
+    drawn: Callable[..., st.SearchStrategy[bytes]] = (
+        json_messages if wanted.json_in else messages
+    )
+    if sample:
+        like = json_messages_like if wanted.json_in else messages_like
+        drawn = partial(like, sample)
+    _, _, written = (wanted.options.batch or "").partition(":")
+    full = stage.batch.size if written or wanted.options.stage else _SIZE
+    dialect = stage.dialect
+    return Fuzzer(
+        stage,
+        cases(
+            dialect,
+            size=full if written else min(full, _SIZE),
+            full=full,
+            speaking=MARKER_SETS if wanted.vary_markers else (),
+            drawn=drawn,
+        ),
+        wanted.oracles,
+        size=full if dialect.shape.batches else 0,
+        as_json=wanted.json_in,
+        timeout=wanted.timeout,
+    )
+
+
+def _examine_json(message: bytes, number: int) -> None:
+    try:
+        json.loads(message)
+    except ValueError as error:
+        raise ConfigError(
+            f"message {number} of the sample is no JSON document: {error}"
+        ) from None
+
+
+def _find(file: str, stage: str) -> Stage:
+    return stage_from_yaml(file, stage)
+
+
 def replay_failures() -> int:
     """Play all cases that are kept; return the exit code."""
-    structlog.configure(processors=[_drop])
-    out, failed, all_kept = Screen(), 0, list(Failures())
+    structlog.configure(processors=[drop])
+    out, failed, all_kept = Screen(), 0, list(Failures(find=_find))
     with interruptible():
         for kept in all_kept:
             failure = kept.play(_SURE)
@@ -136,7 +205,7 @@ def replay_failures() -> int:
             said = (
                 f"FIXED  {kept.kind}" if failure is None else f"FAILED {failure.what}"
             )
-            where = f"({kept.path.stem}; {shlex.join(kept.stage.command)})"
+            where = f"({kept.path.stem}; {kept.origin})"
             out.tell(f"{harmless(said)} {harmless(where)}")
     count = len(all_kept)
     fixed = f"{count - failed:,} fixed, {failed:,} failed"
@@ -144,21 +213,19 @@ def replay_failures() -> int:
     return FAILED if failed else 0
 
 
-def _still_fails(out: Screen, failures: Failures, command: Sequence[str]) -> bool:
+def _still_fails(
+    out: Screen, failures: Failures, origin: Origin, program: Program
+) -> bool:
     """Play what failed before; drop what does not any more."""
-    for kept in list(failures.of(command)):
+    for kept in list(failures.of(origin)):
         failure = kept.play(_SURE)
         if failure is not None:
             out.tell("what was found before still fails:")
-            _show(out, kept, failure)
+            _show(out, kept, failure, program)
             return True
         kept.drop()
         out.tell(f"fixed: {kept.kind} ({kept.path.stem})")
     return False
-
-
-def _drop(*_: object) -> str:
-    raise structlog.DropEvent
 
 
 # --- what is shown -------------------------------------------------------------------
@@ -186,16 +253,16 @@ class _progress:  # noqa: N801 - used as a function
             self._live.update(Text(said))
 
 
-def _show(out: Screen, failure: Failure, failed: CaseFailed) -> None:
+def _show(out: Screen, failure: Failure, failed: CaseFailed, program: Program) -> None:
     said = failed.what if failed.kind.of_any else f"{failed.kind}: {failed.what}"
-    out.tell(harmless(f"FAILED {said}"))
+    out.tell(program.shown(f"FAILED {said}"))
     out.tell("")
     out.tell("the shortest messages, as they are written; | is where a write ends:")
     for line in failure.written():
         out.tell(f"  {line}")
     out.tell("")
     out.tell("what went both ways:")
-    out.tell(failed.transcript)
+    out.tell(program.secrets.conceal(failed.transcript))
     out.tell("")
     out.tell(f"kept in {failure.recording}: 'etlstage replay' plays it")
     out.tell("in Python:")

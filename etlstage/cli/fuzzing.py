@@ -6,6 +6,16 @@ from typing import Annotated
 
 import typer
 
+from etlstage.cli.arguments import (
+    Batch,
+    Kind,
+    Markers,
+    Sample,
+    StageName,
+    Timeout,
+    Words,
+)
+
 __all__ = ("fuzzing",)
 
 fuzzing: typer.Typer = typer.Typer(add_completion=False)
@@ -13,24 +23,13 @@ fuzzing: typer.Typer = typer.Typer(add_completion=False)
 
 @fuzzing.command("fuzz")
 def _fuzz(
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="-- COMMAND...", help="The worker, behind --."),
-    ],
+    words: Words,
     *,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DRIVER[:SIZE]",
-            help="It answers batches, which the supervisor or the worker closes.",
-        ),
-    ] = None,
-    markers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=TEXT,...", help=r"Its markers, as in eom=\x1e,eop=\0."
-        ),
-    ] = None,
+    kind: Kind = None,
+    batch: Batch = None,
+    markers: Markers = None,
+    stage: StageName = None,
+    sample: Sample = None,
     vary_markers: Annotated[
         bool,
         typer.Option(
@@ -49,12 +48,7 @@ def _fuzz(
             metavar="N", help="Try the same cases as the run that told this number."
         ),
     ] = None,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=0.1, help="How long a reply, and the exit, may take."
-        ),
-    ] = 5.0,
+    timeout: Timeout = 5.0,
     one_output: Annotated[
         bool,
         typer.Option("--expect-one-output", help="Each message has one output."),
@@ -92,10 +86,13 @@ def _fuzz(
     Look for messages, and cuts of their bytes, that a worker does not stand.
 
     It must answer, keep to the protocol, and end well; what else must be true, say so.
+    Let one that loads do so where it does no harm.
     """
     from etlstage.cli.fuzz import Wanted, fuzz
+    from etlstage.cli.subject import Options
     from etlstage.testing.fuzzing.oracle import Oracles
 
     oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
-    wanted = Wanted(batch, markers, vary_markers, json_in, timeout, oracles)
-    return fuzz(command, wanted, max_examples=max_examples, seconds=seconds, seed=seed)
+    options = Options(kind, batch, markers=markers, stage=stage)
+    wanted = Wanted(options, sample, vary_markers, json_in, timeout, oracles)
+    return fuzz(words, wanted, max_examples=max_examples, seconds=seconds, seed=seed)

@@ -7,21 +7,20 @@ What is said of it has the names of the pipeline file, and is read as it is ther
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from etlstage.config.loader import load
-from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys, TransformKeys
-from etlstage.config.reading import Changes
-from etlstage.config.rules import stage_names
+from etlstage.config.lookup import StageFile
+from etlstage.config.model import ExtractKeys, LoadKeys, TransformKeys
 from etlstage.config.stages import StageKeys, stage_of, stage_section
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
+from etlstage.pipeline.secret import Secrets
 from etlstage.settings.problem import Invalid, Loc
-from etlstage.stage import PoolPolicy, Stage
+from etlstage.stage import Stage
+from etlstage.telemetry.terminal import harmless
 
-__all__ = ("Options", "Program", "program_of", "stages_of")
+__all__ = ("Options", "Program", "program_of")
 
 _KEYS: Final[Mapping[str, type[StageKeys]]] = {
     "transform": TransformKeys,
@@ -56,6 +55,12 @@ class Program(NamedTuple):
     stage: Stage
     ranges: bool
     """Whether it is asked for ranges of offsets."""
+    secrets: Secrets
+    """What is not to be shown of the file that has it."""
+
+    def shown(self, text: str) -> str:
+        """Return what is said of it as it may be shown on a terminal."""
+        return harmless(self.secrets.conceal(text))
 
 
 def program_of(words: Sequence[str], options: Options) -> Program:
@@ -77,39 +82,11 @@ def program_of(words: Sequence[str], options: Options) -> Program:
         raise ConfigError(f"--{wrong} can't be used with --stage: the file says it")
     if len(words) != 1:
         raise ConfigError("--stage needs one FILE, and no command")
-    keys, all_ = stages_of(Path(words[0]))
-    found = {name: each for _, name, each in all_}.get(options.stage)
-    if found is None:
-        names = [name for _, name, _ in all_]
-        expected = guess(options.stage, names) or f", expected {' or '.join(names)}"
-        raise ConfigError(f"unknown stage {options.stage!r}{expected}")
-    if found[1] is None:
-        raise ConfigError(f"stage {options.stage} is a DataFrame, and has no worker")
-    offsets = keys.extract.offsets
+    file = StageFile.read(Path(words[0]))
+    stage = file.worker(options.stage)
+    offsets = file.keys.extract.offsets
     ranged = offsets is not None and offsets.by == "supervisor"
-    return Program(found[1], ranged and found[1].kind is StageKind.EXTRACT)
-
-
-def stages_of(
-    file: Path,
-) -> tuple[PipelineKeys, list[tuple[Loc, str, tuple[StageKeys, Stage | None]]]]:
-    """Return what a file says, and of each stage place, name, keys and worker."""
-    keys, document = load(file, Changes((), ()))
-    names = dict(stage_names(document.data))
-    all_: list[tuple[Loc, StageKeys]] = [
-        (("extract",), keys.extract),
-        *((("transform", i), each) for i, each in enumerate(keys.transform)),
-        (("load",), keys.load),
-    ]
-    made = []
-    for loc, each in all_:
-        stage = None
-        if each.written.get("worker") is not None:
-            stage = stage_of(each, names[loc], document.folder)
-            if stage.kind is not StageKind.EXTRACT:
-                stage = replace(stage, workers=PoolPolicy())
-        made.append((loc, names[loc], (each, stage)))
-    return keys, made
+    return Program(stage, ranged and stage.kind is StageKind.EXTRACT, file.secrets)
 
 
 def _of_command(words: Sequence[str], options: Options) -> Program:
@@ -138,9 +115,8 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
             f"{_option(problem.loc)}: {problem.say()}" for problem in error.problems
         )
         raise ConfigError(said) from None
-    return Program(
-        stage_of(keys, "worker", Path.cwd()), options.offsets == "supervisor"
-    )
+    stage = stage_of(keys, "worker", Path.cwd())
+    return Program(stage, options.offsets == "supervisor", Secrets())
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -15,7 +15,8 @@ from etlstage.cli.failure import FAILED
 from etlstage.cli.rows import Rows
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
-from etlstage.cli.subject import Options, Program, program_of, stages_of
+from etlstage.cli.subject import Options, Program, program_of
+from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys
 from etlstage.config.stages import StageKeys
 from etlstage.errors import ConfigError
@@ -111,7 +112,7 @@ async def _converse(
             await worker.close()
     except WorkerFailed as error:
         for line in f"FAIL   {error}".splitlines():
-            screen.tell(harmless(line))
+            screen.tell(program.shown(line))
         return FAILED
     return 0
 
@@ -176,12 +177,13 @@ async def _typed() -> AsyncGenerator[bytes, None]:
 
 async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, None]:
     """Yield what would reach a stage: what is extracted, through those before it."""
-    keys, stages = stages_of(file)
-    rows = Rows(keys.spark)
+    found = StageFile.read(file)
+    rows = Rows(found.keys.spark)
     try:
-        source = _extracted(stages[0][1], stages[0][2], folder, rows)
+        (extract, made), *others = found.stages.items()
+        source = _extracted(extract, made, folder, rows)
         before = []
-        for _, other, (_, stage) in stages[1:]:
+        for other, (_, stage) in others:
             if other == name:
                 break
             assert stage is not None

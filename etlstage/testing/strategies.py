@@ -33,8 +33,10 @@ __all__ = (
     "faults",
     "fragments",
     "json_messages",
+    "json_messages_like",
     "markers",
     "messages",
+    "messages_like",
     "offsets",
     "pipelines",
     "sendable",
@@ -134,6 +136,52 @@ def json_messages(markers: Markers | None = None) -> st.SearchStrategy[bytes]:
     )
     written = st.builds(_written, document, plain=st.booleans())
     return written.filter(lambda message: sendable(message, markers))
+
+
+def messages_like(
+    sample: Sequence[bytes], markers: Markers | None = None
+) -> st.SearchStrategy[bytes]:
+    """
+    Draw a message of a sample, as it is or with a few changes.
+
+    Args:
+        sample: What it begins from, where that may be sent with these markers.
+        markers: Those of the stage.
+
+    """
+    markers = markers or Markers()
+    known = [message for message in sample if sendable(message, markers)]
+    if not known:
+        return messages(markers)
+    one = st.sampled_from(known)
+    put = st.just(b"") | fragments(markers) | st.binary(max_size=4) | one
+    # Where, how many bytes go, and what comes in their place.
+    change = st.tuples(st.integers(0, max(map(len, known))), st.integers(0, 4), put)
+    changed = st.builds(_changed, one, st.lists(change, min_size=1, max_size=3))
+    return one | changed.filter(lambda message: sendable(message, markers))
+
+
+def json_messages_like(
+    sample: Sequence[bytes], markers: Markers | None = None
+) -> st.SearchStrategy[bytes]:
+    """
+    Draw a JSON document of a sample, as it is or with one of its parts changed.
+
+    Args:
+        sample: What it begins from, where that may be sent with these markers.
+        markers: Those of the stage.
+
+    """
+    markers = markers or Markers()
+    known = [message for message in sample if sendable(message, markers)]
+    others = json_messages(markers)
+    if not known:
+        return others
+    one = st.sampled_from(known)
+    changed = st.builds(
+        _replaced, one.map(json.loads), st.integers(0, 50), others.map(json.loads)
+    ).map(lambda document: _written(document, plain=True))
+    return one | changed.filter(lambda message: sendable(message, markers))
 
 
 def batches(
@@ -278,6 +326,24 @@ def sendable(message: bytes, markers: Markers) -> bool:
     framed = message + markers.eom
     named = markers.named.values()
     return not any(0 <= framed.find(marker) < len(message) for marker in named)
+
+
+def _changed(message: bytes, changes: Sequence[tuple[int, int, bytes]]) -> bytes:
+    for at, gone, put in changes:
+        message = message[:at] + put + message[at + gone :]
+    return message
+
+
+def _replaced(document: Any, number: int, put: object) -> object:  # noqa: ANN401 - JSON
+    """Return a document with one of its parts, by number, replaced."""
+    if isinstance(document, dict | list) and document:
+        whole = document if isinstance(document, dict) else dict(enumerate(document))
+        number, key = divmod(number, len(whole) + 1)
+        if key < len(whole):
+            name = [*whole][key]
+            whole = {**whole, name: _replaced(whole[name], number, put)}
+            return whole if isinstance(document, dict) else [*whole.values()]
+    return put
 
 
 def _written(document: object, *, plain: bool) -> bytes:

@@ -89,11 +89,89 @@ def test_model_is_found_beside_the_worker(etlstage: Etlstage, tmp_path: Path) ->
     )
 
 
+def test_stage_of_a_pipeline_is_fuzzed(
+    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+) -> None:
+    """With all that the file says of it; what is secret there is not kept (issue 12)."""
+    (tmp_path / "upper.py").write_text(
+        "import os\nassert os.environ['KEY'] == 'verysecret'\n"
+        + READS.format(how="upper")
+    )
+    text = pipeline.read_text().replace(
+        "[python, upper.py]}",
+        "[python, -S, upper.py, '${NAME}'], env: {KEY: '${SECRET}'}}",
+    )
+    pipeline.write_text(text)
+    env = {"NAME": "hiddenword", "SECRET": "verysecret"}
+    fuzz = ("fuzz", "--seed", "1", "pipeline.yaml", "--stage", "upper")
+
+    found = etlstage(*fuzz, env=env)
+
+    assert (found.returncode, found.stderr) == (1, "")
+    assert "  1. x | <EOM>\n" in found.stdout
+    assert "  from etlstage.config.lookup import stage_from_yaml\n" in found.stdout
+    call = "  verify(stage_from_yaml('pipeline.yaml', 'upper'), Case([Step("
+    assert call in found.stdout
+    kept = [*(tmp_path / ".etlstage" / "failures").iterdir()]
+    told = [found.stdout, *(path.read_text() for path in kept)]
+    assert len(told) == 3
+    assert not any(word in text for text in told for word in env.values())
+
+    assert etlstage(*fuzz, env=env).stdout.startswith("what was found before still")
+    played = etlstage("replay", env=env)
+    assert played.stdout.splitlines()[0].endswith("; pipeline.yaml --stage upper)")
+    pipeline.write_text(text.replace("name: upper", "name: shout"))
+    gone = etlstage("replay", env=env)
+    assert gone.returncode == 2
+    assert "unknown stage 'upper'" in gone.stderr
+
+
+def test_sample_is_begun_from(etlstage: Etlstage, tmp_path: Path) -> None:
+    """What no word leads to is found near a message of the sample (issue 12)."""
+    (tmp_path / "worker.py").write_text(
+        "import sys\n"
+        "for line in sys.stdin.buffer:\n"
+        "    if line.startswith(b'total;'):\n"
+        "        int(line[6:])\n"
+        "    sys.stdout.buffer.write(b'\\0')\n"
+        "    sys.stdout.flush()\n"
+    )
+    (tmp_path / "sample").write_text("total;17\ntotal;4\n")
+    worker = ("--", sys.executable, "-S", "worker.py")
+    found = etlstage("fuzz", "--seed", "1", "--sample", "sample", *worker)
+    assert found.returncode == 1
+    assert "  1. total;" in found.stdout
+    (tmp_path / "sample").write_text("one\n\0two\n")
+    wrong = etlstage("fuzz", "--sample", "sample", *worker)
+    assert wrong.returncode == 2
+    assert "message 2 of the sample: " in wrong.stderr
+
+
+def test_load_worker_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
+    """It has no outputs, so its model has none; nor has it refused (issue 12)."""
+    (tmp_path / "worker.py").write_text(LINES.replace("line.upper()", 'b""'))
+    (tmp_path / "model.py").write_text(
+        "from etlstage import worker\n"
+        "def keep(message):\n    pass\n"
+        "def sort(message):\n"
+        "    if b'x' in message:\n        raise worker.Refuse('x')\n"
+    )
+    more = ("--kind", "load", "--seed", "1", "--max-examples", "12", "--model")
+    worker = ("--", sys.executable, "-S", "worker.py")
+    kept = etlstage("fuzz", *more, "model:keep", *worker)
+    assert (kept.returncode, kept.stderr) == (0, "")
+    refused = etlstage("fuzz", *more, "model:sort", *worker)
+    assert "gave [] for b'x', but a refusal in the model\n" in refused.stdout
+    assert "kind='load', model='model:sort')\n" in refused.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--batch", "me"], "--batch: unknown driver 'me'"),
         (["--markers", "eom=,eop=x"], "marker eom is empty"),
+        (["--kind", "extract"], "an extract worker is given none; 'etlstage check'"),
+        (["--kind", "load", "--json-out"], "--json-out: a load worker has no outputs"),
         (["--model", "f"], "model is 'f', expected module:function"),
         (["--model", "json:nothing"], "model json:nothing: module 'json' has no"),
         ([], "no such program"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import find, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from etlstage.pipeline import Pipeline
@@ -18,7 +18,9 @@ from etlstage.testing.strategies import (
     batches,
     chunkings,
     json_messages,
+    json_messages_like,
     messages,
+    messages_like,
     offsets,
     pipelines,
     sendable,
@@ -40,6 +42,35 @@ def test_messages_may_be_sent(data: st.DataObject, markers: Markers) -> None:
     document = data.draw(json_messages(markers))
     json.loads(document)
     assert sendable(document, markers)
+
+
+@settings(max_examples=30)
+@given(st.data(), st.sampled_from(MARKER_SETS))
+def test_messages_like_a_sample_may_be_sent(
+    data: st.DataObject, markers: Markers
+) -> None:
+    """Where the sample itself may not be, others are drawn (issue 12)."""
+    sample = [b"EOM", b"a\n\nb"]
+    assert sendable(data.draw(messages_like(sample, markers)), markers)
+    document = data.draw(json_messages_like([b'{"EOM": [1, 2]}'], markers))
+    json.loads(document)
+    assert sendable(document, markers)
+
+
+def test_messages_like_a_sample_are_near_it() -> None:
+    """It as it is, or with some of its bytes, or of its parts, changed (issue 12)."""
+    once = settings(phases=[Phase.generate], database=None)
+    drawn = messages_like([b"total;17"])
+    assert find(drawn, lambda message: message == b"total;17", settings=once)
+    near = find(
+        drawn,
+        lambda message: message.startswith(b"total;") and message != b"total;17",
+        settings=once,
+    )
+    assert near.startswith(b"total;")
+    documents = json_messages_like([b'{"a": [1, 2], "b": 3}'])
+    found = find(documents, lambda message: b'"a": [1, null]' in message, settings=once)
+    assert json.loads(found) == {"a": [1, None], "b": 3}
 
 
 @given(st.data(), st.binary(max_size=20))

@@ -15,14 +15,16 @@ from typing import Final, NoReturn
 
 import anyio
 
+from etlstage.errors import ConfigError, MessageRefused
 from etlstage.messages import Run, counted
-from etlstage.protocol.base import Dialect, Shape
+from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.protocol.events import MessagesPassed
 from etlstage.stage.stage import Stage
 from etlstage.testing.conversation import Reply, WorkerUnderTest
 from etlstage.transport import Launch, launch_over_pipes
 from etlstage.transport.base import describe_status
 
-__all__ = ("MESSAGES", "Advice", "NotApplicable", "Subject")
+__all__ = ("MESSAGES", "Advice", "NotApplicable", "Subject", "examine_sample")
 
 MESSAGES: Final = tuple(
     b"one two three four five six seven eight nine ten eleven twelve".split()
@@ -40,6 +42,20 @@ class Advice(Exception):
 
 class NotApplicable(Exception):
     """Raised by a check that can't be made, with the reason."""
+
+
+def examine_sample(stage: Stage, sample: Sequence[bytes]) -> None:
+    """Raise ConfigError for a message of the sample that can't be sent."""
+    if stage.dialect.shape is Shape.STREAM:
+        return
+    for number, message in enumerate(sample, 1):
+        one = stage.dialect.one_by_one().open(
+            Side.SUPERVISOR, Limits(stage.max_message, stage.max_reply)
+        )
+        try:
+            one.send(MessagesPassed([message]))
+        except MessageRefused as error:
+            raise ConfigError(f"message {number} of the sample: {error}") from None
 
 
 @dataclass

@@ -19,11 +19,14 @@ import anyio
 
 from etlstage.errors import ConfigError, MessageRefused, WorkerStartFailed
 from etlstage.messages import StageKind, counted
-from etlstage.protocol.base import Limits, Shape, Side
-from etlstage.protocol.events import MessagesPassed
 from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.stage.stage import Stage
-from etlstage.testing.check.subject import Advice, NotApplicable, Subject
+from etlstage.testing.check.subject import (
+    Advice,
+    NotApplicable,
+    Subject,
+    examine_sample,
+)
 from etlstage.testing.conversation import WorkerFailed
 
 __all__ = (
@@ -232,17 +235,7 @@ def _examine(subject: Subject) -> None:
     """Raise ConfigError for a message of the sample that can't be sent."""
     if subject.stage.kind is StageKind.EXTRACT and subject.sample:
         raise ConfigError("a sample is for workers that are given messages")
-    if subject.shape is Shape.STREAM:
-        return
-    stage = subject.stage
-    for number, message in enumerate(subject.sample, 1):
-        one = subject.dialect.one_by_one().open(
-            Side.SUPERVISOR, Limits(stage.max_message, stage.max_reply)
-        )
-        try:
-            one.send(MessagesPassed([message]))
-        except MessageRefused as error:
-            raise ConfigError(f"message {number} of the sample: {error}") from None
+    examine_sample(subject.stage, subject.sample)
 
 
 async def _make(check: Check, subject: Subject, blocked: str) -> Finding:

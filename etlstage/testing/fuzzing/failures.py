@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 
 from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.pipeline.secret import Secrets
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
@@ -31,11 +34,24 @@ from etlstage.testing.recording.recording import Entry, Recording
 from etlstage.testing.transcript import cut
 from etlstage.transport import LaunchRequest, launch_over_pipes
 
-__all__ = ("FOLDER", "Failure", "Failures")
+__all__ = ("FOLDER", "Failure", "Failures", "Origin")
 
 FOLDER: Final = Path(".etlstage", "failures")
 _VERSION: Final = 1
 _DRIVERS: Final = {Mode.BATCH_SUPERVISOR: "supervisor", Mode.BATCH_WORKER: "worker"}
+
+
+class Origin(NamedTuple):
+    """Where a worker is said: on the command line, or in a pipeline file."""
+
+    words: tuple[str, ...]
+    """Its command; or the file."""
+    stage: str | None = None
+    """Its name in the file."""
+
+    def __str__(self) -> str:
+        said = shlex.join(self.words)
+        return said if self.stage is None else f"{said} --stage {self.stage}"
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,7 @@ class Failure:
 
     stage: Stage
     """Command and dialect."""
+    origin: Origin
     case: Case
     oracles: Oracles
     kind: Kind
@@ -88,16 +105,32 @@ class Failure:
         """Yield the lines of a program that fails as the case does."""
         case = self.case
         names = "Case, Step, verify" if case.steps else "Case, verify"
+        (*words,), name = self.origin
+        if name is not None:
+            yield "from etlstage.config.lookup import stage_from_yaml"
         if case.markers != Markers():
             yield "from etlstage.protocol.marker import Markers"
         yield f"from etlstage.testing import {names}"
         yield ""
+        given = self.oracles.given
+        worker = f"stage_from_yaml({words[0]!r}, {name!r})"
+        if name is None:
+            worker = repr(words)
+            given = {**self._more, **given}
+        more = "".join(f", {name}={value!r}" for name, value in given.items())
+        yield f"verify({worker}, {case!r}{more})"
+
+    @property
+    def _more(self) -> dict[str, object]:
+        """What there is to say of a command."""
         dialect = self.stage.dialect
         assert isinstance(dialect, MarkerDialect)
-        batch = {"batch": _DRIVERS[dialect.mode]} if dialect.mode in _DRIVERS else {}
-        given = {**batch, **self.oracles.given}
-        more = "".join(f", {name}={value!r}" for name, value in given.items())
-        yield f"verify({[*self.stage.command]!r}, {case!r}{more})"
+        more: dict[str, object] = {}
+        if dialect.mode in _DRIVERS:
+            more["batch"] = _DRIVERS[dialect.mode]
+        if self.stage.kind is StageKind.LOAD:
+            more["kind"] = self.stage.kind.value
+        return more
 
     def drop(self) -> None:
         """Forget it."""
@@ -111,34 +144,53 @@ class Failures:
 
     Args:
         folder: It is made when there is something to keep.
+        find: Returns a stage of a pipeline file.
 
     """
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(
+        self, folder: Path = FOLDER, *, find: Callable[[str, str], Stage]
+    ) -> None:
         self._folder = folder
+        self._find = find
 
     def __iter__(self) -> Iterator[Failure]:
         """Yield what is kept; raise ConfigError for a file that can't be read."""
-        for path in sorted(self._folder.glob("*.json")):
-            yield _read(path)
+        for path in self._paths():
+            plain, origin = _read(path)
+            yield self._made(path, plain, origin)
 
-    def of(self, command: Sequence[str]) -> Iterator[Failure]:
+    def of(self, wanted: Origin) -> Iterator[Failure]:
         """Yield what is kept of one worker."""
-        return (kept for kept in self if kept.stage.command == tuple(command))
+        for path in self._paths():
+            plain, origin = _read(path)
+            if origin == wanted:
+                yield self._made(path, plain, origin)
 
-    def keep(self, failure: Failure) -> Failure:
+    def keep(self, failure: Failure, secrets: Secrets) -> Failure:
         """
         Keep a case, and record how it goes.
+
+        Args:
+            failure: The case.
+            secrets: What is not to be in the command that the recording names.
 
         Raises:
             ConfigError: If the folder can't be written.
 
         """
+        words, name = failure.origin
+        worker: dict[str, object] = {"file": words[0], "stage": name}
+        if name is None:
+            worker = {
+                "command": words,
+                "kind": failure.stage.kind.value,
+                "dialect": failure.stage.dialect.plain(),
+            }
         plain = {
             "version": _VERSION,
-            "command": list(failure.stage.command),
-            "dialect": failure.stage.dialect.plain(),
-            "kind": failure.kind.label,
+            "worker": worker,
+            "found": failure.kind.label,
             "timeout": failure.timeout,
             "case": failure.case.to_plain(),
             "oracles": asdict(failure.oracles),
@@ -152,26 +204,54 @@ class Failures:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             kept.path.write_text(text, encoding="utf-8")
             kept.recording.unlink(missing_ok=True)
-            anyio.run(_record, kept).save(kept.recording)
+            anyio.run(_record, kept, secrets).save(kept.recording)
         except OSError as error:
             said = (error.strerror or str(error)).lower()
             raise ConfigError(f"{self._folder} can't be written: {said}") from None
         return kept
 
+    def _paths(self) -> list[Path]:
+        return sorted(self._folder.glob("*.json"))
 
-def _read(path: Path) -> Failure:
-    try:
+    def _made(self, path: Path, plain: Mapping[str, Any], origin: Origin) -> Failure:
+        worker = plain["worker"]
+        with _readable(path):
+            if origin.stage is not None:
+                stage = self._find(origin.words[0], origin.stage)
+            else:
+                stage = Stage(
+                    name="worker",
+                    kind=StageKind(worker["kind"]),
+                    command=origin.words,
+                    dialect=dialect_from_plain(worker["dialect"]),
+                )
+            return Failure(
+                stage,
+                origin,
+                Case.from_plain(plain["case"]),
+                Oracles(**plain["oracles"]),
+                {kind.label: kind for kind in Kind}[plain["found"]],
+                plain["timeout"],
+                path,
+            )
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Origin]:
+    with _readable(path):
         plain = json.loads(path.read_bytes())
-        dialect = dialect_from_plain(plain["dialect"])
         assert plain["version"] == _VERSION, "of another version"
-        return Failure(
-            Stage(name="worker", command=tuple(plain["command"]), dialect=dialect),
-            Case.from_plain(plain["case"]),
-            Oracles(**plain["oracles"]),
-            {kind.label: kind for kind in Kind}[plain["kind"]],
-            plain["timeout"],
-            path,
-        )
+        worker = plain["worker"]
+        if "stage" in worker:
+            return plain, Origin((worker["file"],), worker["stage"])
+        return plain, Origin(tuple(worker["command"]))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except (OSError, LookupError, TypeError, ValueError, AssertionError) as error:
         raise ConfigError(f"{path} is no case that was kept: {error!r}") from None
 
@@ -191,7 +271,7 @@ class _Notes:
         self.exit, self.stopped = exit_, stopped
 
 
-async def _record(failure: Failure) -> Recording:
+async def _record(failure: Failure, secrets: Secrets) -> Recording:
     notes = _Notes()
 
     def begin(_request: LaunchRequest) -> _Notes:
@@ -207,8 +287,9 @@ async def _record(failure: Failure) -> Recording:
             await end(worker)
     return Recording(
         stage=stage.name,
+        kind=stage.kind,
         dialect=stage.dialect,
-        command=stage.command,
+        command=tuple(map(secrets.conceal, stage.command)),
         entries=tuple(notes.entries),
         exit=notes.exit,
         stopped=notes.stopped,

@@ -232,6 +232,7 @@ def cases(
     dialect: Dialect,
     *,
     size: int = 3,
+    full: int | None = None,
     speaking: Sequence[Markers] = (),
     drawn: Callable[[Markers], st.SearchStrategy[bytes]] = messages,
 ) -> Case:
@@ -241,7 +242,8 @@ def cases(
     Args:
         draw: Is given by Hypothesis.
         dialect: What the worker speaks.
-        size: Messages that a batch holds, at most.
+        size: Messages that are drawn for a batch, at most.
+        full: Messages that a batch holds, if that is more.
         speaking: Other markers that the worker can be told to use.
         drawn: What draws messages, for some markers.
 
@@ -267,8 +269,8 @@ def cases(
     steps = []
     for group in groups:
         length = len(wires.raw(group))
-        full = dialect.shape.batches and len(group) == size
-        steps.append(Step(tuple(group), tuple(draw(cuts(length))), full))
+        filled = dialect.shape.batches and len(group) == (full or size)
+        steps.append(Step(tuple(group), tuple(draw(cuts(length))), filled))
     return Case(tuple(steps), spoken)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 import anyio
 
 from etlstage.errors import ConfigError, MessageRefused
-from etlstage.messages import counted
+from etlstage.messages import StageKind, counted
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
@@ -56,7 +56,7 @@ class Oracles:
     """A message, or batch, has the outputs that it has in a fresh process."""
     model: str = ""
     """The worker does as this function does, ``module:function``, which is one that
-    ``worker.transform`` takes, or ``worker.transform_batch``."""
+    ``worker.transform`` takes, or ``worker.transform_batch``, ``worker.load``."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -69,6 +69,7 @@ def verify(
     case: Case,
     *,
     batch: Literal["supervisor", "worker"] | None = None,
+    kind: Literal["transform", "load"] = "transform",
     timeout: float = 10.0,
     **oracles: Any,  # noqa: ANN401 - checked by the class
 ) -> None:
@@ -79,6 +80,7 @@ def verify(
         command: Program and arguments; or a stage, of which the markers don't count.
         case: The conversation.
         batch: Who closes a batch, if a command answers batches.
+        kind: Of the stage, where it is not given.
         timeout: How long each reply, and the exit, may take, in seconds.
         oracles: As :class:`Oracles` has them, such as ``stateless=True``.
 
@@ -87,9 +89,12 @@ def verify(
 
     """
     if not isinstance(command, Stage):
-        mode = _MODES[batch]
-        dialect = MarkerDialect(mode=mode)
-        command = Stage(name="worker", command=tuple(command), dialect=dialect)
+        command = Stage(
+            name="worker",
+            kind=StageKind(kind),
+            command=tuple(command),
+            dialect=MarkerDialect(mode=_MODES[batch]),
+        )
     stage = case.on(command)
 
     def start() -> WorkerUnderTest:
@@ -205,7 +210,7 @@ async def _repeat(worker: WorkerUnderTest, said: Said) -> None:
 
 def _follow(
     worker: WorkerUnderTest,
-    model: Callable[..., Iterable[bytes]],
+    model: Callable[..., Iterable[bytes] | None],
     said: Said,
     *,
     batches: bool,
@@ -213,10 +218,13 @@ def _follow(
     """Compare with what the model does."""
     from etlstage import worker as sdk  # nobody else has to wait for it
 
+    loads = worker.stage.kind is StageKind.LOAD
     for step, replies in said:
         asked = [*step.messages] if batches else step.messages[0]
         try:
-            (expected,) = sdk.run(model, [asked], on_error="exit")
+            (expected,) = sdk.run(
+                model, [asked], kind="load" if loads else "transform", on_error="exit"
+            )
         except Exception as error:
             text = f"the model failed for {_asked(step)}: {error!r}"
             raise ConfigError(text) from error
@@ -228,7 +236,7 @@ def _follow(
             _differ(worker, Kind.MODEL, step, replies, [wanted], "in the model")
 
 
-def model_of(name: str) -> Callable[..., Iterable[bytes]]:
+def model_of(name: str) -> Callable[..., Iterable[bytes] | None]:
     """
     Return the function that is called ``module:function``.
 
@@ -242,7 +250,9 @@ def model_of(name: str) -> Callable[..., Iterable[bytes]]:
     if "" not in sys.path:
         sys.path.insert(0, "")  # as 'python -m' looks for it
     try:
-        found: Callable[..., Iterable[bytes]] = getattr(import_module(module), function)
+        found: Callable[..., Iterable[bytes] | None] = getattr(
+            import_module(module), function
+        )
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"model {name}: {error}") from None
     return found

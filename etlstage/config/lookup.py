@@ -1,0 +1,102 @@
+"""
+One stage of a pipeline file, for whoever is about that stage alone.
+
+Nothing of the file but its keys is looked at: not whether programs are there, nor Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from etlstage.config.build import hidden_texts
+from etlstage.config.loader import load
+from etlstage.config.model import PipelineKeys
+from etlstage.config.reading import UNCHANGED
+from etlstage.config.rules import stage_names
+from etlstage.config.stages import StageKeys, stage_of
+from etlstage.errors import ConfigError, guess
+from etlstage.messages import StageKind
+from etlstage.pipeline.secret import Secrets
+from etlstage.settings.problem import Loc
+from etlstage.stage import PoolPolicy, Stage
+
+__all__ = ("StageFile", "stage_from_yaml")
+
+
+class StageFile(NamedTuple):
+    """The stages of a pipeline file."""
+
+    keys: PipelineKeys
+    stages: dict[str, tuple[StageKeys, Stage | None]]
+    """By name, in the order of the line: what is written of one, and its worker, if it
+    is no DataFrame. Of each there is one process."""
+    secrets: Secrets
+    """What is not to be shown."""
+
+    @classmethod
+    def read(cls, path: Path) -> StageFile:
+        """
+        Read a file.
+
+        Raises:
+            ConfigError: If anything in it is wrong.
+
+        """
+        keys, document = load(path, UNCHANGED)
+        names = dict(stage_names(document.data))
+        stages = {
+            names[loc]: (each, _alone(each, names[loc], document.folder))
+            for loc, each in _places(keys)
+        }
+        return cls(keys, stages, Secrets(hidden_texts(keys, document)))
+
+    def worker(self, name: str) -> Stage:
+        """
+        Return a stage by its name.
+
+        Raises:
+            ConfigError: If there is none, or it has no worker.
+
+        """
+        if name not in self.stages:
+            names = list(self.stages)
+            expected = guess(name, names) or f", expected {' or '.join(names)}"
+            raise ConfigError(f"unknown stage {name!r}{expected}")
+        _, stage = self.stages[name]
+        if stage is None:
+            raise ConfigError(f"stage {name} is a DataFrame, and has no worker")
+        return stage
+
+
+def stage_from_yaml(path: str | Path, name: str) -> Stage:
+    """
+    Return one stage of a pipeline file, to be supervised or tested by itself.
+
+    Args:
+        path: The file.
+        name: Of the stage.
+
+    Raises:
+        ConfigError: If anything in the file is wrong, or it has no such worker.
+
+    """
+    return StageFile.read(Path(path)).worker(name)
+
+
+def _places(keys: PipelineKeys) -> Iterator[tuple[Loc, StageKeys]]:
+    yield ("extract",), keys.extract
+    for number, each in enumerate(keys.transform):
+        yield ("transform", number), each
+    yield ("load",), keys.load
+
+
+def _alone(keys: StageKeys, name: str, folder: Path) -> Stage | None:
+    if keys.written.get("worker") is None:
+        return None
+    stage = stage_of(keys, name, folder)
+    if stage.kind is StageKind.EXTRACT:
+        return stage
+    return replace(stage, workers=PoolPolicy())
