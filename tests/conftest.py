@@ -18,6 +18,8 @@ import pytest
 # A JVM that lives for a minute spends half its time on compiling for the long run.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
+pytest.register_assert_rewrite("tests.readme")
+
 HERE: Final = Path(__file__).parent
 GROUPS: Final = ("core", "process", "spark")
 OF_PROCESSES: Final = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import re
@@ -18,20 +19,11 @@ import anyio
 import pytest
 
 from etlstage import AsyncSupervisor, Pipeline, Stage, worker
+from etlstage.config.loader import load
 from tests.examples.languages import ANY_MARKERS
+from tests.readme import BLOCKS, CLAIMED, README, runs, steps, typed
 
-README: Final = (Path(__file__).parents[1] / "README.md").read_text()
-PROGRAMS: Final = dict(
-    zip(
-        (
-            *("shout", "plain", "sdk", "supervisor", "meter", "transform", "ship"),
-            *("data source", "model", "unique", "run", "fixtures", "properties"),
-            *("faulty", "hostile", "memory", "scripted", "simulate"),
-        ),
-        re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL),
-        strict=True,  # whoever adds one tries it here
-    )
-)
+TESTS: Final = Path(__file__).parent
 UPPER: Final = """
 import sys
 from etlstage import worker
@@ -41,10 +33,10 @@ worker.transform(lambda message: [message.upper()])
 pytestmark = pytest.mark.process
 
 
-def run(name: str, **names: Any) -> dict[str, Any]:  # noqa: ANN401 - any it may use
+def run(program: str, **names: Any) -> dict[str, Any]:  # noqa: ANN401 - any it may use
     """Run a program that may wait at its top level; return its names."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    code = compile(PROGRAMS[name], f"README, {name}", "exec", flags, dont_inherit=True)
+    code = compile(program, "README", "exec", flags, dont_inherit=True)
     known = {"__name__": "readme", **names}
 
     async def main() -> None:
@@ -57,6 +49,34 @@ def run(name: str, **names: Any) -> dict[str, Any]:  # noqa: ANN401 - any it may
     return known
 
 
+FIVE_LETTERS: Final = r"""#!/bin/sh
+while read -r word; do
+    case $word in
+    ?????) echo "a word of five letters" >&2; exit 1 ;;
+    *) printf '%s\n\000' "$word" ;;
+    esac
+done
+"""
+TWICE: Final = r"""#!/bin/sh
+while read -r word; do
+    word=$(printf '%s' "$word" | tr a-z A-Z)
+    [ "$word" = B ] && echo "$word"
+    printf '%s\n\000' "$word"
+done
+"""
+
+
+def pipeline(name: str, stage: str, command: str) -> str:
+    """Return a file with workers at both ends."""
+    return f"""\
+name: {name}
+extract: {{worker: {{command: [printf, '%s\\n', one, two, three, four, five]}}}}
+transform:
+  - {{name: {stage}, worker: {{command: [{command}]}}}}
+load: {{worker: {{command: [sh, -c, 'while read -r word; do printf "\\0"; done']}}}}
+"""
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have a folder with a worker, and the python that runs this first on the PATH."""
@@ -66,11 +86,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["shout", "plain"])
-def test_worker(name: str) -> None:
+@runs("etlstage 2")
+def test_first_worker(blocks: list[str]) -> None:
     """It answers each message in capitals."""
+    answers_in_capitals(blocks[0])
+
+
+@runs("How a worker talks 1")
+def test_worker_without_the_sdk(blocks: list[str]) -> None:
+    """As well."""
+    answers_in_capitals(blocks[0])
+
+
+def answers_in_capitals(program: str) -> None:
+    """Run a worker."""
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAMS[name]],
+        [sys.executable, "-c", program],
         input=b"one\ntwo\n",
         capture_output=True,
         check=True,
@@ -78,9 +109,10 @@ def test_worker(name: str) -> None:
     assert ended.stdout == b"ONE\n\0TWO\n\0"
 
 
-def test_calls_of_the_sdk() -> None:
+@runs("Workers with the SDK 1")
+def test_calls_of_the_sdk(blocks: list[str]) -> None:
     """Each function has such arguments."""
-    tree = ast.parse(PROGRAMS["sdk"])
+    tree = ast.parse(*blocks)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in calls:
         assert isinstance(call.func, ast.Attribute)
@@ -90,42 +122,51 @@ def test_calls_of_the_sdk() -> None:
     assert len(calls) == 9
 
 
-def test_supervisor(capsys: pytest.CaptureFixture[str]) -> None:
+@runs("In your own service 1")
+def test_supervisor(blocks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """All three ways to pass messages."""
-    known = run("supervisor", messages=[b"three"])
+    known = run(*blocks, messages=[b"three"])
     assert capsys.readouterr().out == "b'one' (b'ONE',) None\nb'two' (b'TWO',) None\n"
     assert known["result"].outputs == (b"THREE",)
     assert known["outputs"] == (b"ONE",)
 
 
-def test_model() -> None:
+@runs("Write a model of it 1")
+def test_model(blocks: list[str]) -> None:
     """It is a function as the SDK takes it (issue 12)."""
-    clean = run("model")["clean"]
+    clean = run(*blocks)["clean"]
     assert worker.run(clean, [b" a b\t", b" "]) == [[b"a b"], worker.Refuse("no name")]
 
 
+@runs("In a test suite 1", "etlstage 2")
 def test_function_in_this_process(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    blocks: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The module of the first page can be imported (issue 12)."""
-    (folder / "shout.py").write_text(PROGRAMS["shout"])
+    program, shout = blocks
+    (folder / "shout.py").write_text(shout)
     monkeypatch.syspath_prepend(folder)
-    run("run")
+    run(program)
     del sys.modules["shout"]
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("fixtures", 3),
-        # A hundred processes and more, one after the other.
-        pytest.param("properties", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_tests(folder: Path, name: str, count: int) -> None:
+@runs("In a test suite 2")
+def test_fixtures(blocks: list[str], folder: Path) -> None:
     """In a pytest of its own (issue 12)."""
-    (folder / "test_clean.py").write_text(PROGRAMS[name])
+    pass_in_pytest(blocks[0], folder, 3)
+
+
+@pytest.mark.slow  # a hundred processes and more, one after the other
+@pytest.mark.timeout(120)
+@runs("In a test suite 3")
+def test_properties(blocks: list[str], folder: Path) -> None:
+    """Likewise."""
+    pass_in_pytest(blocks[0], folder, 2)
+
+
+def pass_in_pytest(program: str, folder: Path, count: int) -> None:
+    """Run tests."""
+    (folder / "test_clean.py").write_text(program)
     mode = ("-o", "asyncio_mode=auto", "-p", "no:anyio")
     # By its module, so that this is about this tree, whatever is installed.
     plugin = ("-p", "no:etlstage", "-p", "etlstage.testing.plugin")
@@ -138,92 +179,187 @@ def test_tests(folder: Path, name: str, count: int) -> None:
     assert f"{count} passed" in ended.stdout, ended.stdout
 
 
-def test_meter() -> None:
+@runs("In your own service 2")
+def test_meter(blocks: list[str]) -> None:
     """Its text is Prometheus's."""
     stage = Stage(name="clean", command=(sys.executable, "clean.py"))
-    text = run("meter", AsyncSupervisor=AsyncSupervisor, stage=stage)["text"]
+    text = run(*blocks, AsyncSupervisor=AsyncSupervisor, stage=stage)["text"]
     assert 'worker_starts_total{stage="clean",worker="clean-1"} 1.0' in text
 
 
-def test_hostile_worker_and_ends_in_memory() -> None:
+@runs("Test what embeds a supervisor 1", "Test what embeds a supervisor 2")
+def test_hostile_worker_and_ends_in_memory(blocks: list[str]) -> None:
     """A worker that may misbehave, and here does not, behind a stage of its own."""
-    stage = run("hostile", Stage=Stage)["stage"]
+    hostile, memory = blocks
+    stage = run(hostile, Stage=Stage)["stage"]
     assert stage.command[0] == sys.executable
 
     clean = Stage(name="clean", command=(sys.executable, "clean.py"))
-    report = run("memory", Pipeline=Pipeline, stage=clean)["report"]
+    report = run(memory, Pipeline=Pipeline, stage=clean)["report"]
     assert report.status == "done"
 
 
-def test_faults_from_outside() -> None:
+@runs("Faults from outside 3")
+def test_faults_from_outside(blocks: list[str]) -> None:
     """A worker that knows none is killed with a message, which is answered then."""
     stage = Stage(name="clean", command=(sys.executable, "clean.py"))
-    known = run("faulty", AsyncSupervisor=AsyncSupervisor, stage=stage)
+    known = run(*blocks, AsyncSupervisor=AsyncSupervisor, stage=stage)
     assert [result.error for result in known["results"]] == [None] * 8
 
 
-def test_scripted_worker() -> None:
+@runs("Test what embeds a supervisor 3")
+def test_scripted_worker(blocks: list[str]) -> None:
     """It dies with its message, and needs a minute for it: at once."""
     stage = Stage(name="clean", command=("clean",))
-    run("scripted", AsyncSupervisor=AsyncSupervisor, stage=stage, anyio=anyio)
+    run(*blocks, AsyncSupervisor=AsyncSupervisor, stage=stage, anyio=anyio)
 
 
-def dialogue(heading: str, count: int) -> list[tuple[str, str]]:
-    """Return what is typed below a heading, in the first blocks, and what is shown."""
-    below = README.split(f"\n{heading}\n", 1)[1]
-    blocks = re.findall(r"```console\n(.*?)```", below, flags=re.DOTALL)[:count]
-    steps = [re.split(r"^\$ ", block, flags=re.MULTILINE)[1:] for block in blocks]
-    return [tuple(step.split("\n", 1)) for block in steps for step in block]
-
-
-def typed(steps: list[tuple[str, str]]) -> None:
-    """Type it, and see the same but for times."""
-    mark = "-- step --"
-    script = "\n".join(f"echo '{mark}'; {command}" for command, _ in steps)
-    ended = subprocess.run(
-        ["/bin/sh", "-c", script], capture_output=True, text=True, check=False
-    )
-    seen = ended.stdout.replace(os.getcwd(), "/home/me").split(f"{mark}\n")[1:]
-    for (command, shown), said in zip(steps, seen, strict=True):
-        assert timeless(said) == timeless(shown), f"{command}\n{ended.stderr}"
-
-
-def timeless(text: str) -> list[str]:
-    """Return the lines without times, and without the room that they take."""
-    time = re.compile(r" *\(?\d+\.\d+(?= s|$|  std)")
-    return [time.sub(" #", line) for line in text.splitlines()]
-
-
-def test_from_nothing_to_a_pipeline() -> None:
+@runs(*(f"From nothing to a pipeline {number}" for number in (1, 2, 3)))
+def test_from_nothing_to_a_pipeline(blocks: list[str]) -> None:
     """Up to the run, which needs Spark (issue 11)."""
-    *steps, (last, _) = dialogue("## From nothing to a pipeline", 3)
+    *before, (last, _) = steps(*blocks)
     assert last == "etlstage run names/pipeline.yaml"
-    typed(steps)
+    typed(before)
 
 
-def test_simulation() -> None:
+@runs("Simulate a pipeline 1")
+def test_simulation(blocks: list[str]) -> None:
     """Of one's own stages (issue 12)."""
-    run("simulate")["test_stages_come_through"]()
+    run(*blocks)["test_stages_come_through"]()
 
 
-def test_trial(folder: Path) -> None:
+@runs("Try a few messages 1", "Try a few messages 2")
+def test_trial(blocks: list[str], folder: Path) -> None:
     """Of the first worker in the shell, and of one that is none (issue 12)."""
     start = files("etlstage.examples") / "start"
     shutil.copy(str(start / "worker.sh"), folder)
     (folder / "worker.sh").chmod(0o700)  # as init does
-    typed(dialogue("### Try it", 2))
+    typed(steps(*blocks))
 
 
-@pytest.mark.slow  # a worker that does not answer is waited for
+def written(folder: Path, name: str, text: str) -> None:
+    """Write a file, which may be a program."""
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o700)
+
+
+@runs("Check it 1", "Check it 2", "Fuzz it 1")
+def test_worker_that_forgets_to_answer(blocks: list[str], folder: Path) -> None:
+    """It is found by both (issue 11)."""
+    program, *dialogues = blocks
+    written(folder, "names.sh", program)
+    typed(steps(*dialogues))
+
+
+@pytest.mark.slow  # it is tried in many ways
 @pytest.mark.timeout(120)
-def test_workers_with_a_bug(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs(*(f"Two more workers with a bug {number}" for number in (1, 2)))
+def test_worker_that_remembers(blocks: list[str], folder: Path) -> None:
     """What is found is what there is (issue 12)."""
-    heading = "### Three workers with a bug"
-    below = README.split(f"\n{heading}\n", 1)[1].split("\n### ", 1)[0]
-    for program in re.findall(r"```(?:python|sh|js)\n(.*?)```", below, flags=re.DOTALL):
-        (name,) = re.findall(r"^(?:#|//) (\w+\.\w+)$", program, flags=re.MULTILINE)
-        (folder / name).write_text(program)
-        (folder / name).chmod(0o700)
+    program, dialogue = blocks
+    written(folder, "unique.py", program)
+    typed(steps(dialogue))
+
+
+@pytest.mark.slow  # it is tried in many ways
+@pytest.mark.timeout(120)
+@runs(
+    *(f"Two more workers with a bug {number}" for number in (3, 4)), "Read a failure 1"
+)
+def test_worker_that_takes_parts_for_lines(
+    blocks: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise, and here is how that is told (issue 12)."""
+    program, dialogue, told = blocks
+    written(folder, "shout.mjs", program)
     node = Path(ANY_MARKERS[-1].interpreter[0])  # it may have come as a wheel
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{node.parent}")
-    typed(dialogue(heading, below.count("```console")))
+    found = ("etlstage check -- node shout.mjs | grep -A 5 'cuts at every'", told)
+    typed([*steps(dialogue), found])
+
+
+@runs("The pipeline file 1", "Engines 1")
+def test_files_are_loaded(blocks: list[str], folder: Path) -> None:
+    """Without an error (issue 11)."""
+    for block in blocks:
+        (folder / "pipeline.yaml").write_text(block)
+        load(folder / "pipeline.yaml")
+
+
+@runs("etlstage 3", "The pipeline file 2")
+def test_wrong_file(blocks: list[str], folder: Path) -> None:
+    """The first page's, with two typing errors (issue 11)."""
+    text, dialogue = blocks
+    for right, wrong in ("workers", "wokers"), ("overwrite", "overwright"):
+        text = text.replace(right, wrong)
+    (folder / "pipeline.yaml").write_text(text)
+    (folder / "shout.py").touch()
+    (folder / "names.txt").touch()
+    typed(steps(dialogue), stderr=True)
+
+
+@runs("Dead letters 1")
+def test_dead_letters(blocks: list[str], folder: Path) -> None:
+    """They are listed and shown, tried by hand, and again when all is well (issue 11)."""
+    written(folder, "upper", FIVE_LETTERS)
+    written(folder, "pipeline.yaml", pipeline("letters", "upper", "./upper"))
+    run, *looks, by_hand, retry = steps(*blocks)
+    typed([run])
+    (letters,) = (folder / ".etlstage/letters/dead_letters").iterdir()
+    names = {r'"run": "\w+': '"run": "af32b1c9', r'"id": "\w+': '"id": "af32b1c9'}
+    times = {r'"time": "[^"]+': '"time": "2026-01-02T12:00:00.000+00:00'}
+    text = letters.read_text()
+    for pattern, instead in (names | times).items():
+        text = re.sub(pattern, instead, text)
+    letters.write_text(text)
+    typed(looks)
+    typed([by_hand], stderr=True)
+    written(folder, "upper", FIVE_LETTERS.replace("exit 1", "printf '\\000'"))
+    typed([retry])
+
+
+@runs("Record and replay 1")
+def test_replay(blocks: list[str], folder: Path) -> None:
+    """Of a recorded run (issue 11)."""
+    text = pipeline("names", "clean", "python, clean.py")
+    text = text.replace("one, two, three, four, five", "a, b, c")
+    written(folder, "pipeline.yaml", text)
+    written(folder, "clean-v2", TWICE)
+    typed([("etlstage run pipeline.yaml --record recordings", "..."), *steps(*blocks)])
+
+
+@runs("Faults from outside 1", "Faults from outside 2")
+def test_faults_in_a_file(blocks: list[str], folder: Path) -> None:
+    """They happen in a run (issue 11)."""
+    faults, dialogue = blocks
+    text = pipeline("names", "clean", "python, clean.py").replace("one,", "one, " * 11)
+    written(folder, "pipeline.yaml", text + faults)
+    typed(steps(dialogue))
+
+
+@runs("Try it 1", "Development 1")
+def test_commands_that_need_a_network(blocks: list[str]) -> None:
+    """They have names, by which .ci/run finds and runs them (issue 11)."""
+    script = (TESTS.parent / ".ci" / "run").read_text()
+    for block in blocks:
+        named = re.search(rf"<!-- ci: (\w+) -->\n```bash\n{re.escape(block)}", README)
+        assert named
+        assert f"command=$(readme_command {named[1]})\n" in script
+
+
+def test_headings_can_be_linked() -> None:
+    """Each has a name of its own, and links lead to one (issue 11)."""
+    prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
+    anchors = [heading.lower().replace(" ", "-") for heading in headings]
+    assert len(set(anchors)) == len(anchors)
+    assert set(re.findall(r"\]\(#([\w-]+)\)", prose)) <= set(anchors)
+
+
+def test_every_block_is_run() -> None:
+    """By the tests, or by what runs them all; one is a drawing (issue 11)."""
+    for path in TESTS.rglob("test_*.py"):
+        if "from tests.readme import" in path.read_text():
+            importlib.import_module(".".join(path.relative_to(TESTS.parent).parts)[:-3])
+    assert BLOCKS.keys() >= CLAIMED
+    assert BLOCKS.keys() - CLAIMED == {"etlstage 1"}

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.cli.conftest import Etlstage
+from tests.readme import runs
 
-README: Final = Path(__file__).parents[2] / "README.md"
 REFUSING: Final = """\
 import sys
 for line in sys.stdin.buffer:
@@ -14,13 +14,6 @@ for line in sys.stdin.buffer:
     sys.stdout.buffer.write(end)
     sys.stdout.flush()
 """
-
-
-def example(name: str) -> str:
-    """Return a block of README, found by the comment in front of it."""
-    _, found, rest = README.read_text().partition(f"<!-- test: {name} -->\n```")
-    assert found
-    return rest.partition("\n")[2].partition("\n```")[0]
 
 
 def comparable(report: dict[str, Any]) -> dict[str, Any]:
@@ -34,15 +27,16 @@ def comparable(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
+@runs("The report 1")
 def test_report_is_as_readme_shows_it(
-    etlstage: Etlstage, pipeline: Path, tmp_path: Path
+    blocks: list[str], etlstage: Etlstage, pipeline: Path, tmp_path: Path
 ) -> None:
     """Key by key, and value by value where runs don't differ (issue 11)."""
     pipeline.write_text(pipeline.read_text().replace(r"c\n", r"c\nd\ne\n"))
     (tmp_path / "upper.py").write_text(REFUSING)
     assert etlstage("run", "pipeline.yaml", "--report", "r.json").returncode == 0
     written = json.loads((tmp_path / "r.json").read_text())
-    assert comparable(written) == comparable(json.loads(example("report")))
+    assert comparable(written) == comparable(json.loads(*blocks))
     order = list(written), list(written["stages"][0]), list(written["edges"][0])
-    shown = json.loads(example("report"))
+    shown = json.loads(*blocks)
     assert order == (list(shown), list(shown["stages"][0]), list(shown["edges"][0]))

@@ -20,10 +20,10 @@ from etlstage.config.reading import read
 from etlstage.config.schema import pipeline_schema, schema_text
 from etlstage.config.stages import stage_of
 from etlstage.settings.definition import Section, Setting, section_in
+from tests.readme import README, runs
 from tests.reference import TABLE, schemas, table
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-BLOCKS = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+FILES = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
 ENDS = """\
 name: p
 extract: {worker: {command: [seq, "3"]}}
@@ -122,7 +122,7 @@ def test_defaults_are_those_in_force(tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", FILES)
 def test_blocks_of_the_manual_are_valid(block: str) -> None:
     """All of them."""
     assert problems(data_of(block)) == []
@@ -192,9 +192,12 @@ def test_ends_and_forms(text: str, valid: bool) -> None:
     assert (problems(data_of(text)) == []) is valid
 
 
-def test_manual_lists_every_key_with_its_default(tmp_path: Path) -> None:
+@runs("The keys of a stage 1")
+def test_manual_lists_every_key_with_its_default(
+    blocks: list[str], tmp_path: Path
+) -> None:
     """Keys that are not in force are there as comments."""
-    (listing,) = (block for block in BLOCKS if block.startswith("transform:"))
+    (listing,) = blocks
     path = tmp_path / "p.yaml"
     keyed = re.sub(r"^( {4,6})# ( *\w+:)", r"\1\2", listing, flags=re.MULTILINE)
     path.write_text(keyed.replace("    workers: 1 ", "    # workers: 1 "))

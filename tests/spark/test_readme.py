@@ -1,16 +1,20 @@
-"""README's programs for Spark, as they stand there, in a session of their own."""
+"""What README shows of Spark, as it stands there."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import structlog
 
-from tests.test_readme import PROGRAMS, dialogue, typed
+from etlstage.cli.app import main
+from etlstage.spark import Session
+from tests.readme import Step, as_shown, runs, steps
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -46,6 +50,42 @@ with open(os.path.join(os.environ["ETLSTAGE_STAGING"], name), "wb") as file:
     worker.load(lambda message: file.write(message + b"\\\\n") and None)
 """,
 }
+TESTED = {
+    "pipeline.yaml": """\
+name: papers
+extract: {spark: {format: json, path: papers.ndjson}}
+transform:
+  - {name: clean, worker: {command: [python, clean.py]}}
+  - {name: index, worker: {command: [python, index.py]}, batch: {driver: supervisor}}
+load: {worker: {command: [python, load.py]}}
+""",
+    "clean.py": """\
+import json
+from etlstage import worker
+
+def clean(message):
+    if message.startswith(b"{"):
+        row = json.loads(message)
+        row |= {"title": row["title"].strip()} if "title" in row else {}
+        yield json.dumps(row).encode()
+    elif message != b"undated":
+        yield message.strip()
+
+worker.transform(clean)
+""",
+    "index.py": """\
+from etlstage import worker
+
+worker.transform_batch(lambda messages: [b" ".join(messages)])
+""",
+    "load.py": """\
+import os
+from etlstage import worker
+
+with open(os.environ["OUT"], "wb", buffering=0) as out:
+    worker.load(lambda message: out.write(message + b"\\n") and None)
+""",
+}
 BEFORE = """
 import pathlib, tarfile
 from pyspark.sql import SparkSession
@@ -59,18 +99,21 @@ spark = SparkSession.builder.master("local[2]").getOrCreate()
 """
 
 
+@runs("In a notebook 1", "In a notebook 2", "As a Spark data source 1")
 def test_programs_for_spark(
+    blocks: list[str],
     program: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     """A stage as a function of DataFrames, sent to executors, and as a data source."""
+    in_notebook, shipped, data_source = blocks
     parts = (
         BEFORE.format(files=FILES),
-        PROGRAMS["transform"],
+        in_notebook,
         "print([tuple(row) for row in cleaned.sort('id').collect()])",
-        PROGRAMS["ship"],
+        shipped,
         "shipped = transform(papers, clean, schema='title string, year int')",
         "print(shipped.count())",
-        PROGRAMS["data source"],
+        data_source,
         "query.processAllAvailable(); query.stop()",
         "print(papers.count(), spark.table('papers').count())",
         "lines = [p.read_text() for p in pathlib.Path('index').iterdir()]",
@@ -86,12 +129,64 @@ def test_programs_for_spark(
     ]
 
 
-def test_from_nothing_to_a_pipeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To its end, with all that is shown meanwhile (issue 11)."""
+@pytest.fixture
+def here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    session: Session,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Callable[[Sequence[Step]], None]]:
+    """Type commands of etlstage into this process, which has a session already."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     for name in [name for name in os.environ if name.startswith("SPARK_")]:
         monkeypatch.delenv(name)
-    typed(dialogue("## From nothing to a pipeline", 3))
+
+    def type_here(steps: Sequence[Step]) -> None:
+        for command, shown in steps:
+            monkeypatch.setattr(sys, "argv", shlex.split(command))
+            with pytest.raises(SystemExit):
+                main()
+            said = capsys.readouterr()
+            as_shown(said.out, shown, f"{command}\n{said.err}")
+
+    yield type_here
+    structlog.reset_defaults()
+
+
+@pytest.mark.classic
+@runs("etlstage 2", "etlstage 3", "etlstage 4", "Comparing two engines 1")
+def test_first_page(
+    blocks: list[str], here: Callable[[Sequence[Step]], None], tmp_path: Path
+) -> None:
+    """It runs, and on the other engine, too (issue 11)."""
+    worker, pipeline, *dialogues = blocks
+    (tmp_path / "shout.py").write_text(worker)
+    (tmp_path / "pipeline.yaml").write_text(pipeline)
+    (tmp_path / "names.txt").write_text("Ada\nAlan\nGrace\n")
+    here(steps(*dialogues))
+
+
+@pytest.mark.classic
+@runs("From nothing to a pipeline 1", "From nothing to a pipeline 3")
+def test_from_nothing_to_a_pipeline(
+    blocks: list[str], here: Callable[[Sequence[Step]], None]
+) -> None:
+    """To its end (issue 11)."""
+    init, *_, run = steps(*blocks)
+    here([init, run])
+
+
+@pytest.mark.classic
+@runs("Tests of a pipeline 1", "Tests of a pipeline 2")
+def test_tests_of_a_pipeline(
+    blocks: list[str], here: Callable[[Sequence[Step]], None], tmp_path: Path
+) -> None:
+    """One fails, for its worker forgets to refuse; one has rows (issue 11)."""
+    tests, dialogue = blocks
+    for name, text in TESTED.items():
+        (tmp_path / name).write_text(text)
+    with (tmp_path / "pipeline.yaml").open("a") as file:
+        file.write(tests)
+    (tmp_path / "papers.ndjson").touch()
+    here(steps(dialogue))
