@@ -30,6 +30,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = (
     "Attempt",
+    "BlockDamaged",
     "ConfigError",
     "EtlstageError",
     "Excerpt",
@@ -259,6 +260,10 @@ class SinkFailed(StageError):
 
 class StateUnusable(EtlstageError):
     """Raised when another run has the state directory, or it can't be ours."""
+
+
+class BlockDamaged(EtlstageError):
+    """Raised when messages on a disk are not what was written."""
 
 
 class SparkUnavailable(EtlstageError):

@@ -23,6 +23,7 @@ import anyio.to_thread
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from etlstage.block import Blocks
 from etlstage.errors import EtlstageError, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.interfaces import Source
@@ -204,7 +205,7 @@ class DataFrameSource(Source):
 
 def _read_file(path: Path) -> Generator[Run, None, None]:
     """Yield the runs of a spool file, then remove it; blocks."""
-    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
-        for batch in batches:
-            yield run_of(batch)
+    with pa.OSFile(str(path)) as file:
+        for block in Blocks(file.read_buffer, name=str(path)):
+            yield run_of(block.batch)
     path.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ The functions that travel to the executors are made here; Spark pickles them by
 value, because they are nested, so that executors need PyArrow but not etlstage.
 Hence their imports within, and no name of this module used in them.
 
-A partition becomes one file, an Arrow stream.  Its name carries the task attempt,
+A partition becomes one file of blocks, see ``etlstage/block.py``.  Its name carries the task attempt,
 and the attempt that Spark counts is the one that tells its name: a retried task or
 two attempts at once do no harm.
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from etlstage.block import making
 from etlstage.messages import Run
 from etlstage.spark.dataframe.read import run_of
 from etlstage.spark.errors import text_of
@@ -147,7 +148,7 @@ def spool_into(
         width: Columns: 2 if the messages have keys.
 
     """
-    unseen, full = _UNSEEN, _FULL
+    unseen, full, block = _UNSEEN, _FULL, making()
 
     def write(batches: Batches, path: str) -> tuple[int, int]:
         import pyarrow as pa
@@ -155,14 +156,15 @@ def spool_into(
         fields = [pa.field("message", pa.binary()), pa.field("key", pa.int64())]
         schema = pa.schema(fields[:width])
         messages = nulls = 0
-        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        with pa.OSFile(path, "wb") as file:
             for batch in batches:
                 column = batch.column(0).cast(pa.binary())
                 nulls += column.null_count
-                messages += len(column)
                 columns = [column, *batch.columns[1:]]
                 for piece in cut(pa.record_batch(columns, schema=schema)):
-                    stream.write_batch(piece)
+                    for part in block(piece, messages):
+                        file.write(part)
+                    messages += piece.num_rows
         return messages, nulls
 
     def spool(batches: Batches) -> Batches:

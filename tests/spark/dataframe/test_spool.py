@@ -10,6 +10,9 @@ import pyarrow as pa
 import pyspark
 import pytest
 
+from etlstage.errors import BlockDamaged
+from etlstage.messages import AnnotatedRun
+from etlstage.spark.dataframe.source import _read_file
 from etlstage.spark.dataframe.spool import _cutting, read_packed, spool_into, spooled
 from tests.spark.driver import Driver
 
@@ -63,6 +66,30 @@ def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(OSError, match="No space left") as told:
         spooled(frame, str(tmp_path), "n", 9, 999_999)
     assert told.value.errno == errno.ENOSPC
+
+
+def test_spool_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its keys; what a disk has changed is named, and is no message (issue 14)."""
+    context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0)
+    monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)
+    (tmp_path / "nonce").write_text("n")
+    batch = pa.record_batch(
+        {"m": pa.array([b"a", b"b", b"c"], pa.binary()), "key": pa.array([7, 8, 7])}
+    )
+    spool = spool_into(str(tmp_path), "n", _cutting(2, 999), 2)
+    assert [row.to_pylist()[0]["messages"] for row in spool(iter([batch, batch]))] == [
+        6
+    ]
+    path = tmp_path / "0-0.arrow"
+    whole = path.read_bytes()
+    runs = list(_read_file(path))
+    assert [list(run) for run in runs] == [[b"a"], [b"b", b"c"]] * 2
+    assert isinstance(runs[3], AnnotatedRun)
+    assert runs[3].columns["key"] == [8, 7]
+    assert not path.exists()
+    path.write_bytes(whole[:-1] + b"?")
+    with pytest.raises(BlockDamaged, match=r"0-0\.arrow: .* of message 4 and those"):
+        list(_read_file(path))
 
 
 @pytest.mark.process

@@ -1,0 +1,153 @@
+"""
+Messages as bytes that may wait on a disk: the one format of all files of messages.
+
+A file is a sequence of blocks. A block is a head of 32 bytes and an Arrow stream of one
+record batch: in its first column are messages, in others what goes with them. The head
+says how many messages there are, which number the first has in the file, and what the
+checksums are, its own the last. So a message has an id that stays as long as its file,
+its number; and of a file whose end was never written, all whole blocks can be read. A
+block that is whole and is not what was written is an error that names it.
+
+::
+
+    "ETB1"  messages: u32  bytes: u64  first: u64  crc of the bytes: u32  of the head: u32
+
+Numbers are little-endian. Executors write blocks without having this package: what
+makes a block is a function that travels by value.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import pyarrow as pa
+
+from etlstage.columns import Column
+from etlstage.errors import BlockDamaged
+from etlstage.messages import Run, plain
+
+__all__ = ("Block", "Blocks", "block_of", "making")
+
+_MAGIC: Final = b"ETB1"
+_HEAD: Final = "<4sIQQI"
+_SIZE: Final = struct.calcsize(_HEAD) + 4
+
+
+class Block(NamedTuple):
+    """Consecutive messages of a file."""
+
+    first: int
+    """The number of the first of them in the file, counted from 0."""
+    batch: pa.RecordBatch
+
+    @property
+    def messages(self) -> Column:
+        """The messages."""
+        return Column(self.batch.column(0))
+
+
+def making() -> Callable[[pa.RecordBatch, int], list[bytes]]:
+    """
+    Return the function that makes a block of a batch, in parts to be written in turn.
+
+    Its arguments are the batch, whose first column is binary, and the number of its
+    first message in the file.
+    """
+    magic, shape = _MAGIC, _HEAD
+
+    def make(batch: pa.RecordBatch, first: int) -> list[bytes]:
+        import struct
+        from zlib import crc32
+
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        body = sink.getvalue()
+        crc = crc32(body)
+        head = struct.pack(shape, magic, batch.num_rows, len(body), first, crc)
+        return [head + struct.pack("<I", crc32(head)), body]
+
+    return make
+
+
+_made: Final = making()
+
+
+def block_of(run: Run, first: int) -> list[bytes]:
+    """Return the block of some messages; arguments as for :func:`making`."""
+    run = plain(run)
+    array = run.array if isinstance(run, Column) else pa.array(run, pa.binary())
+    return _made(pa.record_batch([array], ["message"]), first)
+
+
+class Blocks:
+    """
+    Iterates over the blocks of a file, one in memory at a time.
+
+    Args:
+        read: Reads so many bytes of the file, or fewer at its end; from where it
+            stands.
+        name: Of the file, for errors.
+        start: Where that is, in bytes.
+        first: The number of the next message, if it is known.
+
+    Attributes:
+        end: Where the last whole block ends, in bytes: what is behind it was never
+            written in whole, and is to be cut before more is appended.
+        messages: The number that the next message has.
+
+    Raises:
+        BlockDamaged: While iterating, if a block is not what was written.
+
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        *,
+        name: str,
+        start: int = 0,
+        first: int | None = 0,
+    ) -> None:
+        self._read = read
+        self._name = name
+        self._first = first
+        self.end = start
+        self.messages = first or 0
+
+    def __iter__(self) -> Iterator[Block]:
+        while (block := self._next()) is not None:
+            yield block
+
+    def _next(self) -> Block | None:
+        head = self._read(_SIZE)
+        if len(head) < _SIZE:
+            return None
+        (crc,) = struct.unpack("<I", head[-4:])
+        magic, count, size, first, sum_ = struct.unpack(_HEAD, head[:-4])
+        if magic != _MAGIC or crc != crc32(head[:-4]):
+            raise self._damaged("its head is not what was written")
+        if self._first is not None and first != self.messages:
+            raise self._damaged(f"it begins with message {first}")
+        body = self._read(size)
+        if len(body) < size:
+            return None
+        if crc32(body) != sum_:
+            raise self._damaged(f"its {count} messages are not what was written", first)
+        with pa.ipc.open_stream(body) as stream:
+            batch = stream.read_next_batch()
+        self.end += _SIZE + size
+        self._first = self.messages = first + count
+        return Block(first, batch)
+
+    def _damaged(self, why: str, first: int | None = None) -> BlockDamaged:
+        number = self.messages if first is None else first
+        return BlockDamaged(
+            f"{self._name}: the block at byte {self.end}, of message {number} and those"
+            f" that follow, is damaged: {why}"
+        )
