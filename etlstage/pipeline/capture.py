@@ -1,30 +1,25 @@
 """
 Messages kept in a file instead of being loaded, to be looked at afterwards.
 
-A run is kept as it came: the number of its messages, their sizes, their bytes. So
-memory never holds more than one run, and millions of messages are read back at the
-speed of the disk.
+A run is kept as it came, as a block, see ``etlstage/block.py``. So memory never holds
+more than one run, and millions of messages are read back at the speed of the disk.
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 import anyio.to_thread
 
+from etlstage.block import Blocks, block_of
 from etlstage.errors import SinkFailed
 from etlstage.messages import Run, counted
 from etlstage.pipeline.interfaces import Output, Sink
 
 __all__ = ("Capture",)
-
-_SIZE: Final = "Q"  # 8 bytes, in the order of this machine: the file stays here
-_BYTES: Final = 8
 
 
 class Capture(Sink):
@@ -47,13 +42,8 @@ class Capture(Sink):
 
     def __iter__(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
-            while head := file.read(_BYTES):
-                count = int.from_bytes(head, sys.byteorder)
-                sizes = array(_SIZE, file.read(_BYTES * count))
-                data, start = file.read(sum(sizes)), 0
-                for size in sizes:
-                    yield data[start : start + size]
-                    start += size
+            for block in Blocks(file.read, name=str(self._path)):
+                yield from block.messages
 
     async def __aenter__(self) -> Self:
         """Make the file; raises as :meth:`write`."""
@@ -85,12 +75,11 @@ class Capture(Sink):
 
     def _append(self, run: Run) -> None:
         assert self._file is not None
-        sizes = array(_SIZE, map(len, run))
-        head = len(sizes).to_bytes(_BYTES, sys.byteorder)
-        rest = memoryview(b"".join((head, sizes.tobytes(), *run)))
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            for part in block_of(run, self.account.done):
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise self._failure(error) from error
 
