@@ -316,8 +316,8 @@ class WorkerPool:
             running.hurry()
 
     def _tell_demand(self) -> None:
-        if self._elastic and self._state.may_grow and self.backlog.messages:
-            self.handle(DemandSeen(self.backlog.messages))
+        if self._elastic and self._state.may_grow and (demand := self.backlog.demand):
+            self.handle(DemandSeen(demand))
 
     def _stop(self, worker: str, *, patient: bool) -> None:
         running = self._running.get(worker)

@@ -13,6 +13,8 @@ import etlstage
 from etlstage import (
     AsyncSupervisor,
     ErrorPolicy,
+    Order,
+    PoolPolicy,
     RestartPolicy,
     Result,
     Stage,
@@ -417,3 +419,18 @@ async def test_hurry_lets_who_has_answered_finish() -> None:
             tasks.start_soon(supervisor.ask, b"200")
             await anyio.sleep(1)
             supervisor.hurry()
+
+
+# --- as many workers as there is work for ----------------------------------------------
+
+
+async def test_nobody_is_started_for_the_keys_of_another() -> None:
+    """He would have nothing to do, and go, again and again (issue 12)."""
+    launch = ScriptedLaunch(sleeper)
+    pool = PoolPolicy(min=1, max=3, grow_at=1, idle=1)
+    stage = Stage(
+        name="t", command=("none",), window=1, order=Order.KEY, key="", workers=pool
+    )
+    async with AsyncSupervisor(stage, launch=launch) as supervisor:
+        await supervisor.submit([b"5"] * 5)
+    assert len(launch.workers) == 1

@@ -83,6 +83,22 @@ class Backlog:
         return suspects + sum(s.waiting for s in self._submissions)
 
     @property
+    def demand(self) -> int:
+        """How many messages wait that one more worker might take."""
+        lanes = Counter(self._owners.values())
+        suspects = sum(s.left for s in self.suspects if not s.submission.keyed)
+        return suspects + sum(
+            s.waiting
+            for s in self._submissions
+            if not s.keyed or self._is_free(s, lanes)
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether all has ended, and nobody tries anything again."""
+        return self._dead is not None
+
+    @property
     def hopeless(self) -> bool:
         """Whether to give up on who does not answer soon."""
         return self.hurried and not self.answered
@@ -147,9 +163,18 @@ class Backlog:
             if not self._workers:
                 return None
             owner = min(self._workers, key=lambda n: (lanes[n], n != asking, n))
-        # Without a gain of two it would wander between workers that have equally much.
         # It is taken and never given: nobody would tell the one who is given it.
-        elif not submission.in_flight and lanes[owner] > lanes[asking] + 1:
+        elif self._is_free(submission, lanes, lanes[asking]):
             owner = asking if asking in self._workers else owner
         self._owners[id(submission)] = owner
         return owner
+
+    def _is_free(
+        self, submission: Submission, lanes: Counter[int], owned: int = 0
+    ) -> bool:
+        """Return whether who owns so many lanes may take this one from its owner."""
+        owner = self._owners.get(id(submission))
+        if owner not in self._workers:
+            return True
+        # Without a gain of two it would wander between workers that have equally much.
+        return not submission.in_flight and lanes[owner] > owned + 1

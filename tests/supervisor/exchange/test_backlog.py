@@ -147,6 +147,34 @@ def test_lane_is_taken_and_never_given() -> None:
     assert len(waiting.in_turn(0)) == 2
 
 
+def test_demand_is_what_one_more_worker_might_take() -> None:
+    """Not the keys of a busy one, nor the only ones of another (issue 12)."""
+    waiting = Backlog()
+    lanes = [Submission(lambda: None, keyed=True) for _ in range(2)]
+    for lane in lanes:
+        waiting.open(lane)
+        lane.feed([b"a", b"b", b"c"], 0.0)
+    assert waiting.demand == 6
+
+    waiting.join(0)
+    assert waiting.in_turn(0)
+    lost = suspect(lanes[0])
+    waiting.suspects.append(lost)
+    assert waiting.demand == 3
+    waiting.join(1)
+    assert waiting.in_turn(1) == [lanes[1]]
+    assert waiting.demand == 0
+    assert waiting.messages == 6
+
+
+def test_demand_without_keys_is_all_that_waits() -> None:
+    """What is to be tried again, too."""
+    one = submission(b"a", b"b")
+    waiting = backlog(one)
+    waiting.suspects.append(suspect(one))
+    assert waiting.demand == 2
+
+
 def test_who_never_answers_is_hopeless_in_a_hurry() -> None:
     """Who has answered once is worth waiting for."""
     waiting = backlog()
