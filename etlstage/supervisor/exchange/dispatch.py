@@ -263,7 +263,7 @@ class Dispatcher:
         found = judge(
             blamed,
             attempt,
-            retries=0 if self._backlog.hopeless else self._stage.on_error.retries,
+            retries=self._stage.on_error.retries,
             batches=self._batches,
             first=first,
             concurrent=self._concurrent,
@@ -271,6 +271,10 @@ class Dispatcher:
         # What was tried alone is again.
         found.suspects.extend(e for e in innocent if e.attempts)
         found.innocent.extend(e for e in innocent if not e.attempts)
+        if self._backlog.failed:
+            # Who should try it? What goes back ends there.
+            found.failed.extend(found.suspects)
+            found.suspects.clear()
         return carry_out(found, count, error, self._backlog.suspects)
 
     def _lose_rounds(

@@ -60,7 +60,7 @@ _ODD: Final = (
 _WHAT: Final = ("slow", "odd", "crash", "crash", "chance", "culprit")
 _WRONG: Final = (FaultKind.TWICE, FaultKind.SKIP)
 """These show in the replies that follow."""
-_SILENT: Final = {FaultKind.STALL, FaultKind.STOP}
+_SILENT: Final = {FaultKind.STALL, FaultKind.STOP, FaultKind.CLOSE_STDIN}
 _MARKERS: Final = (Markers(), Markers(b"EOM", b"EOP", b"EOB", b"BNC", b"ERR"))
 _ENDS: Final[tuple[Literal["", "drained", "cancelled"], ...]] = (
     "",
@@ -101,9 +101,7 @@ def three_stages(draw: random.Random) -> Scenario:
         if kind is StageKind.TRANSFORM:
             given = [out for m in given for out in work[name](m)]
     (ended,) = draw.choices(_ENDS, (8, 1, 1))
-    # Who drains does not wait for workers that have never answered, nor tries again
-    # what they lost.
-    known = known and ended != "drained"
+    # Who drains does not wait for workers that have never answered.
     silent = any(f.kind in _SILENT for plan in plans.values() for f in plan.faults)
     may_fail = may_fail or (ended == "drained" and silent)
     return Scenario(
