@@ -23,6 +23,7 @@ __all__ = (
     "AnnotatedRun",
     "Groups",
     "Packed",
+    "Passed",
     "Position",
     "Result",
     "Run",
@@ -307,6 +308,16 @@ class Result(NamedTuple):
     """Why there are no outputs, or None when the worker answered."""
 
 
+class Passed(NamedTuple):
+    """What a stage had done when a position left it."""
+
+    stage: str
+    counts: Sequence[int]
+    """Its account."""
+    letters: int = 0
+    """Bytes of its dead letters on disk."""
+
+
 class Position(NamedTuple):
     """
     A point in the stream of an extract stage from which it can read on.
@@ -317,3 +328,5 @@ class Position(NamedTuple):
 
     value: object
     """What the source needs to read on; plain JSON."""
+    passed: tuple[Passed, ...] = ()
+    """The stages behind which it is."""

@@ -21,7 +21,7 @@ from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.file import FOLDER, SUFFIX, Torn, stage_of_file
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.settled import Settled
-from etlstage.pipeline.delivery.position import POSITIONS
+from etlstage.pipeline.delivery.record import RECORDS
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.telemetry.terminal import harmless
 
@@ -174,7 +174,7 @@ def _checked_state(folder: Path) -> Path:
     """Return the state directory that is ``folder``, or that holds it."""
     if folder.name == FOLDER:
         return folder.absolute().parent
-    if (folder / FOLDER).is_dir() or any(folder.glob(POSITIONS)):
+    if (folder / FOLDER).is_dir() or any(folder.glob(RECORDS)):
         return folder
     inside = folder / "pipeline.yaml"
     hint = f" (did you mean {inside}?)" if inside.is_file() else ""

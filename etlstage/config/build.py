@@ -330,13 +330,11 @@ class _Builder:
             from etlstage.config import build_spark
 
             return build_spark.source(keys.spark, name, self._folder, self._session())
-        state = self._folder / self._keys.state if self._keys.state else None
         stage = stage_of(keys, name, self._folder)
         return WorkerSource(
             stage,
             offsets=keys.offsets,
             every=keys.every,
-            state=state,
             meter=self._meter,
             launch=self._launch,
         )

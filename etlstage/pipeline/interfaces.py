@@ -9,18 +9,32 @@ as it is here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from etlstage.errors import Faults
+from etlstage.errors import Faults, SourceFailed
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.ledger import Account
 from etlstage.supervisor import Silence
 
-__all__ = ("DeadLetterSink", "Landing", "Output", "Sink", "Source")
+__all__ = ("DeadLetterSink", "Epochs", "Landing", "Output", "Sink", "Source")
+
+
+class Epochs(NamedTuple):
+    """What a sink is to know of the epochs that it is given."""
+
+    load: str
+    """What the epochs of one load have in common, over all its starts."""
+    done: int
+    """The last that is recorded. What comes is the next; what there is of it, and of
+    those behind, is of a start that broke off, and is replaced or removed."""
+    once: bool
+    """Whether each is to be there once: :meth:`Sink.flush` ends one, and nothing of it
+    counts before."""
+    check: Callable[[], None]
+    """Raises if another run has taken over: then nothing is to be replaced."""
 
 
 class Source(ABC):
@@ -34,10 +48,26 @@ class Source(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.delivery: Delivery | None = None
-        """Of the positions that it stores, if it does; for who runs it to hold."""
         self.faults: Faults = Faults()
         """How its workers have fared, if it has any; whole when :meth:`runs` ends."""
+
+    goes_on: bool = False
+    """Whether the next run reads on where this one has come to the end."""
+
+    def resume(self, position: object) -> None:
+        """
+        Have :meth:`runs` begin behind a position that was recorded.
+
+        Raises:
+            SourceFailed: If it has no such position.
+
+        """
+        del position
+        raise SourceFailed(
+            f"stage {self.name}: a position was recorded, and it has none: set another"
+            " state to start from the beginning",
+            stage=self.name,
+        )
 
     @abstractmethod
     def runs(self) -> AsyncGenerator[Run | Position, None]:
@@ -77,7 +107,7 @@ class Source(ABC):
         return None
 
     async def acknowledge(self, position: Position) -> None:
-        """Store ``position``: everything before it is durable downstream."""
+        """Take note that everything before ``position`` is durable, and recorded."""
 
     async def aclose(self) -> None:
         """Release what the source holds; safe to call twice and at any time."""
@@ -108,6 +138,9 @@ class Landing(ABC):
         durable; all before the first ``done + dead`` messages are dealt with."""
         self.activity = ""
         """What it is doing that takes its time, for a human."""
+
+    def begin(self, epochs: Epochs) -> None:
+        """Take note of what was loaded before, ahead of being entered."""
 
     @abstractmethod
     def landed(self) -> str:
@@ -156,7 +189,12 @@ class Sink(Landing):
         """Wait no more for workers that may never answer."""
 
     async def flush(self) -> None:
-        """Return when all that was written is durable; raises as :meth:`write`."""
+        """
+        Return when all that was written is durable; raises as :meth:`write`.
+
+        Where epochs are loaded once: as the epoch behind the last, in a place that has
+        its number, so that it can be written again there.
+        """
 
     async def finish(self) -> None:
         """Flush, then mark the output as complete; raises as :meth:`write`."""

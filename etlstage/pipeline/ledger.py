@@ -72,6 +72,12 @@ class Account:
         """The counts, as :data:`COUNTS` names them."""
         return [getattr(self, name) for name in COUNTS]
 
+    @property
+    def settled(self) -> list[int]:
+        """The counts where nothing is pending: what it holds is of another epoch."""
+        received = self.moved if self.kind is not StageKind.EXTRACT else 0
+        return [received, *self.counts[1:]]
+
     def add(self, counts: Sequence[int]) -> None:
         """Add what another account of the stage has counted."""
         for name, count in zip(COUNTS, counts, strict=True):

@@ -13,7 +13,6 @@ was loaded.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -32,12 +31,13 @@ from anyio.abc import TaskGroup, TaskStatus
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from etlstage.errors import RepliesDoubtful, StageError
-from etlstage.messages import Position, Run, counted, joined
+from etlstage.messages import Passed, Position, Run, counted, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
+from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Sink, Source
 from etlstage.pipeline.ledger import Account
+from etlstage.pipeline.loading import Loading
 from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
 from etlstage.stage import Stage
@@ -78,8 +78,7 @@ class Pipeline(Runner):
             lets go of what its parts have in common, as a Spark session.
         judged_of: Messages of which the share of an error budget is taken, at least:
             a part of an input may be worse than the whole.
-        delivery: What is to be ours alone during the run; by default the source's, if
-            it stores positions.
+        delivery: Where it is recorded how far the run has come.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -111,7 +110,7 @@ class Pipeline(Runner):
             dead_letters=dead_letters,
             dead_letter_sink=dead_letter_sink,
             release=release,
-            delivery=delivery or source.delivery,
+            delivery=delivery,
         )
         self._source = source
         self._sink = sink
@@ -120,10 +119,6 @@ class Pipeline(Runner):
         self._launch = launch
         self._judged_of = judged_of
         self._scope: anyio.CancelScope
-        self._flushing: anyio.CancelScope
-        self._writing: anyio.Lock
-        # Each with how many messages the sink had taken before it.
-        self._positions: deque[tuple[int, Position]] = deque()
         self._extracting: anyio.CancelScope | None = None
         self._supervisors: list[AsyncSupervisor] = []
         self._drained = False
@@ -181,8 +176,7 @@ class Pipeline(Runner):
         self._extracting = anyio.CancelScope()
         if self._drained:
             self.drain()
-        self._writing = anyio.Lock(fast_acquire=True)
-        self._flushing = anyio.CancelScope()
+        self._begin()
         out, items = anyio.create_memory_object_stream[Item](0)
         with anyio.CancelScope() as self._scope:
             async with anyio.create_task_group() as tasks:
@@ -218,7 +212,10 @@ class Pipeline(Runner):
         with self._extracting:
             async with aclosing(self._source.runs()) as items:
                 async for item in items:
-                    if not isinstance(item, Position):
+                    if isinstance(item, Position):
+                        passed = Passed(account.stage, account.settled)
+                        item = item._replace(passed=(passed,))
+                    else:
                         account.produced += len(item)
                         self.ledger.expected = self._source.size
                     # What was read is passed on, also if reading is called off.
@@ -283,6 +280,7 @@ class Pipeline(Runner):
             self._dead_letters,
             judged_of=self._judged_of,
         )
+        before = account.received  # by starts that broke off
         answers = supervisor.answers(_received(items, account))
         with self._guarded():
             async with aclosing(answers), _flushed(policy):
@@ -290,17 +288,19 @@ class Pipeline(Runner):
                     self._tick(account)
                     if isinstance(answer, Position):
                         await policy.flush()
-                        yield answer
+                        yield answer._replace(
+                            passed=(*answer.passed, self._passed(account))
+                        )
                         continue
                     # Of a refusal that ends the run, what was before it is passed on.
                     parts = (answer,) if policy.keeps else answer.parts()
                     for part in parts:
                         if part.error is not None:
                             await policy.hold(
-                                part.error, part.messages, place=part.start
+                                part.error, part.messages, place=before + part.start
                             )
                             continue
-                        await policy.hold_refused(part)
+                        await policy.hold_refused(part, before)
                         outputs = joined(part.groups)
                         account.done += len(part.messages) - part.failed
                         account.produced += len(outputs)
@@ -315,45 +315,46 @@ class Pipeline(Runner):
     # --- load ---------------------------------------------------------------
 
     async def _load(self, items: Items, tasks: TaskGroup) -> None:
-        sink, account = self._sink, self._sink.account
-        async with sink, aclosing(items):
+        loading = Loading(
+            self._sink,
+            self._source,
+            ledger=self.ledger,
+            letters=self._dead_letters,
+            delivery=self._delivery,
+            every=self._flush_every,
+            doubtful=lambda: self.doubtful,
+        )
+        async with self._sink, aclosing(items):
             # A sink that is entered in a thread does not hear that the run is cancelled.
             await anyio.lowlevel.checkpoint_if_cancelled()
-            tasks.start_soon(self._flush_now_and_then)
+            tasks.start_soon(loading.flush_now_and_then, self._guarded)
             async for item in items:
-                async with self._writing:
-                    if isinstance(item, Position):
-                        self._positions.append((account.received, item))
-                    else:
-                        await sink.write(item)
-                    await self._acknowledge()
-            async with self._writing:
-                self._flushing.cancel()
-            if self._dead_letters is not None:
-                await self._dead_letters.sync()
-            await (sink.finish() if self._exhausted else sink.flush())
-            await self._acknowledge()
+                await loading.take(item)
+                self._tick(self._sink.account)
+            await loading.end(exhausted=self._exhausted)
+            self._tick(self._sink.account)
 
-    async def _flush_now_and_then(self) -> None:
-        with suppress(Exception), self._guarded(), self._flushing:
-            while True:
-                await anyio.sleep(self._flush_every)
-                async with self._writing:
-                    await self._sink.flush()
-                    await self._acknowledge()
+    def _passed(self, account: Account) -> Passed:
+        """Return what a stage has done, which a position leaves."""
+        letters = self._dead_letters
+        size = letters.size(account.stage) if letters is not None else 0
+        return Passed(account.stage, account.settled, size)
 
-    async def _acknowledge(self) -> None:
-        """Let the source store the last position before which all is durable."""
-        account, covered = self._sink.account, None
-        self._tick(account)
-        while self._positions and self._positions[0][0] <= account.done + account.dead:
-            covered = self._positions.popleft()[1]
-        # Rather load twice what comes before it than leave out what was not its reply.
-        if covered is None or self.doubtful:
+    def _begin(self) -> None:
+        """Go on where a run broke off or ended, if one did."""
+        if (record := self._begin_delivery()) is None:
             return
-        if self._dead_letters is not None:
-            await self._dead_letters.sync()
-        await self._source.acknowledge(covered)
+        assert self._delivery is not None
+        if record.position is not None:
+            self._source.resume(record.position)
+        self._sink.begin(
+            Epochs(
+                record.load,
+                record.epoch,
+                self._delivery.exactly_once,
+                self._delivery.check,
+            )
+        )
 
 
 @asynccontextmanager

@@ -20,14 +20,18 @@ from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import DeadLetterSink, Landing
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters, Report, Status
 from etlstage.pipeline.secret import Secrets
 from etlstage.stage import Stage
+from etlstage.telemetry.log import Log
 from etlstage.telemetry.trace import span
 
 __all__ = ("Runner",)
+
+_log = Log()
 
 
 class Runner(ABC):
@@ -136,6 +140,38 @@ class Runner(ABC):
         """What is not to be shown of this pipeline."""
         letters = self._dead_letters
         return letters.secrets if letters is not None else Secrets()
+
+    def _begin_delivery(self) -> Record | None:
+        """
+        Have what this run commits recorded, and return what was before.
+
+        Of a run that broke off all goes on, if its epochs are loaded once: its accounts,
+        its dead letters but those behind its last epoch, its number.
+        """
+        delivery, letters = self._delivery, self._dead_letters
+        if delivery is None:
+            return None
+        resumed = delivery.begin(
+            self._number,
+            stages=[account.stage for account in self.ledger],
+            letters=letters.sizes() if letters is not None else {},
+        )
+        record = delivery.record
+        if resumed and delivery.exactly_once:
+            self._number = record.run
+            if letters is not None:
+                letters.resume(record.run, record.letters)
+            for account in self.ledger:
+                if counts := record.accounts[account.stage]:
+                    account.add(counts)
+        if record.epoch:
+            _log.info(
+                "goes on behind what was loaded",
+                epoch=record.epoch,
+                position=record.position,
+                run=record.run,
+            )
+        return record
 
     @abstractmethod
     async def _run(self) -> Status:

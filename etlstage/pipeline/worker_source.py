@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 
 import anyio
 
 from etlstage.errors import Faults, RepliesDoubtful, SourceFailed
 from etlstage.messages import Position, Run
-from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.pipeline.interfaces import Source
 from etlstage.pipeline.offsets import ask_offset, fell_back, steps
 from etlstage.protocol.base import Shape
@@ -33,8 +30,6 @@ class WorkerSource(Source):
         every: Seconds to pause once all is read, forever. None: a plain stage runs
             once, a cyclic one until all is read that was there when it began or,
             with offsets at the worker, until there is nothing new.
-        state: Directory in which the supervisor keeps its offset. None: each run
-            starts from ``offsets.start``.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
         launch: What starts the workers; processes on pipes, if nothing else is given.
 
@@ -46,7 +41,6 @@ class WorkerSource(Source):
         *,
         offsets: OffsetPolicy | None = None,
         every: float | None = None,
-        state: Path | None = None,
         meter: Meter | None = None,
         launch: Launch = launch_over_pipes,
     ) -> None:
@@ -58,9 +52,9 @@ class WorkerSource(Source):
         self._every = every
         self._draining = anyio.Event()
         self._supervisor: AsyncSupervisor | None = None
-        self._file = PositionFile(state, stage.name) if state is not None else None
-        self.delivery: Delivery | None = Delivery(state) if state is not None else None
+        self._resumed: int | None = None
         self._reached: int | None = None
+        self.goes_on: bool = self._by_offset
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the messages of all rounds, and the position behind each."""
@@ -79,6 +73,26 @@ class WorkerSource(Source):
         if supervisor.doubtful:
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
 
+    def resume(self, position: object) -> None:
+        """Begin at an offset; raises SourceFailed if it can't be one of this stage's."""
+        start, end = self._offsets.start, self._offsets.end
+        expected = ""
+        if not isinstance(position, int) or isinstance(position, bool):
+            expected = "an integer"
+        elif not self._by_offset:
+            expected = "none"
+        elif isinstance(start, int) and position < (least := min(start, 0)):
+            expected = f"{least} or more"
+        elif isinstance(end, int) and position > end:
+            expected = f"no more than offsets.end, {end}"
+        if expected or not isinstance(position, int):
+            raise SourceFailed(
+                f"stage {self.name}: the recorded position is {position!r}, expected"
+                f" {expected}; set another state to start from the beginning",
+                stage=self.name,
+            )
+        self._resumed = position
+
     def drain(self) -> bool:
         """End behind the round that is under way; a plain run has no such point."""
         self._draining.set()
@@ -91,19 +105,15 @@ class WorkerSource(Source):
         """For whose answer it is waited."""
         return self._supervisor.slowest if self._supervisor is not None else None
 
-    async def acknowledge(self, position: Position) -> None:
-        """Store the offset: all before it is durable downstream."""
-        if self._file is not None:
-            # A small file, and the loop must not run on before it is there.
-            self._file.store(position.value)
+    @property
+    def _by_offset(self) -> bool:
+        cyclic = self._stage.dialect.shape is Shape.MESSAGE
+        return cyclic and self._offsets.by == "supervisor"
 
     def _rounds(
         self, supervisor: AsyncSupervisor
     ) -> AsyncGenerator[Run | Position, None]:
-        if (
-            self._stage.dialect.shape is Shape.MESSAGE
-            and self._offsets.by == "supervisor"
-        ):
+        if self._by_offset:
             return self._rounds_by_offset(supervisor)
         return self._plain_rounds(supervisor)
 
@@ -150,7 +160,7 @@ class WorkerSource(Source):
             return end
         latest = await ask_offset(supervisor, end)
         if self._reached is not None and latest < self._reached:
-            where = f"remove {self._file.path}" if self._file else "run it again"
+            where = "set another state" if self._resumed else "run it again"
             raise fell_back(self.name, latest, reached, where)
         return latest
 
@@ -161,27 +171,8 @@ class WorkerSource(Source):
         return self._draining.is_set()
 
     async def _first_offset(self, supervisor: AsyncSupervisor) -> int:
-        self._reached = self._stored()
+        self._reached = self._resumed
         if self._reached is not None:
             return self._reached
         start = self._offsets.start
         return start if start != "initial" else await ask_offset(supervisor, start)
-
-    def _stored(self) -> int | None:
-        if self._file is None or (stored := self._file.load()) is None:
-            return None
-        start, end = self._offsets.start, self._offsets.end
-        expected = ""
-        if not isinstance(stored, int) or isinstance(stored, bool):
-            expected = "an integer"
-        elif isinstance(start, int) and stored < (least := min(start, 0)):
-            expected = f"{least} or more"
-        elif isinstance(end, int) and stored > end:
-            expected = f"no more than offsets.end, {end}"
-        if expected or not isinstance(stored, int):
-            raise SourceFailed(
-                f"stage {self.name}: the stored position is {stored!r}, expected"
-                f" {expected}; remove {self._file.path} to start from the beginning",
-                stage=self.name,
-            )
-        return stored

@@ -280,7 +280,7 @@ def test_cyclic_extraction_begins_anew_and_ends(
     path = tmp_path / "pipeline.yaml"
     path.write_text(CYCLES)
     (tmp_path / "rounds.py").write_text(ROUNDS)
-    stored = tmp_path / "state" / "extract.position.json"
+    stored = tmp_path / "state" / "record.1.json"
     stored.parent.mkdir()
     stored.write_text('{"position": 4}')
 

@@ -283,7 +283,7 @@ def test_no_dead_letters(
     assert (result.returncode, result.stdout, result.stderr) == (0, said, "")
 
 
-@pytest.mark.parametrize("kept", ["extract.position.json", "dead_letters/x"])
+@pytest.mark.parametrize("kept", ["record.1.json", "dead_letters/x"])
 def test_state_without_letters(etlstage: Etlstage, tmp_path: Path, kept: str) -> None:
     """A state directory is one also when it holds other things alone."""
     (tmp_path / "s" / kept).parent.mkdir(parents=True)

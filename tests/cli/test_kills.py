@@ -8,7 +8,6 @@ one before it or goes back: at most to the last position that was stored.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from random import Random
 
 import pytest
 
+from etlstage.pipeline.delivery.record import Record
 from tests.cli.conftest import command, environment, left_behind, worker
 from tests.supervisor.workers import runs
 
@@ -177,11 +177,8 @@ def loaded(folder: Path) -> list[int]:
 
 def position(folder: Path) -> int:
     """Return the last position that was stored."""
-    for path in (folder / "state").glob("*.position.json"):
-        stored = json.loads(path.read_text())["position"]
-        assert isinstance(stored, int)
-        return stored
-    return 0
+    stored = Record.latest(folder / "state").position
+    return stored if isinstance(stored, int) else 0
 
 
 class Account:

@@ -130,7 +130,7 @@ async def test_offsets_reach_the_worker(path: Path) -> None:
     assert (path.parent / "out").read_text() == "5-15\n15-17\n"
     assert {p.name for p in (path.parent / ".etlstage").iterdir()} == {
         "lock",
-        "rounds.position.json",
+        "record.1.json",
     }
 
 
@@ -141,13 +141,13 @@ async def test_lines_that_were_appended_are_read_by_the_next_run(path: Path) -> 
     worker = files("etlstage") / "examples/workers/sdk"
     command = f"[python, {worker}/extract_cycle_supervisor_offsets.py, {lines}]"
     write(path, GROWING.replace("COMMAND", command))
-    for start, end in (0, 1500), (1500, 1600):
+    for number, (start, end) in enumerate([(0, 1500), (1500, 1600)], 1):
         with lines.open("a") as file:
             file.writelines(f"{n}\n" for n in range(start, end))
         report = await Pipeline.from_yaml(path).run()
         assert (report.status, report.error) == ("done", None)
-        stored = (state / "extract.position.json").read_text()
-        assert json.loads(stored) == {"position": end}
+        stored = (state / f"record.{number}.json").read_text()
+        assert json.loads(stored)["position"] == end
     assert (path.parent / "out").read_text() == lines.read_text()
 
 

@@ -41,7 +41,7 @@ from etlstage.pipeline import (
 )
 from etlstage.pipeline.dead_letter.file import letter_files
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.position import PositionFile
+from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.report import KeptLetters
 from etlstage.protocol.marker import Mode
@@ -82,6 +82,7 @@ def pipeline(
     flush_every: float = 60.0,
     dead_letters: DeadLetters | None = None,
     dead_letter_sink: DeadLetterSink | None = None,
+    delivery: Delivery | None = None,
 ) -> Pipeline:
     """Return a pipeline, called ``p``."""
     return Pipeline(
@@ -92,6 +93,7 @@ def pipeline(
         flush_every=flush_every,
         dead_letters=dead_letters,
         dead_letter_sink=dead_letter_sink,
+        delivery=delivery,
     )
 
 
@@ -405,9 +407,10 @@ async def test_second_run_of_one_state_loads_nothing(tmp_path: Path) -> None:
     """Whoever stores positions is alone with them, without being told so (issue 10)."""
     offsets = OffsetPolicy(by="supervisor", step=3, end=12)
     sink = GatedSink()
-    source = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
+    source = WorkerSource(cyclic("ranges"), offsets=offsets)
     with Delivery(tmp_path):
-        report = await run(pipeline(source, echo, sink=sink))
+        delivery = Delivery(tmp_path)
+        report = await run(pipeline(source, echo, sink=sink, delivery=delivery))
     assert report.status == "failed"
     assert isinstance(report.error, StateUnusable)
     assert sink.messages == []
@@ -421,9 +424,11 @@ async def test_second_run_reads_on_where_the_first_was_durable(tmp_path: Path) -
     statuses = []
     for limit in 5, 100:
         sink = GatedSink(before=refuse_at(limit))
-        source = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
-        statuses.append((await run(pipeline(source, echo, sink=sink))).status)
-        stored = PositionFile(tmp_path, "e").load()
+        source = WorkerSource(cyclic("ranges"), offsets=offsets)
+        delivery = Delivery(tmp_path)
+        report = await run(pipeline(source, echo, sink=sink, delivery=delivery))
+        statuses.append(report.status)
+        stored = Record.latest(tmp_path).position
         assert isinstance(stored, int)
         loaded += sink.messages
         assert set(numbers(0, stored)) <= set(loaded)

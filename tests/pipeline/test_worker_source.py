@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,7 +9,6 @@ import pytest
 from etlstage.errors import ConfigError, SourceFailed, WorkerLost
 from etlstage.messages import Position, Run
 from etlstage.pipeline import WorkerSource
-from etlstage.pipeline.delivery.position import PositionFile
 from etlstage.stage import OffsetPolicy, RestartPolicy
 from tests.supervisor.workers import collect, cyclic, plain
 
@@ -149,15 +147,15 @@ async def test_gap_as_long_as_a_step_is_not_the_end() -> None:
     assert await play(source) == [Position(2), Position(4), b"5", Position(6)]
 
 
-async def test_first_offset_may_be_asked_for(tmp_path: Path) -> None:
-    """Once: a stored one comes before it."""
+async def test_first_offset_may_be_asked_for() -> None:
+    """Once: a recorded one comes before it."""
     offsets = OffsetPolicy(by="supervisor", start="initial")
     stage = cyclic("log", 5)
-    first = WorkerSource(stage, offsets=offsets, state=tmp_path)
+    first = WorkerSource(stage, offsets=offsets)
     assert await play(first) == [*numbers(3, 5), Position(5)]
-    await first.acknowledge(Position(4))
 
-    second = WorkerSource(stage, offsets=offsets, state=tmp_path)
+    second = WorkerSource(stage, offsets=offsets)
+    second.resume(4)
     assert await play(second) == [b"4", Position(5)]
 
 
@@ -186,16 +184,16 @@ async def test_latest_offset_that_falls_back_in_a_run() -> None:
         await play(source)
 
 
-async def test_worker_that_is_behind_what_it_gave(tmp_path: Path) -> None:
+async def test_worker_that_is_behind_what_it_gave() -> None:
     """Whoever has lost messages, or was exchanged, is not read in silence."""
-    PositionFile(tmp_path, "e").store(8)
     offsets = OffsetPolicy(by="supervisor")
-    source = WorkerSource(cyclic("ranges", 7), offsets=offsets, state=tmp_path)
+    source = WorkerSource(cyclic("ranges", 7), offsets=offsets)
+    source.resume(8)
 
     with pytest.raises(
         SourceFailed,
-        match="stage e: the latest offset is 7, but 8 was reached before: remove"
-        r" .*/e\.position\.json to read from the beginning",
+        match="stage e: the latest offset is 7, but 8 was reached before: set"
+        " another state to read from the beginning",
     ):
         await play(source)
 
@@ -278,31 +276,20 @@ async def test_worker_that_is_killed_in_the_middle_of_a_range() -> None:
     assert {fault.what for fault in source.faults.last} == {"was killed by SIGKILL"}
 
 
-async def test_second_run_reads_on(tmp_path: Path) -> None:
-    """From what was acknowledged, and not from what was read."""
+async def test_source_reads_on_from_a_position() -> None:
+    """Up to the end, where there is nothing more."""
     offsets = OffsetPolicy(by="supervisor", start=0, step=3, end=9)
-    first = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
-    assert len(await play(first)) == 9 + 3
-    await first.acknowledge(Position(3))
-    second = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
+    source = WorkerSource(cyclic("ranges"), offsets=offsets)
+    source.resume(3)
 
-    assert await play(second) == [
+    assert await play(source) == [
         *numbers(3, 6),
         Position(6),
         *numbers(6, 9),
         Position(9),
     ]
-    await second.acknowledge(Position(9))
-    assert await play(second) == []
-
-
-async def test_without_a_state_nothing_is_stored(tmp_path: Path) -> None:
-    """Each run begins at the start."""
-    offsets = OffsetPolicy(by="supervisor", step=3, end=3)
-    source = WorkerSource(cyclic("ranges"), offsets=offsets)
-    await source.acknowledge(Position(3))
-
-    assert len(await play(source)) == 4
+    source.resume(9)
+    assert await play(source) == []
 
 
 @pytest.mark.parametrize(
@@ -314,20 +301,26 @@ async def test_without_a_state_nothing_is_stored(tmp_path: Path) -> None:
         (10, "no more than offsets.end, 9"),
     ],
 )
-async def test_stored_position_that_can_not_be(
-    tmp_path: Path, position: object, expected: str
+async def test_recorded_position_that_can_not_be(
+    position: object, expected: str
 ) -> None:
     """The text has the value (issue 10)."""
-    PositionFile(tmp_path, "e").store(position)
     offsets = OffsetPolicy(by="supervisor", start=-3, end=9)
-    source = WorkerSource(cyclic("ranges"), offsets=offsets, state=tmp_path)
 
     with pytest.raises(SourceFailed) as caught:
-        await play(source)
+        WorkerSource(cyclic("ranges"), offsets=offsets).resume(position)
     assert str(caught.value) == (
-        f"stage e: the stored position is {position!r}, expected {expected}; remove"
-        f" {tmp_path}/e.position.json to start from the beginning"
+        f"stage e: the recorded position is {position!r}, expected {expected}; set"
+        " another state to start from the beginning"
     )
+
+
+@pytest.mark.parametrize("offsets", [None, OffsetPolicy(by="supervisor")])
+async def test_plain_source_has_no_positions(offsets: OffsetPolicy | None) -> None:
+    """One that was recorded is of another definition (issue 14)."""
+    stage = plain("extract") if offsets else cyclic("ranges")
+    with pytest.raises(SourceFailed, match="position is 4, expected none"):
+        WorkerSource(stage, offsets=offsets).resume(4)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import structlog
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
-from etlstage.pipeline import Pipeline
+from etlstage.pipeline.loading import Loading
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
 from etlstage.supervisor.exchange import dispatch, retry, submission
@@ -62,11 +62,11 @@ def disorder(*arguments: Any, **options: Any) -> None:  # noqa: ANN401
     begin(*arguments, **options | {"ordered": False})
 
 
-async def hasten(pipeline: Any) -> None:  # noqa: ANN401
+async def hasten(loading: Any) -> None:  # noqa: ANN401
     """Acknowledge what has been read, whatever the sink says."""
-    positions = pipeline._positions
+    positions = loading._positions
     if positions:
-        await pipeline._source.acknowledge(positions.pop()[1])
+        await loading._source.acknowledge(positions.pop()[1])
         positions.clear()
 
 
@@ -92,7 +92,7 @@ PLANTED = {
         "is not dead-lettered|is not durable|is lost",
     ),
     "positions do not wait for the sink": (
-        (Pipeline, "_acknowledge", hasten),
+        (Loading, "_acknowledge", hasten),
         "is stored, but .* is not durable",
     ),
     "positions do not wait for dead letters": (
@@ -305,7 +305,7 @@ def test_command_runs_seeds(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_command_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     """And goes on."""
-    with patch.object(Pipeline, "_acknowledge", hasten):
+    with patch.object(Loading, "_acknowledge", hasten):
         assert main(["--seeds", "0:10"]) == 1
     told = capsys.readouterr().out
     stories = re.findall(r"^seed \d: ", told, flags=re.MULTILINE)

@@ -17,16 +17,18 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.delivery.folder import make_ours, sync
+from etlstage.pipeline.delivery.folder import make_ours, opened, sync
 
 __all__ = (
     "FOLDER",
     "SUFFIX",
     "LetterFile",
     "Torn",
+    "cut",
     "letter_file",
     "letter_files",
     "read_letters",
+    "size_of",
     "stage_of_file",
 )
 
@@ -119,6 +121,22 @@ def stage_of_file(path: Path) -> str:
 def letter_files(state: Path) -> list[Path]:
     """Return the files in a state directory, in the order of the stages' names."""
     return sorted((state / FOLDER).glob(f"*{SUFFIX}"))
+
+
+def size_of(state: Path, stage: str) -> int:
+    """Return the bytes in the file of a stage, 0 if there is none."""
+    try:
+        return letter_file(state / FOLDER, stage).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def cut(path: Path, size: int) -> None:
+    """Remove what is behind the first bytes of a file, durably; raises OSError."""
+    with opened(path, os.O_RDWR) as file:
+        if os.fstat(file.fileno()).st_size > size:
+            file.truncate(size)
+            os.fsync(file.fileno())
 
 
 def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:

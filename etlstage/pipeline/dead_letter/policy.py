@@ -137,17 +137,22 @@ class DeadLetterPolicy:
         if self._ripe or anyio.current_time() - self._kept_at >= _SOON:
             await self.flush()
 
-    async def hold_refused(self, answer: Outcome) -> None:
+    async def hold_refused(self, answer: Outcome, before: int = 0) -> None:
         """
         Do as :meth:`hold` with those of some messages that their worker refused.
 
         It stops where that ends the run.
+
+        Args:
+            answer: What became of the messages.
+            before: Messages in front of the input in which they have their places.
+
         """
         letters = self._letters
         if not answer.refused:
             return
         assert letters, "a refusal that ends the run has to be held by itself"
-        came, start, messages = letter_time(), answer.start, answer.messages
+        came, start, messages = letter_time(), before + answer.start, answer.messages
         for number, error in answer.refused:
             self._hold(letters, error, messages[number], start + number, came)
             if self._ripe:

@@ -22,8 +22,11 @@ from etlstage.errors import Attempt, StageError
 from etlstage.pipeline.dead_letter.file import (
     FOLDER,
     LetterFile,
+    cut,
     letter_files,
     read_letters,
+    size_of,
+    stage_of_file,
 )
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
@@ -176,6 +179,38 @@ class DeadLetters:
                     self._known[known] = letter.id
                     number = int(letter.id.rpartition("-")[2])
                     self._numbered = max(self._numbered, number)
+
+    def size(self, stage: str) -> int:
+        """Return how many bytes the letters of a stage have on disk, of all runs."""
+        return size_of(self._state, stage)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the same for each stage that has any."""
+        return {
+            stage_of_file(path): path.stat().st_size
+            for path in letter_files(self._state)
+        }
+
+    def resume(self, run: str, sizes: Mapping[str, int]) -> None:
+        """
+        Go on with a run that broke off; its letters behind some are removed; blocks.
+
+        Args:
+            run: What sets it apart.
+            sizes: For each stage, the bytes of the letters that stay.
+
+        Raises:
+            StateUnusable: If its files can't be read, or cut.
+
+        """
+        self.run = run
+        try:
+            for path in letter_files(self._state):
+                cut(path, sizes.get(stage_of_file(path), 0))
+        except OSError as error:
+            raise unusable(self._state, error) from error
+        self.recall()
+        self.count, self._known = len(self._known), {}
 
     def of_run(self, run: str) -> DeadLetters:
         """Return the same for another run, with no letters yet."""

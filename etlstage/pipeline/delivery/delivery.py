@@ -1,8 +1,14 @@
 """
-Who may read on from what is stored: one run at a time.
+Who may read on from what is stored, and what is stored: one run at a time.
 
 Two runs of one pipeline would begin at the same position, load everything twice, and
-store their positions over each other's.
+store their positions over each other's. So whoever runs holds the lock of the state
+directory. A holder that was stopped keeps it; he is taken over by raising the fence,
+after which he can't commit.
+
+An epoch is what one commit covers. The sink makes it durable under its number, so that
+it can be written again in the same place; then one record is stored, see ``record.py``.
+The record decides: an epoch that is written and not recorded is written again.
 """
 
 from __future__ import annotations
@@ -10,39 +16,69 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import socket
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.folder import make_ours, opened, reason
+from etlstage.pipeline.delivery.record import Record, fence_of
 
-__all__ = ("LOCK", "Delivery", "unusable")
+__all__ = ("LOCK", "Bounds", "Delivery", "take_over", "unusable")
 
 LOCK: Final = "lock"
 """The file that is locked, in the state directory."""
 _LENGTH: Final = 4096
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """When an epoch ends: at the position at which one of these is reached."""
+
+    messages: int = 1_000_000
+    bytes: int = 128 << 20
+    seconds: float = 60.0
+
+
 class Delivery:
     """
-    Owns a state directory, while it is entered.
+    Owns a state directory, while it is entered: its lock, its fence, its record.
 
     The lock is the kernel's, and goes with our process, however that ends; no worker
     inherits it. What stands in the file is only for who finds it locked.
 
     Args:
         folder: The state directory; made, for us alone, if it is not there.
+        exactly_once: Whether each epoch is to be loaded once, and not at least once.
+        bounds: Of its epochs.
+
+    Attributes:
+        record: What was committed last; to be read once it is entered.
+        at: Told the steps of each commit, for tests: ``begin``, ``written`` behind the
+            sink, ``aside`` before the record counts, ``recorded``.
 
     Raises:
         StateUnusable: On entering, if another run has it, or it can't be ours.
 
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        exactly_once: bool = False,
+        bounds: Bounds | None = None,
+    ) -> None:
         self.folder = folder
+        self.exactly_once = exactly_once
+        self.bounds = bounds or Bounds()
+        self.record = Record()
+        self.at: Callable[[str], None] = _unheard
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -55,6 +91,7 @@ class Delivery:
                 self._lock(file)
                 # A process that was forked off meanwhile shares it with us.
                 stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+                self.record = _fenced(self.folder)
             except OSError as error:
                 raise unusable(self.folder, error) from error
             self._stack = stack.pop_all()
@@ -63,6 +100,112 @@ class Delivery:
     def __exit__(self, *_: object) -> None:
         """Let others have it."""
         self._stack.close()
+
+    def begin(
+        self, run: str, *, stages: Sequence[str], letters: Mapping[str, int]
+    ) -> bool:
+        """
+        Begin a run, and return whether it goes on with one that broke off.
+
+        Args:
+            run: What sets it apart, if it is a new one.
+            stages: Names of its stages.
+            letters: Bytes of the dead letters of each stage.
+
+        Raises:
+            StateUnusable: If another pipeline broke off, or the record can't be stored.
+
+        """
+        found, delivery = self.record, self._promise
+        if not found.ended and (found.epoch or found.delivery == "exactly-once"):
+            self._check_same(found, stages)
+            return True
+        record = Record(
+            fence=found.fence,
+            delivery=delivery,
+            load=found.load if found.resumes else secrets.token_hex(4),
+            run=run,
+            epoch=found.epoch if found.resumes else 0,
+            position=found.position,
+            ended=False,
+            accounts={stage: [] for stage in stages},
+            letters=dict(letters),
+        )
+        record.store(self.folder)
+        self.record = record
+        return False
+
+    def commit(
+        self,
+        position: object,
+        *,
+        accounts: Mapping[str, Sequence[int]] | None = None,
+        letters: Mapping[str, int] | None = None,
+        ended: bool = False,
+    ) -> None:
+        """
+        Record that all before a position is durable: the next epoch is one.
+
+        Args:
+            position: From where the source reads on.
+            accounts: What each stage has counted before it; None: as before.
+            letters: Bytes of the dead letters of each stage before it; likewise.
+            ended: Whether the run has come to its end.
+
+        Raises:
+            StateUnusable: If another run has taken over, or it can't be stored.
+
+        """
+        self.check()
+        now = self.record
+        record = replace(
+            now,
+            epoch=now.epoch + 1,
+            position=position,
+            accounts=now.accounts if accounts is None else accounts,
+            letters=now.letters if letters is None else {**now.letters, **letters},
+            ended=ended,
+        )
+        record.store(self.folder, self.at)
+        self.record = record
+        self.at("recorded")
+
+    def end(self) -> None:
+        """Record that the run has come to its end; raises as :meth:`commit`."""
+        self.check()
+        self.record = replace(self.record, ended=True)
+        self.record.store(self.folder)
+
+    def check(self) -> None:
+        """
+        Assert that nobody has taken over.
+
+        Raises:
+            StateUnusable: If somebody has.
+
+        """
+        if fence_of(self.folder) != self.record.fence:
+            raise StateUnusable(
+                f"another run has taken over the state directory {self.folder}: nothing"
+                f" is committed behind epoch {self.record.epoch} by this one"
+            )
+
+    @property
+    def _promise(self) -> str:
+        return "exactly-once" if self.exactly_once else "at-least-once"
+
+    def _check_same(self, found: Record, stages: Sequence[str]) -> None:
+        """Assert that we can go on where a run broke off."""
+        if found.delivery != self._promise:
+            differs = f"its delivery was {found.delivery}"
+        elif self.exactly_once and list(found.accounts) != list(stages):
+            differs = f"its stages were {', '.join(found.accounts)}"
+        else:
+            return
+        raise StateUnusable(
+            f"the run {found.run} that broke off in {self.folder} can't go on: {differs};"
+            " run it to its end as it was, or set another state"
+        )
 
     def _lock(self, file: BinaryIO) -> None:
         try:
@@ -80,6 +223,35 @@ class Delivery:
         file.truncate()
         file.write(json.dumps(about).encode())
         file.flush()
+
+
+def take_over(folder: Path) -> Record:
+    """
+    Take a state directory from who holds it: he can't commit any more.
+
+    Returns:
+        What he has committed. The next run goes on from there.
+
+    Raises:
+        StateUnusable: If it can't be read, or written.
+
+    """
+    record = _fenced(folder)
+    # Whoever holds the old file holds nothing that others look at.
+    (folder / LOCK).unlink(missing_ok=True)
+    return record
+
+
+def _fenced(folder: Path) -> Record:
+    """Raise the fence, and return what was committed under the one before."""
+    found = Record.latest(folder)
+    record = replace(found, fence=found.fence + 1)
+    record.store(folder)
+    return record
+
+
+def _unheard(_step: str) -> None:
+    pass
 
 
 def unusable(folder: Path, error: OSError) -> StateUnusable:

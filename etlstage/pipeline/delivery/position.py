@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,13 +81,14 @@ def load(path: Path) -> Any:  # noqa: ANN401 - any JSON
         return json.loads(file.read(_LENGTH))
 
 
-def store(path: Path, value: object) -> None:
+def store(path: Path, value: object, at: Callable[[str], None] | None = None) -> None:
     """
     Write ``value`` as JSON, durably: after a crash it is the old or the new.
 
     Args:
         path: The file; its folder is made, for us alone, if it is not there.
         value: Plain JSON.
+        at: Told ``aside`` when it is written and not in its place yet.
 
     """
     new = path.with_suffix(".new")
@@ -97,5 +99,7 @@ def store(path: Path, value: object) -> None:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
+    if at is not None:
+        at("aside")
     new.replace(path)
     sync(path.parent)

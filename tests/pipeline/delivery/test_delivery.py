@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.delivery import LOCK, Delivery
+from etlstage.pipeline.delivery.delivery import LOCK, Delivery, take_over
+from etlstage.pipeline.delivery.record import Record
 
 
 def test_state_directory_is_held_by_one_run(tmp_path: Path) -> None:
@@ -77,3 +78,81 @@ def test_state_directory_that_can_not_be_ours(tmp_path: Path) -> None:
     with pytest.raises(StateUnusable, match="symbolic links"), Delivery(tmp_path):
         pass
     assert not (tmp_path / "other").exists()
+
+
+def begun(folder: Path, *, exactly_once: bool = True, run: str = "r1") -> Delivery:
+    """Return what is entered, and has begun."""
+    delivery = Delivery(folder, exactly_once=exactly_once)
+    with delivery:
+        delivery.begin(run, stages=["e", "l"], letters={"e": 7})
+    return delivery
+
+
+def test_commit_counts_epochs(tmp_path: Path) -> None:
+    """And says its steps; the record in memory is that on disk (issue 14)."""
+    delivery = begun(tmp_path)
+    steps: list[str] = []
+    delivery.at = steps.append
+    delivery.commit(5, accounts={"e": [1], "l": [2]}, letters={"l": 3})
+    assert steps == ["aside", "recorded"]
+    found = Record.latest(tmp_path)
+    assert found == delivery.record
+    assert (found.epoch, found.position, found.ended) == (1, 5, False)
+    assert (found.accounts, found.letters) == ({"e": [1], "l": [2]}, {"e": 7, "l": 3})
+
+
+def test_run_that_broke_off_goes_on(tmp_path: Path) -> None:
+    """With its number and its load; one that ended does not (issue 14)."""
+    first = begun(tmp_path)
+    first.commit(5)
+    again = Delivery(tmp_path, exactly_once=True)
+    with again:
+        assert again.begin("r2", stages=["e", "l"], letters={})
+        assert again.record.fence == first.record.fence + 1
+        assert (again.record.run, again.record.epoch) == ("r1", 1)
+        assert again.record.load == first.record.load
+        again.commit(9, ended=True)
+    third = Delivery(tmp_path, exactly_once=True)
+    with third:
+        assert not third.begin("r3", stages=["e", "l"], letters={})
+        assert (third.record.run, third.record.position) == ("r3", 9)
+        assert (third.record.load, third.record.epoch) == (first.record.load, 2)
+        third.commit(None, ended=True)
+    fourth = begun(tmp_path, run="r4")
+    assert (fourth.record.epoch, fourth.record.position) == (0, None)
+    assert fourth.record.load != first.record.load
+
+
+@pytest.mark.parametrize(
+    ("exactly_once", "stages", "why"),
+    [
+        (False, ["e", "l"], "its delivery was exactly-once"),
+        (True, ["e", "x"], "its stages were e, l"),
+    ],
+)
+def test_another_pipeline_does_not_go_on(
+    tmp_path: Path, exactly_once: bool, stages: list[str], why: str
+) -> None:
+    """What was loaded would not be of one cast (issue 14)."""
+    begun(tmp_path)
+    with (
+        Delivery(tmp_path, exactly_once=exactly_once) as delivery,
+        pytest.raises(StateUnusable, match=f"r1 that broke off .* can't go on: {why}"),
+    ):
+        delivery.begin("r2", stages=stages, letters={})
+
+
+def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
+    """A holder that is stopped keeps his lock: it is taken from him (issue 14)."""
+    with Delivery(tmp_path, exactly_once=True) as first:
+        first.begin("r1", stages=[], letters={})
+        first.commit(1)
+        assert take_over(tmp_path).epoch == 1
+        with Delivery(tmp_path, exactly_once=True) as second:
+            with pytest.raises(
+                StateUnusable, match=r"has taken over .* behind epoch 1 by this one"
+            ):
+                first.commit(2)
+            second.begin("r2", stages=[], letters={})
+            second.commit(3)
+    assert Record.latest(tmp_path).position == 3

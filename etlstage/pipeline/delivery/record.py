@@ -1,0 +1,146 @@
+"""
+What a run leaves behind: how far it has come, and what that was.
+
+A record is one file, replaced as a whole with each commit; what it says has happened,
+whatever else lies about. Its name has the fence, a number that rises with each run that
+takes the state: the file with the highest counts, so that whoever was taken over may
+still write his own and does no harm.
+
+::
+
+    record.3.json
+    {"format": 1, "fence": 3, "delivery": "exactly-once", "load": "5f2d01c3",
+     "run": "a97b3e10", "epoch": 17, "position": 4000, "ended": false,
+     "accounts": {"extract": [0, 0, ...], "clean": [4000, 3990, 10, ...]},
+     "letters": {"clean": 10240}}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from etlstage.errors import StateUnusable
+from etlstage.pipeline.delivery.folder import reason
+from etlstage.pipeline.delivery.position import load, store
+
+__all__ = ("RECORDS", "Record", "fence_of")
+
+RECORDS: Final = "record.*.json"
+"""What such files are called, as a pattern."""
+_NAME: Final = re.compile(r"record\.(\d+)\.json")
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """How far a run has come."""
+
+    fence: int = 0
+    """Of the run that wrote it: who has the highest may commit."""
+    delivery: str = "at-least-once"
+    """What was promised."""
+    load: str = ""
+    """What all epochs of one load are called after, over all runs of it."""
+    run: str = ""
+    """What sets the run apart, over all its starts; its dead letters bear it, too."""
+    epoch: int = 0
+    """Of the load, the last that is durable; they are counted from 1."""
+    position: object = None
+    """From where the source reads on; None: from the beginning."""
+    ended: bool = True
+    """Whether the run came to its end, and did not break off."""
+    accounts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """What each stage had counted of what is before the position, see ``ledger.py``."""
+    letters: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each stage's dead letters, on disk, of messages before the position."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the next start goes on with the same load."""
+        return not self.ended or self.position is not None
+
+    @classmethod
+    def latest(cls, folder: Path) -> Self:
+        """
+        Return what counts in a state directory: an empty record, if there is none.
+
+        Raises:
+            StateUnusable: If it can't be read or understood.
+
+        """
+        fence = fence_of(folder)
+        if not fence:
+            return cls()
+        path = _path(folder, fence)
+        try:
+            return cls._of(load(path))
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and fence_of(folder) > fence:
+                return cls.latest(folder)  # another has it now
+            raise StateUnusable(f"can't read {path}: {reason(error)}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StateUnusable(
+                f"can't read {path} ({error}): set another state to start from the"
+                " beginning"
+            ) from error
+
+    def store(self, folder: Path, at: Callable[[str], None] | None = None) -> None:
+        """
+        Write it, durably: after a crash it is this or the one before.
+
+        Args:
+            folder: The state directory.
+            at: Told, for tests, that the file is written and not in its place yet.
+
+        Raises:
+            StateUnusable: If it can't be written; then the one before counts.
+
+        """
+        path = _path(folder, self.fence)
+        try:
+            store(path, {"format": _FORMAT, **asdict(self)}, at)
+        except OSError as error:
+            raise StateUnusable(
+                f"can't store the record of epoch {self.epoch} in {path}:"
+                f" {reason(error)}: what was stored before counts, the next run goes on"
+                " from there; make room, or set another state"
+            ) from error
+        for number in _fences(folder):
+            if number < self.fence:
+                old = _path(folder, number)
+                old.unlink(missing_ok=True)
+                old.with_suffix(".new").unlink(missing_ok=True)
+
+    @classmethod
+    def _of(cls, plain: Mapping[str, Any]) -> Self:
+        values = dict(plain)
+        if (found := values.pop("format")) != _FORMAT:
+            raise ValueError(f"its format is {found!r}, expected {_FORMAT}")
+        record = cls(**values)
+        # What is compared or used as a name; a source judges its position itself.
+        numbers = record.fence, record.epoch, *record.letters.values()
+        counts = (n for account in record.accounts.values() for n in account)
+        texts = record.load, record.run, record.delivery
+        if not all(isinstance(n, int) for n in (*numbers, *counts)) or not all(
+            isinstance(text, str) and re.fullmatch(r"[\w-]*", text) for text in texts
+        ):
+            raise TypeError("it is not of the right types")
+        return record
+
+
+def fence_of(folder: Path) -> int:
+    """Return the highest fence in a state directory, 0 if there is none."""
+    return max(_fences(folder), default=0)
+
+
+def _fences(folder: Path) -> list[int]:
+    found = (_NAME.fullmatch(path.name) for path in folder.glob(RECORDS))
+    return [int(match[1]) for match in found if match is not None]
+
+
+def _path(folder: Path, fence: int) -> Path:
+    return folder / f"record.{fence}.json"

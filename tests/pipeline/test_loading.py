@@ -1,0 +1,183 @@
+"""Epochs: what a run that breaks off leaves, and what the next makes of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import anyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etlstage.errors import StateUnusable
+from etlstage.messages import Position, Run
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
+from etlstage.pipeline.interfaces import Epochs
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import Report
+from etlstage.testing import MemorySink, MemorySource
+from tests.pipeline.ends import Wait
+
+STEPS = ["begin", "written", "aside", "recorded"]
+
+
+class Stopped(Exception):
+    """Where a run breaks off."""
+
+
+class Numbers(MemorySource):
+    """Reads numbers, and on from a position behind any run of them."""
+
+    def __init__(self, count: int, run: int, *, waits: Wait | None = None) -> None:
+        super().__init__([])
+        self._count = count
+        self._run = run
+        self._start = 0
+        self._waits = waits
+
+    def resume(self, position: object) -> None:
+        """Begin behind a number."""
+        assert isinstance(position, int)
+        self._start = position
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield runs, and a position behind each."""
+        for start in range(self._start, self._count, self._run):
+            end = min(start + self._run, self._count)
+            yield [b"%d" % n for n in range(start, end)]
+            yield Position(end)
+            if self._waits is not None:
+                await self._waits.here()
+
+
+class EpochSink(MemorySink):
+    """Has a place for each epoch, which outlives it."""
+
+    def __init__(self, places: dict[str, list[bytes]]) -> None:
+        super().__init__(durable=False)
+        self.places = places
+        self._epochs = Epochs("", 0, once=True, check=lambda: None)
+        self._taken: list[bytes] = []
+
+    def begin(self, epochs: Epochs) -> None:
+        """Remove what is not recorded."""
+        self._epochs = epochs
+        for name in [*self.places]:
+            if int(name.rpartition("-")[2]) > epochs.done:
+                del self.places[name]
+
+    async def write(self, run: Run) -> None:
+        """Take a run."""
+        self.account.received += len(run)
+        self._taken += run
+
+    async def flush(self) -> None:
+        """Put what was taken in the next place."""
+        load, done, *_ = self._epochs
+        self.places[f"{load}-{done + 1}"] = self._taken
+        self.account.done += len(self._taken)
+        self._epochs = self._epochs._replace(done=done + 1)
+        self._taken = []
+
+    @property
+    def loaded(self) -> list[bytes]:
+        """What is in all places."""
+        return [message for place in self.places.values() for message in place]
+
+
+def numbers(end: int) -> list[bytes]:
+    """Return the first messages."""
+    return [b"%d" % n for n in range(end)]
+
+
+async def run(
+    folder: Path, source: Numbers, sink: EpochSink, delivery: Delivery | None = None
+) -> Report:
+    """Run once, with epochs of ten messages."""
+    bounds = Bounds(messages=10, seconds=3600)
+    delivery = delivery or Delivery(folder, exactly_once=True, bounds=bounds)
+    made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
+    with anyio.fail_after(15):
+        return await made.run()
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    size=st.integers(1, 12),
+    crashes=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(1, 4)), max_size=5),
+)
+def test_each_message_is_loaded_once(size: int, crashes: list[tuple[str, int]]) -> None:
+    """Wherever runs break off, and however often; accounts balance (issue 14)."""
+    places: dict[str, list[bytes]] = {}
+
+    async def all_runs(folder: Path) -> Report:
+        for step, number in crashes:
+            delivery = Delivery(
+                folder, exactly_once=True, bounds=Bounds(messages=10, seconds=3600)
+            )
+            left = number
+
+            def count(now: str, step: str = step) -> None:
+                nonlocal left
+                left -= now == step
+                if not left:
+                    raise Stopped
+
+            delivery.at = count
+            report = await run(folder, Numbers(50, size), EpochSink(places), delivery)
+            if report.status == "done":
+                return report
+            assert isinstance(report.error, Stopped)
+        return await run(folder, Numbers(50, size), EpochSink(places))
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(all_runs, Path(folder))
+    assert report.status == "done"
+    assert EpochSink(places).loaded == numbers(50)
+    assert [(a.received, a.made) for a in report.ledger] == [(0, 50), (50, 50)]
+    assert max(map(len, places.values())) <= max(size, 10)
+
+
+async def test_next_run_begins_a_new_load(tmp_path: Path) -> None:
+    """A source that is read anew is loaded anew, from epoch 1 on (issue 14)."""
+    first: dict[str, list[bytes]] = {}
+    second: dict[str, list[bytes]] = {}
+    for places in first, second:
+        report = await run(tmp_path, Numbers(5, 5), EpochSink(places))
+        assert report.ledger[-1].done == 5
+    assert [*first.values()] == [*second.values()] == [numbers(5)]
+    assert first.keys() != second.keys()
+
+
+async def test_epoch_ends_when_it_is_old(tmp_path: Path) -> None:
+    """At the position that was reached; and nothing is held for long (issue 14)."""
+    wait, places = Wait(), dict[str, list[bytes]]()
+    delivery = Delivery(tmp_path, exactly_once=True, bounds=Bounds(seconds=0.001))
+    recorded = anyio.Event()
+    delivery.at = lambda step: recorded.set() if step == "recorded" else None
+    source, sink = Numbers(3, 3, waits=wait), EpochSink(places)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, tmp_path, source, sink, delivery)
+        with anyio.fail_after(15):
+            await recorded.wait()
+        assert delivery.record.position == 3
+        wait.released.set()
+    assert sink.loaded == numbers(3)
+
+
+async def test_run_that_was_taken_over_loads_no_more(tmp_path: Path) -> None:
+    """It says why (issue 14)."""
+    places: dict[str, list[bytes]] = {}
+    bounds = Bounds(messages=10, seconds=3600)
+    delivery = Delivery(tmp_path, exactly_once=True, bounds=bounds)
+
+    def lose(step: str) -> None:
+        if step == "recorded":
+            take_over(tmp_path)
+
+    delivery.at = lose
+    report = await run(tmp_path, Numbers(50, 5), EpochSink(places), delivery)
+    assert isinstance(report.error, StateUnusable)
+    assert "another run has taken over" in str(report.error)
+    assert EpochSink(places).loaded == numbers(10)
