@@ -75,7 +75,11 @@ class Session(Protocol):
         ...
 
     def receive_data(self, data: bytes, now: float, /) -> None:
-        """Take bytes that the peer sent; they may be cut anywhere."""
+        """
+        Take bytes that the peer sent; they may be cut anywhere.
+
+        None at all: from now on nobody reads what it sends, until there are some.
+        """
         ...
 
     def receive_eof(self, now: float, /) -> None:
@@ -100,8 +104,9 @@ class Session(Protocol):
         """
         Return, once, the bytes to write; ``SEND_EOF`` among them is a half-close.
 
-        It is asked after everything that was received, sent, or came with time, as
-        soon as what it returned before is written: control may come before data.
+        It is asked after everything that was received, sent, or came with time, and
+        again as soon as what it returned is written, until there is nothing: so it may
+        return a part, and control come before the rest.
         """
         ...
 

@@ -132,7 +132,7 @@ class Connection:
         )
         """How long the worker may take."""
         self._reader = Reader(
-            wire, host, self.dispatch, self._receive, self.patience.suspend
+            wire, host, self.dispatch, self._receive, self._wait_for_consumer
         )
         self._batch_due = Deadline(self.pump_all)
         self._session_due = Deadline(self._ring_session)
@@ -182,7 +182,7 @@ class Connection:
             self._verifier.begin(now, chunks)
         else:
             writer.add(chunks)
-            writer.flush()
+            self._flush()
         return True
 
     def take_next(self, now: float) -> list[bytes] | None:
@@ -313,6 +313,12 @@ class Connection:
         if whole and proven and not self._host.failed:
             self._take_note(self.dispatch.release(proven=True), now)
 
+    def _wait_for_consumer(self, waits: bool) -> None:
+        self.patience.suspend(waits)
+        if waits:
+            # In a dialect with heartbeats, nobody hears them now.
+            self._receive(b"")
+
     def _ring_session(self, now: float) -> None:
         self._session_timer = None
         self._session.handle_timer(now)
@@ -375,11 +381,8 @@ class Connection:
     def _flush(self) -> None:
         # What the pipe has no room for stays in the session, where control overtakes.
         writer = self._writer
-        if writer.empty or writer.flush():
-            chunks = self._session.data_to_send()
-            if chunks:
-                writer.add(chunks)
-                writer.flush()
+        while writer.flush() and (chunks := self._session.data_to_send()):
+            writer.add(chunks)
 
     # --- events -------------------------------------------------------------
 

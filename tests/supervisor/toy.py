@@ -96,7 +96,9 @@ class ToySession:
         ):
             self.open -= _ids(event)
         data = isinstance(event, e.ExchangeOpened | e.OutputOf | e.ExchangesEnded)
-        self._out[data].append(json.dumps([NAMES[type(event)], *_text(event)]).encode())
+        # What else there is to say of some, other dialects say.
+        said = [NAMES[type(event)], *_text(event[:3])]
+        self._out[data].append(json.dumps(said).encode())
 
     def data_to_send(self) -> list[bytes]:
         control, data = self._out

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from etlstage.errors import RemoteProtocolError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.protocol.cocaine.alarm import Deadlines
 from etlstage.protocol.cocaine.frame import (
     MOST_TEXT,
     Encoding,
@@ -21,7 +22,7 @@ from etlstage.protocol.cocaine.frame import (
     Version,
     text_of,
 )
-from etlstage.protocol.cocaine.session import NORMAL, CocaineSession, Deadlines
+from etlstage.protocol.cocaine.session import NORMAL, CocaineSession
 from etlstage.protocol.events import Event, ExchangeOpened, Farewell, Ready
 from etlstage.settings.definition import Definition, Setting, broken, settings_of
 from etlstage.settings.kind import Choice, Noun

@@ -90,7 +90,7 @@ def test_numbers_rise_and_are_never_used_again(version: Version) -> None:
     session.send(ExchangeCancelled(3, 0, ""))
 
     for id_ in (3, 2):
-        with pytest.raises(LocalProtocolError, match="ExchangeOpened"):
+        with pytest.raises(LocalProtocolError, match="does not come behind all others"):
             session.send(opened(id_))
 
 
@@ -459,7 +459,7 @@ def test_worker_that_terminates_and_does_not_end_its_sessions_is_at_fault() -> N
     session.handle_timer(13.0)
 
     assert failure(session.events_received()) == (
-        "it said that it terminates, and did not end 1 session within 3 s"
+        "it said that it terminates, and did not end its sessions within 3 s"
     )
 
 
@@ -560,9 +560,68 @@ def test_worker_may_beat_when_it_likes() -> None:
 
 
 def test_answers_to_heartbeats_come_before_chunks() -> None:
-    """Whatever waits there."""
+    """Whatever waits there: no more of that is taken at once than is soon written."""
     session = supervisor()
-    session.send(opened(1, b"x" * 1000))
+    session.send(opened(1, *[bytes(1000)] * 1000))
+    first = session.data_to_send()
     received(session, BEAT)
+    second = session.data_to_send()
 
-    assert session.data_to_send()[0] == BEAT
+    assert 256 * 1024 <= sum(map(len, first)) < 260 * 1024
+    assert second[0] == BEAT
+    rest = [*second[1:]]
+    while more := session.data_to_send():
+        rest += more
+    theirs = worker()
+    assert received(theirs, b"".join(first + rest))[-1] == ExchangesEnded(
+        [(1, tuple([bytes(1000)] * 1000))]
+    )
+
+
+def test_worker_that_nobody_reads_is_not_missed_and_does_not_miss_us() -> None:
+    """Its heartbeats wait behind what nobody has room for."""
+    session = supervisor(deadlines=Deadlines(heartbeat=4.0))
+    session.receive_data(b"", 10.0)
+    assert session.get_timer() == 12.0
+    session.handle_timer(12.0)
+    assert session.data_to_send() == [BEAT]
+    assert session.get_timer() == 14.0
+    assert received(session, BEAT, 14.0) == [LifeSeen()]
+    assert session.get_timer() == 18.0
+
+
+def test_one_fault_is_enough() -> None:
+    """What is due behind it, when the clock has jumped, is not done."""
+    session = supervisor(deadlines=Deadlines(heartbeat=4.0, seal=3.0))
+    sent(session, opened(1), BYE)
+    session.handle_timer(100.0)
+
+    assert failure(session.events_received()) == "there was no sign of life within 4 s"
+    assert session.data_to_send() == []
+
+
+def test_worker_waits_for_the_answer_to_its_oldest_heartbeat() -> None:
+    """A later one gives it no more time."""
+    session = worker(deadlines=Deadlines(beat=10.0, disown=15.0))
+    session.handle_timer(0.0)
+    session.handle_timer(10.0)
+    assert session.get_timer() == 15.0
+
+
+def test_cancelling_where_nothing_is_known_yet_is_nothing() -> None:
+    """Whoever cancels need not know."""
+    session = CocaineSession(Side.SUPERVISOR)
+    session.send(ExchangeCancelled(1, 0, ""))
+    assert session.data_to_send() == []
+
+
+def test_nothing_is_said_behind_a_terminate() -> None:
+    """A worker that has said so may be gone; one that was told may not read on."""
+    session = supervisor()
+    sent(session, opened(1, ended=False), opened(2, ended=False))
+    session.receive_data(b"", 0.0)
+    session.send(BYE)
+    session.handle_timer(3.0)
+    assert session.data_to_send() == [BEAT, TERMINATE]
+
+    assert sent(session, ExchangeCancelled(1, 0, "")) == b""

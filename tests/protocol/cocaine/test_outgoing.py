@@ -1,0 +1,71 @@
+"""What is written, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.errors import LocalProtocolError
+from etlstage.protocol.cocaine import Encoding
+from etlstage.protocol.cocaine.frame import EARLY, ONE, ZERO, Words
+from etlstage.protocol.cocaine.outgoing import Outgoing
+
+ORDERS = {
+    "930301 91 a165 930402 91 a178": ZERO,
+    "930103 91 a165 930204 91 a178": EARLY,
+    "930100 91 a165 930200 91 a178": ONE,
+}
+
+
+@pytest.mark.parametrize("frames", ORDERS)
+def test_frames_are_in_the_order_of_their_version(frames: str) -> None:
+    """The type comes first, or the session does."""
+    out = Outgoing(ORDERS[frames], Encoding.RAW, packed=False)
+    out.invoke(1, "e", ())
+    out.chunks(2, [b"x"])
+
+    assert b"".join(out.take()) == bytes.fromhex(frames)
+
+
+def test_what_is_about_the_connection_overtakes_but_not_the_end() -> None:
+    """A terminate is behind all that was said before."""
+    out = Outgoing(ONE, Encoding.RAW, packed=False)
+    out.chunks(2, [b"x"])
+    out.terminate(1, "no")
+    out.beat()
+
+    beat, chunk, end = out.take()
+    assert (beat.hex(), chunk.hex(), end.hex()) == (
+        *("93010090", "93020091a178"),
+        "930101" + "92" + "01" + "a26e6f",
+    )
+    assert out.take() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "frames"),
+    [(ZERO, "93050192f3a26e6f 93060190"), (ONE, "9301019292 2af3a26e6f")],
+)
+def test_error_ends_our_half(words: Words, frames: str) -> None:
+    """With a choke, where it does not by itself."""
+    out = Outgoing(words, Encoding.RAW, packed=False)
+    out.error(1, 42, -13, "no")
+
+    assert b"".join(out.take()) == bytes.fromhex(frames)
+
+
+def test_what_was_not_taken_can_be_forgotten() -> None:
+    """All of it, or that of sessions."""
+    out = Outgoing(ONE, Encoding.RAW, packed=False)
+    for forget, left in ((out.drop, 1), (out.clear, 0)):
+        out.choke(2)
+        out.beat()
+        forget()
+        assert len(out.take()) == left
+
+
+def test_nothing_is_said_before_it_is_known_how() -> None:
+    """It is found out from the first frames."""
+    out = Outgoing(None, Encoding.RAW, packed=False)
+
+    with pytest.raises(LocalProtocolError, match="has not said yet how it speaks"):
+        out.beat()
