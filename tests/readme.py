@@ -2,7 +2,7 @@
 README's blocks, and which of them tests run.
 
 A block is named by its heading and its number below that. A test says by ``@runs`` what
-it runs; one of ``test_readme.py`` looks for blocks of which none says so.
+it runs; one of ``test_manual.py`` looks for blocks of which none says so.
 """
 
 from __future__ import annotations

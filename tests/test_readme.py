@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import os
 import re
@@ -21,9 +20,8 @@ import pytest
 from etlstage import AsyncSupervisor, Pipeline, Stage, worker
 from etlstage.config.loader import load
 from tests.examples.languages import ANY_MARKERS
-from tests.readme import BLOCKS, CLAIMED, README, runs, steps, typed
+from tests.readme import runs, steps, typed
 
-TESTS: Final = Path(__file__).parent
 UPPER: Final = """
 import sys
 from etlstage import worker
@@ -335,31 +333,3 @@ def test_faults_in_a_file(blocks: list[str], folder: Path) -> None:
     text = pipeline("names", "clean", "python, clean.py").replace("one,", "one, " * 11)
     written(folder, "pipeline.yaml", text + faults)
     typed(steps(dialogue))
-
-
-@runs("Try it 1", "Development 1")
-def test_commands_that_need_a_network(blocks: list[str]) -> None:
-    """They have names, by which .ci/run finds and runs them (issue 11)."""
-    script = (TESTS.parent / ".ci" / "run").read_text()
-    for block in blocks:
-        named = re.search(rf"<!-- ci: (\w+) -->\n```bash\n{re.escape(block)}", README)
-        assert named
-        assert f"command=$(readme_command {named[1]})\n" in script
-
-
-def test_headings_can_be_linked() -> None:
-    """Each has a name of its own, and links lead to one (issue 11)."""
-    prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
-    anchors = [heading.lower().replace(" ", "-") for heading in headings]
-    assert len(set(anchors)) == len(anchors)
-    assert set(re.findall(r"\]\(#([\w-]+)\)", prose)) <= set(anchors)
-
-
-def test_every_block_is_run() -> None:
-    """By the tests, or by what runs them all; one is a drawing (issue 11)."""
-    for path in TESTS.rglob("test_*.py"):
-        if "from tests.readme import" in path.read_text():
-            importlib.import_module(".".join(path.relative_to(TESTS.parent).parts)[:-3])
-    assert BLOCKS.keys() >= CLAIMED
-    assert BLOCKS.keys() - CLAIMED == {"etlstage 1"}

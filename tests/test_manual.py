@@ -1,0 +1,60 @@
+"""README as a whole: what is in it is run, its links lead somewhere, no option lacks."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from typer.main import get_command
+
+from etlstage.cli.app import app
+from tests.readme import BLOCKS, CLAIMED, README, runs
+
+TESTS: Final = Path(__file__).parent
+
+
+@runs("Try it 1", "Development 1")
+def test_commands_that_need_a_network(blocks: list[str]) -> None:
+    """They have names, by which .ci/run finds and runs them (issue 11)."""
+    script = (TESTS.parent / ".ci" / "run").read_text()
+    for block in blocks:
+        named = re.search(rf"<!-- ci: (\w+) -->\n```bash\n{re.escape(block)}", README)
+        assert named
+        assert f"command=$(readme_command {named[1]})\n" in script
+
+
+def test_headings_can_be_linked() -> None:
+    """Each has a name of its own, and links lead to one (issue 11)."""
+    prose = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
+    anchors = [heading.lower().replace(" ", "-") for heading in headings]
+    assert len(set(anchors)) == len(anchors)
+    assert set(re.findall(r"\]\(#([\w-]+)\)", prose)) <= set(anchors)
+
+
+def test_every_option_is_told() -> None:
+    """And none that is not there, but for those of other programs (issue 11)."""
+
+    def options(command: Any, *names: str) -> Iterator[tuple[str, set[str]]]:  # noqa: ANN401 - Typer's own parser has no public type
+        yield " ".join(names), {o for p in command.params for o in p.opts}
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from options(inner, *names, name)
+
+    commands = dict(options(get_command(app), "etlstage"))
+    told = set(re.findall(r"(?<![\w!])--[a-z][a-z-]+", README))
+    others = {"--help", "--against", "--jobs", "--no-deps", "--seeds"}
+    known = {o for every in commands.values() for o in every if o.startswith("--")}
+    assert known == told - others
+    assert [name for name in commands if name not in README] == []
+
+
+def test_every_block_is_run() -> None:
+    """By the tests, or by what runs them all; one is a drawing (issue 11)."""
+    for path in TESTS.rglob("test_*.py"):
+        if "from tests.readme import" in path.read_text():
+            importlib.import_module(".".join(path.relative_to(TESTS.parent).parts)[:-3])
+    assert BLOCKS.keys() >= CLAIMED
+    assert BLOCKS.keys() - CLAIMED == {"etlstage 1"}
