@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
-from etlstage.cli.kept import dlq
+from etlstage.cli.kept import dlq, state
 from etlstage.cli.options import Debug, File, Overlays, Values, changes_of
 from etlstage.cli.programs import programs
 from etlstage.cli.signals import FORCED
@@ -241,6 +241,7 @@ def _demo(
 
 app.add_typer(programs)
 app.add_typer(dlq)
+app.add_typer(state)
 
 
 def main() -> NoReturn:

@@ -10,9 +10,10 @@ import typer
 from etlstage.cli.options import Debug, File, Overlays, Values, changes_of
 from etlstage.cli.verbosity import Verbosity
 
-__all__ = ("dlq",)
+__all__ = ("dlq", "state")
 
 dlq: typer.Typer = typer.Typer(name="dlq", add_completion=False)
+state: typer.Typer = typer.Typer(name="state", add_completion=False)
 
 
 @dlq.callback()
@@ -156,3 +157,49 @@ def _dlq_export(
 
     changes = changes_of(overlays, values)
     return export_letters(file, changes, numbers or (), stage=stage, to=to, raw=raw)
+
+
+@state.callback()
+def _state() -> None:
+    """Show what runs have stored, forget it, or take it from a run that holds it."""
+
+
+Place = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="The pipeline file, or its state directory."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@state.command("show")
+def _state_show(
+    file: Place,
+    *,
+    overlays: Overlays = None,
+    values: Values = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
+) -> int:
+    """Show what is stored, where a run would go on, and who holds the lock."""
+    from etlstage.cli.state import show_state
+
+    return show_state(file, changes_of(overlays, values), as_json=as_json)
+
+
+@state.command("reset")
+def _state_reset(
+    file: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
+) -> int:
+    """Forget how far runs have come; dead letters stay."""
+    from etlstage.cli.state import reset_state
+
+    return reset_state(file, changes_of(overlays, values), yes=yes)
+
+
+@state.command("take-over")
+def _state_take_over(
+    file: Place, *, overlays: Overlays = None, values: Values = None, yes: Yes = False
+) -> int:
+    """Take the state from a run that holds it: that run can't commit any more."""
+    from etlstage.cli.state import take_state_over
+
+    return take_state_over(file, changes_of(overlays, values), yes=yes)

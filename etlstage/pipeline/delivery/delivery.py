@@ -17,23 +17,18 @@ import fcntl
 import json
 import os
 import secrets
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Self
 
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.folder import make_ours, opened, reason
+from etlstage.pipeline.delivery.holder import LOCK, Holder
 from etlstage.pipeline.delivery.record import Record, fence_of
 
-__all__ = ("LOCK", "Bounds", "Delivery", "take_over", "unusable")
-
-LOCK: Final = "lock"
-"""The file that is locked, in the state directory."""
-_LENGTH: Final = 4096
+__all__ = ("Bounds", "Delivery", "take_over", "unusable")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,17 +206,14 @@ class Delivery:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            holder = Holder.read(file)
+            about = f" ({holder})" if holder is not None else ""
             raise StateUnusable(
-                f"another run uses the state directory {self.folder}{_holder(file)}:"
+                f"another run uses the state directory {self.folder}{about}:"
                 " wait until it has ended, or set another state"
             ) from None
-        about = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
         file.truncate()
-        file.write(json.dumps(about).encode())
+        file.write(json.dumps(Holder.here()._asdict()).encode())
         file.flush()
 
 
@@ -259,12 +251,3 @@ def unusable(folder: Path, error: OSError) -> StateUnusable:
     return StateUnusable(
         f"can't use the state directory {folder}: {reason(error)}; set another state"
     )
-
-
-def _holder(file: BinaryIO) -> str:
-    """Return who wrote that he holds the lock, as far as it can be read."""
-    with suppress(OSError, ValueError, RecursionError):
-        match json.loads(file.read(_LENGTH)):
-            case {"pid": int(pid), "host": str(host), "since": str(since)}:
-                return f" (pid {pid} on {host}, since {since})"
-    return ""

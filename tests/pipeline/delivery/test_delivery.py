@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.delivery import LOCK, Delivery, take_over
+from etlstage.pipeline.delivery.delivery import Delivery, take_over
+from etlstage.pipeline.delivery.holder import LOCK
 from etlstage.pipeline.delivery.record import Record
 
 

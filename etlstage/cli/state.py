@@ -1,0 +1,205 @@
+"""
+``etlstage state``: what a pipeline has stored, and who holds it.
+
+Nothing of a pipeline file need be right for it but its name, its ends and its state.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from etlstage.cli.letters import Letters, chosen, find
+from etlstage.config.reading import Changes
+from etlstage.errors import ConfigError
+from etlstage.messages import counted
+from etlstage.pipeline.dead_letter.file import FOLDER
+from etlstage.pipeline.delivery.delivery import Delivery, take_over, unusable
+from etlstage.pipeline.delivery.folder import reason
+from etlstage.pipeline.delivery.holder import LOCK, Holder, holder_of
+from etlstage.pipeline.delivery.record import RECORDS, Record
+from etlstage.telemetry.terminal import harmless
+
+__all__ = ("reset_state", "show_state", "take_state_over")
+
+OF_STREAMS: Final = ("checkpoint", "batches", "stream.json", "stop", "stop-now")
+"""What engine streaming stores beside."""
+SPOOL: Final = "spool"
+"""Where what was read of a DataFrame waits."""
+
+
+def show_state(place: Path, changes: Changes, *, as_json: bool) -> int:
+    """
+    Print what is stored, and who holds the lock; return the exit code.
+
+    Args:
+        place: A pipeline file, or its state directory.
+        changes: What is laid over the pipeline.
+        as_json: Whether to print it as a JSON object.
+
+    Raises:
+        ConfigError: If there is no such place.
+        StateUnusable: If what is stored can't be read.
+
+    """
+    found = find(place, changes)
+    if not found.state.exists():
+        typer.echo("null" if as_json else f"nothing is stored in {_path(found.state)}")
+        return 0
+    held, holder = _holder(found.state)
+    record = Record.latest(found.state)
+    if as_json:
+        lock = {**holder._asdict(), "state": holder.state} if held and holder else held
+        plain = {
+            "state": str(found.state),
+            "lock": lock or None,
+            "record": asdict(record),
+            "files": {path.name: size for path, size in _others(found.state)},
+            "dead_letters": _letters(found),
+        }
+        typer.echo(json.dumps(plain, indent=2))
+        return 0
+    for name, text in _lines(found, record, held=held, holder=holder):
+        typer.echo(harmless(f"{name:<14}{text}"))
+    return 0
+
+
+def reset_state(place: Path, changes: Changes, *, yes: bool) -> int:
+    """
+    Forget how far runs have come: the next begins from the beginning.
+
+    Dead letters stay, and the fence does: who was taken over stays so.
+
+    Args:
+        place: A pipeline file, or its state directory.
+        changes: What is laid over the pipeline.
+        yes: Whether not to ask.
+
+    Raises:
+        ConfigError: If there is no such place.
+        StateUnusable: If a run holds it, or it can't be written.
+
+    """
+    state = find(place, changes).state
+    if not state.exists():
+        typer.echo(f"nothing is stored in {_path(state)}")
+        return 0
+    with Delivery(state) as delivery:
+        if not yes:
+            typer.confirm(
+                f"forget what is stored in {_path(state)} ({_goes_on(delivery.record)}),"
+                " so that the next run begins from the beginning?",
+                abort=True,
+            )
+        try:
+            for name in (SPOOL, *OF_STREAMS):
+                _remove(state / name)
+        except OSError as error:
+            raise unusable(state, error) from error
+        # Last: until here, who is interrupted has forgotten nothing that can't be had.
+        Record(fence=delivery.record.fence).store(state)
+    typer.echo("the next run begins from the beginning")
+    return 0
+
+
+def take_state_over(place: Path, changes: Changes, *, yes: bool) -> int:
+    """
+    Take a state directory from a run that holds it; return the exit code.
+
+    Args:
+        place: A pipeline file, or its state directory.
+        changes: What is laid over the pipeline.
+        yes: Whether not to ask.
+
+    Raises:
+        ConfigError: If there is no such place, or nobody holds it.
+        StateUnusable: If it can't be read or written.
+
+    """
+    state = find(place, changes).state
+    held, holder = _holder(state)
+    if not held:
+        raise ConfigError(f"no run holds {state}: there is nothing to take over")
+    who = f"{holder} ({holder.state})" if holder is not None else "a run"
+    if not yes:
+        typer.confirm(
+            f"take {_path(state)} over from {harmless(who)}? What it does from now on it"
+            " can't commit, and a load that is not by epochs may hold that twice",
+            abort=True,
+        )
+    record = take_over(state)
+    typer.echo(f"taken over: the next run goes on, {_goes_on(record)}")
+    return 0
+
+
+def _holder(state: Path) -> tuple[bool, Holder | None]:
+    try:
+        return holder_of(state)
+    except OSError as error:
+        raise ConfigError(f"{state / LOCK}: can't be read: {reason(error)}") from None
+
+
+def _lines(
+    found: Letters, record: Record, *, held: bool, holder: Holder | None
+) -> Iterator[tuple[str, str]]:
+    yield "state", str(found.state)
+    if not held:
+        yield "lock", "nobody holds it"
+    elif holder is None:
+        yield "lock", "held; by whom can't be read"
+    else:
+        yield "lock", f"held by {holder}: {holder.state}"
+    if record.fence:
+        yield "fence", str(record.fence)
+    if record.run:
+        ended = "under way" if held else "broke off"
+        ended = "has ended" if record.ended else ended
+        yield "last run", f"{record.run}, {record.delivery}; {ended}"
+    yield "next run", _goes_on(record)
+    for path, size in _others(found.state):
+        yield path.name, counted(size, "byte")
+    for stage, count in _letters(found).items():
+        yield "dead letters", f"{count:,} of stage {stage}"
+
+
+def _goes_on(record: Record) -> str:
+    if not record.epoch or not record.resumes:
+        return "from the beginning"
+    text = f"behind epoch {record.epoch:,} of load {record.load}"
+    if record.position is not None:
+        text += f", at position {json.dumps(record.position)}"
+    return text
+
+
+def _letters(found: Letters) -> dict[str, int]:
+    """Return how many letters each stage has."""
+    counts: dict[str, int] = {}
+    for letter in chosen(found, None):
+        counts[letter.stage] = counts.get(letter.stage, 0) + 1
+    return counts
+
+
+def _others(state: Path) -> Iterator[tuple[Path, int]]:
+    """Yield what else is stored, with its bytes."""
+    known = {LOCK, FOLDER, *(path.name for path in state.glob(RECORDS))}
+    for path in sorted(state.iterdir()):
+        if path.name not in known:
+            files = path.rglob("*") if path.is_dir() else (path,)
+            yield path, sum(file.lstat().st_size for file in files if file.is_file())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _path(path: Path) -> str:
+    return harmless(str(path))

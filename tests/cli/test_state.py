@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from etlstage.cli.state import reset_state, show_state, take_state_over
+from etlstage.config.reading import UNCHANGED
+from etlstage.errors import ConfigError, StateUnusable
+from etlstage.pipeline.delivery.delivery import Delivery
+from tests.cli.conftest import Etlstage, environment
+from tests.pipeline.dead_letter.test_settled import append, letter
+
+HOLDER = """\
+import sys
+from pathlib import Path
+from etlstage.pipeline.delivery.delivery import Delivery
+with Delivery(Path(sys.argv[1]), exactly_once=True) as delivery:
+    delivery.begin("r1", stages=["a", "b"], letters={})
+    delivery.commit(4000)
+    print("holds", flush=True)
+    input()
+    delivery.commit(5000)
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Leave what a run leaves that broke off."""
+    append(tmp_path / "s", letter(1), letter(2))
+    with Delivery(tmp_path / "s", exactly_once=True) as delivery:
+        delivery.begin("r0", stages=["a", "b"], letters={})
+        delivery.commit(17)
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def holder(state: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that holds the state, and stop it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, state],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        yield process
+        process.kill()
+
+
+def shown(state: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what is shown."""
+    assert show_state(state, UNCHANGED, as_json=False) == 0
+    return capsys.readouterr().out
+
+
+def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How far runs have come, and where the next goes on (issue 14)."""
+    (state / "checkpoint").mkdir()
+    (state / "checkpoint" / "x").write_text("abc")
+    text = re.sub(r"load \w{8}", "load ?", shown(state, capsys))
+    assert text == (
+        f"state         {state}\n"
+        "lock          nobody holds it\n"
+        "fence         1\n"
+        "last run      r0, exactly-once; broke off\n"
+        "next run      behind epoch 1 of load ?, at position 17\n"
+        "checkpoint    3 bytes\n"
+        "dead letters  2 of stage clean\n"
+    )
+    assert show_state(state, UNCHANGED, as_json=True) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert (plain["lock"], plain["dead_letters"]) == (None, {"clean": 2})
+    assert plain["record"]["position"] == 17
+
+
+def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next run begins anew; letters stay, and so does the fence (issue 14)."""
+    (state / "checkpoint").mkdir()
+    assert reset_state(state, UNCHANGED, yes=True) == 0
+    text = shown(state, capsys)
+    assert "fence         2\nnext run      from the beginning\ndead letters  2" in text
+    assert not (state / "checkpoint").exists()
+
+
+@pytest.mark.process
+def test_take_over(
+    state: Path,
+    holder: subprocess.Popen[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Who was stopped keeps his lock until then; after it he can't commit (issue 14)."""
+    text = shown(state, capsys)
+    assert re.search(rf"lock +held by pid {holder.pid} on .*: stopped by a sign", text)
+    with pytest.raises(StateUnusable, match=f"another run uses .*pid {holder.pid} on"):
+        reset_state(state, UNCHANGED, yes=True)
+    assert take_state_over(state, UNCHANGED, yes=True) == 0
+    said = capsys.readouterr().out
+    assert re.fullmatch(
+        r"taken over: .* behind epoch 2 of load \w+, at position 4000\n", said
+    )
+    holder.send_signal(signal.SIGCONT)
+    _, error = holder.communicate("go on\n", timeout=60)
+    assert "another run has taken over the state directory" in error
+    with Delivery(state) as delivery:
+        assert delivery.record.position == 4000
+    with pytest.raises(ConfigError, match="there is nothing to take over"):
+        take_state_over(state, UNCHANGED, yes=True)
+
+
+@pytest.mark.process
+def test_state_of_a_pipeline(etlstage: Etlstage, pipeline: Path) -> None:
+    """Before anything is stored; it is asked before anything is forgotten."""
+    result = etlstage("state", "show", "pipeline.yaml")
+    assert result.returncode == 0
+    where = pipeline.parent / ".etlstage" / "letters"
+    assert result.stdout == f"nothing is stored in {where}\n"
+    with Delivery(where):
+        pass
+    result = etlstage("state", "reset", "pipeline.yaml", given="n\n")
+    assert result.returncode == 1
+    assert "so that the next run begins from the beginning? [y/N]" in result.stdout
