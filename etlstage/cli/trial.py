@@ -11,7 +11,7 @@ from etlstage.config.fault import FaultKeys
 from etlstage.config.reading import Changes
 from etlstage.pipeline.runner import Runner
 from etlstage.telemetry import Meter
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 
 if TYPE_CHECKING:
     from etlstage.cli.faults import Faults
@@ -74,7 +74,7 @@ class Trial:
             tell_recordings(self._recordings)
 
     def _launch(self, keys: Sequence[FaultKeys]) -> Launch:
-        launch: Launch = launch_over_pipes
+        launch: Launch = launch_worker
         if self._faults is not None:
             launch = self._faults.launch(launch, keys)
         if self._recordings is not None:

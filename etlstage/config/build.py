@@ -35,7 +35,7 @@ from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.stage import Stage
 from etlstage.telemetry import Meter
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -210,7 +210,7 @@ class _Builder:
         self._spark = spark
         self._trial = trial
         self._meter = meter
-        self._launch = launch or launch_over_pipes
+        self._launch = launch or launch_worker
         self.shared: Session | None = None
         self._names = dict(stage_names(document.data))
         self._letters = self._dead_letters()

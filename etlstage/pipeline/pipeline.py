@@ -43,7 +43,7 @@ from etlstage.pipeline.runner import Runner
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +97,7 @@ class Pipeline(Runner):
         dead_letters: DeadLetters | None = None,
         dead_letter_sink: DeadLetterSink | None = None,
         meter: Meter | None = None,
-        launch: Launch = launch_over_pipes,
+        launch: Launch = launch_worker,
         release: Callable[[Exception | None], Awaitable[None]] | None = None,
         judged_of: int = 0,
         delivery: Delivery | None = None,

@@ -14,7 +14,7 @@ from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor, Silence
 from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 
 __all__ = ("WorkerSink",)
 
@@ -43,7 +43,7 @@ class WorkerSink(Sink):
         *,
         dead_letters: DeadLetters | None = None,
         meter: Meter | None = None,
-        launch: Launch = launch_over_pipes,
+        launch: Launch = launch_worker,
     ) -> None:
         super().__init__(stage.name)
         self._policy = DeadLetterPolicy(

@@ -15,7 +15,7 @@ from etlstage.protocol.base import Shape
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor, Silence
 from etlstage.telemetry import Meter
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 
 __all__ = ("WorkerSource",)
 
@@ -42,7 +42,7 @@ class WorkerSource(Source):
         offsets: OffsetPolicy | None = None,
         every: float | None = None,
         meter: Meter | None = None,
-        launch: Launch = launch_over_pipes,
+        launch: Launch = launch_worker,
     ) -> None:
         super().__init__(stage.name)
         self._meter = meter

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from etlstage.settings.definition import Setting
     from etlstage.settings.problem import Problem
 
-__all__ = ("SEND_EOF", "Dialect", "Limits", "Session", "Shape", "Side")
+__all__ = ("SEND_EOF", "Dialect", "Limits", "Services", "Session", "Shape", "Side")
 
 SEND_EOF: Final = b""
 """In what ``data_to_send()`` returns: close the sending direction here."""
@@ -116,6 +116,24 @@ class Session(Protocol):
 
     def handle_timer(self, now: float) -> None:
         """Take note of the time, in seconds on the caller's clock."""
+        ...
+
+
+class Services(Protocol):
+    """What one connection of a worker finds beside its work; without I/O."""
+
+    def receive_data(self, data: bytes, /) -> bytes:
+        """
+        Take what the worker has said, and return what is answered.
+
+        Raises:
+            ProtocolError: If there is no more to talk about.
+
+        """
+        ...
+
+    def lines(self) -> bytes:
+        """Return, once, the lines that are for the log."""
         ...
 
 
@@ -300,6 +318,17 @@ class Dialect(ABC):
 
         Raises:
             RemoteProtocolError: If it said something else.
+
+        """
+        return None
+
+    def services(self, host: str, port: int) -> Services | None:
+        """
+        Return what answers a connection to the locator, if workers expect one.
+
+        Args:
+            host: Where the worker has connected.
+            port: The same.
 
         """
         return None

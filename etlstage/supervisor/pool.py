@@ -53,7 +53,7 @@ from etlstage.supervisor.running import RunningWorker
 from etlstage.supervisor.spawn import traced
 from etlstage.supervisor.status import SKIPPED
 from etlstage.telemetry import StageMetrics
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 from etlstage.transport.descent import resident_bytes
 
 __all__ = ("WorkerPool",)
@@ -82,7 +82,7 @@ class WorkerPool:
         backlog: Backlog,
         tell: Callable[[SupervisorEvent], None],
         metrics: StageMetrics | None,
-        launch: Launch = launch_over_pipes,
+        launch: Launch = launch_worker,
         commit: Callable[[object], Awaitable[None]] | None = None,
     ) -> None:
         self.stage = stage

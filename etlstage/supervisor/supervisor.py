@@ -34,7 +34,7 @@ from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
 from etlstage.supervisor.stream import in_runs
 from etlstage.telemetry import Meter, StageMetrics
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 
 __all__ = ("AsyncSupervisor",)
 
@@ -76,7 +76,7 @@ class AsyncSupervisor:
         max_bytes: int = 64 * 1024 * 1024,
         max_pending: int | None = None,
         meter: Meter | None = None,
-        launch: Launch = launch_over_pipes,
+        launch: Launch = launch_worker,
         commit: Callable[[object], Awaitable[None]] | None = None,
     ) -> None:
         self.stage = stage

@@ -13,7 +13,7 @@ A *hostile worker* does on purpose what workers do by accident::
 A *faulty launch* does the same to any worker, from outside, and a *recorded launch* keeps
 what is said, to be played to another worker::
 
-    launch = FaultyLaunch(launch_over_pipes, {"clean": plan})
+    launch = FaultyLaunch(launch_worker, {"clean": plan})
     launch = RecordedLaunch(launch, RecordingFolder(Path("recordings")))
 
     played = await play(Recording.load(path), ("./clean-v2",))

@@ -43,7 +43,7 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.transcript import Flow, Passage, Transcript, cut
-from etlstage.transport import Child, Launch, Readable, Wire, launch_over_pipes
+from etlstage.transport import Child, Launch, Readable, Wire, launch_worker
 from etlstage.transport.base import describe_status
 from etlstage.transport.descent import lives, waits_for_stdin
 
@@ -109,7 +109,7 @@ class WorkerUnderTest:
         self,
         stage: Stage,
         *,
-        launch: Launch = launch_over_pipes,
+        launch: Launch = launch_worker,
         timeout: float = 10.0,
     ) -> None:
         self.stage = stage

@@ -22,7 +22,7 @@ from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.ends import MemorySink, MemorySource
 from etlstage.testing.scripted import Script, ScriptedLaunch
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 
 __all__ = (
     "PipelineFactory",
@@ -58,12 +58,12 @@ def stage_of(
 
     """
     if isinstance(tested, Stage):
-        return replace(tested, **settings), launch_over_pipes
+        return replace(tested, **settings), launch_worker
     settings = {"name": name, **_SETTINGS, **settings}
     if callable(tested):
         script = getattr(tested, "__name__", "script")
         return Stage(command=(script,), **settings), ScriptedLaunch(tested)
-    return Stage(command=tuple(tested), **settings), launch_over_pipes
+    return Stage(command=tuple(tested), **settings), launch_worker
 
 
 class WorkerFactory:

@@ -9,6 +9,8 @@ from etlstage.transport.base import Readable as Readable
 from etlstage.transport.base import Wire as Wire
 from etlstage.transport.launcher import Terms as Terms
 from etlstage.transport.launcher import TermsRefused as TermsRefused
+from etlstage.transport.listener import SocketLaunch as SocketLaunch
+from etlstage.transport.listener import launch_worker as launch_worker
 from etlstage.transport.pipe import launch_over_pipes as launch_over_pipes
 
 __all__ = (
@@ -16,8 +18,10 @@ __all__ = (
     "Launch",
     "LaunchRequest",
     "Readable",
+    "SocketLaunch",
     "Terms",
     "TermsRefused",
     "Wire",
     "launch_over_pipes",
+    "launch_worker",
 )

@@ -19,7 +19,15 @@ from etlstage.protocol.base import Dialect
 from etlstage.protocol.registry import default_dialect
 from etlstage.transport.launcher import Terms
 
-__all__ = ("Child", "Launch", "LaunchRequest", "Readable", "Wire", "describe_status")
+__all__ = (
+    "Child",
+    "ClosableReadable",
+    "Launch",
+    "LaunchRequest",
+    "Readable",
+    "Wire",
+    "describe_status",
+)
 
 
 class Readable(Protocol):
@@ -35,6 +43,14 @@ class Readable(Protocol):
 
     def stop_waiting(self) -> None:
         """Wake who waits: the process is gone; whoever else holds the end may stay."""
+        ...
+
+
+class ClosableReadable(Readable, Protocol):
+    """The same, and whoever has it closes it."""
+
+    def close(self) -> None:
+        """Close it; call it when nobody waits any more."""
         ...
 
 

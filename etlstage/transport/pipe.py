@@ -13,7 +13,9 @@ import os
 import subprocess
 import sys
 import termios
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from signal import SIGKILL, Signals
@@ -22,16 +24,15 @@ from typing import IO, Final
 
 import anyio
 
-from etlstage.transport.base import LaunchRequest, describe_status
+from etlstage.transport.base import ClosableReadable, LaunchRequest, describe_status
 from etlstage.transport.descent import descendants, heirs, lives, session_members
+from etlstage.transport.ending import POLL, ended, look_again, signal_all, status_of
 from etlstage.transport.launcher import Launcher, Terms
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 
-__all__ = ("PipeChild", "PipeReader", "PipeWire", "launch_over_pipes")
+__all__ = ("PipeChild", "PipeReader", "PipeWire", "launch_over_pipes", "start_program")
 
 _PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
-_CHECK: Final = 1.0  # seconds between two looks at the watchdog
-_POLL: Final = 0.02  # seconds, where the kernel has no pidfd
 PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
 """Marks a worker, and all that inherits its environment, as this one's."""
 STATUS_VARIABLE: Final = "ETLSTAGE_STATUS"
@@ -51,6 +52,7 @@ class PipeReader:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         os.set_blocking(pipe.fileno(), False)
+        _enlarge(pipe.fileno())
         self._pipe = pipe
 
     def read(self, size: int, /) -> bytes | None:
@@ -69,6 +71,10 @@ class PipeReader:
         if not self._pipe.closed:
             anyio.notify_closing(self._pipe.fileno())
 
+    def fileno(self) -> int:
+        """Return the descriptor that is waited for."""
+        return self._pipe.fileno()
+
     def close(self) -> None:
         """Close it; call it when nobody waits any more."""
         self._pipe.close()
@@ -79,7 +85,6 @@ class PipeWire(PipeReader):
 
     def __init__(self, stdout: IO[bytes], stdin: IO[bytes] | None) -> None:
         super().__init__(stdout)
-        _enlarge(stdout.fileno())
         self._stdin = stdin
         if stdin is not None:
             os.set_blocking(stdin.fileno(), False)
@@ -135,22 +140,25 @@ class PipeChild:
     with the *thread* that has started it: start it from one that lives as long.
 
     Args:
-        popen: The program; its stdin and stdout are the wire's.
+        popen: The program.
+        said: What it writes for people.
         status: Where it says that it is ready, and alive, if anywhere.
         mark: The variable that its environment has alone.
 
     """
 
     def __init__(
-        self, popen: subprocess.Popen[bytes], status: IO[bytes] | None, mark: bytes
+        self,
+        popen: subprocess.Popen[bytes],
+        said: ClosableReadable,
+        status: IO[bytes] | None,
+        mark: bytes,
     ) -> None:
-        assert popen.stderr is not None
         self._popen = popen
         self._mark = mark
         self._ended: int | None = None  # the exit status, before it is reaped
         self.pid: int = popen.pid
-        self.stderr: PipeReader = PipeReader(popen.stderr)
-        _enlarge(popen.stderr.fileno())
+        self.stderr: ClosableReadable = said
         self.status: PipeReader | None = None if status is None else PipeReader(status)
         self._pidfd: int | None = None
         with suppress(AttributeError, OSError):
@@ -185,13 +193,13 @@ class PipeChild:
         group and session, can't be another's.
         """
         if self._pidfd is not None:
-            await _guarded(self._pidfd)
+            await ended(self._pidfd)
         else:
-            while _status_of(self.pid) is None:
+            while status_of(self.pid) is None:
                 WATCHDOG.check(monotonic())
-                await anyio.sleep(_POLL)
+                await anyio.sleep(POLL)
         try:
-            self._ended = _status_of(self.pid)
+            self._ended = status_of(self.pid)
         except ChildProcessError:  # the host reaps whatever ends
             self.kill()
             return self._popen.returncode
@@ -201,7 +209,7 @@ class PipeChild:
     async def deserted(self) -> None:
         """Wait, behind its exit, until nothing is left of its group and session."""
         while others := self._others():
-            await _look_again(others[0])
+            await look_again(others[0])
 
     def kill(self) -> int:
         """
@@ -222,7 +230,7 @@ class PipeChild:
 
     def kill_heirs(self) -> int:
         """Kill what it has left in other sessions, if it still bears our mark."""
-        return _signal(heirs(self._mark), SIGKILL)
+        return signal_all(heirs(self._mark), SIGKILL)
 
     def _others(self) -> list[int]:
         """Return what it has started, where that can be told, the eldest first."""
@@ -234,7 +242,7 @@ class PipeChild:
     def _send(self, number: Signals, others: list[int]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-        _signal(others, number)
+        signal_all(others, number)
 
     def close(self) -> None:
         """Close all that is open here; call it when nobody waits any more."""
@@ -255,21 +263,58 @@ def launch_over_pipes(request: LaunchRequest, /) -> tuple[PipeWire, PipeChild]:
         TermsRefused: If it is not allowed to be started on these terms.
 
     """
+    popen, status, mark = _start_watched(request, merged=False)
+    assert popen.stdout is not None, "it has pipes"
+    assert popen.stderr is not None, "it has pipes"
+    wire = PipeWire(popen.stdout, popen.stdin)
+    return wire, PipeChild(popen, PipeReader(popen.stderr), status, mark)
+
+
+def start_program(
+    request: LaunchRequest,
+    words: Sequence[str],
+    join: Callable[[PipeReader], ClosableReadable],
+) -> PipeChild:
+    """
+    Start a program with more words behind its command, and talk to it elsewhere.
+
+    Its stdout goes where its stderr goes, and there is nothing on its stdin.
+
+    Args:
+        request: What to start.
+        words: Behind its command.
+        join: Returns what is read for its stderr, given the pipe.
+
+    Raises:
+        OSError: If the program can't be started; as :class:`subprocess.Popen`.
+        TermsRefused: If it is not allowed to be started on these terms.
+
+    """
+    command = (*request.command, *words)
+    request = replace(request, command=command, stdin=False)
+    popen, status, mark = _start_watched(request, merged=True)
+    assert popen.stdout is not None, "it has a pipe"
+    return PipeChild(popen, join(PipeReader(popen.stdout)), status, mark)
+
+
+def _start_watched(
+    request: LaunchRequest, *, merged: bool
+) -> tuple[subprocess.Popen[bytes], IO[bytes] | None, bytes]:
+    """Start it; the watchdog knows of it. ``merged``: stderr goes to stdout."""
     WATCHDOG.expect()
     try:
         with ExitStack() as failed:
-            popen, status, mark = _start(request, failed)
+            started = _start(request, failed, merged=merged)
             failed.pop_all()
     except BaseException:
         WATCHDOG.give_up()
         raise
-    WATCHDOG.register(popen.pid)
-    assert popen.stdout is not None
-    return PipeWire(popen.stdout, popen.stdin), PipeChild(popen, status, mark)
+    WATCHDOG.register(started[0].pid)
+    return started
 
 
 def _start(
-    request: LaunchRequest, failed: ExitStack
+    request: LaunchRequest, failed: ExitStack, *, merged: bool
 ) -> tuple[subprocess.Popen[bytes], IO[bytes] | None, bytes]:
     """Start it; ``failed`` gets what is to be undone if that goes wrong."""
     _keep_freed_memory()
@@ -291,7 +336,7 @@ def _start(
             launcher.words,
             stdin=subprocess.PIPE if request.stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
             bufsize=0,
             env=env,
             cwd=request.cwd,
@@ -331,51 +376,3 @@ def _enlarge(fd: int) -> None:
     if _F_SETPIPE_SZ is not None:
         with suppress(OSError):
             fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_SIZE)
-
-
-def _signal(pids: list[int], number: Signals) -> int:
-    """Send a signal to processes; return how many got it."""
-    count = 0
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-            count += 1
-    return count
-
-
-async def _guarded(pidfd: int) -> None:
-    """Wait until a process has ended; meanwhile see to it that the watchdog lives."""
-    while True:
-        began = monotonic()
-        with anyio.move_on_after(_CHECK):
-            await anyio.wait_readable(pidfd)
-            return
-        now = monotonic()
-        if now - began < 0.9 * _CHECK:
-            # The clock of the event loop is a test's, which jumps to whatever time
-            # somebody waits for.
-            await anyio.wait_readable(pidfd)
-            return
-        WATCHDOG.check(now)
-
-
-async def _look_again(pid: int) -> None:
-    """Wait until a process has ended, or for a moment if that can't be told."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        await anyio.sleep(_POLL)
-        return
-    try:
-        await anyio.wait_readable(pidfd)
-    finally:
-        os.close(pidfd)
-
-
-def _status_of(pid: int) -> int | None:
-    """Return the exit status of a child that is not reaped; None if it runs."""
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    if ended is None:
-        return None
-    well = ended.si_code == os.CLD_EXITED
-    return ended.si_status if well else -ended.si_status

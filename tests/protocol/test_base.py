@@ -79,6 +79,7 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     told = dialect.arguments(app="a", identity="b", endpoint="c", locator="d")
     assert told == ()
     assert dialect.identity(b"x") is None
+    assert dialect.services("127.0.0.1", 1) is None
     assert dialect.farewell() is None
     assert Silent.keys(StageKind.LOAD) == {}
     assert not Silent.key_rules("worker", {"command": ("a",)})

@@ -22,6 +22,7 @@ from etlstage.protocol.cocaine.frame import (
     Version,
     text_of,
 )
+from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.session import NORMAL, CocaineSession
 from etlstage.protocol.events import Event, ExchangeOpened, Farewell, Ready
 from etlstage.settings.definition import Definition, Setting, broken, settings_of
@@ -152,6 +153,10 @@ class CocaineDialect(Definition, Dialect):
                     return text_of(name, "the name in a handshake")
             raise RemoteProtocolError("the first frame is no handshake")
         return None
+
+    def services(self, host: str, port: int) -> Locator:
+        """Return what answers a connection to the locator."""
+        return Locator(host, port)
 
     @property
     def _spoken(self) -> Version:

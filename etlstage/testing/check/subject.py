@@ -21,7 +21,7 @@ from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import MessagesPassed
 from etlstage.stage.stage import Stage
 from etlstage.testing.conversation import Reply, WorkerUnderTest
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 from etlstage.transport.base import describe_status
 
 __all__ = ("MESSAGES", "Advice", "NotApplicable", "Subject", "examine_sample")
@@ -76,7 +76,7 @@ class Subject:
     sample: Sequence[bytes] = ()
     ranges: bool = False
     timeout: float = 5.0
-    launch: Launch = launch_over_pipes
+    launch: Launch = launch_worker
     pace: float = 0.5
     """Seconds from its start to its first reply."""
     each: float = 0.01

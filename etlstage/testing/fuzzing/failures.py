@@ -32,7 +32,7 @@ from etlstage.testing.fuzzing.oracle import Oracles, verify
 from etlstage.testing.recording.recorder import RecordedLaunch
 from etlstage.testing.recording.recording import Entry, Recording
 from etlstage.testing.transcript import cut
-from etlstage.transport import LaunchRequest, launch_over_pipes
+from etlstage.transport import LaunchRequest, launch_worker
 
 __all__ = ("FOLDER", "Failure", "Failures", "Origin")
 
@@ -278,7 +278,7 @@ async def _record(failure: Failure, secrets: Secrets) -> Recording:
         return notes
 
     stage = failure.case.on(failure.stage)
-    launch = RecordedLaunch(launch_over_pipes, begin)
+    launch = RecordedLaunch(launch_worker, begin)
     with suppress(CaseFailed):
         async with WorkerUnderTest(
             stage, launch=launch, timeout=failure.timeout

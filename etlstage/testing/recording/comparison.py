@@ -17,7 +17,7 @@ from etlstage.protocol.events import MessagesPassed, MoreRequested
 from etlstage.stage import Stage
 from etlstage.testing.recording.recording import Channel, Entry, Recording
 from etlstage.testing.recording.replay import play
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 from etlstage.transport.base import describe_status
 
 __all__ = ("Difference", "differences", "other_end", "shrink")
@@ -73,7 +73,7 @@ async def shrink(
     stage: Stage,
     *,
     patience: float = 10.0,
-    launch: Launch = launch_over_pipes,
+    launch: Launch = launch_worker,
 ) -> Recording:
     """
     Return as small a part of a recording as can be found that still plays otherwise.

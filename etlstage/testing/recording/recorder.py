@@ -5,7 +5,7 @@ What is noted goes where ``begin`` says, one :class:`Notes` for each start of a 
 nothing is changed on the way::
 
     folder = RecordingFolder(Path("recordings"))
-    AsyncSupervisor(stage, launch=RecordedLaunch(launch_over_pipes, folder))
+    AsyncSupervisor(stage, launch=RecordedLaunch(launch_worker, folder))
 
 """
 

@@ -26,7 +26,7 @@ from etlstage.transport import (
     LaunchRequest,
     Readable,
     Wire,
-    launch_over_pipes,
+    launch_worker,
 )
 
 __all__ = ("play",)
@@ -41,7 +41,7 @@ async def play(
     stage: Stage | Sequence[str],
     *,
     patience: float = 10.0,
-    launch: Launch = launch_over_pipes,
+    launch: Launch = launch_worker,
 ) -> Recording:
     """
     Play a recording to a worker, and return what is said now.

@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.transport import LaunchRequest, SocketLaunch, Terms
+from etlstage.transport.listener import Listener, launch_over_socket, launch_worker
+from etlstage.transport.pipe import PipeChild, PipeWire
+from etlstage.transport.wire import SocketWire
+
+DIALECT = CocaineDialect()
+ENV = {"PATH": "/usr/bin:/bin"}
+CONNECT = """
+import socket, sys
+told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+at = told["--endpoint"]
+if at.startswith("/"):
+    wire = socket.socket(socket.AF_UNIX)
+    wire.connect(at)
+else:
+    host, port = at.rsplit(":", 1)
+    wire = socket.create_connection((host, int(port)))
+wire.sendall(b"\\x93\\x01\\x00\\x91\\xd9\\x24" + told["--uuid"].encode())
+"""
+"""What any worker here begins with."""
+LONG = b"\x94\x01\x00\x91\xda\xea\x60" + b"x" * 60000 + b"\xda\xea\x60" + b"x" * 9000
+"""A handshake that does not end."""
+
+
+def hello(token: str) -> bytes:
+    """Return a handshake."""
+    return b"\x93\x01\x00\x91\xd9" + bytes([len(token)]) + token.encode()
+
+
+@contextmanager
+def listening(*, tcp: bool = False) -> Iterator[tuple[Listener, SocketWire]]:
+    """Give a listener and the wire of a worker that it expects."""
+    listener = Listener(DIALECT, tcp=tcp)
+    wire = listener.expect()
+    try:
+        yield listener, wire
+    finally:
+        wire.close()
+
+
+def connected(listener: Listener, data: bytes = b"") -> socket.socket:
+    """Return a connection to a listener, over which ``data`` has been sent."""
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(listener.endpoint)
+    client.sendall(data)
+    return client
+
+
+@contextmanager
+def started(
+    script: str, launch: SocketLaunch = launch_over_socket
+) -> Iterator[tuple[SocketWire, PipeChild]]:
+    """Start a worker in Python; it is gone and closed at the end."""
+    command = (sys.executable, "-I", "-S", "-c", CONNECT + script)
+    wire, child = launch(LaunchRequest(command, ENV, stage="clean", dialect=DIALECT))
+    try:
+        yield wire, child
+    finally:
+        child.kill()
+        wire.close()
+        child.close()
+
+
+def dismissed(client: socket.socket) -> bool:
+    """Return whether we have closed a connection."""
+    client.setblocking(False)
+    try:
+        return client.recv(10) == b""
+    except ConnectionResetError:  # with something unread
+        return True
+    except BlockingIOError:
+        return False
+
+
+def mode(path: Path) -> int | None:
+    """Return who may do what with a file or folder; None: there is none."""
+    return stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+
+
+async def read_all(wire: SocketWire) -> bytes:
+    """Return all that comes."""
+    output = b""
+    with anyio.fail_after(10):
+        while (data := wire.read(65536)) != b"":
+            if data is None:
+                await wire.readable()
+            else:
+                output += data
+    return output
+
+
+# --- who is who ----------------------------------------------------------------------
+
+
+async def test_worker_is_met_and_its_greeting_is_handed_on() -> None:
+    """Before it comes nothing is to be read and there is no room; then all is there."""
+    with listening() as (listener, wire):
+        assert wire.read(10) is None
+        assert wire.write(b"x") == 0
+        with connected(listener, hello(wire.token) + b"more") as worker:
+            await wire.readable()
+            assert wire.read(3) == b"\x93\x01\x00"
+            assert wire.read(100) == hello(wire.token)[3:] + b"more"
+            assert wire.read(100) is None
+            await wire.writable()
+            assert wire.write(b"hi") == 2
+            assert worker.recv(10) == b"hi"
+            wire.close_write()
+            assert worker.recv(10) == b""
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(3)), st.lists(st.integers(1, 42), max_size=5))
+def test_workers_of_one_listener_are_told_apart(
+    order: list[int], cuts: list[int]
+) -> None:
+    """Whatever the order in which they come, and however their greetings are cut."""
+
+    async def check() -> None:
+        listener = Listener(DIALECT)
+        wires = [listener.expect() for _ in order]
+        clients = [connected(listener) for _ in order]
+        edges = [0, *sorted(set(cuts)), 1000]
+        for start, end in pairwise(edges):
+            for index in order:
+                clients[index].sendall(hello(wires[index].token)[start:end])
+                wires[0].read(0)
+        for wire, client in zip(wires, clients, strict=True):
+            assert wire.read(100) == hello(wire.token)
+            client.close()
+            wire.close()
+        assert listener.idle
+
+    anyio.run(check)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (hello("somebody"), "is no worker that we wait for"),
+        (b"\x93\x02\x00\x90", "the first frame is no handshake"),
+        (b"GET / HTTP/1.1\r\n", "the first frame is no handshake"),
+        (LONG, f"did not say who it is in {len(LONG)} bytes"),
+    ],
+    ids=["unknown", "no handshake", "no dialect", "too long"],
+)
+async def test_stranger_is_refused(
+    data: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection is closed, it is told why to who reads the log, and no more."""
+    with listening() as (listener, wire), connected(listener, data) as stranger:
+        for _ in range(3):
+            assert wire.read(10) is None
+        assert dismissed(stranger)
+    assert reason in caplog.text
+    assert wire.token not in caplog.text
+
+
+async def test_worker_comes_once() -> None:
+    """Who says the same again is nobody whom we wait for."""
+    with listening() as (listener, wire), connected(listener, hello(wire.token)) as one:
+        assert wire.read(100) == hello(wire.token)
+        with connected(listener, hello(wire.token)) as other:
+            late = listener.expect()
+            assert late.read(1) is None
+            assert dismissed(other)
+            late.close()
+        assert not dismissed(one)
+
+
+async def test_strangers_do_not_pile_up() -> None:
+    """Who says nothing has to go when there are too many of them; a worker gets in."""
+    with listening() as (listener, wire):
+        silent = []
+        for _ in range(65):
+            silent.append(connected(listener))
+            wire.read(1)
+        assert [dismissed(client) for client in silent[:2]] == [True, False]
+        with connected(listener, hello(wire.token)):
+            assert wire.read(100) == hello(wire.token)
+        for client in silent:
+            client.close()
+
+
+async def test_who_is_not_expected_any_more_is_refused() -> None:
+    """The stage is stopping: nothing is to be read, and nothing can be written."""
+    with listening() as (listener, wire):
+        other = listener.expect()
+        wire.close_write()
+        assert wire.read(10) == b""
+        await wire.readable()
+        await wire.writable()
+        with pytest.raises(BrokenPipeError):
+            wire.write(b"x")
+        with connected(listener, hello(wire.token)) as worker:
+            other.read(1)
+            assert dismissed(worker)
+        other.close()
+
+
+async def test_waiting_for_one_lets_others_in() -> None:
+    """Whoever waits serves whoever comes, and both are woken."""
+    with listening() as (listener, wire):
+        other = listener.expect()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wire.readable)
+            tasks.start_soon(other.writable)
+            await anyio.wait_all_tasks_blocked()
+            clients = [connected(listener, hello(w.token)) for w in (other, wire)]
+        assert other.read(100) == hello(other.token)
+        for client in clients:
+            client.close()
+        other.close()
+
+
+# --- where ---------------------------------------------------------------------------
+
+
+async def test_nobody_else_gets_at_the_socket() -> None:
+    """It is in a folder of ours; both are gone with the last wire."""
+    with listening() as (listener, wire):
+        other = listener.expect()
+        path = Path(listener.endpoint)
+        assert mode(path) == 0o600
+        assert mode(path.parent) == 0o700
+        other.close()
+        other.close()
+        assert mode(path)
+        wire.stop_waiting()
+    wire.stop_waiting()
+    assert mode(path.parent) is None
+
+
+async def test_path_is_short_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No system takes a long one for a socket."""
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", os.fspath(deep))
+    with listening() as (listener, _):
+        assert listener.endpoint.startswith("/tmp/etlstage-socket-")  # noqa: S108
+    assert not os.listdir(deep)
+
+
+def test_each_loop_has_a_folder() -> None:
+    """So each task of Spark has; all workers of a loop share one."""
+    folders = []
+
+    async def start() -> None:
+        with started("wire.recv(1)") as (one, _), started("wire.recv(1)") as (two, _):
+            assert one.endpoint == two.endpoint
+            folders.append(Path(one.endpoint).parent)
+        assert mode(folders[-1]) is None
+
+    for _ in range(2):
+        anyio.run(start)
+    assert folders[0] != folders[1]
+
+
+async def test_program_that_cannot_be_started_leaves_nothing() -> None:
+    """Neither a folder nor anybody who is expected."""
+    with started("wire.recv(1)") as (wire, _):
+        folder = Path(wire.endpoint).parent
+        request = LaunchRequest(("no-such-program",), ENV, dialect=DIALECT)
+        with pytest.raises(FileNotFoundError):
+            launch_worker(request)
+        assert mode(folder)
+    assert mode(folder) is None
+
+
+# --- processes -----------------------------------------------------------------------
+
+TALK = """
+print("told", sys.argv[1::2])
+print("app", told["--app"], "stdin", repr(sys.stdin.read()), flush=True)
+print("careful", file=sys.stderr, flush=True)
+while data := wire.recv(10):
+    wire.sendall(data.upper())
+"""
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+async def test_worker_connects_and_says_who_it_is(tcp: bool) -> None:
+    """All that it writes elsewhere is read as its stderr."""
+    with started(TALK, SocketLaunch(tcp=tcp)) as (wire, child):
+        with anyio.fail_after(10):
+            while not (written := wire.write(b"hello")):
+                await wire.readable()
+            assert written == 5
+            wire.close_write()
+            said = await read_all(wire)
+            assert await child.wait() == 0
+        assert said == hello(wire.token) + b"HELLO"
+        lines = (child.stderr.read(1000) or b"").decode().splitlines()
+        assert lines == [
+            "told ['--app', '--endpoint', '--locator', '--uuid', '--protocol']",
+            "app clean stdin ''",
+            "careful",
+        ]
+
+
+async def test_worker_that_ends_before_it_is_met_has_said_all() -> None:
+    """What it wrote is read behind its end."""
+    with started("wire.sendall(b'bye')") as (wire, child):
+        with anyio.fail_after(10):
+            await child.wait()
+        wire.close_write()
+        assert await read_all(wire) == hello(wire.token) + b"bye"
+
+
+async def test_what_is_unread_is_known() -> None:
+    """While it lives the kernel tells; when it ended, that it left something."""
+    with listening() as (listener, wire):
+        assert wire.unread() == 0
+        worker = connected(listener, hello(wire.token))
+        assert wire.read(100) == hello(wire.token)
+        wire.write(b"one")
+        wire.write(b"more")
+        assert wire.unread() == 4
+        assert worker.recv(100) == b"onemore"
+        assert wire.unread() == 0
+        wire.write(b"last!")
+        worker.close()
+        assert wire.read(1) == b""
+        assert wire.unread() == 5
+        with pytest.raises(BrokenPipeError):
+            wire.write(b"x")
+
+
+async def test_full_socket_takes_a_part_and_then_nothing() -> None:
+    """Nobody is blocked; when it is read there is room again."""
+    with listening() as (listener, wire):
+        worker = connected(listener, hello(wire.token))
+        wire.read(100)
+        written = wire.write(b"x" * 10_000_000)
+        assert 0 < written < 10_000_000
+        assert wire.write(b"x") == 0
+        left = written
+        while left:
+            left -= len(worker.recv(left))
+        await wire.writable()
+        assert wire.write(b"x") == 1
+        worker.close()
+        with pytest.raises(BrokenPipeError):
+            wire.write(b"x")
+
+
+async def test_dialect_decides_what_a_worker_is_given() -> None:
+    """One that does not connect has pipes."""
+    wire, child = launch_worker(LaunchRequest(("true",), ENV, terms=Terms()))
+    assert isinstance(wire, PipeWire)
+    await child.wait()
+    child.kill()
+    wire.close()
+    child.close()
