@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from etlstage.errors import ConfigError
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.settings.definition import section_in, settings_of
-from etlstage.spark.datasource.options import reading, writing
+from etlstage.spark.datasource.options import _READ, _WRITE, reading, writing
 from etlstage.stage import PoolPolicy, RestartPolicy, Stage
+from tests.readme import README
 
 RUN = {"command": "./run"}
 
@@ -192,3 +194,25 @@ def test_wrong_option_of_a_write_is_told() -> None:
         writing(RUN | {"path": "s3a://x"})
     with pytest.raises(ConfigError, match="option step is only for reading"):
         writing(RUN | {"step": "1"})
+
+
+def test_manual_has_each_option_in_its_table() -> None:
+    """Of a read, of a write, or of both (issue 11)."""
+    tables = re.findall(
+        r"^\| option of .*\n\| -.*\n((?:\|.*\n)+)", README, re.MULTILINE
+    )
+    read, write, both = map(options_in, tables)
+    assert read == _READ.keys() - _WRITE.keys()
+    assert write == _WRITE.keys() - _READ.keys()
+    assert both == _READ.keys() & _WRITE.keys()
+
+
+def options_in(table: str) -> set[str]:
+    """Return the names in the first column, those of "the others of" included."""
+    found = set[str]()
+    for row in table.splitlines():
+        names, _, groups = row.split("|")[1].partition("the others of")
+        found |= set(re.findall(r"`([^`]+)`", names))
+        for group in re.findall(r"`(\w+)`", groups):
+            found |= {name for name in _READ | _WRITE if name.startswith(f"{group}.")}
+    return found
