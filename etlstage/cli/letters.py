@@ -16,16 +16,25 @@ from etlstage.config.build import state_folder
 from etlstage.config.document import Document
 from etlstage.config.reading import UNCHANGED, Changes, read
 from etlstage.config.rules import stage_names
-from etlstage.errors import ConfigError, guess
+from etlstage.errors import ConfigError, StateUnusable, guess
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.file import FOLDER, SUFFIX, Torn, stage_of_file
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.settled import Settled
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import RECORDS
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("Letters", "as_read", "chosen", "find", "ids_of", "one_of")
+__all__ = (
+    "Letters",
+    "as_read",
+    "check_ended",
+    "chosen",
+    "find",
+    "ids_of",
+    "one_of",
+)
 
 NEEDED: Final = ("name", "extract", "load")
 """Keys without which a file is no pipeline."""
@@ -137,6 +146,23 @@ def one_of(found: Letters, number: str, stage: str | None = None) -> DeadLetter:
         several = ", ".join(ids[:3]) + ("..." if len(ids) > 3 else "")
         raise ConfigError(f"several dead letters begin with {number!r}: {several}")
     return letter
+
+
+def check_ended(delivery: Delivery) -> None:
+    """
+    Assert that no run is to be gone on with that writes its last letters anew.
+
+    Raises:
+        StateUnusable: If one broke off.
+
+    """
+    record = delivery.record
+    if record.delivery == "exactly-once" and not record.ended:
+        raise StateUnusable(
+            f"the run {record.run} that uses {delivery.folder} broke off: run the"
+            " pipeline to its end first, the last of its dead letters are written anew"
+            " then"
+        )
 
 
 def as_read(letter: DeadLetter) -> bytes:

@@ -16,7 +16,7 @@ import anyio
 
 from etlstage.cli.closing import EXIT_CODES
 from etlstage.cli.failure import FAILED, show_error
-from etlstage.cli.letters import Letters, chosen, find, ids_of
+from etlstage.cli.letters import Letters, check_ended, chosen, find, ids_of
 from etlstage.cli.logs import configure
 from etlstage.cli.run import watch
 from etlstage.cli.screen import Screen
@@ -55,14 +55,16 @@ def retry_letters(
     Raises:
         ConfigError: If the file is wrong, there are no such letters, or their stage is
             no longer in the file.
-        StateUnusable: If a run has the state directory, or nothing can be recorded.
+        StateUnusable: If a run has the state directory, or is to go on first, or
+            nothing can be recorded.
 
     """
     retries = Retries(file, changes)
     # Nothing is made where nothing is.
     if not retries.state.exists():
         return _nothing(stage)
-    with Delivery(retries.state), Signals() as signals:
+    with Delivery(retries.state) as delivery, Signals() as signals:
+        check_ended(delivery)
         found = find(file, changes)
         wanted = ids_of(found, numbers, stage)
         stages = {letter.stage for letter in _wanted(found, stage, wanted)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from etlstage.cli.letters import as_read, chosen, find, ids_of
+from etlstage.cli.letters import as_read, check_ended, chosen, find, ids_of
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
@@ -40,14 +40,16 @@ def drop_letters(
 
     Raises:
         ConfigError: If there are no such letters, or there is no such place.
-        StateUnusable: If a run has the state directory, or it can't be recorded.
+        StateUnusable: If a run has the state directory, or is to go on first, or it
+            can't be recorded.
 
     """
     state = find(place, changes).state
     if not state.exists():
         typer.echo("no dead letters")
         return 0
-    with Delivery(state):
+    with Delivery(state) as delivery:
+        check_ended(delivery)
         found = find(place, changes)
         ids = ids_of(found, numbers, stage)
         if ids is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.cli.settling import drop_letters
 from etlstage.cli.state import reset_state, show_state, take_state_over
 from etlstage.config.reading import UNCHANGED
 from etlstage.errors import ConfigError, StateUnusable
@@ -93,6 +94,14 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(state, capsys)
     assert "fence         2\nnext run      from the beginning\ndead letters  2" in text
     assert not (state / "checkpoint").exists()
+
+
+def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:
+    """Its last ones are written anew, and have the same ids then (issue 14)."""
+    with pytest.raises(StateUnusable, match=r"the run r0 that uses .* broke off: run"):
+        drop_letters(state, UNCHANGED, ["r-1"], stage=None, yes=True)
+    assert reset_state(state, UNCHANGED, yes=True) == 0
+    assert drop_letters(state, UNCHANGED, ["r-1"], stage=None, yes=True) == 0
 
 
 @pytest.mark.process
