@@ -90,6 +90,13 @@ def _run(
         int,
         typer.Option(metavar="MIB", min=1, help="How much is kept of each, in MiB."),
     ] = 256,
+    record_blank: Annotated[
+        bool,
+        typer.Option(
+            "--record-blank",
+            help="Keep lengths and markers, and nothing of what messages say.",
+        ),
+    ] = False,
     faults: Annotated[
         bool,
         typer.Option("--faults", help="Let the file's faults happen to its workers."),
@@ -123,7 +130,12 @@ def _run(
         report=report,
         html=report_html,
         metrics=metrics,
-        trial=Trial(record, record_limit << 20, seed if faults else None),
+        trial=Trial(
+            record,
+            record_limit << 20,
+            blank=record_blank,
+            seed=seed if faults else None,
+        ),
         verbosity=verbosity,
     )
 

@@ -11,6 +11,7 @@ from etlstage.config.fault import FaultKeys
 from etlstage.messages import counted
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
 from etlstage.testing.faulty.launch import FaultyLaunch
+from etlstage.testing.faulty.victim import Occurrence
 from etlstage.transport import Launch
 
 __all__ = ("Faults",)
@@ -18,6 +19,8 @@ __all__ = ("Faults",)
 _CONDITIONS: Final = (
     *("at", "message", "equals", "contains", "probability", "start", "worker"),
 )
+
+_TIMES: Final = 1000  # that a report has of each fault
 
 
 class Faults:
@@ -50,24 +53,54 @@ class Faults:
     def tell(self) -> None:
         """Say of each fault how often it happened, and what became of the workers."""
         out = Screen()
-        for line in self._told():
+        for keys, mine in self._found():
+            line = f"fault {_said(keys)}: {_told(mine)}"
             out.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    def _told(self) -> Iterator[str]:
+    def report(self) -> list[dict[str, object]]:
+        """Return the same, each time by itself, as plain JSON."""
+        return [
+            {
+                "stage": keys.stage,
+                "kind": keys.kind,
+                **dict(_conditions(keys)),
+                "happened": len(mine),
+                "times": [_plain(occurrence) for occurrence in mine[:_TIMES]],
+            }
+            for keys, mine in self._found()
+        ]
+
+    def _found(self) -> Iterator[tuple[FaultKeys, list[Occurrence]]]:
+        happened = defaultdict(list)
+        for occurrence in self._launch.happened:
+            happened[occurrence.stage, occurrence.fault].append(occurrence)
         for stage, found in self._keys.items():
             for number, keys in enumerate(found):
-                mine = [
-                    occurrence
-                    for occurrence in self._launch.happened
-                    if (occurrence.stage, occurrence.fault) == (stage, number)
-                ]
-                fates = {(o.worker, o.start): o.fate or "was left" for o in mine}
-                led = "; ".join(
-                    f"{counted(times, 'worker')} {_of_many(fate, times)}"
-                    for fate, times in Counter(fates.values()).most_common()
-                )
-                happened = f"{counted(len(mine), 'time')}; {led}" if mine else "never"
-                yield f"fault {_said(keys)}: {happened}"
+                yield keys, happened[stage, number]
+
+
+def _told(mine: Sequence[Occurrence]) -> str:
+    if not mine:
+        return "never"
+    fates = {(o.worker, o.start): _fate(o) for o in mine}
+    led = "; ".join(
+        f"{counted(times, 'worker')} {_of_many(fate, times)}"
+        for fate, times in Counter(fates.values()).most_common()
+    )
+    return f"{counted(len(mine), 'time')}; {led}"
+
+
+def _plain(occurrence: Occurrence) -> dict[str, object]:
+    return {
+        "worker": occurrence.worker,
+        "start": occurrence.start,
+        "message": occurrence.message,
+        "fate": _fate(occurrence),
+    }
+
+
+def _fate(occurrence: Occurrence) -> str:
+    return occurrence.fate or "was left"
 
 
 def _fault(keys: FaultKeys) -> Fault:
@@ -96,8 +129,12 @@ def _of_many(fate: str, times: int) -> str:
 
 
 def _said(keys: FaultKeys) -> str:
-    given = ((name, getattr(keys, name)) for name in _CONDITIONS)
-    conditions = "".join(
-        f", {name} {value}" for name, value in given if value is not None
-    )
+    conditions = "".join(f", {name} {value}" for name, value in _conditions(keys))
     return f"{keys.kind} in {keys.stage}{conditions}"
+
+
+def _conditions(keys: FaultKeys) -> Iterator[tuple[str, object]]:
+    for name in _CONDITIONS:
+        value = getattr(keys, name)
+        if value is not None:
+            yield name, value

@@ -13,20 +13,21 @@ from etlstage.testing.recording.recorder import RecordingFolder
 __all__ = ("recording_folder", "tell_recordings")
 
 
-def recording_folder(path: Path, limit: int) -> RecordingFolder:
+def recording_folder(path: Path, limit: int, *, blank: bool) -> RecordingFolder:
     """
     Return where the conversations of a run go.
 
     Args:
         path: The folder; it is made if it is not there.
         limit: Bytes of a conversation that are kept.
+        blank: Whether to leave out what messages say.
 
     Raises:
         ConfigError: If it can't be made, or holds recordings.
 
     """
     try:
-        folder = RecordingFolder(path, limit=limit)
+        folder = RecordingFolder(path, limit=limit, blank=blank)
         if any(path.glob("*.rec")):
             raise ConfigError(
                 f"--record {path}: holds recordings of another run; remove them, or name"

@@ -64,6 +64,11 @@ def replay(
         raise ConfigError(f"{target}: is there already; remove it, or rename it")
     if recording.cut:
         complain(f"{file} is not complete: {recording.cut}")
+    if recording.blank:
+        complain(
+            f"{file} has not what messages say: they are played as so many other bytes,"
+            " and it is compared how many replies there are, and how the worker ends"
+        )
     stage = recording.stage_of(command or recording.command)
     with interruptible():
         played = anyio.run(_play, recording, stage, patience)
@@ -121,7 +126,8 @@ def _told(recording: Recording, played: Recording) -> Iterable[str]:
             yield f"  stderr: {line}"
     *replies, _ = recording.dialect.cut(Side.WORKER, played.written(Channel.STDOUT))
     many = counted(len(replies), "reply", "replies")
-    yield f"{many}, {len(found):,} different" if found else f"{many}, all equal"
+    equal = "as many as recorded" if recording.blank else "all equal"
+    yield f"{many}, {len(found):,} different" if found else f"{many}, {equal}"
 
 
 def _shown(difference: Difference, dialect: Dialect) -> Iterable[str]:

@@ -79,7 +79,8 @@ def run_file(
             if not verbosity.quiet:
                 trial.tell()
             if place is not None:
-                place.write(f"{json.dumps(result.to_dict(), indent=2)}\n")
+                plain = result.to_dict() | trial.report()
+                place.write(f"{json.dumps(plain, indent=2)}\n")
             if leaf is not None and history is not None:
                 leaf.write(_page(result, pipeline, history))
 

@@ -27,6 +27,7 @@ class Trial:
     Args:
         record: Folder where the conversations with its workers go, or None.
         limit: Bytes that are kept of each.
+        blank: Whether they are kept without what messages say.
         seed: For the faults in the file that have a probability; None: there may be no
             faults.
 
@@ -36,7 +37,12 @@ class Trial:
     """
 
     def __init__(
-        self, record: Path | None = None, limit: int = 0, seed: int | None = None
+        self,
+        record: Path | None = None,
+        limit: int = 0,
+        *,
+        blank: bool = False,
+        seed: int | None = None,
     ) -> None:
         self._recordings: RecordingFolder | None = None
         self._faults: Faults | None = None
@@ -44,7 +50,7 @@ class Trial:
         if record is not None:
             from etlstage.cli.recordings import recording_folder
 
-            self._recordings = recording_folder(record, limit)
+            self._recordings = recording_folder(record, limit, blank=blank)
         if seed is not None:
             from etlstage.cli.faults import Faults
 
@@ -72,6 +78,10 @@ class Trial:
             from etlstage.cli.recordings import tell_recordings
 
             tell_recordings(self._recordings)
+
+    def report(self) -> dict[str, object]:
+        """Return what the closing report has of it, too."""
+        return {} if self._faults is None else {"faults": self._faults.report()}
 
     def _launch(self, keys: Sequence[FaultKeys]) -> Launch:
         launch: Launch = launch_worker

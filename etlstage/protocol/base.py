@@ -207,6 +207,15 @@ class Dialect(ABC):
         """
         return [data]
 
+    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
+        """
+        Return what a side wrote with other bytes in place of what its messages say.
+
+        Their lengths stay, and all that bounds them if the dialect knows how. What may
+        be the beginning of a bound is not returned, unless it is the last that comes.
+        """
+        return b"x" * len(data)
+
     @abstractmethod
     def open(self, side: Side, limits: Limits) -> Session:
         """Return a fresh session."""

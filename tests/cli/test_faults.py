@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_faults_happen_and_what_they_led_to_is_told(
     etlstage: Etlstage, faulty: Path
 ) -> None:
     """A worker is started again, a message is dead-lettered, the others are loaded."""
-    result = etlstage("run", faulty, "--faults")
+    result = etlstage("run", faulty, "--faults", "--report", "report.json")
     assert result.returncode == 0, result.stderr
     assert (faulty.parent / "loaded.txt").read_text().splitlines()[-2:] == ["B", "C"]
     killed = "1 time; 1 worker was killed by SIGKILL"
@@ -36,6 +37,14 @@ def test_faults_happen_and_what_they_led_to_is_told(
         "fault stall in upper, message 99: never",
         "fault refuse in load, contains A: 1 time; 1 worker exited with status 0",
     ]
+    kill, stall, refuse = json.loads((faulty.parent / "report.json").read_text())[
+        "faults"
+    ]
+    assert (kill["stage"], kill["kind"], kill["message"]) == ("upper", "kill", 2)
+    dead = {"worker": "upper-1", "start": 1, "message": 2}
+    assert kill["times"] == [{**dead, "fate": "was killed by SIGKILL"}]
+    assert (stall["happened"], stall["times"]) == (0, [])
+    assert (refuse["happened"], refuse["contains"]) == (1, "A")
 
 
 def test_recording_has_what_the_supervisor_saw(

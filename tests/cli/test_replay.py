@@ -56,6 +56,19 @@ def test_other_replies_are_shown_with_their_markers(
     assert result.returncode == 1
 
 
+def test_what_messages_say_may_be_left_out(etlstage: Etlstage, pipeline: Path) -> None:
+    """Then nobody can compare that, which is said (issue 12)."""
+    result = etlstage("run", pipeline, "--record", "recordings", "--record-blank")
+    assert result.returncode == 0, result.stderr
+    file = pipeline.parent / "recordings" / "upper-1.1.rec"
+    recording = Recording.load(file)
+    assert recording.written(Channel.STDIN) == b"x\nx\nx\n"
+    assert recording.written(Channel.STDOUT) == b"x\n\0x\n\0x\n\0"
+    played = etlstage("replay", file)
+    assert (played.returncode, played.stdout) == (0, "3 replies, as many as recorded\n")
+    assert "has not what messages say" in played.stderr
+
+
 def test_fewest_messages_are_kept(recordings: Path, etlstage: Etlstage) -> None:
     """In a file beside the recording, which plays like any other."""
     file = recordings / "upper-1.1.rec"

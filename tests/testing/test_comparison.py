@@ -55,6 +55,15 @@ def written(recording: Recording) -> bytes:
     return recording.written(Channel.STDIN)
 
 
+def test_blank_replies_are_only_counted() -> None:
+    """What they said nobody knows (issue 12)."""
+    was = said((b"x\n", b"x\n\0"), (b"x\n", b"x\n\0"), blank=True)
+    assert not [*differences(was, said((b"x\n", b"no\x15"), (b"x\n", b"\0")))]
+    assert [*differences(was, said((b"x\n", b"X\n\0")))] == [
+        Difference(2, b"x\n", b"x\n\0", b"")
+    ]
+
+
 def test_replies_are_compared_one_by_one() -> None:
     """However they are cut; those that are missing, or too many, differ from none."""
     was = said((b"a\n", b"A\n\0"), (b"b\n", b"B\n\0"), (b"c\n", b"\0"))

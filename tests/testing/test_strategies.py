@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import Phase, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from etlstage.pipeline import Pipeline
@@ -44,7 +44,7 @@ def test_messages_may_be_sent(data: st.DataObject, markers: Markers) -> None:
     assert sendable(document, markers)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), st.sampled_from(MARKER_SETS))
 def test_messages_like_a_sample_may_be_sent(
     data: st.DataObject, markers: Markers

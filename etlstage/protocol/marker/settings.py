@@ -181,6 +181,20 @@ class MarkerDialect(Definition, Dialect):
             at = end.end()
         return [*pieces, data[at:]]
 
+    def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
+        """Return what a side wrote with one byte for all that is no marker."""
+        used = b"".join(self.markers.named.values())
+        filler = next(bytes([byte]) for byte in b"x-_oz" if byte not in used)
+        spoken = self.markers if side is Side.WORKER else self.markers.without_err()
+        marks = sorted(spoken.named.values(), key=len, reverse=True)
+        parts = re.split(b"(%s)" % b"|".join(map(re.escape, marks)), data)
+        if not last:
+            begun = (mark[:n] for mark in marks for n in range(len(mark)))
+            open_ = max(len(part) for part in begun if parts[-1].endswith(part))
+            parts[-1] = parts[-1][: len(parts[-1]) - open_]
+        parts[::2] = [filler * len(part) for part in parts[::2]]
+        return b"".join(parts)
+
     def open(self, side: Side, limits: Limits) -> MarkerProtocol:
         """Return a fresh session."""
         return MarkerProtocol(

@@ -40,7 +40,11 @@ class Difference(NamedTuple):
 
 
 def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
-    """Yield the replies that are not what they were, in order."""
+    """
+    Yield the replies that are not what they were, in order.
+
+    Of a recording that is blank only those are that are missing, or too many.
+    """
     requests = _pieces(recorded, Side.SUPERVISOR)
     was, now = _pieces(recorded, Side.WORKER), _pieces(played, Side.WORKER)
     if recorded.cut:
@@ -49,7 +53,7 @@ def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
         now = now[: len(was)]
     pairs = zip_longest(was, now, fillvalue=b"")
     for number, (one, other) in enumerate(pairs, 1):
-        if one != other:
+        if one != other and not (recorded.blank and one and other):
             request = requests[number - 1] if number <= len(requests) else b""
             yield Difference(number, request, one, other)
 

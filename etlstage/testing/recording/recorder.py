@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import anyio
 
 from etlstage.pipeline.secret import Secrets
+from etlstage.testing.recording.blank import Blank
 from etlstage.testing.recording.recording import (
     Channel,
     Entry,
@@ -171,6 +172,7 @@ class RecordingFolder:
     Args:
         path: The folder; it is made if it is not there, for us alone.
         limit: Bytes of a conversation that are kept; what comes behind is left out.
+        blank: Whether to leave out what messages say; see ``blank.py``.
 
     Attributes:
         path: The folder.
@@ -182,12 +184,13 @@ class RecordingFolder:
 
     """
 
-    def __init__(self, path: Path, *, limit: int = _LIMIT) -> None:
+    def __init__(self, path: Path, *, limit: int = _LIMIT, blank: bool = False) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.secrets: Secrets = Secrets()
         self.problems: list[str] = []
         self.path: Path = path
         self._limit = limit
+        self._blank = blank
         self._starts: Counter[str] = Counter()
 
     @property
@@ -206,8 +209,10 @@ class RecordingFolder:
             command=tuple(map(self.secrets.conceal, request.command)),
             worker=request.worker,
             start=request.start,
+            blank=self._blank,
         )
-        return _Kept(self.path / name, header, self._limit, self.problems)
+        kept = _Kept(self.path / name, header, self._limit, self.problems)
+        return Blank(kept, request.dialect, request.kind) if self._blank else kept
 
 
 class _Kept:
