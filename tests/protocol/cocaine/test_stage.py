@@ -1,47 +1,89 @@
-"""A supervisor with workers of dialect ``cocaine``, in memory and on a virtual clock."""
+"""
+A supervisor with workers of dialect ``cocaine``, in memory and on a virtual clock.
+
+Nothing above the dialect knows of it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
+import anyio
 import pytest
 
-from etlstage.protocol.base import Limits, Side
+from etlstage.errors import RefusedByWorker, WorkerLost
+from etlstage.messages import StageKind
+from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
-from etlstage.protocol.events import ExchangesEnded, Farewell, Ready
-from etlstage.stage import Stage
-from etlstage.supervisor import AsyncSupervisor
+from etlstage.protocol.events import ExchangesEnded, Farewell, OutputOf
+from etlstage.stage import (
+    BatchPolicy,
+    ErrorPolicy,
+    PoolPolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+)
+from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerFailed
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
+from etlstage.testing.clock import Backend
+from etlstage.testing.cocaine import CocaineWorker, Request
 
 pytestmark = pytest.mark.core
 
+Test = Callable[[], Awaitable[None]]
+Answer = Callable[[CocaineWorker, Request], Awaitable[None]]
 
-def stage(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
+
+def virtually(test: Test) -> Callable[[Backend], None]:
+    """Run a test in virtual time, on both event loops."""
+
+    @pytest.mark.parametrize("backend", ["asyncio", "trio"])
+    @wraps(test)
+    def run(backend: Backend) -> None:
+        run_virtually(test, backend=backend)
+
+    del run.__wrapped__  # pytest would look there for arguments
+    return run
+
+
+def stage(
+    dialect: CocaineDialect | None = None,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> Stage:
     """Return a stage whose workers speak the dialect."""
-    return Stage(name="t", command=("w",), dialect=CocaineDialect(**settings))
+    return Stage(
+        name="t", command=("w",), dialect=dialect or CocaineDialect(), **settings
+    )
 
 
-async def capitals(worker: ScriptedWorker) -> int:
+def answering(
+    answer: Answer,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> ScriptedLaunch:
+    """Return workers that answer one session after the other."""
+
+    async def script(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker, **settings) as cocaine:
+            async for request in cocaine.requests():
+                await answer(cocaine, request)
+        return 0
+
+    return ScriptedLaunch(script)
+
+
+async def capitals(worker: CocaineWorker, request: Request) -> None:
     """Answer each message with its capitals."""
-    session = CocaineDialect().open(Side.WORKER, Limits())
-    session.send(Ready("u"))
-    while True:
-        await worker.write(b"".join(session.data_to_send()))
-        data = await worker.read()
-        session.receive_data(data, 0.0)
-        for event in session.events_received():
-            if isinstance(event, ExchangesEnded):
-                for id_, messages in event.ends:
-                    session.send(ExchangesEnded([(id_, (messages[0].upper(),))]))
-            if isinstance(event, Farewell):
-                session.send(event)
-                await worker.write(b"".join(session.data_to_send()))
-                return 0
+    await worker.reply(request, *map(bytes.upper, request.messages))
 
 
-def test_messages_are_sessions() -> None:
-    """Two workers have them, ten at once each; the order is that of the messages."""
-    scripted = ScriptedLaunch(capitals)
+@pytest.mark.parametrize("version", [Version.ZERO, Version.EARLY, Version.ONE])
+def test_message_is_a_session(version: Version) -> None:
+    """Whatever the worker speaks; it is told to terminate, and does."""
+    scripted = answering(capitals, version=version)
 
     async def main() -> None:
         async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
@@ -50,3 +92,418 @@ def test_messages_are_sessions() -> None:
         assert [w.returncode for w in scripted.workers] == [0]
 
     run_virtually(main)
+
+
+@virtually
+async def test_results_come_in_order_though_sessions_end_in_any() -> None:
+    """And a worker has no more of them than it may."""
+    most = 0
+
+    async def script(worker: ScriptedWorker) -> int:
+        nonlocal most
+        held: list[Request] = []
+        async with CocaineWorker(worker) as cocaine:
+            async for request in cocaine.requests():
+                held.append(request)
+                most = max(most, len(held))
+                if len(held) == 4:
+                    while held:
+                        await capitals(cocaine, held.pop())
+        return 0
+
+    dialect = CocaineDialect(concurrency=4)
+    launch = ScriptedLaunch(script)
+    async with AsyncSupervisor(stage(dialect, workers=3), launch=launch) as supervisor:
+        results = await supervisor.submit([b"m%d" % n for n in range(36)])
+
+    assert [r.outputs for r in results] == [(b"M%d" % n,) for n in range(36)]
+    assert most == 4
+
+
+@virtually
+async def test_worker_with_the_fewest_sessions_is_given_the_next() -> None:
+    """Not one that has room, before another that has nothing."""
+    asked: dict[str, int] = {}
+
+    async def script(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            async for request in cocaine.requests():
+                asked[worker.name] = asked.get(worker.name, 0) + 1
+                await anyio.sleep(1)
+                await cocaine.reply(request)
+        return 0
+
+    launch = ScriptedLaunch(script)
+    async with AsyncSupervisor(stage(workers=4), launch=launch) as supervisor:
+        await anyio.sleep(1)
+        await supervisor.submit([b"m"] * 8)
+
+    assert asked == {"t-1": 2, "t-2": 2, "t-3": 2, "t-4": 2}
+
+
+@virtually
+async def test_batch_is_one_session() -> None:
+    """With an invoke of its own name; our choke is its end, and theirs of the reply."""
+    seen: list[tuple[str, int]] = []
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        seen.append((request.event, len(request.messages)))
+        await capitals(worker, request)
+
+    dialect = CocaineDialect(batches=True, event="clean")
+    batched = stage(dialect, batch=BatchPolicy(size=3, seconds=1))
+    async with AsyncSupervisor(batched, launch=answering(answer)) as supervisor:
+        results = await supervisor.submit([b"a", b"b", b"c", b"d"])
+
+    assert [r.outputs for r in results] == [(), (), (b"A", b"B", b"C"), (b"D",)]
+    assert seen == [("clean", 3), ("clean", 1)]
+
+
+@virtually
+async def test_chunks_are_outputs_or_one_message() -> None:
+    """An HTTP response, say: a head, and slices of a body."""
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        for slice_ in (b"head ", b"body"):
+            await worker.say(OutputOf(request.id, [slice_]))
+            await anyio.sleep(1)
+        await worker.reply(request)
+
+    for concat, outputs in ((False, (b"head ", b"body")), (True, (b"head body",))):
+        dialect = CocaineDialect(concat=concat)
+        launch = answering(answer)
+        async with AsyncSupervisor(stage(dialect), launch=launch) as supervisor:
+            assert await supervisor.ask(b"GET") == outputs
+
+
+@virtually
+async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
+    """Its chunks are the data, its choke the end of the range."""
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        assert request.event == "extract"
+        assert request.messages == (b'{"start": 2, "end": 5}',)
+        for n in range(2, 5):
+            await worker.say(OutputOf(request.id, [b"%d" % n]))
+        await worker.reply(request)
+
+    extract = stage(kind=StageKind.EXTRACT)
+    async with AsyncSupervisor(extract, launch=answering(answer)) as supervisor:
+        got = [message async for message in supervisor.extract(start=2, end=5)]
+
+    assert got == [b"2", b"3", b"4"]
+
+
+@virtually
+async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> None:
+    """Its heartbeats lie unread meanwhile: it is told that we live all the same."""
+    total = 40 * 64 * 1024
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        for _ in range(40):
+            await worker.say(OutputOf(request.id, [bytes(64 * 1024)]))
+        await worker.reply(request)
+
+    async def script(worker: ScriptedWorker) -> int:
+        async with (
+            CocaineWorker(worker, beat=3.0, disown=5.0) as cocaine,
+            anyio.create_task_group() as tasks,
+        ):
+            async for request in cocaine.requests():
+                tasks.start_soon(answer, cocaine, request)
+        return 0
+
+    dialect = CocaineDialect(heartbeat=20.0)
+    extract = stage(dialect, kind=StageKind.EXTRACT)
+    scripted, size = ScriptedLaunch(script), 0
+    async with AsyncSupervisor(
+        extract, launch=scripted, max_bytes=128 * 1024
+    ) as supervisor:
+        async for message in supervisor.extract():
+            size += len(message)
+            await anyio.sleep(6)
+
+    assert size == total
+    assert len(scripted.workers) == 1
+
+
+@virtually
+async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
+    """An error is none: the batch was not loaded."""
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        if b"bad" in request.messages:
+            await worker.refuse(request, -13, "no such table")
+        else:
+            await worker.reply(request)
+
+    load = stage(kind=StageKind.LOAD)
+    async with AsyncSupervisor(load, launch=answering(answer)) as supervisor:
+        good, bad = await supervisor.submit([b"good", b"bad"])
+
+    assert (good.outputs, good.error) == ((), None)
+    assert isinstance(bad.error, RefusedByWorker)
+    assert (bad.error.code, bad.error.reason) == (-13, "no such table")
+
+
+@virtually
+async def test_session_that_takes_too_long_is_given_up_and_the_worker_lives() -> None:
+    """What it answers after all hits no other session."""
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        await anyio.sleep(10 if request.messages == (b"slow",) else 1)
+        await worker.reply(request, b"<" + request.messages[0] + b">")
+
+    slow = stage(timeout=Timeouts(message=5), on_error=ErrorPolicy(retries=0))
+    scripted = answering(answer)
+    async with AsyncSupervisor(slow, launch=scripted) as supervisor:
+        (first,) = await supervisor.submit([b"slow"])
+        await anyio.sleep(5)
+        (second,) = await supervisor.submit([b"quick"])
+
+    assert isinstance(first.error, WorkerLost)
+    assert "did not answer a message within 5 s, and it was cancelled" in str(
+        first.error
+    )
+    assert second.outputs == (b"<quick>",)
+    assert len(scripted.workers) == 1
+
+
+@virtually
+async def test_sessions_of_a_worker_that_dies_are_others_matter() -> None:
+    """Each message has one result."""
+
+    async def script(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            async for request in cocaine.requests():
+                if worker.start == 1 and request.messages == (b"m7",):
+                    return -SIGKILL
+                await capitals(cocaine, request)
+        return 0
+
+    scripted = ScriptedLaunch(script)
+    async with AsyncSupervisor(stage(workers=2), launch=scripted) as supervisor:
+        results = await supervisor.submit([b"m%d" % n for n in range(30)])
+
+    assert [r.outputs for r in results] == [(b"M%d" % n,) for n in range(30)]
+    assert len(scripted.workers) > 2
+
+
+async def beginning(
+    script: Callable[[ScriptedWorker], Any],
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> str:
+    """Return what was wrong with the first worker."""
+    scripted = ScriptedLaunch(script)
+    once = stage(restart=RestartPolicy(max=0), **settings)
+    async with AsyncSupervisor(once, launch=scripted) as supervisor:
+        with supervisor.events() as told:
+            (result,) = await supervisor.submit([b"m"])
+            assert result.error is not None
+            async for event in told:
+                if isinstance(event, WorkerFailed):
+                    return str(event.error)
+                if isinstance(event, WorkerExited):
+                    return f"status {event.status}, told {event.told}"
+    raise AssertionError("unreachable: nothing was wrong")
+
+
+@virtually
+async def test_worker_that_is_not_ready_in_time_is_not_waited_for() -> None:
+    """From its start to its first heartbeat, and to its handshake if so wished."""
+
+    async def silent(worker: ScriptedWorker) -> int:
+        await worker.read()
+        return 0
+
+    text = await beginning(silent, timeout=Timeouts(start=10))
+    assert "was not ready within 10 s" in text
+    text = await beginning(silent, dialect=CocaineDialect(handshake=2.0))
+    assert "it did not say who it is within 2 s" in text
+
+
+@virtually
+async def test_worker_without_heartbeat_is_not_waited_for() -> None:
+    """Although it has a session, whose own time is not over."""
+
+    async def stuck(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker, beat=None) as cocaine:
+            async for _ in cocaine.requests():
+                pass
+        return 0
+
+    text = await beginning(stuck, timeout=Timeouts(message=300))
+    assert "there was no sign of life within 30 s" in text
+
+
+@virtually
+async def test_worker_that_beats_may_have_nothing_to_do_for_long() -> None:
+    """It is the same worker after an hour."""
+    scripted = answering(capitals)
+    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
+        await supervisor.submit([b"a"])
+        await anyio.sleep(3600)
+        await supervisor.submit([b"b"])
+
+    assert len(scripted.workers) == 1
+
+
+@virtually
+async def test_exit_that_nobody_asked_for_is_a_failure() -> None:
+    """Workers that think themselves abandoned leave with status 0."""
+
+    async def leaves(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker):
+            await anyio.sleep(1)
+        return 0
+
+    leaving = stage(restart=RestartPolicy(max=2, delay=1.0))
+    scripted = ScriptedLaunch(leaves)
+    async with AsyncSupervisor(leaving, launch=scripted) as supervisor:
+        await anyio.sleep(60)
+        assert supervisor.health.state == "failed"
+    assert len(scripted.workers) == 3
+
+
+@virtually
+async def test_malformed_frame_ends_the_worker_and_nobody_else() -> None:
+    """The message is tried by another."""
+
+    async def script(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            async for request in cocaine.requests():
+                if worker.start == 1:
+                    await cocaine.write(b"\xc1")
+                else:
+                    await capitals(cocaine, request)
+        return 0
+
+    scripted = ScriptedLaunch(script)
+    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
+        assert await supervisor.ask(b"m") == (b"M",)
+        (fault,) = supervisor.faults.last
+    assert "expected frames of msgpack" in str(fault)
+    assert len(scripted.workers) == 2
+
+
+@virtually
+async def test_worker_that_ignores_terminate_is_killed() -> None:
+    """A step of the ladder after the other."""
+
+    async def deaf(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker, obeys=False) as cocaine:
+            async for request in cocaine.requests():
+                await capitals(cocaine, request)
+            await anyio.sleep_forever()
+        return 0
+
+    scripted = ScriptedLaunch(deaf)
+    supervisor = AsyncSupervisor(stage(timeout=Timeouts(stop=5)), launch=scripted)
+    async with supervisor:
+        await supervisor.submit([b"m"])
+        began = anyio.current_time()
+    (worker,) = scripted.workers
+    assert anyio.current_time() - began == pytest.approx(10)
+    assert (worker.signals, worker.returncode) == ([SIGTERM], -SIGTERM)
+
+
+@virtually
+async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
+    """For so long as ``seal`` says; then the worker is told to terminate."""
+    order: list[str] = []
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        await anyio.sleep(2)
+        order.append("answered")
+        await worker.reply(request, b"ok")
+
+    results = []
+
+    async def ask(supervisor: AsyncSupervisor) -> None:
+        results.extend(await supervisor.submit([b"m"]))
+
+    async with (
+        AsyncSupervisor(stage(), launch=answering(answer)) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(ask, supervisor)
+        await anyio.sleep(1)
+        await supervisor.aclose()
+
+    assert [r.outputs for r in results] == [(b"ok",)]
+
+
+@pytest.mark.parametrize(("terminate", "tries"), [("fail", 2), ("drain", 1)])
+def test_worker_that_terminates_loses_or_ends_its_sessions(
+    terminate: str, tries: int
+) -> None:
+    """As the stage says; what is lost another worker is given."""
+    asked = 0
+
+    async def script(worker: ScriptedWorker) -> int:
+        nonlocal asked
+        async with CocaineWorker(worker) as cocaine:
+            async for request in cocaine.requests():
+                asked += 1
+                if worker.start == 1:
+                    await cocaine.say(OutputOf(request.id, [b"half "]))
+                    # Its session goes on: only the SDK of ours would not let it.
+                    frame = b"\x93\x01\x01\x92\x01\xa3bye"
+                    await cocaine.write(frame)
+                    await anyio.sleep(1)
+                    await cocaine.reply(request, b"end")
+                    return 0
+                await cocaine.reply(request, b"again")
+        return 0
+
+    async def main() -> None:
+        dialect = CocaineDialect(terminate=terminate)  # type: ignore[arg-type]
+        launch = ScriptedLaunch(script)
+        async with AsyncSupervisor(stage(dialect), launch=launch) as supervisor:
+            outputs = await supervisor.ask(b"m")
+        assert outputs == ((b"again",) if tries == 2 else (b"half ", b"end"))
+        assert asked == tries
+
+    run_virtually(main)
+
+
+@virtually
+async def test_workers_come_and_go_with_the_work() -> None:
+    """The keys are those of any stage."""
+    pool = PoolPolicy(min=1, max=4, grow_at=2, idle=20)
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        await anyio.sleep(1)
+        await worker.reply(request)
+
+    scripted = answering(answer)
+    dialect = CocaineDialect(concurrency=1)
+    async with AsyncSupervisor(
+        stage(dialect, workers=pool), launch=scripted
+    ) as supervisor:
+        await supervisor.submit([b"m"] * 40)
+        most = len(scripted.running)
+        await anyio.sleep(60)
+        least = len(scripted.running)
+
+    assert (most, least) == (4, 1)
+    assert {w.returncode for w in scripted.workers} == {0}
+
+
+@virtually
+async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
+    """It goes by itself, and another comes."""
+
+    async def script(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            async for request in cocaine.requests():
+                await cocaine.say(ExchangesEnded([(request.id, (b"x",))]))
+                await cocaine.say(Farewell(1, "enough for today"))
+                return 0
+        return 0
+
+    scripted = ScriptedLaunch(script)
+    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
+        for _ in range(3):
+            assert await supervisor.ask(b"m") == (b"x",)
+    assert len(scripted.workers) >= 3

@@ -1,0 +1,190 @@
+"""
+Scripted workers of dialect ``cocaine``.
+
+::
+
+    async def clean(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            async for request in cocaine.requests():
+                await cocaine.reply(request, *map(bytes.upper, request.messages))
+        return 0
+
+    supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(clean))
+
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+import anyio
+
+from etlstage.protocol.base import Side
+from etlstage.protocol.cocaine import CocaineSession, Deadlines, Version
+from etlstage.protocol.events import (
+    Event,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    Farewell,
+    OutputOf,
+    Ready,
+)
+from etlstage.testing.scripted import ScriptedWorker
+
+__all__ = ("CocaineWorker", "Request")
+
+_NEVER: Final = 1e9  # seconds
+_CATEGORY: Final = 42  # of errors of a worker
+
+
+class Request(NamedTuple):
+    """A session that was invoked, with all that was sent for it."""
+
+    id: int
+    event: str
+    messages: tuple[bytes, ...]
+
+
+class CocaineWorker:
+    """
+    The worker's side of a connection; it beats while it is entered.
+
+    Args:
+        worker: What it talks through.
+        version: Of the protocol.
+        beat: Seconds between heartbeats; None: there is only the first.
+        disown: Seconds that it waits for the answer to a heartbeat.
+        obeys: Whether it answers a terminate, and ends.
+
+    Attributes:
+        session: The session of the dialect.
+        told: The terminate of the supervisor, when it came.
+        cancelled: Sessions that are not wanted any more.
+
+    """
+
+    def __init__(
+        self,
+        worker: ScriptedWorker,
+        version: Version = Version.ONE,
+        *,
+        beat: float | None = 10.0,
+        disown: float = 60.0,
+        obeys: bool = True,
+    ) -> None:
+        deadlines = Deadlines(beat=_NEVER if beat is None else beat, disown=disown)
+        self.session = CocaineSession(Side.WORKER, version, deadlines=deadlines)
+        self.told: Farewell | None = None
+        self.cancelled: list[int] = []
+        self._worker = worker
+        self._obeys = obeys
+        self._events: deque[Event] = deque()
+        self._whole: deque[Request] = deque()
+        self._asked: dict[int, tuple[str, list[bytes]]] = {}
+        self._lock = anyio.Lock()
+        self._tasks = anyio.create_task_group()
+
+    async def __aenter__(self) -> Self:
+        """Say that it is ready."""
+        await self._tasks.__aenter__()
+        await self.say(Ready(self._worker.name))
+        self._tasks.start_soon(self._keep_time)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Beat no more."""
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    async def say(self, *events: Event) -> None:
+        """Write what the events are at once."""
+        for event in events:
+            self.session.send(event)
+        async with self._lock:
+            while data := self.session.data_to_send():
+                await self._worker.write(b"".join(data))
+
+    async def write(self, data: bytes) -> None:
+        """Write bytes, whatever they mean."""
+        async with self._lock:
+            await self._worker.write(data)
+
+    def requests(self) -> AsyncIterator[Request]:
+        """Yield sessions once they are whole, until the end."""
+        return _Requests(self)
+
+    async def next(self) -> Request | None:
+        """Return the next session that is whole, None at the end."""
+        while not self._whole:
+            while self._events:
+                event = self._events.popleft()
+                if isinstance(event, Farewell):
+                    self.told = event
+                    if self._obeys:
+                        await self.say(event)
+                        return None
+                self._understand(event)
+            if self._whole:
+                break
+            data = await self._worker.read()
+            if not data:
+                return None
+            self.session.receive_data(data, anyio.current_time())
+            self._events.extend(self.session.events_received())
+        return self._whole.popleft()
+
+    async def reply(self, request: Request, *outputs: bytes) -> None:
+        """Answer a session, in as many chunks as there are outputs."""
+        await self.say(ExchangesEnded([(request.id, outputs)]))
+
+    async def refuse(self, request: Request, code: int, reason: str) -> None:
+        """Say no to a session."""
+        await self.say(ExchangeRefused(request.id, code, reason, _CATEGORY))
+
+    def _understand(self, event: Event) -> None:
+        match event:
+            case ExchangeOpened(id_, kind=kind):
+                self._asked[id_] = (kind, [])
+            case OutputOf(id_, messages):
+                self._asked[id_][1].extend(messages)
+            case ExchangeCancelled(id_):
+                self._asked.pop(id_, None)
+                self.cancelled.append(id_)
+            case ExchangesEnded(ends):
+                for id_, group in ends:
+                    kind, messages = self._asked.pop(id_)
+                    self._whole.append(Request(id_, kind, (*messages, *group)))
+            case _:
+                pass
+
+    async def _keep_time(self) -> None:
+        while (timer := self.session.get_timer()) is not None:
+            await anyio.sleep_until(timer)
+            self.session.handle_timer(anyio.current_time())
+            await self.say()
+
+
+class _Requests:
+    """No generator: a script that leaves its loop would have to close that."""
+
+    def __init__(self, worker: CocaineWorker) -> None:
+        self._worker = worker
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Request:
+        request = await self._worker.next()
+        if request is None:
+            raise StopAsyncIteration
+        return request
