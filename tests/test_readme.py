@@ -28,7 +28,7 @@ from etlstage import worker
 worker.transform(lambda message: [message.upper()])
 """
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
 
 def run(program: str, **names: Any) -> dict[str, Any]:  # noqa: ANN401 - any it may use
