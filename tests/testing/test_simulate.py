@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -41,6 +42,7 @@ def test_three_stages_keep_what_is_promised() -> None:
 # --- what is planted is found ---------------------------------------------------------
 
 judge = retry.judge
+acknowledge = Loading._acknowledge
 begin = submission.Submission.__init__
 
 
@@ -224,6 +226,43 @@ def test_run_that_is_ended_early(ended: str, at: float) -> None:
         scenario(ended=ended, ended_at=at, faults={"clean": FaultPlan.of(slow)}),
         range(5),
     )
+
+
+@pytest.mark.parametrize("broken", ["source", "sink", "flush", "commit", "letters"])
+def test_end_that_fails_makes_the_run_fail(broken: str) -> None:
+    """Which is a finding, if it may not; and else if it does not."""
+    fails: dict[str, Any] = {"messages": [b"1", b"x", b"3"], "fatal": {"clean": {b"x"}}}
+    fails |= {"broken": broken, "flushes": True}
+    simulate(scenario(**fails, may_fail=True), range(5))
+    with pytest.raises(SimulationFailed, match=r"the run failed: .* is broken"):
+        simulate(scenario(**fails), [0])
+
+
+def test_end_whose_failure_nobody_sees_is_a_finding() -> None:
+    """The run ends as if it had not been."""
+
+    async def swallow(loading: Any) -> None:  # noqa: ANN401
+        with suppress(OSError):
+            await acknowledge(loading)
+
+    with (
+        patch.object(Loading, "_acknowledge", swallow),
+        pytest.raises(SimulationFailed, match="done, although the commit failed"),
+    ):
+        simulate(scenario(broken="commit", may_fail=True), range(5))
+
+
+def test_start_that_fails() -> None:
+    """It is tried again; only the first one must not."""
+    killed = {"clean": FaultPlan.of(Fault(FaultKind.KILL, message=2, start=1))}
+    simulate(scenario(faults=killed, starts_that_fail={"clean": {2}}), range(5))
+    with pytest.raises(SimulationFailed, match=r"the run failed: .*can't start worker"):
+        simulate(scenario(starts_that_fail={"clean": {1}}), [0])
+
+
+def test_pipes_may_be_small() -> None:
+    """Smaller than a message, too."""
+    simulate(scenario(messages=[b"123456789"] * 5, pipe_size=4), range(5))
 
 
 def test_stage_needs_work() -> None:

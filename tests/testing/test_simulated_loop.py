@@ -130,6 +130,23 @@ def test_cancelled_task_is_told_wherever_it_waits(run: Run) -> None:
     run(main)
 
 
+def test_sleep_that_was_cancelled_wakes_nobody(run: Run) -> None:
+    """Not even where it never began: the task waits for something else then."""
+
+    async def main() -> None:
+        began = anyio.current_time()
+        with anyio.move_on_after(0.5):
+            await anyio.sleep(1)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anyio.sleep(1)
+        with anyio.move_on_after(9):
+            await anyio.Event().wait()
+        assert anyio.current_time() - began == pytest.approx(9.5)
+
+    run(main)
+
+
 def test_outer_scope_is_for_who_is_outside(run: Run) -> None:
     """The inner one does not swallow what is not its own."""
 

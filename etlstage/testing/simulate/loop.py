@@ -124,8 +124,10 @@ class Loop:
         task = self.current
         if seconds <= 0:
             await self.let_others()
-            if task.scope.cancelled:
-                raise Cancelled
+        # Or its timer would wake it wherever it waits then.
+        if task.scope.cancelled:
+            raise Cancelled
+        if seconds <= 0:
             return
         if seconds < math.inf:
             self.ring(self.now + seconds, task)

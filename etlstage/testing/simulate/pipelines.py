@@ -60,12 +60,24 @@ _ODD: Final = (
 _WHAT: Final = ("slow", "odd", "crash", "crash", "chance", "culprit")
 _WRONG: Final = (FaultKind.TWICE, FaultKind.SKIP)
 """These show in the replies that follow."""
-_SILENT: Final = {FaultKind.STALL, FaultKind.STOP, FaultKind.CLOSE_STDIN}
+_SILENT: Final = {
+    FaultKind.STALL,
+    FaultKind.STOP,
+    FaultKind.CLOSE_STDIN,
+    FaultKind.SKIP,
+}
 _MARKERS: Final = (Markers(), Markers(b"EOM", b"EOP", b"EOB", b"BNC", b"ERR"))
 _ENDS: Final[tuple[Literal["", "drained", "cancelled"], ...]] = (
     "",
     "drained",
     "cancelled",
+)
+_BREAKS: Final[tuple[Literal["source", "sink", "flush", "commit", "letters"], ...]] = (
+    "source",
+    "sink",
+    "flush",
+    "commit",
+    "letters",
 )
 _MANY: Final = 1000  # restarts
 _LONG: Final = 100.0  # virtual seconds
@@ -101,9 +113,11 @@ def three_stages(draw: random.Random) -> Scenario:
         if kind is StageKind.TRANSFORM:
             given = [out for m in given for out in work[name](m)]
     (ended,) = draw.choices(_ENDS, (8, 1, 1))
-    # Who drains does not wait for workers that have never answered.
+    # Who drains does not wait for workers that have never answered: what they have ends.
     silent = any(f.kind in _SILENT for plan in plans.values() for f in plan.faults)
-    may_fail = may_fail or (ended == "drained" and silent)
+    known = known and not (ended == "drained" and silent)
+    broken = draw.choice(_BREAKS) if draw.random() < 0.1 else ""
+    may_fail = may_fail or (ended == "drained" and silent) or bool(broken)
     return Scenario(
         messages=messages,
         stages=stages,
@@ -112,6 +126,10 @@ def three_stages(draw: random.Random) -> Scenario:
         fatal=fatal if known else None,
         may_fail=may_fail,
         position_every=draw.randint(1, 5),
+        starts_that_fail={draw.choice(names): {2}} if draw.random() < 0.1 else {},
+        pipe_size=draw.choice((65536, 65536, 65536, 8, 40)),
+        broken=broken,
+        broken_at=draw.randrange(3),
         flushes=draw.random() < 0.5,
         flush_every=draw.choice((0.5, 60.0)),
         seconds=_LONG,
@@ -147,7 +165,8 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
         order = draw.choice((Order.TOTAL, Order.TOTAL, Order.KEY, Order.NONE))
         pool: int | PoolPolicy = draw.choice((1, 1, 1, 1, 2, 3))
         if draw.random() < 0.1:
-            pool = PoolPolicy(min=draw.randint(0, 1), max=3, idle=1.0)
+            grow_at = draw.choice((1.0, 2.0))
+            pool = PoolPolicy(min=draw.randint(0, 1), max=3, idle=1.0, grow_at=grow_at)
         given = {
             "order": order,
             "key": "/0" if order is Order.KEY else None,
@@ -198,7 +217,7 @@ def _faults(
             faults.append(draw.choice(_ODD))
         elif what == "crash":
             # Behind its first message, which may be one that is tried again.
-            at = draw.randint(2, 6)
+            at = draw.randint(2, 4)
             kind, status = draw.choice(_CRASHES), draw.randint(0, 1)
             faults.append(Fault(kind, message=at, start=1, status=status))
         elif what == "chance":

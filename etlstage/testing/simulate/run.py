@@ -8,18 +8,27 @@ the same, in any process.
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 
 import anyio
 
 from etlstage.errors import LedgerImbalance, RepliesDoubtful
 from etlstage.messages import Position, Run
-from etlstage.pipeline import Pipeline, Report, Sink, Source, WorkerSink, WorkerSource
+from etlstage.pipeline import (
+    DeadLetter,
+    Pipeline,
+    Report,
+    Sink,
+    Source,
+    WorkerSink,
+    WorkerSource,
+)
 from etlstage.stage import Stage
 from etlstage.testing.ends import MemoryDeadLetters, MemorySink, MemorySource
 from etlstage.testing.fault import FaultPlan
@@ -31,7 +40,7 @@ from etlstage.testing.simulate.oracle import Oracle, Violation
 from etlstage.testing.simulate.scenario import Scenario
 from etlstage.testing.simulate.worker import SimulatedWorker, Work
 from etlstage.transport import Launch
-from etlstage.transport.base import describe_status
+from etlstage.transport.base import Child, LaunchRequest, Wire, describe_status
 
 __all__ = ("Draw", "SimulationFailed", "simulate", "simulate_all")
 
@@ -112,8 +121,9 @@ class _Simulation:
         self._loop = Loop(self._draw)
         self.story: list[str] = []
         self._oracle = Oracle(self.scenario)
-        self._letters = MemoryDeadLetters()
-        self._launch = ScriptedLaunch(self._script)
+        self._letters = _Letters(self)
+        self._scripted = ScriptedLaunch(self._script, pipe_size=self.scenario.pipe_size)
+        self._calls = 0  # of the end that is broken
         self._stages = {stage.name: stage for stage in self.scenario.stages}
         self._loaded: list[bytes] = []  # by workers
         self._tries: Counter[tuple[str, bytes]] = Counter()
@@ -149,8 +159,23 @@ class _Simulation:
         if seconds:
             await anyio.sleep(seconds)
 
+    def use(self, end: str) -> None:
+        """
+        Fail, if that end does now.
+
+        Raises:
+            OSError: If it does.
+
+        """
+        if end == self.scenario.broken:
+            self._calls += 1
+            if self._calls == self.scenario.broken_at + 1:
+                self.tell(f"the {end} fails")
+                raise OSError(f"the {end} is broken")
+
     def commit(self, position: Position) -> None:
         """Judge a position that is about to be stored."""
+        self.use("commit")
         value = position.value
         assert isinstance(value, int)
         self.tell(f"position {value} is stored")
@@ -166,6 +191,17 @@ class _Simulation:
                 self._doubted = self._doubted or error
 
     # --- inside -------------------------------------------------------------
+
+    def _launch(self, request: LaunchRequest) -> tuple[Wire, Child]:
+        if request.start in self.scenario.starts_that_fail.get(request.stage, ()):
+            self.tell(f"{request.worker}: start {request.start} fails")
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return self._scripted(request)
+
+    @property
+    def _struck(self) -> bool:
+        """Whether the end that is broken was used."""
+        return self._calls > self.scenario.broken_at
 
     def _make(self) -> Pipeline:
         scenario, letters, launch = self.scenario, self._letters, self._launch
@@ -193,7 +229,7 @@ class _Simulation:
                     tasks.start_soon(self._end, scope)
                     report = await self._pipeline.run()
                     tasks.cancel_scope.cancel()
-        for worker in self._launch.running:
+        for worker in self._scripted.running:
             raise Violation(f"{worker.name} was left behind")
         if patience.cancelled_caught:
             raise Violation(f"the run was not over within {scenario.seconds:g} s")
@@ -201,6 +237,10 @@ class _Simulation:
             self._check_cancelled()
         else:
             self.tell(f"the run is over: {report.status}")
+            if self._struck and report.status != "failed":
+                raise Violation(
+                    f"the run is {report.status}, although the {scenario.broken} failed"
+                )
             if self._doubted and not isinstance(report.error, RepliesDoubtful):
                 raise self._doubted
             self._oracle.check_end(report, self._arrived, self._letters.kept)
@@ -294,6 +334,7 @@ class _Source(MemorySource):
         async with aclosing(super().runs()) as items:
             async for item in items:
                 await self._simulation.pause()
+                self._simulation.use("source")
                 yield item
 
     async def acknowledge(self, position: Position) -> None:
@@ -314,6 +355,24 @@ class _Extracting(WorkerSource):
         self._simulation.commit(position)
 
 
+class _Letters(MemoryDeadLetters):
+    """Fails where that is wanted."""
+
+    def __init__(self, simulation: _Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> None:
+        """Append letters."""
+        self._simulation.use("letters")
+        await super().keep(letters)
+
+    async def sync(self) -> None:
+        """Make all durable."""
+        self._simulation.use("letters")
+        await super().sync()
+
+
 class _Sink(MemorySink):
     """Takes its time."""
 
@@ -324,11 +383,13 @@ class _Sink(MemorySink):
     async def write(self, run: Run) -> None:
         """Take a run."""
         await self._simulation.pause()
+        self._simulation.use("sink")
         await super().write(run)
 
     async def flush(self) -> None:
         """Make all durable."""
         await self._simulation.pause()
+        self._simulation.use("flush")
         await super().flush()
 
 

@@ -43,6 +43,15 @@ class Scenario:
     """By stage: what its workers make of a message, the same each time."""
     faults: Mapping[str, FaultPlan] = field(default_factory=dict)
     """By stage: what goes wrong."""
+    starts_that_fail: Mapping[str, Collection[int]] = field(default_factory=dict)
+    """By stage: which starts of its workers fail, from 2 on: the program is missing.
+    With the first one the run does."""
+    pipe_size: int = 65536
+    """Bytes for which a worker's stdin and stdout have room."""
+    broken: Literal["", "source", "sink", "flush", "commit", "letters"] = ""
+    """Which end in memory fails, if one does; then the run is to fail."""
+    broken_at: int = 0
+    """At which call, from 0."""
     fatal: Mapping[str, Collection[bytes]] | None = None
     """By stage: the messages that are to be dead-lettered, of a run that succeeds; no
     stage is to dead-letter others. None: that can't be told."""
