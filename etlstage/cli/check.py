@@ -15,6 +15,7 @@ from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import Options, Program, program_of
 from etlstage.errors import ConfigError
+from etlstage.messages import counted
 from etlstage.supervisor.spawn import command_line
 from etlstage.testing.check.suite import (
     Finding,
@@ -63,7 +64,7 @@ def check(
     screen = Screen()
 
     def show(finding: Finding) -> None:
-        for line in () if as_json else finding.lines():
+        for line in () if as_json or finding.blocked else finding.lines():
             screen.tell(program.shown(line))
 
     async def main() -> list[Finding]:
@@ -76,6 +77,10 @@ def check(
         plain = program.secrets.concealed(_plain(command, findings))
         screen.tell(json.dumps(plain, indent=2))
     else:
+        blocked = [finding for finding in findings if finding.blocked]
+        if blocked:
+            others = counted(len(blocked), "other")
+            screen.tell(f"-      {others}: {blocked[0].reason}")
         screen.tell(summary(findings))
     if junit_file is not None:
         cases = [_case(finding, program) for finding in findings]

@@ -26,6 +26,7 @@ from etlstage.cli.subject import Options, Program, program_of
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind, counted
+from etlstage.protocol.registry import DEFAULT
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.subject import examine_sample
@@ -137,6 +138,10 @@ def fuzz(
 
 def _examine(stage: Stage, oracles: Oracles) -> None:
     """Raise ConfigError for what can't be asked of such a worker."""
+    if stage.dialect.name != DEFAULT:
+        raise ConfigError(
+            f"fuzz speaks dialect {DEFAULT}, and this worker {stage.dialect.name}"
+        )
     if stage.kind is StageKind.EXTRACT:
         raise ConfigError(
             "fuzz draws messages, and an extract worker is given none; 'etlstage check'"

@@ -26,6 +26,7 @@ from etlstage.protocol.base import Shape
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry.terminal import harmless
+from etlstage.testing.check.speaking import blame_a_buffer
 from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
 from etlstage.testing.transcript import Flow
 
@@ -119,7 +120,10 @@ async def _converse(
 
 async def _ask(worker: WorkerUnderTest, run: Run, shown: int, screen: Screen) -> int:
     """Hand over a run, and show it with the replies; return what was shown so far."""
-    replies = await worker.exchange(run)
+    try:
+        replies = await worker.exchange(run)
+    except WorkerFailed as error:
+        await blame_a_buffer(worker, error)
     shown = _show(worker, shown, screen)
     for reply in replies:
         screen.tell(f"        {harmless(_said(reply))}")

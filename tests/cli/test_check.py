@@ -91,6 +91,16 @@ def test_wrong_usage_is_2(
     assert said in done.stderr
 
 
+def test_what_was_not_tried_is_one_line(etlstage: Etlstage) -> None:
+    """A worker that does not answer has one fault, and not twenty (issue 12)."""
+    done = etlstage("check", "--", "true")
+    assert done.returncode == 1
+    first, *_, others, last = done.stdout.splitlines()
+    assert first.startswith("FAIL   answers: the worker ")
+    assert others == "-      22 others: 'answers' has failed"
+    assert last == "23 checks: 1 failed, 22 not applicable"
+
+
 def test_program_that_does_not_start_is_1(etlstage: Etlstage) -> None:
     """The line says why (issue 12)."""
     done = etlstage("check", "--", "no-such-program")
@@ -148,6 +158,7 @@ def test_messages_of_a_file_in_a_batch(etlstage: Etlstage, tmp_path: Path) -> No
         *("--timeout", "2", "--", sys.executable, "-c", program),
     )
     assert "stdin   a<EOM>b<EOM><EOB>" in done.stdout
+    assert "replied only when its stdin was closed: flush" in done.stdout
 
 
 def test_extraction_is_shown(etlstage: Etlstage) -> None:

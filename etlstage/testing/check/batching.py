@@ -67,8 +67,9 @@ async def asked_or_answered(worker: WorkerUnderTest) -> None:
 
 
 def _for(*shapes: Shape) -> Callable[[Subject], str]:
-    names = " or ".join(shape.value for shape in shapes)
-    return lambda subject: "" if subject.shape in shapes else f"for {names} only"
+    what = "batches" if Shape.BATCH in shapes else "batches that they fill"
+    said = f"for workers that answer {what}"
+    return lambda subject: "" if subject.shape in shapes else said
 
 
 CHECKS: Final = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from signal import SIGTERM
-from typing import Final
+from typing import Final, NoReturn
 
 import anyio
 
@@ -59,16 +59,17 @@ async def _one_by_one(worker: WorkerUnderTest, messages: Run) -> list[Reply]:
     return [reply for m in messages for reply in await worker.exchange([m])]
 
 
-async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerFailed) -> None:
-    """Say whether the reply comes when stdin is closed: it was only held back."""
+async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerFailed) -> NoReturn:
+    """Raise what it did; or that the reply comes when stdin is closed, if it does."""
     if worker.status is None and not worker.transcript.of(Flow.STDOUT):
         worker.close_stdin()
         with anyio.move_on_after(min(worker.timeout, _HELD)):
             await worker.exited()
         if not worker.session.owed:
             worker.fail(
-                "replied only when its stdin was closed: it keeps its output in a"
-                " buffer; flush stdout behind each reply"
+                "replied only when its stdin was closed: flush stdout behind each"
+                " reply; or it is its input that it collects in a buffer, as mawk does"
+                " without -W interactive"
             )
     raise error
 

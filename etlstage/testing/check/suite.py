@@ -90,6 +90,8 @@ class Finding(NamedTuple):
     transcript: str = ""
     """What went both ways, as text."""
     seconds: float = 0.0
+    blocked: bool = False
+    """It was not made, since one that says more has failed."""
 
     def lines(self) -> list[str]:
         """Return what a person is shown."""
@@ -240,7 +242,7 @@ def _examine(subject: Subject) -> None:
 
 async def _make(check: Check, subject: Subject, blocked: str) -> Finding:
     if reason := blocked or check.when(subject):
-        return Finding(check, Verdict.NOT_APPLICABLE, reason)
+        return Finding(check, Verdict.NOT_APPLICABLE, reason, blocked=bool(blocked))
     began = anyio.current_time()
     finding = Finding(check, Verdict.PASSED)
     try:
