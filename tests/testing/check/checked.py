@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 
@@ -12,9 +13,12 @@ from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing.check import Finding, Subject, Verdict, check_worker
+from etlstage.testing.check import Finding, Subject, Verdict, check_worker, suite
+from etlstage.testing.check.suite import Check
 
 __all__ = ("checked", "failures", "said")
+
+_checks = suite._checks
 
 
 def checked(
@@ -24,9 +28,22 @@ def checked(
     mode: Mode = Mode.SINGLE,
     stage: dict[str, Any] | None = None,
     timeout: float = 10,
+    only: Collection[str] = (),
     **subject: Any,  # noqa: ANN401
 ) -> list[Finding]:
-    """Return all findings; a worker that hangs is to be given less time."""
+    """
+    Return all findings; a worker that hangs is to be given less time.
+
+    Args:
+        command: The worker.
+        kind: Of the stage.
+        mode: Of the dialect.
+        stage: More of the stage.
+        timeout: How long it may take for anything, in seconds.
+        only: The checks that are made beside gates, by name; none: all.
+        subject: More of the subject.
+
+    """
     made = Stage(
         name="w",
         command=tuple(map(str, command)),
@@ -34,7 +51,13 @@ def checked(
         dialect=MarkerDialect(mode=mode),
         **(stage or {}),
     )
-    return anyio.run(check_worker, Subject(made, timeout=timeout, **subject))
+
+    def wanted(subject: Subject) -> list[Check]:
+        checks = _checks(subject)
+        return [c for c in checks if not only or c.gate or c.name in only]
+
+    with patch.object(suite, "_checks", wanted):
+        return anyio.run(check_worker, Subject(made, timeout=timeout, **subject))
 
 
 def said(findings: Sequence[Finding], verdict: Verdict) -> dict[str, str]:
