@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from etlstage.cli.cocaine import cocaine
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
 from etlstage.cli.kept import dlq, state
 from etlstage.cli.options import Debug, File, Overlays, Values, changes_of
@@ -254,6 +255,7 @@ def _demo(
 app.add_typer(programs)
 app.add_typer(dlq)
 app.add_typer(state)
+app.add_typer(cocaine)
 
 
 def main() -> NoReturn:

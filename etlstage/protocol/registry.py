@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from etlstage.errors import ConfigError, guess
 from etlstage.protocol.base import Dialect
@@ -16,9 +16,11 @@ from etlstage.protocol.base import Dialect
 __all__ = (
     "DIALECTS",
     "LATER",
+    "Translation",
     "default_dialect",
     "dialect_class",
     "dialect_from_plain",
+    "translation",
 )
 
 DIALECTS: Final = {"marker": "MarkerDialect", "cocaine": "CocaineDialect"}
@@ -52,6 +54,27 @@ def default_dialect() -> Dialect:
 def dialect_from_plain(settings: Mapping[str, object]) -> Dialect:
     """Return the dialect whose settings ``Dialect.plain()`` has made."""
     return dialect_class(str(settings.get("name"))).from_plain(settings)
+
+
+class Translation(NamedTuple):
+    """What was written for another system as the keys of a stage."""
+
+    keys: dict[str, dict[str, object]]
+    """Values by mapping and key, such as ``timeout`` and ``start``."""
+    dropped: list[str]
+    """What has no key here, and why."""
+
+
+def translation(name: str, *documents: Mapping[str, Any]) -> Translation:
+    """
+    Return what documents of the system that a dialect is from say, in our words.
+
+    Raises:
+        ConfigError: If there is something wrong with them.
+
+    """
+    profile = import_module(f"etlstage.protocol.{name}.profile")
+    return Translation(*profile.translated(*documents))
 
 
 def _unknown(name: str) -> str:

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Etlstage
+
+PIPELINE = """\
+name: p
+extract: {worker: {command: [seq, "3"]}}
+load: {worker: {command: [cat]}}
+"""
+
+
+def test_application_becomes_a_stage(etlstage: Etlstage, tmp_path: Path) -> None:
+    """What is printed is the stage of a pipeline file; the reasons stand above it."""
+    profile = {"concurrency": 4, "pool-limit": 2, "log-output": True}
+    manifest = {"slave": "/bin/cat", "environment": {"A": "b: c"}}
+    (tmp_path / "p.json").write_text(json.dumps(profile))
+    (tmp_path / "m.json").write_text(json.dumps(manifest))
+
+    result = etlstage("cocaine", "import", "p.json", "m.json")
+
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        '# From "p.json", "m.json".\n'
+        "# Dropped: log-output: what a worker prints is in the log\n"
+        "transform:\n"
+        "  - worker:\n"
+        '      command: ["/bin/cat"]\n'
+        '      dialect: "cocaine"\n'
+        '      env: {"A": "b: c"}\n'
+        "      concurrency: 4\n"
+        "    workers:\n"
+        "      min: 0\n"
+        "      max: 2\n"
+    )
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE + result.stdout)
+    validated = etlstage("validate", "pipeline.yaml")
+    assert (validated.returncode, validated.stderr) == (0, "")
+
+
+def test_what_is_no_profile_is_named(etlstage: Etlstage, tmp_path: Path) -> None:
+    """One line, and the exit code of a wrong file."""
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "half.json").write_text("{")
+    for name, text in (
+        ("none.json", "none.json: No such file or directory"),
+        ("list.json", "list.json: expected an object of JSON"),
+        ("half.json", "half.json: expected JSON: Expecting property name"),
+    ):
+        result = etlstage("cocaine", "import", name, name)
+        assert result.returncode == 2
+        assert text in result.stderr
