@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import jsonschema
 import pytest
+from ruamel.yaml import YAML
 
 from etlstage import AsyncSupervisor, Pipeline, Stage, worker
 from etlstage.config.loader import load
+from etlstage.config.schema import pipeline_schema
 from tests.examples.languages import ANY_MARKERS
 from tests.readme import runs, steps, typed
 
@@ -294,6 +297,22 @@ def test_wrong_file(blocks: list[str], folder: Path) -> None:
     (folder / "shout.py").touch()
     (folder / "names.txt").touch()
     typed(steps(dialogue), stderr=True)
+
+
+@runs("Cocaine workers 1")
+def test_cocaine(blocks: list[str], folder: Path) -> None:
+    """It shows all keys with what holds without them (issue 15)."""
+    ends = pipeline("c", "u", "./u").replace("transform:\n", "").splitlines()
+    lines = [line for line in ends if "name: u" not in line]
+    (folder / "pipeline.yaml").write_text("\n".join([*lines, *blocks]))
+    model, _ = load(folder / "pipeline.yaml")
+    (keys,) = model.transform
+    given = {f"worker.{key}": value for key, value in keys.written["worker"].items()}
+    given["timeout"] = keys.written["timeout"]
+    assert given.keys() > keys.dialect.keys(keys.kind).keys() - {"batch.driver"}
+    assert keys.dialect.from_keys(keys.kind, given) == keys.dialect()
+    data = YAML(typ="safe", pure=True).load(folder / "pipeline.yaml")
+    jsonschema.Draft202012Validator(pipeline_schema()).validate(data)
 
 
 @runs("Dead letters 1")

@@ -35,10 +35,12 @@ from etlstage.settings.kind import (
     Choice,
     Instance,
     Maybe,
+    Schema,
 )
 from etlstage.settings.problem import (
     Problem,
 )
+from etlstage.settings.schema import documentation, json_schema
 from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage
 from etlstage.stage.stage import PYTHONS
 
@@ -186,7 +188,20 @@ class _StageSection(Section):
 
     def _group(self, name: str, keys: Mapping[str, Setting]) -> Section:
         dialect = dialect_class(self._dialect)
-        return Section(keys, rules=partial(dialect.key_rules, name))
+        rules = partial(dialect.key_rules, name)
+        return Section(keys, rules=rules, more=self._others(name, keys))
+
+    def _others(self, group: str, keys: Mapping[str, Setting]) -> Schema:
+        """Describe the keys of a mapping with those that other dialects have there."""
+        found = {
+            key: setting._replace(doc=f"Dialect {name}: {documentation(setting)}")
+            for name in DIALECTS
+            for at, setting in dialect_class(name).keys(self._stage.kind).items()
+            if (key := at.removeprefix(f"{group}.")) != at and key not in keys
+        }
+        if not found:
+            return {}
+        return {"properties": json_schema(Section({**keys, **found}))["properties"]}
 
     def _made(self, given: dict[str, Any]) -> StageKeys:
         own = {name: given.pop(name) for name in self._own if name in given}

@@ -109,6 +109,8 @@ def test_defaults_are_those_in_force(tmp_path: Path) -> None:
             continue
         if any(at in ("budget", "workers") for at in place[:-1]):
             continue
+        if schema["description"].startswith("Dialect "):
+            continue  # of another one; README's chapter about it shows its own
         at = stage
         for step in place[1:-1]:
             at = at.setdefault(step, {})

@@ -34,7 +34,7 @@ __all__ = ("CocaineDialect", "Payload")
 
 _PUSHED: Final = (
     "a Cocaine worker can't ask for messages, they are pushed to it: leave the driver"
-    " out, and a batch is one session, of which a choke is the end"
+    " out, and a batch is one session, and a choke is its end"
 )
 
 
@@ -76,7 +76,7 @@ class CocaineDialect(Definition, Dialect):
     """For open sessions to end, in seconds, before a worker is told to terminate; less
     than timeout.stop."""
     handshake: Duration | None = None
-    """From the start of a worker until it says who it is, in seconds; None: only
+    """From the start of a worker until it says who it is, in seconds; by default only
     timeout.start counts."""
     heartbeat: Duration = 30.0
     """From one sign of life of a worker to the next, busy or not, in seconds."""
