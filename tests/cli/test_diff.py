@@ -58,15 +58,6 @@ for line in sys.stdin:
     sys.stdout.write("\\0")
     sys.stdout.flush()
 """
-FRAMES = """\
-name: frames
-spark: {master: "local[1]"}
-extract: {spark: {format: text, path: in.txt}}
-transform:
-  - worker: {command: [sh, -c, 'while read x; do printf "$$x\\n\\0"; done']}
-load: {spark: {path: out}}
-dead_letters: {spark: {path: dead}}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -313,18 +304,3 @@ def test_signal_ends_it_without_a_comparison(
         "error: not compared: the run on local was drained after a signal\n"
     )
     assert left_behind(tmp_path) == []
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(180)
-def test_dataframes_at_both_ends(etlstage: Etlstage, tmp_path: Path) -> None:
-    """Each run has a session of its own; Spark writes nothing."""
-    path = tmp_path / "pipeline.yaml"
-    path.write_text(FRAMES)
-    (tmp_path / "in.txt").write_text("a\nb\n")
-
-    done = etlstage("diff", path)
-
-    assert done.returncode == 0, done.stderr
-    assert "agree: 2 messages in order" in done.stdout
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.txt", "pipeline.yaml"]

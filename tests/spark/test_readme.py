@@ -159,12 +159,15 @@ def here(
 def test_first_page(
     blocks: list[str], here: Callable[[Sequence[Step]], None], tmp_path: Path
 ) -> None:
-    """It runs, and on the other engine, too (issue 11)."""
-    worker, pipeline, *dialogues = blocks
+    """It runs, and on the other engine, too, which leaves no trace (issue 11)."""
+    worker, pipeline, run, diff = blocks
     (tmp_path / "shout.py").write_text(worker)
     (tmp_path / "pipeline.yaml").write_text(pipeline)
     (tmp_path / "names.txt").write_text("Ada\nAlan\nGrace\n")
-    here(steps(*dialogues))
+    here(steps(run))
+    before = set(tmp_path.rglob("*"))
+    here(steps(diff))
+    assert set(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.classic
