@@ -22,7 +22,7 @@ from etlstage.cli.run import watch
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals
 from etlstage.cli.verbosity import Verbosity
-from etlstage.config.build import Retries
+from etlstage.config.build_retry import Retries
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted

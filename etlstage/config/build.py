@@ -6,6 +6,7 @@ Nothing is started here. A pipeline that was built and never run leaves no trace
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -22,13 +23,14 @@ from etlstage.config.model import (
 )
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.rules import stage_names
-from etlstage.config.stages import stage_of
-from etlstage.config.variant import Trial, retried_keys
+from etlstage.config.stages import command_of, stage_of
+from etlstage.config.variant import Trial
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
+from etlstage.pipeline.epoch_sink import EpochSink
+from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.worker_sink import WorkerSink
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from etlstage.spark.ship.plan import Shipment
 
 __all__ = (
-    "Retries",
+    "Builder",
     "hidden_texts",
     "pipeline_from_here",
     "pipeline_from_yaml",
@@ -79,7 +81,7 @@ def pipeline_from_yaml(
     _refuse_faults(keys, document)
     if trial is not None:
         keys = trial.keys(keys)
-    return _Builder(keys, document, spark, trial).runner()
+    return Builder(keys, document, spark, trial).runner()
 
 
 def pipeline_from_here(
@@ -118,7 +120,7 @@ def pipeline_from_here(
             " --set engine=local"
         )
     starts = launch(keys.faults) if launch is not None else None
-    return _Builder(keys, document, None, None, meter, starts).runner()
+    return Builder(keys, document, None, None, meter, starts).runner()
 
 
 def _refuse_faults(keys: PipelineKeys, document: Document) -> None:
@@ -154,45 +156,7 @@ def hidden_texts(keys: PipelineKeys, document: Document) -> dict[str, str]:
     return {**variables, **document.hidden}
 
 
-class Retries:
-    """
-    Builds what runs dead letters again.
-
-    Args:
-        path: The file.
-        changes: What is laid over it.
-
-    Raises:
-        ConfigError: If anything is wrong, or is not there; one line for each.
-
-    """
-
-    def __init__(self, path: str | Path, changes: Changes = UNCHANGED) -> None:
-        self._keys, self._document = examine(path, changes, loads=False)
-        self.state: Path = state_folder(self._document)
-        """Where the letters are."""
-        names = [name for _, name in stage_names(self._document.data)]
-        self.stages: list[str] = names[1:]
-        """Names of the stages that may have any, in order."""
-        self._shared: Session | None = None
-
-    def pipeline(self, retry: Retry) -> Pipeline:
-        """Return what runs some letters; it begins with their stage."""
-        keys = retried_keys(self._keys, retry.number)
-        builder = _Builder(keys, self._document, None, None)
-        builder.shared = self._shared
-        pipeline = builder.retrying(retry, self.stages.index(retry.stage))
-        # All that are built have one session.
-        self._shared = builder.shared
-        return pipeline
-
-    async def release(self, error: Exception | None) -> None:
-        """Let go of what all that was built has in common."""
-        if self._shared is not None:
-            await self._shared.release(error)
-
-
-class _Builder:
+class Builder:
     """Makes the parts of one pipeline."""
 
     def __init__(
@@ -216,6 +180,7 @@ class _Builder:
         self._letters = self._dead_letters()
 
     def runner(self) -> Runner:
+        """Return what runs the pipeline."""
         stages = self._stages()
         if self._keys.engine == "spark":
             return self._on_executors(stages)
@@ -240,12 +205,17 @@ class _Builder:
         """Return what runs dead letters again, from the stage of that number on."""
         new = self._letters.of_run(token_hex(4))
         self._letters = new.kept_by(retry.keep, {}, retry.known)
+        sink = self._sink(self._keys.load)
+        if self._keys.delivery == "exactly-once":
+            # Called so again, until it is recorded; the caller holds the state.
+            sink.begin(Epochs("retry", retry.number - 1, once=True, check=_unfenced))
         return Pipeline(
             name=self._keys.name,
             source=retry.source,
             stages=self._stages()[first:],
-            sink=self._sink(self._keys.load),
+            sink=sink,
             dead_letters=self._letters,
+            flush_every=math.inf,  # one epoch
         )
 
     def _stages(self) -> list[Stage]:
@@ -322,7 +292,10 @@ class _Builder:
     def _delivery(self) -> Delivery | None:
         # Without state nothing outlives a run but dead letters, which runs may share.
         state = self._keys.state
-        return Delivery(self._folder / state) if state is not None else None
+        if state is None:
+            return None
+        once = self._keys.delivery == "exactly-once"
+        return Delivery(self._folder / state, exactly_once=once)
 
     def _source(self, keys: ExtractKeys) -> Source:
         name = self._names["extract",]
@@ -350,6 +323,15 @@ class _Builder:
                 keys, name, self._folder, self._session(), dead_letters=self._letters
             )
         stage = stage_of(keys, name, self._folder)
+        if keys.commit and keys.abort:
+            return EpochSink(
+                stage,
+                commit=command_of(keys.commit, stage.cwd),
+                abort=command_of(keys.abort, stage.cwd),
+                dead_letters=self._letters,
+                meter=self._meter,
+                launch=self._launch,
+            )
         return WorkerSink(
             stage,
             dead_letters=self._letters,
@@ -386,3 +368,7 @@ class _Builder:
         if self.shared is None:
             self.shared = build_spark.session(self._keys.spark, self._spark)
         return self.shared
+
+
+def _unfenced() -> None:
+    pass

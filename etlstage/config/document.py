@@ -115,7 +115,7 @@ class Document:
         """
         if self.problems:
             ordered = sorted(
-                set(self.problems),
+                dict.fromkeys(self.problems),
                 key=lambda p: (p.place.source, p.place, str(p.loc)),
             )
             raise ConfigError(

@@ -33,6 +33,7 @@ from etlstage.settings.problem import (
 )
 from etlstage.settings.units import (
     Argument,
+    Command,
     Count,
     Duration,
     Name,
@@ -195,6 +196,10 @@ class LoadKeys(StageKeys):
     frame: ClassVar[Place] = Place.SINK
     spark: Annotated[SparkSinkKeys | None, Place.SINK] = None
     """A DataFrame to write."""
+    commit: Annotated[Command | None, Place.LOAD] = None
+    """Makes final what the workers have loaded in an epoch, for exactly-once."""
+    abort: Annotated[Command | None, Place.LOAD] = None
+    """Undoes an epoch, whether it is final or not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,7 +261,7 @@ class PipelineKeys(Keys):
         Choice("delivery", {d: d for d in _DELIVERIES}, later=("at-most-once",)),
     ] = "at-least-once"
     """How often a message may arrive; exactly-once needs engine streaming, into
-    files."""
+    files, or engine local with a load worker that commits."""
     state: Argument | None = None
     """Folder where offsets are kept between runs, and dead letters; without it dead
     letters alone, in .etlstage beside the file."""

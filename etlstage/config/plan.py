@@ -347,6 +347,11 @@ def _guarantee(keys: PipelineKeys) -> str:
             f"{keys.delivery.replace('-', ' ')}: a batch that is repeated after a crash"
             " replaces its folder epoch=..."
         )
+    if keys.load.commit:
+        return (
+            "exactly once: an epoch that was not recorded before a crash is undone by"
+            " load.abort, and loaded again"
+        )
     if keys.state and keys.extract.offsets is not None:
         begins = "a run that is repeated goes on behind what is known to be loaded, and"
     else:

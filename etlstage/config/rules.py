@@ -124,7 +124,13 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
     elif "every" in extract and ("spark" in extract or engine == "spark"):
         text = "is only for a worker on engine local, or for engine streaming"
         yield broken(("extract", "every"), text)
-    if data.get("delivery") == "exactly-once":
+    programs = [key for key in ("commit", "abort") if key in load]
+    if data.get("delivery") != "exactly-once":
+        for key in programs:
+            yield broken(("load", key), "needs delivery: exactly-once")
+    elif engine == "local" and "worker" in named(load):
+        yield from _commits(data, load)
+    else:
         files = of_files(sink.get("format", "parquet")) and "path" in sink
         if engine != "streaming" or not files:
             text = (
@@ -132,6 +138,19 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
                 f" format of files ({', '.join(FILES)})"
             )
             yield broken(("delivery",), text, at_key=False)
+
+
+def _commits(data: Mapping[str, Value], load: Mapping[str, Value]) -> Iterator[Problem]:
+    """Yield why a load worker can't load messages once, and what would do."""
+    if "commit" not in load or "abort" not in load:
+        text = (
+            "exactly-once needs load.commit and load.abort, programs that make an epoch"
+            " final and undo it; without them a load worker loads at least once"
+        )
+        yield broken(("delivery",), text, at_key=False)
+    if "state" not in data:
+        text = "exactly-once needs state, a folder where it is recorded what was loaded"
+        yield broken(("delivery",), text, at_key=False)
 
 
 def _extract_on_executors(

@@ -44,7 +44,7 @@ from etlstage.settings.schema import documentation, json_schema
 from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage
 from etlstage.stage.stage import PYTHONS
 
-__all__ = ("StageKeys", "located", "named", "stage_of", "stage_section")
+__all__ = ("StageKeys", "command_of", "located", "named", "stage_of", "stage_section")
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
@@ -100,15 +100,16 @@ def stage_of(keys: StageKeys, name: str, folder: Path) -> Stage:
         values["batch"] = BatchPolicy(**{k: batch[k] for k in batch if k in own})
     values["dialect"] = keys.dialect.from_keys(keys.kind, _flat(keys.written))
     values["cwd"] = cwd = folder / (worker.get("cwd") or "")
-    values["command"] = _command(worker["command"], cwd)
+    values["command"] = command_of(worker["command"], cwd)
     return Stage(**values | {"kind": keys.kind, "name": name})
 
 
-def _command(command: tuple[str, ...], cwd: Path) -> tuple[str, ...]:
+def command_of(command: tuple[str, ...], cwd: Path | None) -> tuple[str, ...]:
+    """Return a command as it is started; a path in it is seen from ``cwd``."""
     program, *arguments = command
     if program in PYTHONS:
         program = sys.executable
-    elif "/" in program:
+    elif "/" in program and cwd is not None:
         program = str(cwd / program)
     return (program, *arguments)
 

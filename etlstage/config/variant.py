@@ -55,15 +55,23 @@ def retried_keys(keys: PipelineKeys, number: int) -> PipelineKeys:
         number: Of the retry.
 
     """
-    load = _lenient(keys.load)
+    load, delivery = _lenient(keys.load), keys.delivery
     if load.spark is not None:
         sink = replace(load.spark, mode="append")
         if keys.engine == "streaming" and sink.path is not None:
+            delivery = "at-least-once"
             path = f"{sink.path}/epoch=retry-{number}"
             sink = replace(sink, path=path, mode="overwrite")
         load = replace(load, spark=sink)
     stages = tuple(_lenient(stage) for stage in keys.transform)
-    return replace(keys, engine="local", transform=stages, load=load, dead_letters=None)
+    return replace(
+        keys,
+        engine="local",
+        delivery=delivery,
+        transform=stages,
+        load=load,
+        dead_letters=None,
+    )
 
 
 def _lenient(keys: K) -> K:

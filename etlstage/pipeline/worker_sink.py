@@ -5,18 +5,20 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from etlstage.errors import EtlstageError
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from etlstage.errors import EtlstageError, StageFailed
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.stage import Stage
-from etlstage.supervisor import AsyncSupervisor, Silence
+from etlstage.supervisor import AsyncSupervisor, Silence, SupervisorEvent, WorkerExited
 from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("WorkerSink",)
+__all__ = ("WorkerSink", "check_ends")
 
 _log = Log()
 
@@ -75,6 +77,10 @@ class WorkerSink(Sink):
     ) -> None:
         """Stop the workers."""
         await self._supervisor.__aexit__(kind, error, trace)
+        self._book()
+
+    def _book(self) -> None:
+        """Add how the workers have fared to the account; they have ended."""
         self.account.skipped += self._supervisor.skipped
         self.account.doubtful += self._supervisor.doubtful
         self.account.add_faults(self._supervisor.faults)
@@ -118,3 +124,28 @@ class WorkerSink(Sink):
         if count and not self._outputs:
             _log.warning("output of a load worker is discarded", stage=self.name)
         self._outputs += count
+
+
+async def check_ends(
+    stage: str, events: MemoryObjectReceiveStream[SupervisorEvent]
+) -> None:
+    """
+    Assert that workers have ended well: who did not may have loaded half of it.
+
+    Args:
+        stage: Their stage.
+        events: All that happened to them; they have ended.
+
+    Raises:
+        StageFailed: If one has not.
+
+    """
+    ends = [event async for event in events if isinstance(event, WorkerExited)]
+    # Of a worker that was started again, the last.
+    for end in {end.worker: end for end in ends}.values():
+        if end.status:
+            raise StageFailed(
+                f"stage {stage}: worker {end.worker} {end.fate} at the end of its"
+                " input, expected status 0: its output may be incomplete",
+                stage=stage,
+            )

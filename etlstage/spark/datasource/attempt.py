@@ -19,7 +19,6 @@ from typing import Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from anyio.streams.memory import MemoryObjectReceiveStream
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
@@ -30,7 +29,7 @@ from etlstage.pipeline.dead_letter.policy import config_of
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.pipeline import Pipeline
-from etlstage.pipeline.worker_sink import WorkerSink
+from etlstage.pipeline.worker_sink import WorkerSink, check_ends
 from etlstage.spark.dataframe.read import column_of
 from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.json_rows import check_types, documents_of
@@ -38,7 +37,6 @@ from etlstage.spark.datasource.options import Writing
 from etlstage.spark.task.chain import Given, message_of_partition
 from etlstage.spark.task.portal import Bridge, bridged
 from etlstage.stage import ErrorBudget, Order, Stage
-from etlstage.supervisor import SupervisorEvent, WorkerExited
 
 __all__ = ("Feed", "Written")
 
@@ -217,21 +215,7 @@ class _Staging(WorkerSink):
         await super().__aexit__(kind, error, trace)
         with self._events as events:
             if error is None:
-                await _check_ends(self.name, events)
-
-
-async def _check_ends(
-    stage: str, events: MemoryObjectReceiveStream[SupervisorEvent]
-) -> None:
-    ends = [event async for event in events if isinstance(event, WorkerExited)]
-    # Of a worker that was started again, the last.
-    for end in {end.worker: end for end in ends}.values():
-        if end.status:
-            raise StageFailed(
-                f"stage {stage}: worker {end.worker} {end.fate} at the end of its"
-                " input, expected status 0: its output may be incomplete",
-                stage=stage,
-            )
+                await check_ends(self.name, events)
 
 
 @contextmanager

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from etlstage.errors import SinkFailed, StageFailed
+from etlstage.messages import Position, StageKind
+from etlstage.pipeline import Pipeline
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.epoch_sink import EpochSink
+from etlstage.pipeline.report import Report
+from etlstage.stage import Stage
+from tests.pipeline.ends import ScriptedSource
+
+pytestmark = pytest.mark.process
+
+LOAD = """\
+    while read line; do
+        echo "$line" >> "aside.$ETLSTAGE_EPOCH.$ETLSTAGE_ATTEMPT"
+        printf '\\0'
+    done
+"""
+COMMIT = """\
+    read told
+    mv "aside.$ETLSTAGE_EPOCH.$ETLSTAGE_ATTEMPT" "final.$1"
+    printf '\\0'
+"""
+ABORT = """\
+    read told
+    rm -f aside.$1.* "final.$1"
+    printf '\\0'
+"""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """Run async tests on one event loop: what they test is not the loop."""
+    return "asyncio"
+
+
+class Resumable(ScriptedSource):
+    """Has a position behind each two of six messages."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self._from = 0
+
+    def resume(self, position: object) -> None:
+        """Begin behind a position."""
+        assert isinstance(position, int)
+        self._from = position
+        self._play()
+
+    def _play(self) -> None:
+        self._script = [
+            item
+            for end in range(self._from + 2, 7, 2)
+            for item in ([b"%d" % (end - 1), b"%d" % end], Position(end))
+        ]
+
+
+def sink(folder: Path, *, load: str = LOAD, commit: str = COMMIT) -> EpochSink:
+    """Return a sink whose programs are scripts."""
+    for name, text in (("load", load), ("commit", commit), ("abort", ABORT)):
+        (folder / name).write_text(textwrap.dedent(text))
+    stage = Stage(name="load", kind=StageKind.LOAD, command=("sh", "load"), cwd=folder)
+    return EpochSink(stage, commit=("sh", "commit"), abort=("sh", "abort"))
+
+
+async def run(folder: Path, end: EpochSink, *, crash: str | None = None) -> Report:
+    """Run a pipeline whose epochs have two messages; crash in the second commit."""
+    delivery = Delivery(folder / "s", exactly_once=True, bounds=Bounds(messages=2))
+    steps: list[str] = []
+
+    def at(step: str) -> None:
+        steps.append(step)
+        if step == crash and steps.count(step) == 2:
+            raise RuntimeError("crash")
+
+    delivery.at = at
+    source = Resumable()
+    source._play()
+    return await Pipeline(name="p", source=source, sink=end, delivery=delivery).run()
+
+
+def loaded(folder: Path) -> list[str]:
+    """Return what is in each epoch, final or aside."""
+    return [path.read_text() for path in sorted(folder.glob("*.*-*"))]
+
+
+@pytest.mark.parametrize("crash", ["begin", "written", "aside", "recorded"])
+async def test_each_message_is_final_once(tmp_path: Path, crash: str) -> None:
+    """Wherever a commit breaks off: what is not on record is undone (issue 14)."""
+    assert (await run(tmp_path, sink(tmp_path), crash=crash)).status == "failed"
+    report = await run(tmp_path, sink(tmp_path))
+    assert (report.status, report.error) == ("done", None)
+    assert loaded(tmp_path) == ["1\n2\n", "3\n4\n", "5\n6\n"]
+    assert report.ledger[-1].done == 6
+
+
+async def test_worker_that_does_not_end_well(tmp_path: Path) -> None:
+    """It may have put half of it aside: nothing is committed (issue 14)."""
+    report = await run(tmp_path, sink(tmp_path, load=f"{LOAD}\n    exit 3\n"))
+    assert isinstance(report.error, StageFailed)
+    assert "exited with status 3 at the end of its input" in str(report.error)
+    assert loaded(tmp_path) == ["1\n2\n"]  # aside
+    assert report.ledger[-1].done == 0
+
+
+async def test_commit_that_fails(tmp_path: Path) -> None:
+    """The error names the program and the epoch (issue 14)."""
+    refusing = "read told; printf 'no room\\025'"
+    report = await run(tmp_path, sink(tmp_path, commit=refusing))
+    assert isinstance(report.error, SinkFailed)
+    assert "load: commit of epoch " in str(report.error)
+    assert "no room" in str(report.error)
