@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from etlstage import speedups
 from etlstage.columns import OVERHEAD, Column, Replies, content, extent, from_zero
 from etlstage.messages import Groups, Run
 from etlstage.protocol.marker import framing
@@ -27,7 +28,15 @@ def encode_column(messages: Run, markers: Markers, *, limit: int) -> bytes:
     """Do as :func:`~etlstage.protocol.marker.framing.encode_run`, in bulk."""
     if not isinstance(messages, Column):
         return framing.encode_run(messages, markers, limit=limit)
-    wire = _joined_by(messages.array, markers.eom)
+    array = messages.array
+    if speedups.compiled and len(array):
+        _, ends, data = array.buffers()
+        wire = speedups.compiled.join_column(
+            ends, data or b"", array.offset, len(array), markers, limit
+        )
+        if wire is not None:
+            return wire
+    wire = _joined_by(array, markers.eom)
     if not _clean(wire, messages, markers) or (
         len(wire) > limit and messages.longest > limit
     ):
@@ -45,6 +54,8 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
 
     """
     eom, eop = markers.eom, markers.eop
+    if speedups.compiled and (found := speedups.compiled.split(data, eom, eop, True)):
+        return _as_found(data, *found)
     end = _end_of_last(data, eop)
     if not end:
         return [], data, 0
@@ -78,6 +89,20 @@ def split_column(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
         return framing.split_groups(data, markers)
     ends = pc.cumulative_sum(counts.cast(pa.int32()))
     return Replies(values, from_zero(ends)), data[end:], len(values)
+
+
+def _as_found(
+    data: bytes, body: bytes, ends: bytes, several: bytes | None, end: int
+) -> tuple[Groups, bytes, int]:
+    """Return in Arrow what was found compiled."""
+    count = len(ends) // 4 - 1
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(body)]
+    values = pa.Array.from_buffers(pa.binary(), count, buffers)
+    if several is None:
+        return Replies(values), data[end:], count
+    buffers = [None, pa.py_buffer(several)]
+    so_far = pa.Array.from_buffers(pa.int32(), len(several) // 4, buffers)
+    return Replies(values, from_zero(so_far)), data[end:], count
 
 
 def split_replies(data: bytes, markers: Markers) -> framing.Split:

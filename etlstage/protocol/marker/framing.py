@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
 
+from etlstage import speedups
 from etlstage.errors import MessageRefused, RemoteProtocolError
 from etlstage.messages import OVERHEAD, Groups, Run, Singles
 from etlstage.protocol.events import Refusals
@@ -60,6 +61,10 @@ def encode_run(messages: Run, markers: Markers, *, limit: int) -> bytes:
             bytes; the text says which marker and where.
 
     """
+    if speedups.compiled and type(messages) is list:
+        wire = speedups.compiled.join_list(messages, markers, limit)
+        if wire is not None:
+            return wire
     # One search in all of it, and not one for each message. That finds no more: as no
     # marker overlaps another, none can begin in one message and end in the next.
     wire = markers.eom.join((*messages, b""))
@@ -140,6 +145,10 @@ def split_groups(data: bytes, markers: Markers) -> tuple[Groups, bytes, int]:
 
     """
     eom, eop = markers.eom, markers.eop
+    if speedups.compiled and (found := speedups.compiled.split(data, eom, eop, False)):
+        messages, _, several, end = found
+        replies = Singles(messages) if several is None else several
+        return replies, data[end:], len(messages)
     if eop == eom:
         *messages, rest = data.split(eom)
         return Singles(messages), rest, len(messages)

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from etlstage.testing.transcript import BYTEWISE, cut
+from tests.protocol.marker.twins import TWINS, using
+
+
+@pytest.fixture(params=TWINS, scope="module")
+def twin(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Find boundaries compiled, where that was built, and in Python."""
+    with using(request.param):
+        yield
 
 
 @pytest.fixture(params=["in one read", "byte by byte"])

@@ -19,6 +19,7 @@ from etlstage.protocol.marker.columnar import (
 )
 from etlstage.testing.strategies import MARKER_SETS, chunkings, messages
 from tests.protocol import strategies as draw
+from tests.protocol.marker.twins import TWINS, using
 
 LIMIT = 1 << 20
 marker_sets = st.sampled_from(MARKER_SETS)
@@ -31,17 +32,19 @@ def column(messages: list[bytes]) -> Column:
 
 
 def encoded(messages: list[bytes], markers: Markers, limit: int) -> object:
-    """Return what the list path makes of messages, or says about them."""
+    """Return what the list path in Python makes of messages, or says about them."""
     try:
-        return framing.encode_run(messages, markers, limit=limit)
+        with using("in Python"):
+            return framing.encode_run(messages, markers, limit=limit)
     except MessageRefused as refused:
         return (str(refused), refused.index)
 
 
 def split(data: bytes, markers: Markers) -> object:
-    """Return what the list path makes of bytes, or says about them."""
+    """Return what the list path in Python makes of bytes, or says about them."""
     try:
-        return framing.split_groups(data, markers)[:2]
+        with using("in Python"):
+            return framing.split_groups(data, markers)
     except framing.Unterminated as error:
         return (str(error), error.groups)
 
@@ -54,11 +57,13 @@ def test_messages_are_framed_as_by_the_list_path(
     """The same bytes, or the same complaint about the same message."""
     any_message = messages(markers) | draw.garbage(markers)
     run = data.draw(st.lists(any_message, max_size=5))
-    try:
-        found: object = encode_column(column(run), markers, limit=limit)
-    except MessageRefused as refused:
-        found = (str(refused), refused.index)
-    assert found == encoded(run, markers, limit)
+    for way in TWINS:
+        try:
+            with using(way):
+                found: object = encode_column(column(run), markers, limit=limit)
+        except MessageRefused as refused:
+            found = (str(refused), refused.index)
+        assert found == encoded(run, markers, limit)
 
 
 @given(data=st.data(), markers=marker_sets)
@@ -74,13 +79,15 @@ def test_replies_are_split_as_by_the_list_path(
     wire = wire[: data.draw(st.integers(0, len(wire)))] + data.draw(
         st.just(b"") | draw.garbage(markers)
     )
-    try:
-        replies, rest, count = split_column(wire, markers)
-        assert count == sum(map(len, replies))
-        found: object = ([*replies], rest)
-    except framing.Unterminated as error:
-        found = (str(error), error.groups)
-    assert found == split(wire, markers)
+    for way in TWINS:
+        for splits in split_column, framing.split_groups:
+            try:
+                with using(way):
+                    replies, rest, count = splits(wire, markers)
+                found: object = ([*replies], rest, count)
+            except framing.Unterminated as error:
+                found = (str(error), error.groups)
+            assert found == split(wire, markers)
 
 
 @given(data=st.data(), markers=marker_sets)
@@ -90,11 +97,14 @@ def test_refusals_are_found_as_by_the_list_path(
 ) -> None:
     """Among replies of any kind, sound or broken."""
     wire = data.draw(draw.garbage(markers))
-    found = split_replies(wire, markers)
-    expected = framing.split_replies(wire, markers)
-    assert [*found.groups] == expected.groups
-    assert found[1:4] == expected[1:4]
-    assert str(found.broken) == str(expected.broken)
+    with using("in Python"):
+        expected = framing.split_replies(wire, markers)
+    for way in TWINS:
+        with using(way):
+            found = split_replies(wire, markers)
+        assert [*found.groups] == expected.groups
+        assert found[1:4] == expected[1:4]
+        assert str(found.broken) == str(expected.broken)
 
 
 def test_replies_with_refusals_among_them_stay_in_arrow() -> None:

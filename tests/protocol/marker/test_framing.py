@@ -20,6 +20,8 @@ from etlstage.protocol.marker.framing import (
 from etlstage.testing.strategies import MARKER_SETS, messages, sendable
 from tests.protocol.strategies import REPEATED, WORDS, garbage, moderate
 
+pytestmark = pytest.mark.usefixtures("twin")
+
 DEFAULT = Markers()
 ONE_TO_ONE = Markers(eop=b"\n")
 Groups = list[tuple[bytes, ...]]

@@ -1,0 +1,67 @@
+"""
+What is compiled, if it is.
+
+``_speedups.c`` finds boundaries several times as fast as Python can. It is built when
+etlstage is installed and there is a C compiler; without one, in a zip, and with
+``ETLSTAGE_PURE=1`` in the environment, Python does it all, with the same results.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Protocol
+
+__all__ = ("Compiled", "compiled", "find")
+
+
+class Compiled(Protocol):
+    """
+    The functions of ``_speedups.c``.
+
+    Each returns None where Python has to take a closer look.
+    """
+
+    def join_list(
+        self, messages: list[bytes], markers: tuple[bytes | None, ...], limit: int, /
+    ) -> bytes | None:
+        """Return sound messages, each with its EOM."""
+
+    def join_column(
+        self,
+        ends: Any,  # noqa: ANN401 - a buffer, as the next
+        data: Any,  # noqa: ANN401
+        first: int,
+        count: int,
+        markers: tuple[bytes | None, ...],
+        limit: int,
+        /,
+    ) -> bytes | None:
+        """Do likewise with ``count`` elements of an Arrow array, from ``first`` on."""
+
+    def split(
+        self, data: bytes, eom: bytes, eop: bytes, columns: bool, /
+    ) -> tuple[Any, Any, Any, int] | None:
+        """
+        Return the messages of sound replies, their bounds, and where the last ends.
+
+        Messages are a list, or the data and the bounds of an Arrow array. Then come the
+        replies, a list of tuples, or how many messages end before each does; None says
+        that each is one message.
+        """
+
+
+def find() -> Compiled | None:
+    """Return what is compiled, or None where Python does it all."""
+    if os.environ.get("ETLSTAGE_PURE"):
+        return None
+    try:
+        module: Any = importlib.import_module("etlstage._speedups")
+    except ImportError:
+        return None
+    found: Compiled = module
+    return found
+
+
+compiled = find()
+"""What :func:`find` has found."""
