@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
+from etlstage.testing.fewest import fewest
 from etlstage.testing.fuzzing.case import Case, Step
 
-__all__ = ("fewest", "shorten")
-
-T = TypeVar("T")
+__all__ = ("shorten",)
 
 _SIMPLE: Final = (b"", b"x")
 
@@ -39,22 +38,6 @@ def shorten(
 
     """
     return _Shortening(case, fails, size, as_json=as_json).run()
-
-
-def fewest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """Return the fewest of them that fail, as far as leaving out runs of them tells."""
-    left = [*items]
-    size = max(len(left) // 2, 1)
-    while size:
-        at = 0
-        while at < len(left):
-            candidate = left[:at] + left[at + size :]
-            if fails(candidate):
-                left = candidate
-            else:
-                at += size
-        size //= 2
-    return left
 
 
 class _Shortening:

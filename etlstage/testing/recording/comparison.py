@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import islice, pairwise, zip_longest
 from typing import Final, NamedTuple
 
 from etlstage.errors import LocalProtocolError
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import MessagesPassed, MoreRequested
 from etlstage.stage import Stage
+from etlstage.testing.fewest import Search
 from etlstage.testing.recording.recording import Channel, Entry, Recording
 from etlstage.testing.recording.replay import play
 from etlstage.transport import Launch, launch_worker
@@ -92,27 +93,19 @@ async def shrink(
         launch: What starts the worker.
 
     """
-    plays = 0
 
-    async def fails(exchanges: Sequence[Collection[int]]) -> bool:
-        nonlocal plays
-        plays += 1
+    async def differs(exchanges: Sequence[Collection[int]]) -> bool:
         part = _part(recording, exchanges)
         played = await play(part, stage, patience=patience, launch=launch)
         return any(differences(part, played)) or bool(other_end(part, played))
 
-    exchanges = _exchanges(recording)
-    if not await fails(exchanges):
+    search = Search(_exchanges(recording))
+    if not await differs(search.left):
         return recording
-    size = len(exchanges)
-    while (size := size // 2) and plays < _PLAYS:
-        # The last first: what comes behind the fault is nearly all of it.
-        at = len(exchanges)
-        while (at := at - size) > -size and plays < _PLAYS:
-            fewer = exchanges[: max(0, at)] + exchanges[at + size :]
-            if fewer and await fails(fewer):
-                exchanges = fewer
-    return _part(recording, exchanges)
+    for fewer in islice(search, _PLAYS):
+        if fewer and await differs(fewer):
+            search.left = fewer
+    return _part(recording, search.left)
 
 
 def _pieces(recording: Recording, side: Side) -> list[bytes]:
