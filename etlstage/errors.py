@@ -57,11 +57,11 @@ __all__ = (
 )
 
 FailureCause: TypeAlias = Literal[
-    "died", "silent", "protocol", "pairing", "start", "heartbeat"
+    "died", "silent", "protocol", "pairing", "start", "heartbeat", "abnormal"
 ]
 """Why a worker failed: it ended by itself; did not answer in time; broke the protocol;
 wrote what nobody asked for; could not be started or was not ready in time; missed its
-heartbeat."""
+heartbeat; said that no other would fare better."""
 
 
 class Attempt(NamedTuple):

@@ -165,6 +165,8 @@ class Farewell(NamedTuple):
 
     code: int = 0
     reason: str = ""
+    final: bool = False
+    """Another worker would fare no better: there is to be none."""
 
 
 class Noise(NamedTuple):

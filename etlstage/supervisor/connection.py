@@ -418,6 +418,8 @@ class Connection:
                 self._host.announce()
             case LifeSeen():
                 self._host.handle(AliveSeen(self._host.name))
+            case Farewell(reason=reason, final=True):
+                self._host.fail(f"said that none could work: {reason}", "abnormal")
             case Farewell():
                 # It goes by itself; whether that is a fault its exit will tell.
                 self.dispatch.retiring = True

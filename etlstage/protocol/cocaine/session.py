@@ -241,7 +241,8 @@ class CocaineSession:
         self._events.append(LifeSeen())
 
     def _take_terminate(self, code: int, reason: str) -> None:
-        self._events.append(Farewell(code, reason))
+        final = self._ours and code == ABNORMAL
+        self._events.append(Farewell(code, reason, final))
         if not self._ours:
             if self.state is State.ACTIVE:
                 self.state = State.SEALED
@@ -324,7 +325,7 @@ class CocaineSession:
 
     def _leave(self) -> None:
         """Say terminate, behind all else."""
-        self._out.terminate(*self._farewell)
+        self._out.terminate(self._farewell.code, self._farewell.reason)
         self._end()
 
     def _end(self) -> None:

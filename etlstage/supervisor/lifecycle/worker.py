@@ -84,6 +84,7 @@ class WorkerLife:
         self._start = 0
         self._stopping = False
         self._at_fault = False  # this start did something wrong
+        self._hopeless = False  # it says that any other would, too
         self._alive_at = 0.0
         self._worn_at = math.inf
         self._idle = stage.pool.idle if stage.pool.varies else None
@@ -206,6 +207,7 @@ class WorkerLife:
         if self._at_fault:
             return  # one fault is enough
         self._at_fault = True
+        self._hopeless = event.cause == "abnormal"
         self.story.note(now, "failed")
         self._out.append(Tell(event))
         self._stop(patient=False)
@@ -348,7 +350,7 @@ class WorkerLife:
                 delay = self.tally.forgive(tries, jitter=jitter)
             else:
                 delay = self.tally.next_delay(now, useful=useful, jitter=jitter)
-            if delay is not None:
+            if delay is not None and not self._hopeless:
                 self._restart(now, delay)
                 return
             self.state = State.FATAL

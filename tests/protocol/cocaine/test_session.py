@@ -476,6 +476,14 @@ def test_worker_that_has_nothing_terminates() -> None:
     assert session.get_timer() is None
 
 
+def test_worker_may_say_that_no_other_would_fare_better() -> None:
+    """It is code 2; to a worker it says nothing."""
+    said = frames([1, 1, [2, b"no license"]])
+
+    assert received(supervisor(), said) == [Farewell(2, "no license", final=True)]
+    assert received(worker(), said) == [Farewell(2, "no license")]
+
+
 def test_worker_is_told_to_terminate_and_does() -> None:
     """It may end what it has before."""
     session = worker()

@@ -507,3 +507,24 @@ async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
         for _ in range(3):
             assert await supervisor.ask(b"m") == (b"x",)
     assert len(scripted.workers) >= 3
+
+
+@virtually
+async def test_worker_that_says_that_none_could_work_has_no_successor() -> None:
+    """What it had, and all that waits, fails with its words."""
+
+    async def script(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            async for _ in cocaine.requests():
+                await cocaine.say(Farewell(2, "no license"))
+                return 1
+        return 0
+
+    scripted = ScriptedLaunch(script)
+    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
+        results = await supervisor.submit([b"a", b"b"])
+        assert supervisor.health.state == "failed"
+
+    assert "said that none could work: no license" in str(results[0].error)
+    assert all(result.error is not None for result in results)
+    assert len(scripted.workers) == 1
