@@ -71,7 +71,7 @@ def retry_letters(
         if not stages:
             return _nothing(stage)
         _check(file, stages, retries.stages)
-        work = _Work(retries, signals, verbosity)
+        work = _Work(retries, delivery, signals, verbosity)
         try:
             for name in (name for name in retries.stages if name in stages):
                 for chunk in chunks(_wanted(found, name, wanted)):
@@ -87,9 +87,14 @@ class _Work:
     """What a retry has done so far."""
 
     def __init__(
-        self, retries: Retries, signals: Signals, verbosity: Verbosity
+        self,
+        retries: Retries,
+        delivery: Delivery,
+        signals: Signals,
+        verbosity: Verbosity,
     ) -> None:
         self._retries = retries
+        self._delivery = delivery
         self._signals = signals
         self._verbosity = verbosity
         self._report: Report | None = None
@@ -102,10 +107,11 @@ class _Work:
     def do(self, retry: Retry) -> None:
         """Run some letters, and record what became of them."""
         err, verbosity = Screen(stderr=True), self._verbosity
-        pipeline = self._retries.pipeline(retry)
+        pipeline = self._retries.pipeline(retry, self._delivery.check)
         configure(err, verbosity, secrets=pipeline.secrets)
         self._report = report = watch(pipeline, self._signals, err, verbosity)
         if report.status in ("done", "drained"):
+            self._delivery.check()
             retry.record(self._retries.state)
             self.recorded += 1
             self._passed += len(retry.passed)

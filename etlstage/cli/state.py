@@ -30,8 +30,8 @@ __all__ = ("reset_state", "show_state", "take_state_over")
 
 OF_STREAMS: Final = ("checkpoint", "batches", "stream.json", "stop", "stop-now")
 """What engine streaming stores beside."""
-SPOOL: Final = "spool"
-"""Where what was read of a DataFrame waits."""
+SPOOLS: Final = "spool-*"
+"""Folders in which what was read of a DataFrame waits, as a pattern."""
 
 
 def show_state(place: Path, changes: Changes, *, as_json: bool) -> int:
@@ -98,8 +98,8 @@ def reset_state(place: Path, changes: Changes, *, yes: bool) -> int:
                 abort=True,
             )
         try:
-            for name in (SPOOL, *OF_STREAMS):
-                _remove(state / name)
+            for path in (*state.glob(SPOOLS), *(state / name for name in OF_STREAMS)):
+                _remove(path)
         except OSError as error:
             raise unusable(state, error) from error
         # Last: until here, who is interrupted has forgotten nothing that can't be had.

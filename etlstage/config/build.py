@@ -201,14 +201,14 @@ class Builder:
             delivery=self._delivery(),
         )
 
-    def retrying(self, retry: Retry, first: int) -> Pipeline:
+    def retrying(self, retry: Retry, first: int, check: Callable[[], None]) -> Pipeline:
         """Return what runs dead letters again, from the stage of that number on."""
         new = self._letters.of_run(token_hex(4))
         self._letters = new.kept_by(retry.keep, {}, retry.known)
         sink = self._sink(self._keys.load)
         if self._keys.delivery == "exactly-once":
-            # Called so again, until it is recorded; the caller holds the state.
-            sink.begin(Epochs("retry", retry.number - 1, once=True, check=_unfenced))
+            # Called so again, until it is recorded.
+            sink.begin(Epochs("retry", retry.number - 1, once=True, check=check))
         return Pipeline(
             name=self._keys.name,
             source=retry.source,
@@ -368,7 +368,3 @@ class Builder:
         if self.shared is None:
             self.shared = build_spark.session(self._keys.spark, self._spark)
         return self.shared
-
-
-def _unfenced() -> None:
-    pass

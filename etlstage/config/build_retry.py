@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,12 +42,19 @@ class Retries:
         """Names of the stages that may have any, in order."""
         self._shared: Session | None = None
 
-    def pipeline(self, retry: Retry) -> Pipeline:
-        """Return what runs some letters; it begins with their stage."""
+    def pipeline(self, retry: Retry, check: Callable[[], None]) -> Pipeline:
+        """
+        Return what runs some letters; it begins with their stage.
+
+        Args:
+            retry: The letters.
+            check: Raises if somebody has taken over the state directory.
+
+        """
         keys = retried_keys(self._keys, retry.number)
         builder = Builder(keys, self._document, None, None)
         builder.shared = self._shared
-        pipeline = builder.retrying(retry, self.stages.index(retry.stage))
+        pipeline = builder.retrying(retry, self.stages.index(retry.stage), check)
         # All that are built have one session.
         self._shared = builder.shared
         return pipeline

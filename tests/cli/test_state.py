@@ -90,10 +90,12 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The next run begins anew; letters stay, and so does the fence (issue 14)."""
     (state / "checkpoint").mkdir()
+    (state / "spool-5f2d01c3").mkdir()
     assert reset_state(state, UNCHANGED, yes=True) == 0
     text = shown(state, capsys)
     assert "fence         2\nnext run      from the beginning\ndead letters  2" in text
-    assert not (state / "checkpoint").exists()
+    names = sorted(path.name for path in state.iterdir())
+    assert names == ["dead_letters", "lock", "record.2.json"]
 
 
 def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:

@@ -8,10 +8,13 @@ import pytest
 from etlstage.errors import SinkFailed, StageFailed
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline
+from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.epoch_sink import EpochSink
+from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
 from etlstage.stage import Stage
+from tests.pipeline.dead_letter.test_settled import letter
 from tests.pipeline.ends import ScriptedSource
 
 pytestmark = pytest.mark.process
@@ -116,3 +119,15 @@ async def test_commit_that_fails(tmp_path: Path) -> None:
     assert isinstance(report.error, SinkFailed)
     assert "load: commit of epoch " in str(report.error)
     assert "no room" in str(report.error)
+
+
+async def test_retry_that_was_not_recorded(tmp_path: Path) -> None:
+    """Its epoch has the same name the next time, and is undone first (issue 14)."""
+    for number in (3, 3, 4):
+        retry = Retry([letter(1), letter(2)], number)
+        end = sink(tmp_path)
+        end.begin(Epochs("retry", number - 1, once=True, check=lambda: None))
+        pipeline = Pipeline(name="p", source=retry.source, sink=end)
+        assert (await pipeline.run()).status == "done"
+        assert retry.passed == ["r-1", "r-2"]
+    assert loaded(tmp_path) == ["m1\nm2\n"] * 2
