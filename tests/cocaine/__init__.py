@@ -1,0 +1,1 @@
+"""Workers of real frameworks, and of scripts that behave like them."""

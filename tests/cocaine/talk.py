@@ -1,0 +1,119 @@
+"""A conversation with a real worker, frame by frame, from the supervisor's side."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.protocol.events import (
+    Event,
+    ExchangeRefused,
+    ExchangesEnded,
+    OutputOf,
+    Ready,
+)
+from etlstage.transport import LaunchRequest, SocketLaunch
+from etlstage.transport.pipe import PipeChild
+from etlstage.transport.wire import SocketWire
+
+__all__ = ("Talk", "talking")
+
+
+class Talk:
+    """
+    What was received from a worker, and what is sent to it.
+
+    Attributes:
+        outputs: By number of the session.
+        ended: Numbers of the sessions that have ended, in order.
+        refused: Category, code and reason by number of the session.
+        events: All of them.
+        deaf: Nothing is written to the worker.
+
+    """
+
+    def __init__(
+        self, wire: SocketWire, child: PipeChild, dialect: CocaineDialect
+    ) -> None:
+        self.wire = wire
+        self.child = child
+        self.session = dialect.open(Side.SUPERVISOR, Limits())
+        self.outputs: dict[int, list[bytes]] = defaultdict(list)
+        self.ended: list[int] = []
+        self.refused: dict[int, tuple[int, int, str]] = {}
+        self.events: list[Event] = []
+        self.deaf = False
+        self._unsent = b""
+
+    def send(self, event: Event) -> None:
+        """Queue an event."""
+        self.session.send(event)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Talk until something holds."""
+        with anyio.fail_after(8):
+            while not condition():
+                self._write()
+                data = self.wire.read(65536)
+                if data is None:
+                    await self.wire.readable()
+                elif data:
+                    self.session.receive_data(data, anyio.current_time())
+                else:
+                    self.session.receive_eof(anyio.current_time())
+                for event in self.session.events_received():
+                    self._take(event)
+            self._write()
+
+    async def exited(self) -> int:
+        """Return the exit status."""
+        with anyio.fail_after(8):
+            return await self.child.wait()
+
+    def seen(self, kind: type[Any]) -> bool:
+        """Return whether such an event has come."""
+        return any(isinstance(event, kind) for event in self.events)
+
+    def _write(self) -> None:
+        self._unsent += b"".join(self.session.data_to_send())
+        if self.deaf:
+            self._unsent = b""
+        while self._unsent and (written := self.wire.write(self._unsent)):
+            self._unsent = self._unsent[written:]
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        match event:
+            case OutputOf(id_, messages):
+                self.outputs[id_] += messages
+            case ExchangesEnded(ends):
+                for id_, messages in ends:
+                    self.outputs[id_] += messages
+                    self.ended.append(id_)
+            case ExchangeRefused(id_, code, reason, category):
+                self.refused[id_] = category, code, reason
+
+
+@asynccontextmanager
+async def talking(
+    command: Sequence[str], dialect: CocaineDialect | None = None
+) -> AsyncIterator[Talk]:
+    """Give a conversation with a worker that is ready; it is gone at the end."""
+    dialect = dialect or CocaineDialect()
+    env = {"PATH": "/usr/bin:/bin"}
+    request = LaunchRequest(tuple(command), env, stage="app", dialect=dialect)
+    wire, child = SocketLaunch()(request)
+    try:
+        talk = Talk(wire, child, dialect)
+        await talk.until(lambda: talk.seen(Ready))
+        yield talk
+    finally:
+        child.kill()
+        wire.close()
+        child.close()

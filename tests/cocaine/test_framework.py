@@ -1,0 +1,184 @@
+"""The published Python framework, unmodified."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from etlstage import AsyncSupervisor, Stage
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.protocol.events import (
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangesEnded,
+    Farewell,
+    LifeSeen,
+    OutputOf,
+    StreamEnded,
+)
+from tests.cocaine.talk import Talk, talking
+from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
+
+# The first of them installs it.
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+
+
+async def ask(talk: Talk, event: str, *messages: bytes) -> list[bytes]:
+    """Return what a handler makes of messages."""
+    talk.send(ExchangeOpened(id_ := talk.session.owed + 1, messages, event))
+    await talk.until(lambda: id_ in talk.ended or id_ in talk.refused)
+    return talk.outputs[id_]
+
+
+async def test_it_is_ready_at_once_and_keeps_beating(
+    framework: tuple[str, ...],
+) -> None:
+    """Handshake and heartbeat; the next beats when ours are answered."""
+    async with talking((*framework[:2], "0.1")) as talk:
+        await talk.until(lambda: sum(isinstance(e, LifeSeen) for e in talk.events) >= 3)
+
+
+async def test_chunks_come_back(framework: tuple[str, ...]) -> None:
+    """Three of them, then the end."""
+    async with talking(framework) as talk:
+        assert await ask(talk, "echo", b"one", b"", b"\xff") == [b"one", b"", b"\xff"]
+
+
+@pytest.mark.parametrize(
+    ("event", "refusal"),
+    [
+        ("boom", (42, 100, "handler raised")),
+        ("no", (42, -13, "explicit failure")),
+        ("nosuch", (42, 200, "there is no handler for event b'nosuch'")),
+    ],
+)
+async def test_error_ends_a_session(
+    framework: tuple[str, ...], event: str, refusal: tuple[int, int, str]
+) -> None:
+    """A handler that raises, one that says so, and one that is not there."""
+    async with talking(framework) as talk:
+        assert await ask(talk, event, b"x") == []
+        assert talk.refused[1] == refusal
+        talk.send(ExchangeOpened(2, [b"y"], "echo"))
+        await talk.until(lambda: 2 in talk.ended)
+
+
+async def test_session_can_be_cancelled(framework: tuple[str, ...]) -> None:
+    """Its handler is told, and it hits no other session."""
+    async with talking(framework) as talk:
+        talk.send(ExchangeOpened(1, [b"x"], "echo", ended=False))
+        await talk.until(lambda: talk.outputs[1])
+        talk.send(ExchangeCancelled(1, 7, "client gone"))
+        assert talk.session.owed == 0
+        talk.send(ExchangeOpened(2, [b"y"], "echo"))
+        await talk.until(lambda: 2 in talk.ended)
+        assert (talk.outputs[1], talk.outputs[2]) == ([b"x"], [b"y"])
+        said = b""
+        with anyio.fail_after(10):
+            while b"\n" not in said:
+                await talk.child.stderr.readable()
+                said += talk.child.stderr.read(1000) or b""
+        assert said == b"cancelled 42 7 b'client gone'\n"
+
+
+async def test_sessions_interleave(framework: tuple[str, ...]) -> None:
+    """Five that are open at once, closed in reverse order."""
+    async with talking(framework) as talk:
+        ids = range(1, 6)
+        for id_ in ids:
+            talk.send(ExchangeOpened(id_, [], "echo", ended=False))
+        for part in range(3):
+            for id_ in ids:
+                talk.send(OutputOf(id_, [b"%d.%d" % (id_, part)]))
+        for id_ in reversed(ids):
+            talk.send(ExchangesEnded([(id_, ())]))
+            left = id_ - 1
+            await talk.until(lambda: talk.session.owed == left)  # noqa: B023
+        assert talk.ended == [5, 4, 3, 2, 1]
+        for id_ in ids:
+            assert talk.outputs[id_] == [b"%d.%d" % (id_, part) for part in range(3)]
+
+
+async def test_chunk_may_be_longer_than_a_read(framework: tuple[str, ...]) -> None:
+    """So do most documents come."""
+    async with talking(framework) as talk:
+        assert await ask(talk, "echo", b"x" * 100_000) == [b"x" * 100_000]
+
+
+async def test_it_drops_what_it_has_when_it_is_told_to_end(
+    framework: tuple[str, ...],
+) -> None:
+    """Which is why it is sealed first: it echoes terminate, and exits with 0."""
+    async with talking(framework) as talk:
+        talk.send(ExchangeOpened(1, [b"x"], "slow"))
+        await talk.until(lambda: talk.outputs[1])
+        talk.wire.write(b"\x93\x01\x01\x92\x01\xa3bye")
+        await talk.until(lambda: talk.seen(Farewell) or talk.seen(StreamEnded))
+        assert await talk.exited() == 0
+        assert talk.outputs[1] == [b"begun"]
+
+
+async def test_it_is_sealed_before_it_is_told_to_end(
+    framework: tuple[str, ...],
+) -> None:
+    """What it has is ended; so nothing is lost when a stage stops."""
+    stage = Stage(name="app", command=framework, dialect=CocaineDialect(event="slow"))
+    async with AsyncSupervisor(stage) as supervisor, anyio.create_task_group() as tasks:
+        results = []
+
+        async def submit() -> None:
+            results.extend(await supervisor.submit([b"x"]))
+
+        tasks.start_soon(submit)
+        while supervisor.health.state != "ready":
+            await anyio.wait_all_tasks_blocked()
+            await anyio.sleep(0.01)
+        await supervisor.aclose(drain=10)
+    assert [result.outputs for result in results] == [(b"begun", b"done")]
+
+
+async def test_it_may_leave_by_itself(framework: tuple[str, ...]) -> None:
+    """What it has answered counts; that it left, with status 0, is a failure."""
+    stage = Stage(name="app", command=framework, dialect=CocaineDialect(event="leave"))
+    async with AsyncSupervisor(stage) as supervisor:
+        assert await supervisor.ask(b"x", timeout=15) == (b"bye",)
+        assert await supervisor.ask(b"y", timeout=15) == (b"bye",)
+        assert supervisor.faults.failures == 1
+
+
+async def test_it_leaves_when_nobody_answers(framework: tuple[str, ...]) -> None:
+    """With status 0, although nobody told it to: that is no success."""
+    async with talking((*framework[:2], "0.2")) as talk:
+        talk.deaf = True
+        await talk.until(lambda: talk.seen(StreamEnded))
+        status = await talk.exited()
+    assert status == 0
+    assert CocaineDialect().failed(status, told=False, held=0)
+
+
+@pytest.mark.parametrize(
+    ("service", "answer"),
+    [(b"logging", b"found"), (b"storage", b"there is no service 'storage' here")],
+)
+async def test_services_are_found_or_refused(
+    framework: tuple[str, ...], service: bytes, answer: bytes
+) -> None:
+    """Nobody waits for one that is not there."""
+    stage = Stage(
+        name="app", command=framework, dialect=CocaineDialect(event="resolve")
+    )
+    async with AsyncSupervisor(stage) as supervisor:
+        (said,) = await supervisor.ask(service, timeout=15)
+    assert answer in said
+
+
+def test_it_is_a_stage_of_a_pipeline(pipeline: Path) -> None:
+    """All messages go through it, in order."""
+    command = [sys.executable, "-m", "etlstage", "run", str(pipeline)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (pipeline.parent / "loaded").read_bytes() == b"one\ntwo\nthree\n"
