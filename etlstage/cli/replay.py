@@ -26,9 +26,9 @@ from etlstage.testing.recording.comparison import (
     other_end,
     shrink,
 )
-from etlstage.testing.recording.recording import Channel, Recording
+from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
-from etlstage.testing.transcript import clipped
+from etlstage.testing.transcript import Channel, clipped
 
 __all__ = ("replay",)
 

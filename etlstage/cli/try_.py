@@ -28,7 +28,7 @@ from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.speaking import blame_a_buffer
 from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
-from etlstage.testing.transcript import Flow
+from etlstage.testing.transcript import Channel
 
 __all__ = ("try_worker",)
 
@@ -133,9 +133,9 @@ async def _ask(worker: WorkerUnderTest, run: Run, shown: int, screen: Screen) ->
 def _show(worker: WorkerUnderTest, shown: int, screen: Screen) -> int:
     """Show what went both ways since the last time."""
     news = type(worker.transcript)(
-        passage
-        for passage in worker.transcript[shown:]
-        if passage.flow is not Flow.EVENT
+        entry
+        for entry in worker.transcript[shown:]
+        if entry.channel is not Channel.EVENT
     )
     for line in news.shown(worker.stage.dialect.shown).splitlines():
         screen.tell(harmless(line[12:]))

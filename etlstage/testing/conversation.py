@@ -42,7 +42,7 @@ from etlstage.protocol.events import (
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
 from etlstage.telemetry.terminal import harmless
-from etlstage.testing.transcript import Flow, Passage, Transcript, cut
+from etlstage.testing.transcript import Channel, Entry, Transcript, cut
 from etlstage.transport import Child, Launch, Readable, Wire, launch_worker
 from etlstage.transport.base import describe_status
 from etlstage.transport.descent import lives, waits_for_stdin
@@ -126,7 +126,7 @@ class WorkerUnderTest:
         self._tasks: anyio.abc.TaskGroup
         self._began = 0.0
         self._changed = anyio.Event()
-        self._open: set[Flow] = set()  # of what it writes
+        self._open: set[Channel] = set()  # of what it writes
         self._alive = False  # it has shown so, beside its replies
         self._closed = False  # is its stdin
         self._gone = False  # and all that it has written was read
@@ -153,12 +153,12 @@ class WorkerUnderTest:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._watch)
-        for pipe, flow, take in (
-            (self._wire, Flow.STDOUT, self._understand),
-            (self._child.stderr, Flow.STDERR, None),
+        for pipe, channel, take in (
+            (self._wire, Channel.STDOUT, self._understand),
+            (self._child.stderr, Channel.STDERR, None),
         ):
-            self._open.add(flow)
-            self._tasks.start_soon(self._read, pipe, flow, take)
+            self._open.add(channel)
+            self._tasks.start_soon(self._read, pipe, channel, take)
         if self._child.status is not None:
             self._tasks.start_soon(self._look_for_life, self._child.status)
         try:
@@ -259,7 +259,7 @@ class WorkerUnderTest:
 
     def signal(self, number: Signals) -> None:
         """Send a signal to it and its group."""
-        self._note(Flow.EVENT, f"{Signals(number).name} was sent".encode())
+        self._note(Channel.EVENT, f"{Signals(number).name} was sent".encode())
         self._child.signal(number)
 
     # --- what it does -------------------------------------------------------
@@ -290,7 +290,7 @@ class WorkerUnderTest:
     async def outputs(self) -> list[bytes]:
         """Wait for the end of what it writes, and return the messages of no reply."""
         await self.until(
-            lambda: Flow.STDOUT not in self._open, "did not end its output"
+            lambda: Channel.STDOUT not in self._open, "did not end its output"
         )
         taken, self._partial = self._partial, []
         return taken
@@ -308,7 +308,7 @@ class WorkerUnderTest:
         """
         async with self._patience(otherwise):
             while not done() or self._fault is not None:
-                if self._fault is None and Flow.STDOUT not in self._open:
+                if self._fault is None and Channel.STDOUT not in self._open:
                     # That tells more than that its output has ended.
                     with anyio.move_on_after(_DRAIN):
                         await self.exited()
@@ -333,11 +333,11 @@ class WorkerUnderTest:
 
     async def quiet(self, seconds: float) -> None:
         """Wait so long; it must neither write anything to stdout nor exit."""
-        before = len(self.transcript.of(Flow.STDOUT))
+        before = len(self.transcript.of(Channel.STDOUT))
         with anyio.move_on_after(seconds):
             while not self._gone:
                 await self._changed.wait()
-        after = self.transcript.of(Flow.STDOUT)[before:]
+        after = self.transcript.of(Channel.STDOUT)[before:]
         self.examine()
         if self._gone:
             self.fail(self._fate())
@@ -362,7 +362,7 @@ class WorkerUnderTest:
     def examine(self) -> None:
         """Raise :class:`WorkerFailed` if it has broken the protocol so far."""
         if self._stray is not None:
-            stray = self.transcript.of(Flow.STDOUT)[self._stray :]
+            stray = self.transcript.of(Channel.STDOUT)[self._stray :]
             self.fail(self.stage.dialect.unasked(stray[:_TAIL]))
         if self._fault is not None:
             self.fail(self._fault)
@@ -415,7 +415,7 @@ class WorkerUnderTest:
             async with self._patience("does not read its stdin"):
                 while left:
                     if taken := self._wire.write(left):
-                        self._note(Flow.STDIN, bytes(left[:taken]))
+                        self._note(Channel.STDIN, bytes(left[:taken]))
                         left = left[taken:]
                     if left:
                         await self._wire.writable()
@@ -427,12 +427,12 @@ class WorkerUnderTest:
 
     def _close_write(self) -> None:
         self._closed = True
-        self._note(Flow.EVENT, b"stdin was closed")
+        self._note(Channel.EVENT, b"stdin was closed")
         self._wire.close_write()
 
-    def _note(self, flow: Flow, data: bytes) -> None:
+    def _note(self, channel: Channel, data: bytes) -> None:
         seconds = anyio.current_time() - self._began
-        self.transcript.append(Passage(seconds, flow, data))
+        self.transcript.append(Entry(channel, data, seconds))
         self._wake()
 
     def _wake(self) -> None:
@@ -440,7 +440,7 @@ class WorkerUnderTest:
         self._changed = anyio.Event()
 
     async def _read(
-        self, pipe: Readable, flow: Flow, take: Callable[[bytes], None] | None
+        self, pipe: Readable, channel: Channel, take: Callable[[bytes], None] | None
     ) -> None:
         kept = 0
         while (data := pipe.read(_CHUNK)) != b"":
@@ -448,15 +448,15 @@ class WorkerUnderTest:
                 await pipe.readable()
             elif take is not None and self._fault is None:
                 take(data)
-                self._note(flow, data)
+                self._note(channel, data)
             # What is for people may have no end, nor what comes behind a fault.
             elif kept < _KEPT:
-                self._note(flow, data)
+                self._note(channel, data)
                 kept += len(data)
             await anyio.lowlevel.checkpoint()
-        self._open.discard(flow)
-        if flow is Flow.STDOUT:
-            self._note(Flow.EVENT, b"stdout has ended")
+        self._open.discard(channel)
+        if channel is Channel.STDOUT:
+            self._note(Channel.EVENT, b"stdout has ended")
             if self._fault is None:
                 self.session.receive_eof(anyio.current_time())
                 self._take_events()
@@ -481,7 +481,7 @@ class WorkerUnderTest:
         # The protocol's own words for this are about states.
         if not owed:
             self._fault = dialect.unasked(data[:_TAIL])
-            self._stray = len(self.transcript.of(Flow.STDOUT))
+            self._stray = len(self.transcript.of(Channel.STDOUT))
         elif not self.session.owed:
             self._fault = f"wrote more than its reply: {dialect.shown(data[-_TAIL:])}"
 
@@ -517,7 +517,7 @@ class WorkerUnderTest:
         with anyio.move_on_after(_DRAIN):
             await self._both_ended()
         self.status, self._gone = status, True
-        self._note(Flow.EVENT, describe_status(status).encode())
+        self._note(Channel.EVENT, describe_status(status).encode())
 
     async def _both_ended(self) -> None:
         while self._open:

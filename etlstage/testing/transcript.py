@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby, pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("BYTEWISE", "Flow", "Passage", "Transcript", "clipped", "cut")
+__all__ = ("BYTEWISE", "Channel", "Entry", "Transcript", "clipped", "cut")
 
 BYTEWISE: Final = range(1, 2**62)
 """Cuts at every place: a byte at a time."""
@@ -19,31 +20,40 @@ _LINES: Final = 30  # lines that are shown, half of them the last ones
 _PIECES: Final = 40  # of what was cut
 
 
-class Flow(StrEnum):
-    """Where bytes went, as the worker calls it."""
+class Channel(StrEnum):
+    """Where bytes have passed, as the worker calls it."""
 
     STDIN = "stdin"
+    """From us to the worker."""
     STDOUT = "stdout"
+    """From the worker to us."""
     STDERR = "stderr"
+    """From the worker to people."""
+    STATUS = "status"
+    """Where the worker says that it is ready, and alive."""
     EVENT = "event"
     """No bytes, but something that happened: a signal, the exit."""
 
 
-class Passage(NamedTuple):
-    """One write to the worker, or one read from it."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one read or write has moved."""
 
-    seconds: float
-    """Since the worker was started."""
-    flow: Flow
+    channel: Channel
     data: bytes
+    """As it was cut; empty in a recording: the end of that stream."""
+    at: float = 0.0
+    """Seconds since the start."""
+    ahead: int = 0
+    """For stdin: bytes written before that the worker had not read."""
 
 
-class Transcript(list[Passage]):
+class Transcript(list[Entry]):
     """All that went both ways, in order."""
 
-    def of(self, flow: Flow) -> bytes:
+    def of(self, channel: Channel) -> bytes:
         """Return the bytes that went one way."""
-        return b"".join(passage.data for passage in self if passage.flow is flow)
+        return b"".join(entry.data for entry in self if entry.channel is channel)
 
     def shown(self, show: Callable[[bytes], str]) -> str:
         """
@@ -54,8 +64,8 @@ class Transcript(list[Passage]):
 
         """
         lines = [
-            _line([passage for _, passage in passages], show)
-            for _, passages in groupby(enumerate(self), key=_line_of)
+            _line([entry for _, entry in entries], show)
+            for _, entries in groupby(enumerate(self), key=_line_of)
         ]
         half = _LINES // 2
         if len(lines) > _LINES:
@@ -79,26 +89,26 @@ def cut(data: bytes, cuts: Collection[int], offset: int = 0) -> Iterator[bytes]:
         yield data[begin:end]
 
 
-def _line_of(numbered: tuple[int, Passage]) -> object:
+def _line_of(numbered: tuple[int, Entry]) -> object:
     """Return the same for what goes on one line: one way without anything between."""
-    number, passage = numbered
-    return number if passage.flow is Flow.EVENT else passage.flow
+    number, entry = numbered
+    return number if entry.channel is Channel.EVENT else entry.channel
 
 
-def _line(passages: list[Passage], show: Callable[[bytes], str]) -> str:
-    seconds, flow, _ = passages[0]
-    data = b"".join(passage.data for passage in passages)
-    if flow is Flow.STDIN and 1 < len(passages) <= _PIECES:
+def _line(entries: list[Entry], show: Callable[[bytes], str]) -> str:
+    at, channel = entries[0].at, entries[0].channel
+    data = b"".join(entry.data for entry in entries)
+    if channel is Channel.STDIN and 1 < len(entries) <= _PIECES:
         # Where it was cut may be what the worker fails at.
-        text = " | ".join(clipped(passage.data, show) for passage in passages)
-    elif flow in (Flow.STDERR, Flow.EVENT):
+        text = " | ".join(clipped(entry.data, show) for entry in entries)
+    elif channel in (Channel.STDERR, Channel.EVENT):
         text = clipped(data.rstrip(), lambda part: part.decode(errors="replace"))
         text = harmless(text, lines=True).replace("\n", "\n" + " " * 20)
     else:
         text = clipped(data, show)
-        if len(passages) > _PIECES and flow is Flow.STDIN:
-            text += f" (in {len(passages)} pieces)"
-    return f"{seconds:10.3f}  {flow:6}  {text}"
+        if len(entries) > _PIECES and channel is Channel.STDIN:
+            text += f" (in {len(entries)} pieces)"
+    return f"{at:10.3f}  {channel:6}  {text}"
 
 
 def clipped(data: bytes, show: Callable[[bytes], str]) -> str:

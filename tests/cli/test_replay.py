@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.testing.recording.recording import Channel, Recording
+from etlstage.testing.recording.recording import Recording
+from etlstage.testing.transcript import Channel
 from tests.cli.conftest import Etlstage
 
 V2 = """\

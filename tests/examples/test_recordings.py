@@ -13,8 +13,9 @@ from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing.recording.comparison import differences, other_end
 from etlstage.testing.recording.recorder import RecordedLaunch, RecordingFolder
-from etlstage.testing.recording.recording import Channel, Recording
+from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
+from etlstage.testing.transcript import Channel
 from etlstage.transport import launch_over_pipes
 from tests.examples.languages import ANY_MARKERS, PACKAGE, SHELLS
 

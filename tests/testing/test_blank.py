@@ -8,8 +8,8 @@ from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.testing.recording.blank import Blank
-from etlstage.testing.recording.recording import Channel, Entry
 from etlstage.testing.strategies import MARKER_SETS, sendable
+from etlstage.testing.transcript import Channel, Entry
 
 pytestmark = pytest.mark.core
 

@@ -15,7 +15,8 @@ from etlstage.testing.recording.comparison import (
     other_end,
     shrink,
 )
-from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.recording import Recording
+from etlstage.testing.transcript import Channel, Entry
 
 EOB = b"\x17"
 BNC = b"\x05"

@@ -27,7 +27,7 @@ from etlstage.testing import (
     hostile_worker,
     virtual_time,
 )
-from etlstage.testing.transcript import BYTEWISE, Flow
+from etlstage.testing.transcript import BYTEWISE, Channel
 
 WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
 
@@ -60,10 +60,10 @@ async def test_messages_are_answered_however_they_are_cut(
             Reply((b"",)),
         ]
         assert await worker.close() == 0
-    written = [item.data for item in worker.transcript if item.flow is Flow.STDIN]
+    written = [item.data for item in worker.transcript if item.channel is Channel.STDIN]
     assert b"".join(written) == b"oneEOMEOM"
     assert len(written) == {0: 1, 2: 3}.get(len(cuts), 9)
-    assert worker.transcript.of(Flow.STDOUT) == b"ONEEOMEOPEOMEOP"
+    assert worker.transcript.of(Channel.STDOUT) == b"ONEEOMEOPEOMEOP"
     assert repr(worker) == "<WorkerUnderTest 't' exited with status 0>"
 
 
@@ -92,7 +92,7 @@ async def test_batch_that_the_worker_closes() -> None:
             Reply((b"A", b"B")),
             Reply((b"C",)),
         ]
-    assert worker.transcript.of(Flow.STDIN) == b"a\nb\nc\n\x17"
+    assert worker.transcript.of(Channel.STDIN) == b"a\nb\nc\n\x17"
 
 
 async def test_refusal_is_a_reply() -> None:
@@ -178,7 +178,7 @@ async def test_transcript_shows_stderr_and_cuts() -> None:
     )
     async with WorkerUnderTest(python(program)) as worker:
         written = worker.transcript.of
-        await worker.until(lambda: bool(written(Flow.STDERR)), "wrote nothing")
+        await worker.until(lambda: bool(written(Channel.STDERR)), "wrote nothing")
         await worker.exchange([b"one"], cuts=[2])
         shown = worker.transcript.shown(worker.stage.dialect.shown)
     assert [line[12:] for line in shown.splitlines()] == [
@@ -213,7 +213,7 @@ async def test_signals_and_stdin_are_ours_to_send_and_close() -> None:
         await worker.send(MessagesPassed([b"a"]))
         worker.close_stdin()
         assert await worker.exited() == 0
-    assert worker.transcript.of(Flow.STDOUT) == b""
+    assert worker.transcript.of(Channel.STDOUT) == b""
 
 
 async def test_nobody_is_left_behind() -> None:

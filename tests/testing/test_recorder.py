@@ -23,8 +23,9 @@ from etlstage.testing import (
     hostile_worker,
 )
 from etlstage.testing.recording.recorder import RecordedLaunch, RecordingFolder
-from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
+from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import LaunchRequest, launch_over_pipes
 
 MESSAGES = [b"one", b"", b"three", b"x" * 100_000]

@@ -12,7 +12,8 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.recording import Recording
+from etlstage.testing.transcript import Channel, Entry
 
 pytestmark = pytest.mark.core
 

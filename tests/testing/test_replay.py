@@ -13,8 +13,9 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage, Timeouts
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
-from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
+from etlstage.testing.transcript import Channel, Entry
 
 SINGLE = MarkerDialect()
 

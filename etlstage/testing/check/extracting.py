@@ -21,7 +21,7 @@ from etlstage.testing.check.speaking import blame_a_buffer
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
 from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
-from etlstage.testing.transcript import BYTEWISE, Flow
+from etlstage.testing.transcript import BYTEWISE, Channel
 
 __all__ = ("CHECKS",)
 
@@ -210,7 +210,7 @@ async def gives_again_what_was_cut_short(subject: Subject) -> None:
         async with subject.start() as worker:
             await worker.send(MessagesPassed([_range(start, end)]))
             await worker.until(
-                lambda: bool(worker.transcript.of(Flow.STDOUT)), "said nothing"
+                lambda: bool(worker.transcript.of(Channel.STDOUT)), "said nothing"
             )
         async with subject.start() as worker:
             (reply,) = await worker.exchange([_range(start, end)])

@@ -21,7 +21,7 @@ from etlstage.testing.check.batching import asked_or_answered
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
 from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
-from etlstage.testing.transcript import BYTEWISE, Flow
+from etlstage.testing.transcript import BYTEWISE, Channel
 
 __all__ = ("CHECKS", "blame_a_buffer", "takes")
 
@@ -61,7 +61,7 @@ async def _one_by_one(worker: WorkerUnderTest, messages: Run) -> list[Reply]:
 
 async def blame_a_buffer(worker: WorkerUnderTest, error: WorkerFailed) -> NoReturn:
     """Raise what it did; or that the reply comes when stdin is closed, if it does."""
-    if worker.status is None and not worker.transcript.of(Flow.STDOUT):
+    if worker.status is None and not worker.transcript.of(Channel.STDOUT):
         worker.close_stdin()
         with anyio.move_on_after(min(worker.timeout, _HELD)):
             await worker.exited()
@@ -151,7 +151,7 @@ async def takes_many_at_once(subject: Subject) -> None:
     async with subject.start() as worker:
         await worker.send(*_all_of(subject, runs))
         replies = await worker.replies()
-        subject.chatter = len(worker.transcript.of(Flow.STDERR)) / count
+        subject.chatter = len(worker.transcript.of(Channel.STDERR)) / count
         await subject.settle(worker)
         expected = await subject.expected(runs)
         if difference := await subject.differs(runs, replies):
@@ -230,7 +230,7 @@ async def ends_in_the_middle(subject: Subject) -> None:
         await worker.has_read()
         worker.close_stdin()
         await worker.exited()
-        if not subject.shape.batches and worker.transcript.of(Flow.STDOUT):
+        if not subject.shape.batches and worker.transcript.of(Channel.STDOUT):
             subject.advise(worker, "it takes half a message at the end for a message")
 
 

@@ -30,8 +30,8 @@ from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import Case, CaseFailed, Kind, converse, end
 from etlstage.testing.fuzzing.oracle import Oracles, verify
 from etlstage.testing.recording.recorder import RecordedLaunch
-from etlstage.testing.recording.recording import Entry, Recording
-from etlstage.testing.transcript import cut
+from etlstage.testing.recording.recording import Recording
+from etlstage.testing.transcript import Entry, cut
 from etlstage.transport import LaunchRequest, launch_worker
 
 __all__ = ("FOLDER", "Failure", "Failures", "Origin")

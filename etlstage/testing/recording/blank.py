@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Side
-from etlstage.testing.recording.recording import Channel, Entry
+from etlstage.testing.transcript import Channel, Entry
 
 if TYPE_CHECKING:
     from etlstage.testing.recording.recorder import Notes

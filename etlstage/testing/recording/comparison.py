@@ -16,8 +16,9 @@ from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import MessagesPassed, MoreRequested
 from etlstage.stage import Stage
 from etlstage.testing.fewest import Search
-from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
+from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import Launch, launch_worker
 from etlstage.transport.base import describe_status
 

@@ -22,12 +22,8 @@ import anyio
 
 from etlstage.pipeline.secret import Secrets
 from etlstage.testing.recording.blank import Blank
-from etlstage.testing.recording.recording import (
-    Channel,
-    Entry,
-    Recording,
-    RecordingFile,
-)
+from etlstage.testing.recording.recording import Recording, RecordingFile
+from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import Child, Launch, LaunchRequest, Readable, Wire
 
 __all__ = ("Notes", "RecordedLaunch", "RecordingFolder")

@@ -27,7 +27,6 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -36,38 +35,13 @@ from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.stage import Stage
+from etlstage.testing.transcript import Channel, Entry
 
-__all__ = ("Channel", "Entry", "Recording", "RecordingFile")
+__all__ = ("Recording", "RecordingFile")
 
 _FORMAT: Final = "etlstage-recording"
 _VERSION: Final = 1
 _CRC: Final = b', "crc": "'
-
-
-class Channel(StrEnum):
-    """Where bytes have passed."""
-
-    STDIN = "stdin"
-    """From us to the worker."""
-    STDOUT = "stdout"
-    """From the worker to us."""
-    STDERR = "stderr"
-    """From the worker to people."""
-    STATUS = "status"
-    """Where the worker says that it is ready, and alive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What one read or write has moved."""
-
-    channel: Channel
-    data: bytes
-    """As it was cut; empty: the end of that stream."""
-    at: float = 0.0
-    """Seconds since the start."""
-    ahead: int = 0
-    """For stdin: bytes written before that the worker had not read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,8 @@ from etlstage.protocol.base import Dialect, Side
 from etlstage.stage import Stage
 from etlstage.supervisor.spawn import spawn
 from etlstage.testing.recording.recorder import RecordedLaunch
-from etlstage.testing.recording.recording import Channel, Entry, Recording
+from etlstage.testing.recording.recording import Recording
+from etlstage.testing.transcript import Channel, Entry
 from etlstage.transport import (
     Child,
     Launch,
