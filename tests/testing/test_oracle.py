@@ -92,6 +92,7 @@ def judge(
     *loaded: bytes,
     letters: Sequence[DeadLetter] = (),
     committed: int | None = None,
+    processed: Sequence[bytes] = (),
     **given: Any,  # noqa: ANN401
 ) -> None:
     """Judge a run that loaded that."""
@@ -99,7 +100,12 @@ def judge(
     position = len(made.messages) if committed is None else committed
     if position:
         oracle.check_commit(position, loaded, letters)
-    oracle.check_end(report(made, loaded, len(letters), **given), loaded, letters)
+    oracle.check_end(
+        report(made, loaded, len(letters), **given),
+        loaded,
+        letters,
+        {"t": {message: turn for turn, message in enumerate(processed)}},
+    )
 
 
 def found(made: Scenario, *loaded: bytes, **given: Any) -> str:  # noqa: ANN401
@@ -202,15 +208,36 @@ def test_run_that_fails() -> None:
     judge(scenario(may_fail=True), b"A", **failed)
 
 
+KEYED = (b'["k",1]', b'["l",2]', b'["k",3]')
+
+
+def keyed(*processed: int, **given: Any) -> None:  # noqa: ANN401
+    """Judge a run in which messages with keys were processed in that order."""
+    made = scenario(*KEYED, order=Order.KEY)
+    dead = {letter.message for letter in given.get("letters", ())}
+    loaded = [out for message in KEYED if message not in dead for out in twice(message)]
+    judge(made, *loaded, processed=[KEYED[n] for n in processed], **given)
+
+
+def test_key_is_processed_in_order() -> None:
+    """Whatever the others do; one that is dead-lettered need not be at all."""
+    keyed(0, 1, 2)
+    keyed(1, 0, 2)
+    keyed(2, 1, letters=[letter(KEYED[0], 0)])
+    for wrong in (2, 0, 1), (2, 1):
+        with pytest.raises(Violation, match="is processed before another one with its"):
+            keyed(*wrong)
+
+
 def test_ledger_that_is_wrong() -> None:
     """It does not balance, or the dead letters are not those that it counts."""
     made = scenario()
     wrong = report(made, [b"a", b"A"], dead=1)
     with pytest.raises(Violation, match="has 1 dead letters, 0 are kept"):
-        Oracle(made).check_end(wrong, [b"a", b"A"], [])
+        Oracle(made).check_end(wrong, [b"a", b"A"], [], {})
     wrong.ledger[1].done = 0
     with pytest.raises(LedgerImbalance):
-        Oracle(made).check_end(wrong, [b"a", b"A"], [])
+        Oracle(made).check_end(wrong, [b"a", b"A"], [], {})
 
 
 def test_extraction_that_ends_early() -> None:
@@ -219,4 +246,4 @@ def test_extraction_that_ends_early() -> None:
     short = report(made, [b"a", b"A"])
     short.ledger[0].produced = short.ledger[1].received = short.ledger[1].done = 1
     with pytest.raises(Violation, match="1 of 2 messages were extracted"):
-        Oracle(made).check_end(short, [b"a", b"A"], [])
+        Oracle(made).check_end(short, [b"a", b"A"], [], {})

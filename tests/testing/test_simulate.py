@@ -21,6 +21,7 @@ from etlstage.pipeline.loading import Loading
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
 from etlstage.supervisor.exchange import dispatch, retry, submission
+from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.testing import Fault, FaultKind, FaultPlan, MemoryDeadLetters
 from etlstage.testing.simulate import (
     Scenario,
@@ -64,6 +65,12 @@ def disorder(*arguments: Any, **options: Any) -> None:  # noqa: ANN401
     begin(*arguments, **options | {"ordered": False})
 
 
+def drift(backlog: Any, lane: Any, lanes: Any, owned: int = 0) -> bool:  # noqa: ANN401
+    """Let a lane go to another worker while something of it is in flight."""
+    owner = backlog._owners.get(id(lane))
+    return owner not in backlog._workers or lanes[owner] > owned
+
+
 async def hasten(loading: Any) -> None:  # noqa: ANN401
     """Acknowledge what has been read, whatever the sink says."""
     positions = loading._positions
@@ -88,6 +95,10 @@ PLANTED = {
     "order is not kept": (
         (submission.Submission, "__init__", disorder),
         "is loaded before|is dead-lettered as number",
+    ),
+    "messages with one key are with two workers": (
+        (Backlog, "_is_free", drift),
+        "is processed before another one with its key",
     ),
     "replies are not verified": (
         (MarkerDialect, "counts", False),

@@ -413,8 +413,19 @@ def test_order_of_tasks_is_drawn() -> None:
 
 
 async def wait_forever() -> None:
-    """Wait for what nobody does."""
-    await anyio.Event().wait()
+    """Wait for what nobody does, and at the end, too."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait_stubbornly)
+        await anyio.Event().wait()
+
+
+async def wait_stubbornly() -> None:
+    """Wait, and be none the wiser."""
+    try:
+        await anyio.Event().wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(anyio.current_time() + 1)
 
 
 async def turn_forever() -> None:

@@ -16,6 +16,7 @@ import math
 import random
 import types
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from heapq import heappop, heappush
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
@@ -25,6 +26,7 @@ __all__ = ("CancelScope", "Cancelled", "Loop", "Task")
 T = TypeVar("T")
 
 _TURNS: Final = 100_000  # in which time stands still, until that is no accident
+_TRIES: Final = 100  # to close a coroutine that waits for something at its end
 
 
 class Cancelled(BaseException):
@@ -63,6 +65,8 @@ class Loop:
         """The time, in virtual seconds."""
         self.current: Task
         """The task that goes on now."""
+        self.tasks: dict[Task, None] = {}
+        """Those that are not over."""
         self._draw = draw.random
         self._ready: list[Task] = []
         # At which time, in which order, and whom, if that was not woken since.
@@ -83,10 +87,13 @@ class Loop:
             done.append(await main())
 
         Task(self, run())
-        while not done:
-            self._turn()
-            if not done:
-                self._move_on()
+        try:
+            while not done:
+                self._turn()
+                if not done:
+                    self._move_on()
+        finally:
+            self._close_all()
         return done[0]
 
     def wake(self, task: Task) -> None:
@@ -134,6 +141,16 @@ class Loop:
         await self.wait(_BED)
 
     # --- inside -------------------------------------------------------------
+
+    def _close_all(self) -> None:
+        """Close what is left of a run that can't end, as often as it takes."""
+        while self.tasks:
+            self.current, _ = self.tasks.popitem()
+            for _ in range(_TRIES):
+                # It may wait for what it does at its end.
+                with suppress(BaseException):
+                    self.current.coroutine.close()
+                    break
 
     def _turn(self) -> None:
         """Let all go on that may, until nobody may."""
@@ -196,6 +213,7 @@ class Task:
         self.woken = 0  # how often
         self.root = self.scope = CancelScope(loop)
         self.root.hold(self, group.cancel_scope if group is not None else None)
+        loop.tasks[self] = None
         loop.wake(self)
 
     def has_pending_cancellation(self) -> bool:
@@ -214,6 +232,7 @@ class Task:
 
     def end(self, error: BaseException | None) -> None:
         """Take note that it is over."""
+        del self.loop.tasks[self]
         self.root.release()
         if self.group is not None:
             self.group.ended(self, error)

@@ -8,7 +8,7 @@ from the messages, the functions and the dead letters alone, and compared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from etlstage.errors import RepliesDoubtful
@@ -71,7 +71,11 @@ class Oracle:
             )
 
     def check_end(
-        self, report: Report, loaded: Sequence[bytes], letters: Sequence[DeadLetter]
+        self,
+        report: Report,
+        loaded: Sequence[bytes],
+        letters: Sequence[DeadLetter],
+        processed: Mapping[str, Mapping[bytes, int]],
     ) -> None:
         """
         Assert what is true of the report of a run.
@@ -80,6 +84,7 @@ class Oracle:
             report: The report.
             loaded: All that reached the sink, in order.
             letters: All that were kept.
+            processed: By stage: which message was processed first, and so on.
 
         """
         extracted = report.ledger[0].produced
@@ -94,6 +99,7 @@ class Oracle:
         if isinstance(report.error, RepliesDoubtful):
             return  # it says itself that it may have loaded what is wrong
         self.check_loaded(extracted, loaded, letters, whole=whole)
+        self._check_processed(extracted, processed, letters)
         if report.status != "done":
             return
         if count and self._committed != count:
@@ -181,6 +187,27 @@ class Oracle:
                 return False
         return True
 
+    def _check_processed(
+        self,
+        count: int,
+        processed: Mapping[str, Mapping[bytes, int]],
+        letters: Sequence[DeadLetter],
+    ) -> None:
+        """Assert that what has one key was processed one after the other."""
+        messages = list(self._scenario.messages[:count])
+        for stage in self._scenario.stages:
+            if stage.order is Order.NONE:
+                return
+            mine = [letter for letter in letters if letter.stage == stage.name]
+            if stage.order is Order.KEY:
+                dead = {letter.message for letter in mine}
+                # Of equal ones nobody knows which was processed.
+                alive = [m for m in dict.fromkeys(messages) if m not in dead]
+                _check_in_turn(stage, alive, processed.get(stage.name, {}))
+                if not self._keeps_keys(stage):
+                    return
+            messages = self._made(stage, messages, mine)
+
     def _check_letters(self, count: int, letters: Sequence[DeadLetter]) -> None:
         """Assert that each is of the message at its place, and the only one of that."""
         messages, ordered = list(self._scenario.messages[:count]), True
@@ -225,6 +252,21 @@ class Oracle:
                     f"stage {stage.name}: {_some(spared)} is not dead-lettered"
                 )
             messages = self._made(stage, messages, mine)
+
+
+def _check_in_turn(
+    stage: Stage, messages: Sequence[bytes], processed: Mapping[bytes, int]
+) -> None:
+    last: dict[int, int] = {}
+    for key, message in zip(keys_of(stage, messages), messages, strict=True):
+        # What comes behind one that is still to be processed must be, too.
+        turn = processed.get(message, len(processed))
+        if turn < last.get(key, 0):
+            raise Violation(
+                f"stage {stage.name}: {message!r} is processed before another one with"
+                " its key, which was there first"
+            )
+        last[key] = turn
 
 
 def _compare(loaded: Sequence[bytes], expected: Sequence[bytes]) -> None:

@@ -163,7 +163,8 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
         mode = Mode.CYCLIC
     else:
         order = draw.choice((Order.TOTAL, Order.TOTAL, Order.KEY, Order.NONE))
-        pool: int | PoolPolicy = draw.choice((1, 1, 1, 1, 2, 3))
+        several = (1, 2, 3, 3) if order is Order.KEY else (1, 1, 1, 1, 2, 3)
+        pool: int | PoolPolicy = draw.choice(several)
         if draw.random() < 0.1:
             grow_at = draw.choice((1.0, 2.0))
             pool = PoolPolicy(min=draw.randint(0, 1), max=3, idle=1.0, grow_at=grow_at)
@@ -216,8 +217,8 @@ def _faults(
         elif what == "odd":
             faults.append(draw.choice(_ODD))
         elif what == "crash":
-            # Behind its first message, which may be one that is tried again.
-            at = draw.randint(2, 4)
+            # The first one of another worker may be one that is tried again.
+            at = draw.randint(1 if stage.pool.max == 1 else 2, 4)
             kind, status = draw.choice(_CRASHES), draw.randint(0, 1)
             faults.append(Fault(kind, message=at, start=1, status=status))
         elif what == "chance":
@@ -225,7 +226,7 @@ def _faults(
             known = False
         elif culprits:
             message = draw.choice(culprits)
-            kind = draw.choice((*_DEADLY, FaultKind.REFUSE))
+            kind = draw.choice((*_DEADLY, *[FaultKind.REFUSE] * 3))
             faults.append(Fault(kind, equals=message))
             fatal.add(message)
     return faults, fatal if known else None, False

@@ -127,6 +127,8 @@ class _Simulation:
         self._stages = {stage.name: stage for stage in self.scenario.stages}
         self._loaded: list[bytes] = []  # by workers
         self._tries: Counter[tuple[str, bytes]] = Counter()
+        # By stage: which message was processed first, and so on.
+        self._processed: dict[str, dict[bytes, int]] = {}
         self._memory = _Sink(self)
         self._pipeline = self._make()
         self._violation = ""
@@ -160,13 +162,7 @@ class _Simulation:
             await anyio.sleep(seconds)
 
     def use(self, end: str) -> None:
-        """
-        Fail, if that end does now.
-
-        Raises:
-            OSError: If it does.
-
-        """
+        """Raise OSError, if that end is to fail now."""
         if end == self.scenario.broken:
             self._calls += 1
             if self._calls == self.scenario.broken_at + 1:
@@ -197,11 +193,6 @@ class _Simulation:
             self.tell(f"{request.worker}: start {request.start} fails")
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         return self._scripted(request)
-
-    @property
-    def _struck(self) -> bool:
-        """Whether the end that is broken was used."""
-        return self._calls > self.scenario.broken_at
 
     def _make(self) -> Pipeline:
         scenario, letters, launch = self.scenario, self._letters, self._launch
@@ -237,13 +228,15 @@ class _Simulation:
             self._check_cancelled()
         else:
             self.tell(f"the run is over: {report.status}")
-            if self._struck and report.status != "failed":
+            if self._calls > scenario.broken_at and report.status != "failed":
                 raise Violation(
                     f"the run is {report.status}, although the {scenario.broken} failed"
                 )
             if self._doubted and not isinstance(report.error, RepliesDoubtful):
                 raise self._doubted
-            self._oracle.check_end(report, self._arrived, self._letters.kept)
+            self._oracle.check_end(
+                report, self._arrived, self._letters.kept, self._processed
+            )
 
     def _check_cancelled(self) -> None:
         self.tell("the run is cancelled")
@@ -304,13 +297,14 @@ class _Simulation:
         return self.scenario.messages[asked["start"] : asked["end"]]
 
     def _counted(self, worker: ScriptedWorker, work: Work) -> Work:
-        """Tell of messages that are given once more."""
-        if not self._told:
-            return work
+        """Note what is processed, in which order, and tell of what is once more."""
+        stage = worker.request.stage
+        processed = self._processed.setdefault(stage, {})
 
         def counted(message: bytes) -> Iterable[bytes]:
-            self._tries[worker.request.stage, message] += 1
-            tries = self._tries[worker.request.stage, message]
+            processed.setdefault(message, len(processed))
+            self._tries[stage, message] += 1
+            tries = self._tries[stage, message]
             if tries > 1:
                 self.tell(f"{worker.name}: is given {message!r}, try {tries}")
             return work(message)
