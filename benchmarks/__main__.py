@@ -20,6 +20,7 @@ QUESTIONS = (
     "refusals",
     "pairing",
     "supervision",
+    "growth",
     "import_time",
     "local_engine",
     "executor",

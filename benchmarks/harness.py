@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +33,8 @@ __all__ = (
     "shell_stage",
     "show",
 )
+
+T = TypeVar("T")
 
 MESSAGE_BYTES = 108
 """With its EOM; the size with which the targets were set."""
@@ -129,11 +131,9 @@ def paired(
     return rates["ours"], rates["theirs"]
 
 
-def in_turn(
-    jobs: Mapping[str, Callable[[], float]], *, rounds: int
-) -> dict[str, list[float]]:
+def in_turn(jobs: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, list[T]]:
     """Measure all in turn, as :func:`paired` does two, and return what each gave."""
-    found: dict[str, list[float]] = {name: [] for name in jobs}
+    found: dict[str, list[T]] = {name: [] for name in jobs}
     for _ in range(rounds + 1):
         for name, job in jobs.items():
             found[name].append(job())

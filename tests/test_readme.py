@@ -125,11 +125,12 @@ def test_calls_of_the_sdk(blocks: list[str]) -> None:
 
 @runs("In your own service 1")
 def test_supervisor(blocks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """All three ways to pass messages."""
+    """All ways to pass messages."""
     known = run(*blocks, messages=[b"three"])
     assert capsys.readouterr().out == "b'one' (b'ONE',) None\nb'two' (b'TWO',) None\n"
     assert known["result"].outputs == (b"THREE",)
     assert known["outputs"] == (b"ONE",)
+    assert known["replies"][-1:] == [(b"FOUR",)]
 
 
 @runs("Write a model of it 1")
