@@ -81,10 +81,16 @@ class Talk:
         return any(isinstance(event, kind) for event in self.events)
 
     def _write(self) -> None:
-        self._unsent += b"".join(self.session.data_to_send())
-        if self.deaf:
-            self._unsent = b""
-        while self._unsent and (written := self.wire.write(self._unsent)):
+        while True:
+            self._unsent = self._unsent or b"".join(self.session.data_to_send())
+            written = len(self._unsent)
+            if not self.deaf:
+                try:
+                    written = self.wire.write(self._unsent)
+                except BrokenPipeError:  # it is gone, and that will be read
+                    return
+            if not written:
+                return
             self._unsent = self._unsent[written:]
 
     def _take(self, event: Event) -> None:

@@ -1,0 +1,385 @@
+"""
+The other side of dialect ``cocaine``: a worker with many sessions at once.
+
+::
+
+    from etlstage.worker import cocaine
+
+    def shout(request, response):
+        for chunk in request:
+            response.write(chunk.upper())
+
+    cocaine.run({"transform": shout})
+
+A handler runs in a thread of its own for each session. What moves bytes is one more
+thread, which alone touches the protocol: it beats, and notices that nobody answers,
+however busy handlers are. It needs msgpack (``pip install 'etlstage[cocaine]'``) and
+the standard library, nothing else.
+
+How the threads keep out of each other's way: handlers put what they say into a queue,
+and wake the other by a byte; it puts what comes into the queue of a session.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from queue import SimpleQueue
+from threading import Lock, Semaphore, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from etlstage.errors import ConfigError, LocalProtocolError
+from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.events import (
+    Event,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    Farewell,
+    LifeSeen,
+    OutputOf,
+    ProtocolFailed,
+    Ready,
+)
+from etlstage.worker.descriptors import complain
+from etlstage.worker.refusal import Refuse
+
+if TYPE_CHECKING:
+    from etlstage.protocol.cocaine import CocaineSession
+
+__all__ = ("Cancelled", "Handler", "Refuse", "Request", "Response", "run")
+
+_CATEGORY: Final = 42
+"""Category of errors, as all frameworks have it."""
+_RAISED: Final = 100
+_UNKNOWN: Final = 200
+_LOST: Final = 1  # exit status
+_UNSENT: Final = 16 * 1024 * 1024  # bytes at which handlers wait
+_CHUNK: Final = 256 * 1024  # bytes a read
+_PLACES: Final = _UNSENT // _CHUNK
+# How large a message may be is the supervisor's to say.
+_UNLIMITED = Limits(2**31, 2**31)
+
+
+class Cancelled(Exception):
+    """Raised by a request that the supervisor does not want any more."""
+
+
+class Request:
+    """
+    What a session is given: chunks, until the supervisor ends it.
+
+    Attributes:
+        event: What is to be done.
+        headers: Names and values that came with it.
+
+    Iterating raises :class:`Cancelled` if the session is cancelled.
+    """
+
+    def __init__(self, event: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self.event = event
+        self.headers = headers
+        self._chunks: SimpleQueue[bytes | Cancelled | None] = SimpleQueue()
+        self._ended: Cancelled | StopIteration | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._ended is not None:
+            raise self._ended
+        chunk = self._chunks.get()
+        if isinstance(chunk, bytes):
+            return chunk
+        self._ended = StopIteration() if chunk is None else chunk
+        raise self._ended
+
+    def read(self) -> bytes:
+        """Return all that is left, joined."""
+        return b"".join(self)
+
+    def put(self, chunk: bytes | Cancelled | None) -> None:
+        """Add a chunk, or, with None, the end."""
+        self._chunks.put(chunk)
+
+
+class Response:
+    """What a session answers: chunks, and an end, which comes by itself."""
+
+    def __init__(self, id_: int, say: Callable[[int, Event], None]) -> None:
+        self._id = id_
+        self._say = say
+        self.closed: bool = False
+        """Nothing more may be said."""
+
+    def write(self, chunk: bytes) -> None:
+        """
+        Send a chunk; wait while too much is on its way.
+
+        Raises:
+            ValueError: If the response is closed.
+
+        """
+        self._check()
+        self._say(len(chunk), OutputOf(self._id, [chunk]))
+
+    def close(self) -> None:
+        """End the response; safe to call twice."""
+        if not self.closed:
+            self.closed = True
+            self._say(0, ExchangesEnded([(self._id, ())]))
+
+    def error(self, code: int, reason: str) -> None:
+        """
+        Refuse what was asked, and end the response.
+
+        Raises:
+            ValueError: If the response is closed.
+
+        """
+        self._check()
+        self.closed = True
+        self._say(0, ExchangeRefused(self._id, code, reason, _CATEGORY))
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ValueError("the response is closed")
+
+
+Handler = Callable[[Request, Response], object]
+"""Answers one session; what it raises refuses it."""
+
+
+def run(
+    handlers: Mapping[str, Handler],
+    *,
+    threads: int = 64,
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """
+    Be a worker until the supervisor says that there is nothing more to do.
+
+    Exits with status 0 then, and with 1 if the supervisor has abandoned us.
+
+    Args:
+        handlers: By the events that they handle.
+        threads: Sessions that may run at once; others wait.
+        arguments: What the worker was told; those of the program by default.
+
+    """
+    told = _told(sys.argv[1:] if arguments is None else arguments)
+    try:
+        worker = _Worker(dict(handlers), threads, told)
+    except (ConfigError, OSError) as error:
+        complain(f"can't be a worker: {error}")
+        sys.exit(2)
+    # A thread that a handler blocks would keep the process alive: it is over when
+    # this one says so.
+    status = worker.serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _told(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the options among arguments; whatever else is there is the author's."""
+    names = ("--uuid", "--endpoint", "--protocol", "--app", "--locator")
+    told = {name: value for name, value in pairwise(arguments) if name in names}
+    return {"--protocol": "0", **told}
+
+
+def _connected(endpoint: str) -> socket.socket:
+    if os.sep in endpoint:
+        wire = socket.socket(socket.AF_UNIX)
+        try:
+            wire.connect(endpoint)
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+    host, _, port = endpoint.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)))
+
+
+def _session(version: str) -> CocaineSession:
+    from etlstage.protocol.cocaine import CocaineSession, Version
+
+    spoken = Version.ONE if version == "1" else Version.ZERO
+    return CocaineSession(Side.WORKER, spoken, limits=_UNLIMITED)
+
+
+class _Worker:
+    """The thread that moves bytes, and what handlers leave for it."""
+
+    def __init__(
+        self, handlers: dict[str, Handler], threads: int, told: Mapping[str, str]
+    ) -> None:
+        missing = [name for name in ("--uuid", "--endpoint") if name not in told]
+        if missing:
+            raise ConfigError(f"{missing[0]} is missing: a supervisor has to start it")
+        self._handlers = handlers
+        self._session = _session(told["--protocol"])
+        self._wire = _connected(told["--endpoint"])
+        self._wire.setblocking(False)
+        self._ears, self._bell = os.pipe()
+        os.set_blocking(self._ears, False)
+        os.set_blocking(self._bell, False)
+        self._said: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+        self._room = Semaphore(_PLACES)
+        self._door = Lock()
+        self._jobs: SimpleQueue[tuple[int, Request]] = SimpleQueue()
+        self._started = 0  # threads
+        self._threads = threads
+        self._open: dict[int, Request] = {}
+        self._unsent = bytearray()
+        self._paid = 0  # places in the room that what is unsent takes
+        self._leaving: Farewell | None = None
+        self._session.send(Ready(told["--uuid"]))
+
+    def serve(self) -> int:
+        """Move bytes to the end; return the exit status."""
+        try:
+            while (status := self._turn()) is None:
+                pass
+        except OSError:
+            return _LOST
+        return status
+
+    def _turn(self) -> int | None:
+        """Wait for something, and do what is due; return the status at the end."""
+        session, wire = self._session, self._wire.fileno()
+        self._hear_handlers()
+        if self._leaving is not None and not self._open:
+            session.send(self._leaving)
+            self._leaving = None
+        self._write()
+        timer = session.get_timer()
+        wait = None if timer is None else max(0.0, timer - monotonic())
+        writing = [wire] if self._unsent else []
+        if session.state.name == "ENDED" and not self._unsent:
+            return 0
+        ready, _, _ = select.select([wire, self._ears], writing, [], wait)
+        now = monotonic()
+        if self._ears in ready:
+            os.read(self._ears, 65536)
+        if wire in ready:
+            data = self._wire.recv(_CHUNK)
+            if not data:
+                return 0 if self._leaving is not None else _LOST
+            session.receive_data(data, now)
+        session.handle_timer(now)
+        for event in session.events_received():
+            if isinstance(event, ProtocolFailed):
+                complain(f"the supervisor is lost: {event.error}")
+                return _LOST
+            self._take(event)
+        return None
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case ExchangeOpened(id_, messages, kind, _, headers):
+                self._open[id_] = request = Request(kind, headers)
+                for message in messages:
+                    request.put(message)
+                self._begin(id_, request)
+            case OutputOf(id_, messages) if id_ in self._open:
+                for message in messages:
+                    self._open[id_].put(message)
+            case ExchangesEnded(ends):
+                for id_, messages in ends:
+                    if id_ in self._open:
+                        for message in messages:
+                            self._open[id_].put(message)
+                        self._open[id_].put(None)
+            case ExchangeCancelled(id_, code, reason) if id_ in self._open:
+                self._open[id_].put(Cancelled(f"{reason} (code {code})"))
+            case Farewell():
+                # What is open is ended first: it is told to go, not to drop things.
+                self._leaving = event
+            case LifeSeen():
+                pass
+
+    def _begin(self, id_: int, request: Request) -> None:
+        self._jobs.put((id_, request))
+        if len(self._open) > self._started and self._started < self._threads:
+            self._started += 1
+            Thread(target=self._handle_all, daemon=True).start()
+
+    def _write(self) -> None:
+        # It is asked again when all is written: so an answer to a heartbeat waits for
+        # no more than a part of what there is.
+        while self._unsent or self._ask():
+            try:
+                del self._unsent[: self._wire.send(self._unsent)]
+            except BlockingIOError:
+                break
+        if self._paid and len(self._unsent) < _UNSENT // 2:
+            self._room.release(self._paid)
+            self._paid = 0
+
+    def _ask(self) -> bool:
+        """Take what the session has to say; return whether there was anything."""
+        self._unsent += b"".join(self._session.data_to_send())
+        return bool(self._unsent)
+
+    def _hear_handlers(self) -> None:
+        while not self._said.empty():
+            places, event = self._said.get()
+            self._paid += places
+            try:
+                self._session.send(event)
+            except LocalProtocolError:
+                continue  # cancelled meanwhile
+            finally:
+                if isinstance(event, ExchangesEnded):
+                    self._open.pop(event.ends[0][0], None)
+                elif isinstance(event, ExchangeRefused):
+                    self._open.pop(event.id, None)
+
+    # --- in other threads -----------------------------------------------------
+
+    def _say(self, size: int, event: Event) -> None:
+        """Leave something to be said; wait while there is no room for it."""
+        places = min(size // _CHUNK, _PLACES)
+        # One at a time: two that hold a part of what they need would wait for ever.
+        with self._door:
+            for _ in range(places):
+                self._room.acquire()
+        self._said.put((places, event))
+        with suppress(BlockingIOError):  # it rings already
+            os.write(self._bell, b"x")
+
+    def _handle_all(self) -> None:
+        while True:
+            id_, request = self._jobs.get()
+            self._handle(Response(id_, self._say), request)
+
+    def _handle(self, response: Response, request: Request) -> None:
+        handler: Callable[..., Any] | None = self._handlers.get(request.event)
+        if handler is None:
+            text = f"there is no handler for event {request.event!r}"
+            response.error(_UNKNOWN, text)
+            return
+        try:
+            handler(request, response)
+        except Cancelled:
+            pass
+        except Refuse as error:
+            _refuse(response, str(error))
+        except Exception as error:
+            traceback.print_exc()
+            _refuse(response, f"{type(error).__name__}: {error}")
+        response.close()
+
+
+def _refuse(response: Response, reason: str) -> None:
+    if not response.closed:
+        response.error(_RAISED, reason)

@@ -1,0 +1,150 @@
+"""Workers of ``etlstage.worker.cocaine``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from etlstage import AsyncSupervisor, RefusedByWorker, Stage
+from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.protocol.events import (
+    ExchangeCancelled,
+    ExchangeOpened,
+    Farewell,
+)
+from etlstage.transport import SocketLaunch
+from tests.cocaine.talk import talking
+from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
+
+pytestmark = pytest.mark.process
+
+WORKER = """
+import os, sys
+from etlstage.worker import cocaine
+
+def shout(request, response):
+    for chunk in request:
+        response.write(chunk.upper())
+
+def refuse(request, response):
+    raise cocaine.Refuse(request.read().decode())
+
+def boom(request, response):
+    request.read()
+    raise ValueError("handler raised")
+
+def code(request, response):
+    response.error(7, "explicit")
+
+def wait(request, response):
+    response.write(b"begun")
+    try:
+        request.read()
+    except cocaine.Cancelled as error:
+        print(error, flush=True)
+
+def block(request, response):
+    name = request.read()
+    response.write(b"blocked")
+    response.write(open(name, "rb").read())
+
+cocaine.run({
+    "shout": shout, "refuse": refuse, "boom": boom, "code": code, "wait": wait,
+    "block": block,
+})
+"""
+COMMAND = (sys.executable, "-c", WORKER)
+
+
+def stage(event: str, **settings: Any) -> Stage:  # noqa: ANN401 - passed on
+    """Return a stage of that worker."""
+    dialect = CocaineDialect(event=event, **settings)
+    return Stage(name="app", command=COMMAND, dialect=dialect)
+
+
+@pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
+async def test_handlers_answer_sessions(version: Version, tcp: bool) -> None:
+    """Many at once, in either version; large chunks, and none."""
+    messages = [b"m%d" % n for n in range(200)] + [b"", b"x" * 3_000_000]
+    run = stage("shout", protocol=version)
+    async with AsyncSupervisor(run, launch=SocketLaunch(tcp=tcp)) as supervisor:
+        results = await supervisor.submit(messages)
+    assert [r.outputs for r in results] == [(m.upper(),) for m in messages]
+    assert supervisor.faults.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "reason"),
+    [
+        ("refuse", 100, "no date"),
+        ("boom", 100, "ValueError: handler raised"),
+        ("code", 7, "explicit"),
+        ("nosuch", 200, "there is no handler for event 'nosuch'"),
+    ],
+)
+async def test_handler_refuses(event: str, code: int, reason: str) -> None:
+    """The worker lives on."""
+    async with AsyncSupervisor(stage(event)) as supervisor:
+        for result in await supervisor.submit([b"no date"] * 2):
+            assert isinstance(result.error, RefusedByWorker)
+            assert (result.error.code, result.error.reason) == (code, reason)
+    assert supervisor.faults.failures == 0
+
+
+async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> None:
+    """What was open when it was told to end is ended first."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    async with talking(COMMAND) as talk:
+        talk.send(ExchangeOpened(1, [bytes(fifo)], "block"))
+        await talk.until(lambda: talk.outputs[1])
+        talk.send(ExchangeOpened(2, [b"x"], "shout"))
+        await talk.until(lambda: 2 in talk.ended)
+        talk.wire.write(b"\x93\x01\x01\x92\x01\xa3bye")
+        await anyio.to_thread.run_sync(fifo.write_bytes, b"freed")
+        await talk.until(lambda: 1 in talk.ended)
+        await talk.until(lambda: talk.seen(Farewell))
+        assert talk.outputs[1] == [b"blocked", b"freed"]
+        assert await talk.exited() == 0
+
+
+async def test_handler_is_told_that_it_is_cancelled() -> None:
+    """What it says after that hits no other session."""
+    async with talking(COMMAND) as talk:
+        talk.send(ExchangeOpened(1, [], "wait", ended=False))
+        await talk.until(lambda: talk.outputs[1])
+        talk.send(ExchangeCancelled(1, 7, "client gone"))
+        talk.send(ExchangeOpened(2, [b"x"], "shout"))
+        await talk.until(lambda: 2 in talk.ended)
+        assert talk.outputs[2] == [b"X"]
+
+
+async def test_supervisor_that_is_gone_is_no_success() -> None:
+    """Nobody has told it to end."""
+    async with talking(COMMAND) as talk:
+        talk.wire.close_write()
+        assert await talk.exited() == 1
+
+
+def test_worker_alone_says_what_is_missing() -> None:
+    """Somebody has started it by hand."""
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--uuid is missing: a supervisor has to start it" in done.stderr
+
+
+def test_without_msgpack_it_says_what_to_install() -> None:
+    """Importing the module needs nothing."""
+    script = f"import sys; sys.modules['msgpack'] = None\n{WORKER}"
+    command = (sys.executable, "-c", script, "--uuid", "u", "--endpoint", "/nowhere")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'etlstage[cocaine]'" in done.stderr
