@@ -16,6 +16,7 @@ QUESTIONS = (
     "framing",
     "stream",
     "lockstep",
+    "cocaine",
     "sdk_worker",
     "refusals",
     "pairing",

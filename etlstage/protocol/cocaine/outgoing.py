@@ -108,13 +108,16 @@ class Outgoing:
         self._data.clear()
 
     def take(self) -> list[bytes]:
-        """Return what is to be written next."""
-        chunks, self._control = self._control, []
+        """Return what is to be written next; each of it is a system call."""
+        frames, self._control = self._control, []
         size, data = 0, self._data
         while data and size < _SLICE:
-            chunks.append(data.popleft())
-            size += len(chunks[-1])
-        return chunks
+            size += len(data[0])
+            if size >= _SLICE and frames:
+                # One that is long is not copied.
+                return [b"".join(frames), data.popleft()]
+            frames.append(data.popleft())
+        return frames if len(frames) < 2 else [b"".join(frames)]
 
     def _put(self, number: int, kind: int, *rest: object) -> None:
         self._data.append(self._frame(number, kind, *rest))

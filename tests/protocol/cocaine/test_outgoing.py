@@ -33,11 +33,8 @@ def test_what_is_about_the_connection_overtakes_but_not_the_end() -> None:
     out.terminate(1, "no")
     out.beat()
 
-    beat, chunk, end = out.take()
-    assert (beat.hex(), chunk.hex(), end.hex()) == (
-        *("93010090", "93020091a178"),
-        "930101" + "92" + "01" + "a26e6f",
-    )
+    beat, chunk, end = "93010090", "93020091a178", "930101" + "92" + "01" + "a26e6f"
+    assert out.take() == [bytes.fromhex(beat + chunk + end)]
     assert out.take() == []
 
 
@@ -61,6 +58,16 @@ def test_what_was_not_taken_can_be_forgotten() -> None:
         out.beat()
         forget()
         assert len(out.take()) == left
+
+
+def test_short_frames_are_one_piece_and_a_long_one_is_not_copied() -> None:
+    """A piece is a system call."""
+    out = Outgoing(ONE, Encoding.RAW, packed=False)
+    out.chunks(2, [b"a", b"b", bytes(300_000), b"c"])
+
+    assert [len(piece) for piece in out.take()] == [12, 300_009]
+    assert [len(piece) for piece in out.take()] == [6]
+    assert out.take() == []
 
 
 def test_nothing_is_said_before_it_is_known_how() -> None:
