@@ -164,8 +164,15 @@ class Connection:
         """
         return left >= self._writer.written - self._written_before
 
-    def pump(self, now: float) -> bool:
-        """Give the worker what it may have now; return whether there was anything."""
+    def pump(self, now: float, *, many: bool = False) -> bool:
+        """
+        Give the worker what it may have now; return whether there was anything.
+
+        Args:
+            now: The time, in seconds.
+            many: Whether it may be given several exchanges, where these have names.
+
+        """
         if self._extracts or self._reader.paused:
             self._follow_consumer(now)
         writer = self._writer
@@ -175,7 +182,7 @@ class Connection:
             self._verifier.wake()
             return False
         fresh = self._verified and self.dispatch.block.fresh
-        chunks = self.take_next(now)
+        chunks = self.take_next(now, many=many)
         if chunks is None:
             return False
         if fresh:
@@ -185,9 +192,11 @@ class Connection:
             self._flush()
         return True
 
-    def take_next(self, now: float) -> list[bytes] | None:
+    def take_next(self, now: float, *, many: bool = False) -> list[bytes] | None:
         """Give the worker what it may have next; return the bytes to write."""
         session, dispatch = self._session, self.dispatch
+        many = many and self._named is not None
+        idle = not session.owed
         while True:
             owed, room = session.owed, session.room
             if not owed:
@@ -197,25 +206,29 @@ class Connection:
             if events is None:
                 if self._shape.batches:
                     self._batch_due.set(dispatch.due)
-                return None
+                if not many or not (chunks := session.data_to_send()):
+                    return None
+                break
             try:
                 for event in events:
                     session.send(event)
             except MessageRefused as error:
                 dispatch.refused(error)
+            if many:
+                continue  # each write is a system call, and wakes the worker
             chunks = session.data_to_send()
-            if not chunks and self._shape is not Shape.STREAM:
-                continue  # of what was taken, nothing may be sent
-            if not owed:
-                dispatch.block.turn(now)
-                self._written_before = self._writer.written
-            if not owed or self._asked or self._named is not None:
-                self.patience.expect(now)
-            return chunks
+            if chunks or self._shape is Shape.STREAM:
+                break  # else of what was taken, nothing may be sent
+        if idle:
+            dispatch.block.turn(now)
+            self._written_before = self._writer.written
+        if idle or self._asked or self._named is not None:
+            self.patience.expect(now)
+        return chunks
 
     def pump_all(self, now: float) -> None:
         """Give the worker all that it may have now."""
-        while self.pump(now):
+        while self.pump(now, many=True):
             pass
 
     def retire(self) -> None:
