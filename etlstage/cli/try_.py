@@ -27,7 +27,8 @@ from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.speaking import blame_a_buffer
-from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
+from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import Channel
 
 __all__ = ("try_worker",)

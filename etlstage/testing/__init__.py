@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from etlstage.testing.clock import VirtualLoop as VirtualLoop
     from etlstage.testing.clock import run_virtually as run_virtually
     from etlstage.testing.clock import virtual_time as virtual_time
-    from etlstage.testing.conversation import Reply as Reply
     from etlstage.testing.conversation import WorkerFailed as WorkerFailed
     from etlstage.testing.conversation import WorkerUnderTest as WorkerUnderTest
     from etlstage.testing.ends import MemoryDeadLetters as MemoryDeadLetters
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from etlstage.testing.recording.recorder import RecordingFolder as RecordingFolder
     from etlstage.testing.recording.recording import Recording as Recording
     from etlstage.testing.recording.replay import play as play
+    from etlstage.testing.replies import Reply as Reply
     from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
     from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
     from etlstage.testing.worker import hostile_worker as hostile_worker
@@ -132,7 +132,7 @@ _HOMES = {
     "MemorySource": "etlstage.testing.ends",
     "Moment": "etlstage.testing.fault",
     "ProtocolPair": "etlstage.testing.pair",
-    "Reply": "etlstage.testing.conversation",
+    "Reply": "etlstage.testing.replies",
     "ScriptedLaunch": "etlstage.testing.scripted",
     "ScriptedWorker": "etlstage.testing.scripted",
     "VirtualLoop": "etlstage.testing.clock",

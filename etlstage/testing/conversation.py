@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from signal import Signals
 from types import TracebackType
-from typing import Final, NamedTuple, NoReturn, Self
+from typing import Final, NoReturn, Self
 
 import anyio
 import anyio.abc
@@ -28,34 +28,24 @@ import anyio.lowlevel
 
 from etlstage.errors import EtlstageError
 from etlstage.messages import Run, counted
-from etlstage.protocol.base import SEND_EOF, Limits, Session, Shape, Side
+from etlstage.protocol.base import SEND_EOF, Limits, Session, Shape
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
     MessagesPassed,
-    OutputPassed,
-    ProtocolFailed,
     Ready,
-    RepliesCompleted,
-    StreamEnded,
 )
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.spawn import command_line, spawn
+from etlstage.supervisor.spawn import command_line
 from etlstage.telemetry.terminal import harmless
-from etlstage.testing.transcript import Channel, Entry, Transcript, cut
-from etlstage.transport import Child, Launch, Readable, Wire, launch_worker
-from etlstage.transport.base import describe_status
-from etlstage.transport.descent import lives, waits_for_stdin
+from etlstage.testing.process import DRAIN, Process
+from etlstage.testing.replies import TAIL, Replies, Reply
+from etlstage.testing.transcript import Channel, Transcript, cut
+from etlstage.transport import Launch, launch_worker
 
-__all__ = ("Reply", "WorkerFailed", "WorkerUnderTest")
+__all__ = ("WorkerFailed", "WorkerUnderTest")
 
-_CHUNK: Final = 65536  # bytes a read
 _LOOK: Final = (0.0002, 0.01)  # seconds between two looks at what is unread
-_IDLE: Final = 0.02  # seconds without a sign, before it is looked what a worker does
-_TURNS: Final = 8  # of the event loop, in which what is in a pipe is read
-_DRAIN: Final = 0.5  # seconds for the pipes of a dead process to end
-_TAIL: Final = 64  # bytes shown of what is not complete
-_KEPT: Final = 1024 * 1024  # bytes of what is not judged
 
 
 class WorkerFailed(EtlstageError, AssertionError):
@@ -74,14 +64,6 @@ class WorkerFailed(EtlstageError, AssertionError):
         self.transcript = transcript
 
 
-class Reply(NamedTuple):
-    """What a worker said to one exchange."""
-
-    outputs: tuple[bytes, ...] = ()
-    refused: str | None = None
-    """Why it said no, if it did."""
-
-
 class WorkerUnderTest:
     """
     Runs one process of a stage and talks to it as its supervisor would.
@@ -90,13 +72,6 @@ class WorkerUnderTest:
         stage: Command, dialect, environment, limits of the worker.
         launch: What starts it; a :class:`~etlstage.testing.ScriptedLaunch` will do.
         timeout: How long each wait may take, in seconds.
-
-    Attributes:
-        transcript: All that went both ways.
-        session: The supervisor's side of the conversation.
-        events: All that the worker has said, as its dialect understands it.
-        status: Exit status, negative for a signal, once it is gone.
-        left: Processes that it has left behind, once it is gone.
 
     Raises:
         WorkerStartFailed: If the program can't be run.
@@ -114,60 +89,54 @@ class WorkerUnderTest:
     ) -> None:
         self.stage = stage
         self.timeout = timeout
-        self.transcript: Transcript = Transcript()
         limits = Limits(stage.max_message, stage.max_reply)
-        self.session: Session = stage.dialect.open(Side.SUPERVISOR, limits)
-        self.events: list[Event] = []
-        self.status: int | None = None
-        self.left: int = 0
-        self._launch = launch
-        self._wire: Wire
-        self._child: Child
-        self._tasks: anyio.abc.TaskGroup
-        self._began = 0.0
-        self._changed = anyio.Event()
-        self._open: set[Channel] = set()  # of what it writes
-        self._alive = False  # it has shown so, beside its replies
-        self._closed = False  # is its stdin
-        self._gone = False  # and all that it has written was read
-        self._fault: str | None = None
-        # Where what nobody asked for begins: what of it was read at once is chance.
-        self._stray: int | None = None
-        self._partial: list[bytes] = []  # outputs of a reply that is not complete
-        self._unfinished = 0  # bytes behind the last reply
-        self._replies: list[Reply] = []  # that nobody has taken
+        self._said = Replies(stage.dialect, limits)
+        self._process = Process(stage, launch, self._understand)
 
     def __repr__(self) -> str:
-        return f"<WorkerUnderTest {self.stage.name!r} {self._fate()}>"
+        return f"<WorkerUnderTest {self.stage.name!r} {self._process.fate}>"
+
+    @property
+    def session(self) -> Session:
+        """The supervisor's side of the conversation."""
+        return self._said.session
+
+    @property
+    def events(self) -> list[Event]:
+        """All that the worker has said, as its dialect understands it."""
+        return self._said.events
+
+    @property
+    def transcript(self) -> Transcript:
+        """All that went both ways."""
+        return self._process.transcript
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, negative for a signal, once it is gone."""
+        return self._process.status
+
+    @property
+    def left(self) -> int:
+        """Processes that it has left behind, once it is gone."""
+        return self._process.left
 
     @property
     def broken(self) -> bool:
         """Whether it has broken the protocol."""
-        return self._fault is not None
+        return self._said.fault is not None
 
     async def __aenter__(self) -> Self:
-        self._began = anyio.current_time()
-        reads = self.stage.dialect.shape is not Shape.STREAM
-        name = f"{self.stage.name}-1"
-        self._wire, self._child = spawn(self.stage, name, self._launch, stdin=reads)
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._watch)
-        for pipe, channel, take in (
-            (self._wire, Channel.STDOUT, self._understand),
-            (self._child.stderr, Channel.STDERR, None),
-        ):
-            self._open.add(channel)
-            self._tasks.start_soon(self._read, pipe, channel, take)
-        if self._child.status is not None:
-            self._tasks.start_soon(self._look_for_life, self._child.status)
+        await self._process.start()
         try:
             if self.stage.ready:
-                await self.until(lambda: self._alive, "did not say that it is ready")
+                await self.until(
+                    lambda: self._process.alive, "did not say that it is ready"
+                )
             if self.stage.dialect.announces:
                 await self.until(self._is_ready, "did not announce itself")
         except BaseException:
-            await self._end()
+            await self._process.end()
             raise
         return self
 
@@ -177,7 +146,7 @@ class WorkerUnderTest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._end()
+        await self._process.end()
 
     # --- what it is given ---------------------------------------------------
 
@@ -215,7 +184,7 @@ class WorkerUnderTest:
         if wire:
             await self.feed(*cut(wire, cuts, offset))
         if ends:
-            self._close_write()
+            self.close_stdin()
         return len(wire)
 
     async def exchange(
@@ -255,12 +224,11 @@ class WorkerUnderTest:
 
     def close_stdin(self) -> None:
         """Close its stdin, in whatever state the session is."""
-        self._close_write()
+        self._process.close_stdin()
 
     def signal(self, number: Signals) -> None:
         """Send a signal to it and its group."""
-        self._note(Channel.EVENT, f"{Signals(number).name} was sent".encode())
-        self._child.signal(number)
+        self._process.signal(number)
 
     # --- what it does -------------------------------------------------------
 
@@ -277,22 +245,25 @@ class WorkerUnderTest:
                 lambda: self.session.owed == 0,
                 lambda: f"owes {counted(self.session.owed, 'reply', 'replies')}",
             )
-            count = len(self._replies)
+            count = len(self._said.complete)
         await self.until(
-            lambda: len(self._replies) >= count,
+            lambda: len(self._said.complete) >= count,
             lambda: (
-                f"gave {len(self._replies)} of {counted(count, 'reply', 'replies')}"
+                f"gave {len(self._said.complete)} of {counted(count, 'reply', 'replies')}"
             ),
         )
-        taken, self._replies = self._replies[:count], self._replies[count:]
+        taken, self._said.complete = (
+            self._said.complete[:count],
+            self._said.complete[count:],
+        )
         return taken
 
     async def outputs(self) -> list[bytes]:
         """Wait for the end of what it writes, and return the messages of no reply."""
         await self.until(
-            lambda: Channel.STDOUT not in self._open, "did not end its output"
+            lambda: Channel.STDOUT not in self._process.open, "did not end its output"
         )
-        taken, self._partial = self._partial, []
+        taken, self._said.partial = self._said.partial, []
         return taken
 
     async def until(
@@ -307,27 +278,36 @@ class WorkerUnderTest:
 
         """
         async with self._patience(otherwise):
-            while not done() or self._fault is not None:
-                if self._fault is None and Channel.STDOUT not in self._open:
+            while not done() or self._said.fault is not None:
+                if (
+                    self._said.fault is None
+                    and Channel.STDOUT not in self._process.open
+                ):
                     # That tells more than that its output has ended.
-                    with anyio.move_on_after(_DRAIN):
+                    with anyio.move_on_after(DRAIN):
                         await self.exited()
-                    fate = self._fate() if self._gone else "closed its stdout"
-                    self.fail(self._fault or self._said(otherwise, fate))
+                    fate = (
+                        self._process.fate
+                        if self._process.gone
+                        else "closed its stdout"
+                    )
+                    self.fail(self._said.fault or _told(otherwise, fate))
                 self.examine()
-                if await self._idles() and not done():
-                    said = self._said(otherwise, "it waits for more input")
-                    if self._unfinished:
-                        said += f"; {self.stage.dialect.silence(self._unfinished)}"
+                if await self._process.idles() and not done():
+                    said = _told(otherwise, "it waits for more input")
+                    if self._said.unfinished:
+                        said += f"; {self.stage.dialect.silence(self._said.unfinished)}"
                     self.fail(said)
 
     async def has_read(self) -> None:
         """Wait until all that was written to its stdin was read."""
         pause, most = _LOOK
         async with self._patience(
-            lambda: f"has not read {counted(self._wire.unread(), 'byte')} of its stdin"
+            lambda: (
+                f"has not read {counted(self._process.unread(), 'byte')} of its stdin"
+            )
         ):
-            while self._wire.unread() and not self._gone:
+            while self._process.unread() and not self._process.gone:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, most)
 
@@ -335,37 +315,37 @@ class WorkerUnderTest:
         """Wait so long; it must neither write anything to stdout nor exit."""
         before = len(self.transcript.of(Channel.STDOUT))
         with anyio.move_on_after(seconds):
-            while not self._gone:
-                await self._changed.wait()
+            while not self._process.gone:
+                await self._process.changed()
         after = self.transcript.of(Channel.STDOUT)[before:]
         self.examine()
-        if self._gone:
-            self.fail(self._fate())
+        if self._process.gone:
+            self.fail(self._process.fate)
         if after:
-            self.fail(self.stage.dialect.unasked(after[:_TAIL]))
+            self.fail(self.stage.dialect.unasked(after[:TAIL]))
 
     async def exited(self) -> int:
         """Wait for its end and return the exit status, negative for a signal."""
         async with self._patience("did not exit"):
-            while not self._gone:
-                await self._changed.wait()
+            while not self._process.gone:
+                await self._process.changed()
         assert self.status is not None
         return self.status
 
     async def close(self) -> int:
         """Close its stdin, wait for its end and return the exit status."""
-        self._close_write()
+        self.close_stdin()
         status = await self.exited()
         self.examine()
         return status
 
     def examine(self) -> None:
         """Raise :class:`WorkerFailed` if it has broken the protocol so far."""
-        if self._stray is not None:
-            stray = self.transcript.of(Channel.STDOUT)[self._stray :]
-            self.fail(self.stage.dialect.unasked(stray[:_TAIL]))
-        if self._fault is not None:
-            self.fail(self._fault)
+        if self._said.stray is not None:
+            stray = self.transcript.of(Channel.STDOUT)[self._said.stray :]
+            self.fail(self.stage.dialect.unasked(stray[:TAIL]))
+        if self._said.fault is not None:
+            self.fail(self._said.fault)
 
     def fail(self, what: str) -> NoReturn:
         """Raise :class:`WorkerFailed` with what it did, and all that went both ways."""
@@ -382,156 +362,27 @@ class WorkerUnderTest:
         with anyio.move_on_after(self.timeout) as scope:
             yield
         if scope.cancelled_caught:
-            said = self._said(otherwise, f"for {self.timeout:g} seconds")
+            said = _told(otherwise, f"for {self.timeout:g} seconds")
             if self.session.owed:
-                said += f"; {self.stage.dialect.silence(self._unfinished)}"
+                said += f"; {self.stage.dialect.silence(self._said.unfinished)}"
             self.fail(said)
 
-    async def _idles(self) -> bool:
-        """Wait for something; return whether nothing can come, as far as is known."""
-        if not lives(self._child.pid):
-            await self._changed.wait()  # it has ended, or is no process at all
-            return False
-        with anyio.move_on_after(_IDLE):
-            await self._changed.wait()
-            return False
-        if self._closed or self._wire.unread() or not waits_for_stdin(self._child.pid):
-            return False
-        # What it has written before is in the pipe; we may not have come to read it.
-        changed = self._changed
-        for _ in range(_TURNS):
-            await anyio.lowlevel.checkpoint()
-        return not changed.is_set()
-
-    def _said(self, otherwise: str | Callable[[], str], why: str) -> str:
-        return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"
-
-    def _fate(self) -> str:
-        return "running" if self.status is None else describe_status(self.status)
-
     async def _write(self, data: bytes) -> None:
-        left = memoryview(data)
         try:
             async with self._patience("does not read its stdin"):
-                while left:
-                    if taken := self._wire.write(left):
-                        self._note(Channel.STDIN, bytes(left[:taken]))
-                        left = left[taken:]
-                    if left:
-                        await self._wire.writable()
+                await self._process.write(data)
         except BrokenPipeError:
-            with anyio.move_on_after(_DRAIN):
+            with anyio.move_on_after(DRAIN):
                 await self.exited()
-            fate = f", and {self._fate()}" if self._gone else ""
+            fate = f", and {self._process.fate}" if self._process.gone else ""
             self.fail(f"closed its stdin before it had read all{fate}")
-
-    def _close_write(self) -> None:
-        self._closed = True
-        self._note(Channel.EVENT, b"stdin was closed")
-        self._wire.close_write()
-
-    def _note(self, channel: Channel, data: bytes) -> None:
-        seconds = anyio.current_time() - self._began
-        self.transcript.append(Entry(channel, data, seconds))
-        self._wake()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def _read(
-        self, pipe: Readable, channel: Channel, take: Callable[[bytes], None] | None
-    ) -> None:
-        kept = 0
-        while (data := pipe.read(_CHUNK)) != b"":
-            if data is None:
-                await pipe.readable()
-            elif take is not None and self._fault is None:
-                take(data)
-                self._note(channel, data)
-            # What is for people may have no end, nor what comes behind a fault.
-            elif kept < _KEPT:
-                self._note(channel, data)
-                kept += len(data)
-            await anyio.lowlevel.checkpoint()
-        self._open.discard(channel)
-        if channel is Channel.STDOUT:
-            self._note(Channel.EVENT, b"stdout has ended")
-            if self._fault is None:
-                self.session.receive_eof(anyio.current_time())
-                self._take_events()
-        self._wake()
-
-    async def _look_for_life(self, pipe: Readable) -> None:
-        while (data := pipe.read(_CHUNK)) != b"":
-            if data is None:
-                await pipe.readable()
-            elif not self._alive:
-                self._alive = True
-                self._wake()
-            await anyio.lowlevel.checkpoint()
-
-    def _understand(self, data: bytes) -> None:
-        owed, dialect = self.session.owed, self.stage.dialect
-        self._unfinished += len(data)
-        self.session.receive_data(data, anyio.current_time())
-        self._take_events()
-        if self._fault is None or dialect.shape is Shape.STREAM:
-            return
-        # The protocol's own words for this are about states.
-        if not owed:
-            self._fault = dialect.unasked(data[:_TAIL])
-            self._stray = len(self.transcript.of(Channel.STDOUT))
-        elif not self.session.owed:
-            self._fault = f"wrote more than its reply: {dialect.shown(data[-_TAIL:])}"
-
-    def _take_events(self) -> None:
-        for event in self.session.events_received():
-            self.events.append(event)
-            match event:
-                case OutputPassed(messages):
-                    self._partial += messages
-                case RepliesCompleted(groups, _, refusals):
-                    said = dict(refusals)
-                    self._unfinished = 0
-                    for place, group in enumerate(groups):
-                        outputs = (*self._partial, *group)
-                        self._partial = []
-                        self._replies.append(Reply(outputs, said.get(place)))
-                case StreamEnded(tail) if tail:
-                    shown = self.stage.dialect.shown(tail[:_TAIL])
-                    self._fault = f"ended its output with what is not complete: {shown}"
-                case ProtocolFailed(error):
-                    self._fault = f"broke the protocol: {error}"
 
     def _is_ready(self) -> bool:
         return any(isinstance(event, Ready) for event in self.events)
 
-    async def _watch(self) -> None:
-        status = await self._child.wait()
-        self._wire.close_write()
-        with anyio.move_on_after(_DRAIN):
-            await self._child.deserted()
-            await self._both_ended()
-        self.left = self._child.kill() + self._child.kill_heirs()
-        with anyio.move_on_after(_DRAIN):
-            await self._both_ended()
-        self.status, self._gone = status, True
-        self._note(Channel.EVENT, describe_status(status).encode())
+    def _understand(self, data: bytes) -> bool:
+        return self._said.receive(data, anyio.current_time())
 
-    async def _both_ended(self) -> None:
-        while self._open:
-            await self._changed.wait()
 
-    async def _end(self) -> None:
-        """Kill it, whatever it does, and close all."""
-        # Not by those who watch it: whoever has cancelled us has cancelled them, too.
-        self._child.kill()
-        self._child.kill_heirs()
-        self.status = self._child.returncode
-        self._tasks.cancel_scope.cancel()
-        try:
-            await self._tasks.__aexit__(None, None, None)
-        finally:
-            self._wire.close()
-            self._child.close()
+def _told(otherwise: str | Callable[[], str], why: str) -> str:
+    return f"{otherwise if isinstance(otherwise, str) else otherwise()}: {why}"

@@ -16,8 +16,9 @@ import anyio
 import hypothesis
 from hypothesis import strategies as st
 
-from etlstage.testing.conversation import Reply, WorkerUnderTest
+from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.factories import Tested, stage_of
+from etlstage.testing.replies import Reply
 from etlstage.testing.strategies import batches
 
 __all__ = ("given_worker",)

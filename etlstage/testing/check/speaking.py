@@ -20,7 +20,8 @@ from etlstage.testing.check import batching
 from etlstage.testing.check.batching import asked_or_answered
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
-from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
+from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import BYTEWISE, Channel
 
 __all__ = ("CHECKS", "blame_a_buffer", "takes")

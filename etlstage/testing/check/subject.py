@@ -20,7 +20,8 @@ from etlstage.messages import Run, counted
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import MessagesPassed
 from etlstage.stage.stage import Stage
-from etlstage.testing.conversation import Reply, WorkerUnderTest
+from etlstage.testing.conversation import WorkerUnderTest
+from etlstage.testing.replies import Reply
 from etlstage.transport import Launch, launch_worker
 from etlstage.transport.base import describe_status
 

@@ -15,7 +15,8 @@ from typing import Any, NoReturn, Self, TypeAlias
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing.conversation import Reply, WorkerFailed, WorkerUnderTest
+from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
+from etlstage.testing.replies import Reply
 from etlstage.transport.base import describe_status
 
 __all__ = ("Case", "CaseFailed", "Kind", "Said", "Step", "converse", "end", "fail")

@@ -24,8 +24,9 @@ from etlstage.messages import StageKind, counted
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
-from etlstage.testing.conversation import Reply, WorkerUnderTest
+from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.fuzzing.case import Case, Kind, Said, Step, converse, end, fail
+from etlstage.testing.replies import Reply
 
 __all__ = ("Open", "Oracles", "compare", "judge", "model_of", "verify")
 

@@ -1,0 +1,212 @@
+"""
+A process under test: its pipes, and all that passes through them.
+
+What the bytes mean is no matter of this file: ``conversation.py`` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from signal import Signals
+from typing import Final
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from etlstage.protocol.base import Shape
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.spawn import spawn
+from etlstage.testing.transcript import Channel, Entry, Transcript
+from etlstage.transport import Child, Launch, Readable, Wire
+from etlstage.transport.base import describe_status
+from etlstage.transport.descent import lives, waits_for_stdin
+
+__all__ = ("DRAIN", "Process")
+
+DRAIN: Final = 0.5  # seconds for the pipes of a dead process to end
+_CHUNK: Final = 65536  # bytes a read
+_IDLE: Final = 0.02  # seconds without a sign, before it is looked what a worker does
+_TURNS: Final = 8  # of the event loop, in which what is in a pipe is read
+_KEPT: Final = 1024 * 1024  # bytes of what is not judged
+
+
+class Process:
+    """
+    One process of a stage.
+
+    Args:
+        stage: What is started.
+        launch: What starts it.
+        take: Is given what it writes to stdout, ``b""`` at the end; returns whether
+            to go on with that.
+
+    Attributes:
+        transcript: All that went both ways.
+        open: Those of stdout and stderr that have not ended.
+        alive: It has shown so, beside its replies.
+        closed: Its stdin is.
+        gone: It is, and all that it has written was read.
+        status: Exit status, negative for a signal, once it is gone.
+        left: Processes that it has left behind, once it is gone.
+
+    """
+
+    def __init__(
+        self, stage: Stage, launch: Launch, take: Callable[[bytes], bool]
+    ) -> None:
+        self.transcript: Transcript = Transcript()
+        self.open: set[Channel] = set()
+        self.alive = False
+        self.closed = False
+        self.gone = False
+        self.status: int | None = None
+        self.left = 0
+        self._stage = stage
+        self._launch = launch
+        self._take = take
+        self._changed = anyio.Event()
+        self._began = 0.0
+        self._wire: Wire
+        self._child: Child
+        self._tasks: anyio.abc.TaskGroup
+
+    @property
+    def fate(self) -> str:
+        """What has become of it."""
+        return "running" if self.status is None else describe_status(self.status)
+
+    async def start(self) -> None:
+        """Start it, and read all that it writes from now on."""
+        self._began = anyio.current_time()
+        reads = self._stage.dialect.shape is not Shape.STREAM
+        name = f"{self._stage.name}-1"
+        self._wire, self._child = spawn(self._stage, name, self._launch, stdin=reads)
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._watch)
+        self.open = {Channel.STDOUT, Channel.STDERR}
+        self._tasks.start_soon(self._read, self._wire, Channel.STDOUT)
+        self._tasks.start_soon(self._read, self._child.stderr, Channel.STDERR)
+        if self._child.status is not None:
+            self._tasks.start_soon(self._look_for_life, self._child.status)
+
+    async def end(self) -> None:
+        """Kill it, whatever it does, and close all."""
+        # Not by those who watch it: whoever has cancelled us has cancelled them, too.
+        self._child.kill()
+        self._child.kill_heirs()
+        self.status = self._child.returncode
+        self._tasks.cancel_scope.cancel()
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            self._wire.close()
+            self._child.close()
+
+    async def write(self, data: bytes) -> None:
+        """
+        Write all of ``data`` to its stdin.
+
+        Raises:
+            BrokenPipeError: If it has closed that.
+
+        """
+        left = memoryview(data)
+        while left:
+            if taken := self._wire.write(left):
+                self._note(Channel.STDIN, bytes(left[:taken]))
+                left = left[taken:]
+            if left:
+                await self._wire.writable()
+
+    def close_stdin(self) -> None:
+        """Close its stdin."""
+        self.closed = True
+        self._note(Channel.EVENT, b"stdin was closed")
+        self._wire.close_write()
+
+    def signal(self, number: Signals) -> None:
+        """Send a signal to it and its group."""
+        self._note(Channel.EVENT, f"{Signals(number).name} was sent".encode())
+        self._child.signal(number)
+
+    def unread(self) -> int:
+        """Return how many bytes of its stdin it has not read."""
+        return self._wire.unread()
+
+    async def changed(self) -> None:
+        """Wait until anything has happened."""
+        await self._changed.wait()
+
+    async def idles(self) -> bool:
+        """Wait for something; return whether nothing can come, as far as is known."""
+        if not lives(self._child.pid):
+            await self._changed.wait()  # it has ended, or is no process at all
+            return False
+        with anyio.move_on_after(_IDLE):
+            await self._changed.wait()
+            return False
+        if self.closed or self._wire.unread() or not waits_for_stdin(self._child.pid):
+            return False
+        # What it has written before is in the pipe; we may not have come to read it.
+        changed = self._changed
+        for _ in range(_TURNS):
+            await anyio.lowlevel.checkpoint()
+        return not changed.is_set()
+
+    # --- how ----------------------------------------------------------------
+
+    def _note(self, channel: Channel, data: bytes) -> None:
+        at = anyio.current_time() - self._began
+        self.transcript.append(Entry(channel, data, at))
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _read(self, pipe: Readable, channel: Channel) -> None:
+        kept, taken = 0, channel is Channel.STDOUT
+        while (data := pipe.read(_CHUNK)) != b"":
+            if data is None:
+                await pipe.readable()
+            elif taken:
+                taken = self._take(data)
+                self._note(channel, data)
+            # What is for people may have no end, nor what comes behind a fault.
+            elif kept < _KEPT:
+                self._note(channel, data)
+                kept += len(data)
+            await anyio.lowlevel.checkpoint()
+        self.open.discard(channel)
+        if channel is Channel.STDOUT:
+            self._note(Channel.EVENT, b"stdout has ended")
+            if taken:
+                self._take(b"")
+        self._wake()
+
+    async def _look_for_life(self, pipe: Readable) -> None:
+        while (data := pipe.read(_CHUNK)) != b"":
+            if data is None:
+                await pipe.readable()
+            elif not self.alive:
+                self.alive = True
+                self._wake()
+            await anyio.lowlevel.checkpoint()
+
+    async def _watch(self) -> None:
+        status = await self._child.wait()
+        self._wire.close_write()
+        with anyio.move_on_after(DRAIN):
+            await self._child.deserted()
+            await self._both_ended()
+        self.left = self._child.kill() + self._child.kill_heirs()
+        with anyio.move_on_after(DRAIN):
+            await self._both_ended()
+        self.status, self.gone = status, True
+        self._note(Channel.EVENT, describe_status(status).encode())
+
+    async def _both_ended(self) -> None:
+        while self.open:
+            await self._changed.wait()
