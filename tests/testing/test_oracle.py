@@ -211,9 +211,9 @@ def test_run_that_fails() -> None:
 KEYED = (b'["k",1]', b'["l",2]', b'["k",3]')
 
 
-def keyed(*processed: int, **given: Any) -> None:  # noqa: ANN401
+def keyed(*processed: int, broken: Any = "", **given: Any) -> None:  # noqa: ANN401
     """Judge a run in which messages with keys were processed in that order."""
-    made = scenario(*KEYED, order=Order.KEY)
+    made = scenario(*KEYED, order=Order.KEY, broken=broken)
     dead = {letter.message for letter in given.get("letters", ())}
     loaded = [out for message in KEYED if message not in dead for out in twice(message)]
     judge(made, *loaded, processed=[KEYED[n] for n in processed], **given)
@@ -224,6 +224,7 @@ def test_key_is_processed_in_order() -> None:
     keyed(0, 1, 2)
     keyed(1, 0, 2)
     keyed(2, 1, letters=[letter(KEYED[0], 0)])
+    keyed(2, 1, broken="letters")
     for wrong in (2, 0, 1), (2, 1):
         with pytest.raises(Violation, match="is processed before another one with its"):
             keyed(*wrong)
