@@ -28,7 +28,7 @@ from etlstage.config.variant import Trial
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Sink, Source
 from etlstage.pipeline.pipeline import Pipeline
@@ -294,15 +294,27 @@ class Builder:
         state = self._keys.state
         if state is None:
             return None
-        once = self._keys.delivery == "exactly-once"
-        return Delivery(self._folder / state, exactly_once=once)
+        once, bounds = self._keys.delivery == "exactly-once", Bounds()
+        if (sink := self._keys.load.spark) is not None:
+            epoch = sink.epoch
+            bounds = Bounds(
+                messages=epoch.messages, bytes=epoch.bytes, seconds=epoch.seconds
+            )
+        return Delivery(self._folder / state, exactly_once=once, bounds=bounds)
 
     def _source(self, keys: ExtractKeys) -> Source:
         name = self._names["extract",]
         if keys.spark is not None:
             from etlstage.config import build_spark
 
-            return build_spark.source(keys.spark, name, self._folder, self._session())
+            state = self._keys.state
+            return build_spark.source(
+                keys.spark,
+                name,
+                self._folder,
+                self._session(),
+                state=self._folder / state if state is not None else None,
+            )
         stage = stage_of(keys, name, self._folder)
         return WorkerSource(
             stage,

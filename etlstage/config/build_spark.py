@@ -61,7 +61,12 @@ def session(keys: SessionKeys, spark: SparkSession | None) -> Session:
 
 
 def source(
-    keys: SparkSourceKeys, name: str, folder: Path, session: Session
+    keys: SparkSourceKeys,
+    name: str,
+    folder: Path,
+    session: Session,
+    *,
+    state: Path | None = None,
 ) -> DataFrameSource:
     """Return the source that the keys describe."""
     settings = _reading(keys, folder)
@@ -71,6 +76,7 @@ def source(
         key=keys.key,
         name=name,
         spool_dir=folder / keys.spool if keys.spool else None,
+        state=state,
         session=session,
     )
 

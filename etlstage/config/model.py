@@ -116,6 +116,8 @@ class EpochKeys(Keys):
     """Messages, at most."""
     bytes: Size = 128 << 20
     """Bytes, at most, unless a single run has more."""
+    seconds: Duration = 60.0
+    """Time that messages wait for an epoch to be full, with exactly-once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,8 +262,8 @@ class PipelineKeys(Keys):
         Literal["at-least-once", "exactly-once"],
         Choice("delivery", {d: d for d in _DELIVERIES}, later=("at-most-once",)),
     ] = "at-least-once"
-    """How often a message may arrive; exactly-once needs engine streaming, into
-    files, or engine local with a load worker that commits."""
+    """How often a message may arrive; exactly-once needs files and engine streaming,
+    or local with a state, or there a load worker that commits."""
     state: Argument | None = None
     """Folder where offsets are kept between runs, and dead letters; without it dead
     letters alone, in .etlstage beside the file."""

@@ -352,7 +352,12 @@ def _guarantee(keys: PipelineKeys) -> str:
             "exactly once: an epoch that was not recorded before a crash is undone by"
             " load.abort, and loaded again"
         )
-    if keys.state and keys.extract.offsets is not None:
+    if keys.delivery == "exactly-once":
+        return (
+            "exactly once: an epoch that was not recorded before a crash replaces its"
+            " folder epoch=..."
+        )
+    if keys.state and (keys.extract.offsets is not None or keys.extract.spark):
         begins = "a run that is repeated goes on behind what is known to be loaded, and"
     else:
         begins = "a run that is repeated reads all again, and"

@@ -19,7 +19,7 @@ from etlstage.settings.problem import (
     Problem,
     dotted,
 )
-from etlstage.settings.units import FILES, of_files
+from etlstage.settings.units import FILES, local_path, of_files
 
 __all__ = (
     "broken_rules",
@@ -131,13 +131,41 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
     elif engine == "local" and "worker" in named(load):
         yield from _commits(data, load)
     else:
-        files = of_files(sink.get("format", "parquet")) and "path" in sink
-        if engine != "streaming" or not files:
-            text = (
-                "exactly-once needs engine streaming and load.spark with a path and a"
-                f" format of files ({', '.join(FILES)})"
-            )
-            yield broken(("delivery",), text, at_key=False)
+        wants = "; it ".join(_not_once(str(engine), data, extract, sink))
+        if wants:
+            yield broken(("delivery",), f"exactly-once {wants}", at_key=False)
+
+
+def _not_once(
+    engine: str,
+    data: Mapping[str, Value],
+    extract: Mapping[str, Value],
+    sink: Mapping[str, Value],
+) -> Iterator[str]:
+    """Yield why messages can't be loaded once, and what would do."""
+    if not of_files(sink.get("format", "parquet")) or "path" not in sink:
+        formats = ", ".join(FILES)
+        yield f"needs load.spark with a path and a format of files ({formats})"
+    if engine == "spark":
+        yield "needs engine local or streaming: use one of them"
+    if engine != "local":
+        return
+    path = sink.get("path")
+    if isinstance(path, str) and local_path(path) is None:
+        yield (
+            "needs a path of this machine on engine local, where an epoch can be"
+            " renamed; use engine streaming"
+        )
+    if "state" not in data:
+        yield "needs state, a folder where it is recorded what was loaded"
+    if "dead_letters" in data:
+        yield "can't be kept for dead_letters: read their files in the state"
+    by = mapping(extract.get("offsets")).get("by")
+    if "worker" in extract and by != "supervisor":
+        yield (
+            "needs positions from which extraction can go on: use mode cyclic and"
+            " offsets by supervisor"
+        )
 
 
 def _commits(data: Mapping[str, Value], load: Mapping[str, Value]) -> Iterator[Problem]:

@@ -54,6 +54,12 @@ class Source(ABC):
     goes_on: bool = False
     """Whether the next run reads on where this one has come to the end."""
 
+    def begin(self, load: str) -> None:
+        """Take note of what sets a load apart, over all its starts."""
+
+    async def finished(self) -> None:
+        """Forget what was kept to read on: it is recorded that all is loaded."""
+
     def resume(self, position: object) -> None:
         """
         Have :meth:`runs` begin behind a position that was recorded.

@@ -121,6 +121,7 @@ class Loading:
         if delivery is not None and not self._doubtful():
             if exhausted and not self._source.goes_on:
                 delivery.commit(None, ended=True)
+                await self._source.finished()
             else:
                 delivery.end()
 
@@ -199,6 +200,8 @@ class Loading:
             letters = self._letters.sizes() if self._letters is not None else {}
             counts = {account.stage: account.counts for account in self._ledger}
             self._record(value, counts, letters, ended=True)
+            if value is None:
+                await self._source.finished()
         elif self._behind:
             raise SourceFailed(
                 f"stage {self._source.name}: stopped where it can't read on: what came"

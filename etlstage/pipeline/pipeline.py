@@ -345,6 +345,7 @@ class Pipeline(Runner):
         if (record := self._begin_delivery()) is None:
             return
         assert self._delivery is not None
+        self._source.begin(record.load)
         if record.position is not None:
             self._source.resume(record.position)
         self._sink.begin(

@@ -44,6 +44,7 @@ __all__ = (
     "SizeOrZero",
     "Variables",
     "Window",
+    "local_path",
     "of_files",
 )
 
@@ -54,6 +55,14 @@ FILES: Final = ("avro", "csv", "json", "orc", "parquet", "text", "xml")
 def of_files(format_: object) -> bool:
     """Return whether a format, in whatever case, is files in a folder."""
     return str(format_).lower() in FILES
+
+
+def local_path(path: str) -> Path | None:
+    """Return a path, or a URL, as a path of this machine, if it is one."""
+    scheme, found, rest = path.partition(":")
+    if not found:
+        return Path(path)
+    return Path(rest.removeprefix("//")) if scheme == "file" else None
 
 
 class _Quantity(Kind):

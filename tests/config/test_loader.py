@@ -569,8 +569,8 @@ load: {{{load}}}
 """
 FRAME = "spark: {path: in}"
 EXACTLY = (
-    "exactly-once needs engine streaming and load.spark with a path and a format of"
-    " files (avro, csv, json, orc, parquet, text, xml)"
+    "exactly-once needs load.spark with a path and a format of files (avro, csv, json,"
+    " orc, parquet, text, xml)"
 )
 
 
@@ -618,8 +618,24 @@ EXACTLY = (
             f"{FRAME}, every: 5s",
             FRAME,
             [
-                f"delivery: {EXACTLY}",
+                "delivery: exactly-once needs engine local or streaming: use one of them",
                 "extract.every: is only for a worker on engine local, or for engine streaming",
+            ],
+        ),
+        ("local", "exactly-once", FRAME, f"{FRAME}}}\nstate: s\nx-more: {{", []),
+        (
+            "local",
+            "exactly-once",
+            "worker: {command: [cat]}, mode: cyclic",
+            "spark: {path: 's3a://out'}",
+            [
+                (
+                    "delivery: exactly-once needs a path of this machine on engine"
+                    " local, where an epoch can be renamed; use engine streaming; it"
+                    " needs state, a folder where it is recorded what was loaded; it"
+                    " needs positions from which extraction can go on: use mode cyclic"
+                    " and offsets by supervisor"
+                ),
             ],
         ),
         (

@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame
 
 from etlstage.errors import ConfigError
 from etlstage.pipeline.interfaces import Output
-from etlstage.settings.units import of_files
+from etlstage.settings.units import local_path, of_files
 
-__all__ = ("Destination", "local_path")
+__all__ = ("Destination",)
 
 _MARK: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 _MODES: Final = {
@@ -31,14 +31,6 @@ _MODES: Final = {
     "error": "error",
     "errorifexists": "error",
 }
-
-
-def local_path(path: str) -> Path | None:
-    """Return a path, or a URL, as a path of this machine, if it is one."""
-    scheme, found, rest = path.partition(":")
-    if not found:
-        return Path(path)
-    return Path(rest.removeprefix("//")) if scheme == "file" else None
 
 
 @dataclass(frozen=True)
@@ -114,10 +106,17 @@ class Destination:
         what = self.format if self.table is None else "table"
         return Output(what, self.table or self.path or str(self))
 
-    def objection(self, columns: Sequence[str]) -> str | None:
-        """Return what stands against writing ``columns``, as far as it is known."""
-        path = self._local_path
-        if self._must_be_new and path is not None and path.exists():
+    def objection(self, columns: Sequence[str], *, new: bool = True) -> str | None:
+        """
+        Return what stands against writing ``columns``, as far as it is known.
+
+        Args:
+            columns: Their names.
+            new: Whether the mode holds: what is there is not of the same load.
+
+        """
+        path = self.local
+        if new and self._must_be_new and path is not None and path.exists():
             return (
                 f"{path} exists already: remove it, or set mode to append or overwrite"
             )
@@ -134,12 +133,13 @@ class Destination:
         return _MODES[self.mode] == "error"
 
     def _unmark(self) -> None:
-        path = self._local_path
+        path = self.local
         if path is not None and self.marks and not self._must_be_new:
             (path / "_SUCCESS").unlink(missing_ok=True)
 
     @property
-    def _local_path(self) -> Path | None:
+    def local(self) -> Path | None:
+        """The path, if it is one of this machine."""
         if self.path is None or self.table is not None:
             return None
         return local_path(self.path)

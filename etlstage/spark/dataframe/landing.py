@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, Self
 
 import anyio.to_thread
@@ -21,9 +22,10 @@ from etlstage.errors import SinkFailed, StageError
 from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.interfaces import Landing, Output
+from etlstage.pipeline.interfaces import Epochs, Landing, Output
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of
+from etlstage.spark.dataframe.place import EpochFolders
 from etlstage.spark.dataframe.schema import fitted
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
@@ -68,6 +70,24 @@ class FrameLanding(Landing):
         self._schema: StructType | None = None
         self._error: SinkFailed | None = None
         self._whole = False
+        self._goes_on = False
+        self._known: Epochs | None = None  # where each is loaded once
+        self._folders: EpochFolders | None = None
+        self._fitted = 0  # messages that are written and not durable
+
+    def begin(self, epochs: Epochs) -> None:
+        """Take note of what was loaded before: it is not replaced, nor in the way."""
+        self._goes_on = epochs.done > 0
+        if not epochs.once:
+            return
+        path = self._destination.local
+        if path is None:
+            raise self._failure(
+                f"can't load epochs once into {self._destination}: it is no path of"
+                " this machine"
+            )
+        self._known, self.epochs = epochs, max(epochs.done, 0)
+        self._folders = EpochFolders(path, epochs.load)
 
     async def __aenter__(self) -> Self:
         """Find out what is wrong with the settings; raises as :meth:`write`."""
@@ -123,7 +143,11 @@ class FrameLanding(Landing):
             _ = fitted(spark.createDataFrame([], "value string"), schema).schema
             self._schema = schema
         columns = ["value"] if self._schema is None else self._schema.names
-        objection = self._destination.objection(columns)
+        if self._folders is not None and self._known is not None:
+            self._folders.sweep(self._known.done)
+            self._folders.mark(whole=False)
+        new = not self._goes_on and (self._folders is None or self._folders.others())
+        objection = self._destination.objection(columns, new=bool(new))
         if objection is not None:
             raise self._failure(objection)
         return spark
@@ -186,13 +210,33 @@ class FrameLanding(Landing):
     async def _write(
         self, rows: DataFrame, *, last: bool, files: int | None = None
     ) -> None:
-        first = not self.epochs
+        destination, first = self._destination, not (self.epochs or self._goes_on)
+        if self._folders is not None and self._known is not None:
+            aside = self._folders.aside(self._known.done + 1)
+            destination = replace(destination, path=str(aside), mode="append")
+            first, last = False, False
         if files is not None:
             rows = rows.coalesce(files)
         await run_job(
             rows.sparkSession,
-            lambda: self._destination.write(rows, first=first, last=last),
+            lambda: destination.write(rows, first=first, last=last),
         )
+
+    async def _settle_epoch(self) -> None:
+        """Make what was written count: the next epoch begins."""
+        folders, known = self._folders, self._known
+        assert folders is not None
+        assert known is not None
+        replaces = self._destination.mode == "overwrite" and not self._goes_on
+        number = known.done + 1
+        with self._failing(f"epoch {number} "):
+            await anyio.to_thread.run_sync(
+                lambda: folders.settle(number, replaces=replaces, check=known.check)
+            )
+        self._known, self._goes_on = known._replace(done=number), True
+        self.account.done += self._fitted
+        self._fitted = 0
+        self.epochs += 1
 
     async def _settle(
         self,

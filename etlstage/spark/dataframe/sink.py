@@ -8,6 +8,8 @@ stays bounded and what has landed is durable.  An epoch is checked as a whole, s
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
 from typing import Final
 
 import pyarrow as pa
@@ -106,6 +108,8 @@ class DataFrameSink(FrameLanding, Sink):
         await self._prepare()
         if self._epoch.messages:
             await self._land(last=False)
+        if self._folders is not None:
+            await self._settle_epoch()
 
     async def finish(self) -> None:
         """Load the rest and mark the output as complete; raises as :meth:`write`."""
@@ -113,19 +117,30 @@ class DataFrameSink(FrameLanding, Sink):
         if self._whole:
             return
         # Without messages there still is an output: its schema, and its marker.
-        if self._epoch.messages or not self.epochs or self._destination.marks:
+        marks = self._destination.marks and self._folders is None
+        if self._epoch.messages or not self.epochs or marks:
             await self._land(last=True)
+        if self._folders is not None:
+            await self._settle_epoch()
+            self._folders.mark(whole=True)
         self._whole = True
 
     async def aclose(self) -> None:
         """Forget what has not been loaded; safe to call twice and at any time."""
         self._epoch = Epoch()
+        if self._folders is not None and self._known is not None and not self._whole:
+            with suppress(OSError):
+                shutil.rmtree(self._folders.aside(self._known.done + 1))
 
     async def _land(self, *, last: bool) -> None:
         """Load the epoch that has come together, and begin the next."""
         with self._failing(f"epoch {self.epochs + 1} "):
-            self.account.done += await self._load_epoch(last=last)
-        self.epochs += 1
+            fitted = await self._load_epoch(last=last)
+        if self._folders is not None:
+            self._fitted += fitted
+        else:
+            self.account.done += fitted
+            self.epochs += 1
         self._epoch = Epoch()
 
     async def _load_epoch(self, *, last: bool) -> int:
@@ -148,7 +163,7 @@ class DataFrameSink(FrameLanding, Sink):
         frame = spark.createDataFrame(table, "place long, raw binary")
         return await self._load(
             with_text(frame.withColumn("partition", sf.lit(0))),
-            {0: self.account.done + self.account.dead},
+            {0: self.account.done + self._fitted + self.account.dead},
             what=f"epoch {self.epochs + 1}",
             last=last,
             files=files,

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
+from shutil import rmtree
 from typing import Final
 
 import anyio
@@ -27,6 +28,7 @@ from etlstage.block import Blocks
 from etlstage.errors import EtlstageError, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.interfaces import Source
+from etlstage.spark.dataframe.kept import find_kept, keep, kept_in, make_kept
 from etlstage.spark.dataframe.read import messages_of, run_of
 from etlstage.spark.dataframe.spool import (
     NONCE,
@@ -64,6 +66,7 @@ class DataFrameSource(Source):
         run_messages: int = 16_384,
         run_bytes: int = 1 << 20,
         spool_dir: Path | None = None,
+        state: Path | None = None,
         session: Session | None = None,
     ) -> None:
         """
@@ -83,6 +86,8 @@ class DataFrameSource(Source):
             run_bytes: Bytes in a run, at most, unless it is a single message.
             spool_dir: Where the spool goes, by default the system's temporary
                 directory. It takes as much room as the messages.
+            state: Where the spool is kept until all is loaded, in place of that: a
+                start that follows reads it again, and Spark reads nothing.
             session: The frame's, if there is a log for errors to name.
 
         """
@@ -91,7 +96,11 @@ class DataFrameSource(Source):
         self._message = message
         self._key = key
         self._bounds = (run_messages, run_bytes)
-        self._spool_dir = spool_dir
+        self._spool_dir = spool_dir or state
+        self._keeps = state is not None
+        self._load = ""
+        self._from = (0, 0)  # the part, and its first run
+        self._draining = False
         self._session = session or Session()
         self._spool: Path | None = None
         self._activity = "starting Spark"
@@ -99,7 +108,7 @@ class DataFrameSource(Source):
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """
-        Yield runs of messages; positions there are none.
+        Yield runs of messages and, where the spool is kept, a position behind each.
 
         Raises:
             SourceFailed: If Spark can't read, the expression is wrong, or a message
@@ -107,22 +116,17 @@ class DataFrameSource(Source):
 
         """
         try:
-            frame = await anyio.to_thread.run_sync(self._messages)
-            self._activity = "reading"
-            spool, nonce = await anyio.to_thread.run_sync(self._make_spool)
-            spark = frame.sparkSession
-            parts = await run_job(
-                spark, lambda: spooled(frame, str(spool), nonce, *self._bounds)
-            )
-            if parts is None:
-                runs = self._packed_runs(frame)
-            else:
-                self._refuse_nulls(sum(part.nulls for part in parts), parts)
-                self._size = sum(part.messages for part in parts)
+            kept = await anyio.to_thread.run_sync(self._kept)
+            if kept is not None:
+                spool, parts = kept
                 runs = self._spooled_runs(spool, parts)
+            else:
+                runs = await self._read()
             async with aclosing(runs):
                 async for run in runs:
                     yield run
+                    if self._draining and isinstance(run, Position):
+                        return
         except EtlstageError:
             raise
         except Exception as error:
@@ -135,6 +139,61 @@ class DataFrameSource(Source):
             raise self._failed(explain(error, self._session.log_path)) from error
         finally:
             await self.aclose()
+
+    async def _read(self) -> AsyncGenerator[Run | Position, None]:
+        frame = await anyio.to_thread.run_sync(self._messages)
+        self._activity = "reading"
+        spool, nonce = await anyio.to_thread.run_sync(self._make_spool)
+        spark = frame.sparkSession
+        parts = await run_job(
+            spark, lambda: spooled(frame, str(spool), nonce, *self._bounds)
+        )
+        if parts is None:
+            if self._keeps:
+                raise self._failed(
+                    f"executors do not see the folder {spool}: with state a spool is"
+                    " kept there, set spool to a folder that they see"
+                )
+            return self._packed_runs(frame)
+        self._refuse_nulls(sum(part.nulls for part in parts), parts)
+        if self._keeps:
+            await anyio.to_thread.run_sync(keep, spool, parts)
+        return self._spooled_runs(spool, parts)
+
+    def begin(self, load: str) -> None:
+        """Keep the spool under this name, or find it there."""
+        self._load = load
+
+    def resume(self, position: object) -> None:
+        """Begin in a part, behind some runs; raises SourceFailed if it is no such."""
+        match position:
+            case [int(part), int(run)] if self._keeps and min(part, run) >= 0:
+                self._from = part, run
+            case _:
+                super().resume(position)
+
+    async def finished(self) -> None:
+        """Remove the spool: all is loaded."""
+        if self._keeps and self._spool_dir is not None:
+            path = kept_in(self._spool_dir, self._load)
+            await anyio.to_thread.run_sync(lambda: rmtree(path, ignore_errors=True))
+
+    def drain(self) -> bool:
+        """End at the next position, if there are any."""
+        self._draining = self._keeps
+        return self._keeps
+
+    def _kept(self) -> tuple[Path, list[Spooled]] | None:
+        if not self._keeps or self._spool_dir is None:
+            return None
+        spool = kept_in(self._spool_dir, self._load)
+        parts = find_kept(spool)
+        if parts is None and self._from != (0, 0):
+            raise self._failed(
+                f"can't read on: there is no whole spool in {spool}; set another state"
+                " to start from the beginning"
+            )
+        return None if parts is None else (spool, parts)
 
     @property
     def activity(self) -> str:
@@ -160,10 +219,13 @@ class DataFrameSource(Source):
 
     def _make_spool(self) -> tuple[Path, str]:
         # Absolute: executors have a working directory of their own.
-        self._spool = scratch.make("spool", self._spool_dir)
+        if self._keeps and self._spool_dir is not None:
+            spool = make_kept(self._spool_dir, self._load)
+        else:
+            spool = self._spool = scratch.make("spool", self._spool_dir)
         nonce = secrets.token_hex()
-        (self._spool / NONCE).write_text(nonce)
-        return self._spool, nonce
+        (spool / NONCE).write_text(nonce)
+        return spool, nonce
 
     def _remove_spool(self) -> None:
         # A task that was interrupted may still write for some seconds.
@@ -173,13 +235,24 @@ class DataFrameSource(Source):
 
     async def _spooled_runs(
         self, spool: Path, parts: Sequence[Spooled]
-    ) -> AsyncGenerator[Run, None]:
-        for part in parts:
-            with closing(_read_file(spool / part.file)) as runs:
+    ) -> AsyncGenerator[Run | Position, None]:
+        self._size = sum(part.messages for part in parts)
+        first, skipped = self._from
+        for number, part in enumerate(parts[first:], first):
+            path = spool / part.file
+            with closing(_read_file(path, keep=self._keeps)) as runs:
+                at = 0
                 while run := await anyio.to_thread.run_sync(next, runs, None):
+                    at += 1
+                    if number == first and at <= skipped:
+                        continue
                     yield run
+                    if self._keeps:
+                        yield Position([number, at])
 
-    async def _packed_runs(self, frame: DataFrame) -> AsyncGenerator[Run, None]:
+    async def _packed_runs(
+        self, frame: DataFrame
+    ) -> AsyncGenerator[Run | Position, None]:
         runs = packed(frame, *self._bounds)
         while item := await anyio.to_thread.run_sync(next, runs, None):
             self._refuse_nulls(item[1], ())
@@ -203,9 +276,10 @@ class DataFrameSource(Source):
         return SourceFailed(f"{self.name}: {text}", stage=self.name)
 
 
-def _read_file(path: Path) -> Generator[Run, None, None]:
-    """Yield the runs of a spool file, then remove it; blocks."""
+def _read_file(path: Path, *, keep: bool = False) -> Generator[Run, None, None]:
+    """Yield the runs of a spool file, then remove it unless it is kept; blocks."""
     with pa.OSFile(str(path)) as file:
         for block in Blocks(file.read_buffer, name=str(path)):
             yield run_of(block.batch)
-    path.unlink(missing_ok=True)
+    if not keep:
+        path.unlink(missing_ok=True)

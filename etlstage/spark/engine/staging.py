@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.interfaces import Landing
-from etlstage.spark.dataframe.destination import local_path
+from etlstage.settings.units import local_path
 from etlstage.spark.dataframe.fit import with_text
 from etlstage.spark.errors import explain
 from etlstage.spark.task.chain import ROWS, Chain, TaskEnd

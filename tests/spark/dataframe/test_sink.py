@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, SinkFailed, StageError
 from etlstage.pipeline import DeadLetters
-from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.spark import DataFrameSink, Destination
 from etlstage.spark.dataframe import landing as landing_module
 from etlstage.stage import ErrorBudget, ErrorPolicy
@@ -495,3 +495,42 @@ async def test_too_many_that_do_not_fit_end_the_run(
     assert (sink.account.done, sink.account.dead, letters.count) == (0, 2, 2)
     assert not there(out)
     letters.close()
+
+
+# --- epochs that are loaded once ------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["error", "overwrite"])
+async def test_epochs_are_loaded_once(
+    spark: SparkSession, out: Path, mode: str
+) -> None:
+    """A start that broke off leaves nothing; the mode is for the first (issue 14)."""
+    if mode == "overwrite":
+        out.mkdir()  # noqa: ASYNC240
+        (out / "old").touch()
+    known = Epochs("ab12", 0, once=True, check=lambda: None)
+    for done, runs in (0, "ab"), (1, "xc"), (1, "yz"):
+        sink = DataFrameSink(
+            spark, Destination(str(out), mode=mode), epoch_messages=1, name="load"
+        )
+        sink.begin(known._replace(done=done))
+        async with sink:
+            for run in runs:
+                await sink.write([run.encode(), b"-"])
+                if run != "z":
+                    await sink.flush()
+            if run == "z":
+                assert sink.account.done == 2
+                await sink.finish()
+                assert sink.account.done == 4
+    names = sorted(path.name for path in out.iterdir())  # noqa: ASYNC240
+    assert names == ["_SUCCESS", *(f"epoch=ab12-{n}" for n in (1, 2, 3))]
+    rows = spark.read.parquet(str(out)).collect()
+    assert sorted(row["value"] for row in rows) == ["-", "-", "-", "a", "y", "z"]
+
+
+async def test_epochs_in_a_table_are_not_loaded_once(spark: SparkSession) -> None:
+    """The text says what it is (issue 14)."""
+    sink = DataFrameSink(spark, Destination(table="t"))
+    with pytest.raises(SinkFailed, match="table t: it is no path of this machine"):
+        sink.begin(Epochs("ab12", 0, once=True, check=lambda: None))

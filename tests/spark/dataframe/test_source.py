@@ -351,3 +351,34 @@ async def test_spool_without_room(
         " TMPDIR, or spool, to a folder with room for them"
     )
     assert not content(tmp_path)
+
+
+# --- a spool that is kept -------------------------------------------------------------
+
+
+async def test_spool_is_read_again_and_spark_reads_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """From a position on; it goes when all is loaded (issue 14)."""
+    frame = spark.range(4).selectExpr("cast(id as string) as id").coalesce(1)
+
+    def source(read: DataFrame | Callable[[], DataFrame]) -> DataFrameSource:
+        made = DataFrameSource(read, run_messages=2, state=tmp_path)
+        made.begin("ab12")
+        return made
+
+    def unread() -> DataFrame:
+        raise AssertionError("unreachable: it is in the spool")
+
+    first = [item async for item in source(frame).runs()]
+    assert [item for item in first if isinstance(item, Position)][-1].value == [0, 2]
+    again = source(unread)
+    again.resume([0, 1])
+    found = [item async for item in again.runs()]
+    assert [[*item] for item in found[::2] if not isinstance(item, Position)] == [
+        [b"2", b"3"]
+    ]
+    await again.finished()
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+    with pytest.raises(SourceFailed, match="can't read on: there is no whole spool"):
+        [item async for item in again.runs()]

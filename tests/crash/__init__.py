@@ -1,0 +1,1 @@
+"""Whether each message is loaded once, whatever is killed, and whenever."""

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from etlstage.errors import StateUnusable
+from etlstage.pipeline.delivery.folder import make
+from etlstage.spark.dataframe.kept import find_kept, keep, kept_in, make_kept
+from etlstage.spark.dataframe.place import EpochFolders
+from etlstage.spark.dataframe.spool import Spooled
+
+
+def nothing() -> None:
+    """Nobody has taken over."""
+
+
+def written(folders: EpochFolders, number: int, text: str = "rows") -> None:
+    """Write an epoch aside."""
+    make(folders.aside(number))
+    (folders.aside(number) / "part").write_text(text)
+
+
+def names(path: Path) -> list[str]:
+    """Return what is in a folder."""
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def test_epoch_is_written_aside_and_renamed(tmp_path: Path) -> None:
+    """Spark does not read what begins with a dot (issue 14)."""
+    folders = EpochFolders(tmp_path, "ab12")
+    written(folders, 1)
+    assert names(tmp_path) == [".epoch=ab12-1"]
+    folders.settle(1, replaces=False, check=nothing)
+    folders.settle(2, replaces=False, check=nothing)
+    assert names(tmp_path) == ["epoch=ab12-1"]
+    assert folders.others() == []
+
+
+def test_what_was_not_recorded_is_removed(tmp_path: Path) -> None:
+    """Whole or not; and nothing of anybody else (issue 14)."""
+    folders = EpochFolders(tmp_path / "out", "ab12")
+    folders.sweep(0)
+    for number in 1, 2, 10:
+        written(folders, number)
+        folders.settle(number, replaces=False, check=nothing)
+    written(folders, 11)
+    for name in "epoch=cd34-9", "mine":
+        (tmp_path / "out" / name).mkdir()
+    folders.sweep(2)
+    left = ["epoch=ab12-1", "epoch=ab12-2", "epoch=cd34-9", "mine"]
+    assert names(tmp_path / "out") == left
+    assert sorted(path.name for path in folders.others()) == left[2:]
+
+
+def test_first_epoch_replaces_what_was_there(tmp_path: Path) -> None:
+    """Where the mode says so, and nothing of its own (issue 14)."""
+    folders = EpochFolders(tmp_path, "ab12")
+    (tmp_path / "part-0").touch()
+    (tmp_path / "epoch=cd34-9").mkdir()
+    written(folders, 1)
+    folders.settle(1, replaces=True, check=nothing)
+    assert names(tmp_path) == ["epoch=ab12-1"]
+
+
+def test_epoch_of_a_run_that_was_taken_over_is_replaced(tmp_path: Path) -> None:
+    """By the one that has the fence, and by no other (issue 14)."""
+    folders = EpochFolders(tmp_path, "ab12")
+    written(folders, 1, "old")
+    folders.settle(1, replaces=False, check=nothing)
+    written(folders, 1, "new")
+
+    def lost() -> None:
+        raise StateUnusable("taken over")
+
+    with pytest.raises(StateUnusable):
+        folders.settle(1, replaces=False, check=lost)
+    assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "old"
+    folders.settle(1, replaces=False, check=nothing)
+    assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "new"
+    assert names(tmp_path) == ["epoch=ab12-1"]
+
+
+def test_output_is_marked(tmp_path: Path) -> None:
+    """When it is whole, also where there was nothing to write (issue 14)."""
+    folders = EpochFolders(tmp_path / "out", "ab12")
+    folders.mark(whole=False)
+    folders.mark(whole=True)
+    assert names(tmp_path / "out") == ["_SUCCESS"]
+    folders.mark(whole=False)
+    assert names(tmp_path / "out") == []
+
+
+def test_spool_is_whole_with_its_list(tmp_path: Path) -> None:
+    """One without is made anew, and one of another load is removed (issue 14)."""
+    other = make_kept(tmp_path, "cd34")
+    spool = make_kept(tmp_path, "ab12")
+    assert not other.exists()
+    (spool / "0-1.arrow").write_text("rows")
+    parts = [Spooled(0, "0-1.arrow", 4, 0)]
+    assert find_kept(spool) is None
+    keep(spool, parts)
+    assert find_kept(kept_in(tmp_path, "ab12")) == parts
+    assert find_kept(kept_in(tmp_path, "cd34")) is None
+    assert names(make_kept(tmp_path, "ab12")) == []
