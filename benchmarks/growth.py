@@ -93,7 +93,9 @@ def main(what: str, size: int) -> None:
 def _cat(size: int) -> Stage:
     # What it is given is what it answers, if the end of a message is that of a reply.
     dialect = MarkerDialect(markers=Markers(eop=b"\n"))
-    return Stage(name="cat", command=("cat",), dialect=dialect, max_message=size)
+    # Only where a reply may be too long is each of them looked at.
+    most = max(size, RUN)
+    return Stage(name="cat", command=("cat",), dialect=dialect, max_message=most)
 
 
 def _runs(count: int, width: int) -> Iterator[Run]:
