@@ -1,0 +1,119 @@
+"""
+How workers end, as each of the frameworks does it.
+
+Scripts do here what those were seen, or read, to do when they are told to terminate,
+when they think themselves abandoned, and at the end of the connection.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from etlstage import AsyncSupervisor, Stage
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.stage.policy import Timeouts
+from etlstage.supervisor.lifecycle.events import SupervisorEvent, WorkerExited
+from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
+
+pytestmark = pytest.mark.process
+
+SCRIPT = """
+import os, socket, sys
+import msgpack
+mode = sys.argv[1]
+told = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+zero = mode.endswith("-0")
+beat, terminate, chunk, choke = (1, 2, 4, 6) if zero else (0, 1, 0, 2)
+control = 0 if zero else 1
+
+def say(session, kind, *args):
+    frame = [kind, session, args] if zero else [session, kind, args]
+    wire.sendall(msgpack.packb(frame, use_bin_type=False))
+
+def end(args):
+    if mode == "python-0":
+        say(control, terminate, *args)
+        sys.exit(1)
+    if mode == "python-1":
+        say(control, terminate, *args)
+        sys.exit(0)
+    if mode == "native-1":
+        say(control, terminate, 0, "confirmed")
+        sys.exit(0)
+    if mode in ("go-0", "go-1"):
+        os._exit(0)
+    # Node does not understand it.
+
+wire = socket.socket(socket.AF_UNIX)
+wire.connect(told["--endpoint"])
+say(control, 0, told["--uuid"])
+say(control, beat)
+unpacker = msgpack.Unpacker()
+while data := wire.recv(65536):
+    unpacker.feed(data)
+    for frame in unpacker:
+        session, kind = (frame[1], frame[0]) if zero else (frame[0], frame[1])
+        if session == control and kind == terminate:
+            end(frame[2])
+        elif session != control and kind == choke:
+            say(session, chunk, "done")
+            say(session, choke)
+            if mode == "disowned-1":
+                sys.exit(0)
+sys.exit(1 if mode == "node-1" else 0)
+"""
+
+
+def stage(mode: str) -> Stage:
+    """Return a stage whose worker behaves like this."""
+    return Stage(
+        name="app",
+        command=(sys.executable, "-c", SCRIPT, mode),
+        dialect=CocaineDialect(seal=0.1),
+        timeout=Timeouts(stop=3),
+    )
+
+
+async def exits_of(
+    events: MemoryObjectReceiveStream[SupervisorEvent],
+) -> list[WorkerExited]:
+    """Return the ends of workers among events."""
+    async with events:
+        return [event async for event in events if isinstance(event, WorkerExited)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "status"),
+    [
+        ("python-0", 1),
+        ("python-1", 0),
+        ("native-1", 0),
+        ("go-0", 0),
+        ("go-1", 0),
+        ("node-1", 1),
+    ],
+)
+async def test_worker_that_is_told_to_end_may_end_as_it_likes(
+    mode: str, status: int
+) -> None:
+    """With an answer or without, with any status, and at the latest with its socket."""
+    async with AsyncSupervisor(stage(mode)) as supervisor:
+        assert await supervisor.ask(b"x", timeout=10) == (b"done",)
+        events = supervisor.events()
+    exits = await exits_of(events)
+    assert [(event.status, event.told) for event in exits] == [(status, True)]
+    assert supervisor.faults.failures == 0
+
+
+async def test_worker_that_thinks_itself_abandoned_has_failed() -> None:
+    """It leaves with status 0, though nobody told it to; another one goes on."""
+    async with AsyncSupervisor(stage("disowned-1")) as supervisor:
+        events = supervisor.events()
+        assert await supervisor.ask(b"x", timeout=10) == (b"done",)
+        assert await supervisor.ask(b"y", timeout=10) == (b"done",)
+    exits = await exits_of(events)
+    assert (exits[0].status, exits[0].told) == (0, False)
+    assert supervisor.faults.failures >= 1
