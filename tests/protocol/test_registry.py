@@ -4,7 +4,12 @@ import pytest
 
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.protocol.registry import DIALECTS, default_dialect, dialect_class
+from etlstage.protocol.registry import (
+    DIALECTS,
+    default_dialect,
+    dialect_class,
+    translation,
+)
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -31,3 +36,11 @@ def test_unknown_dialect_is_refused(name: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         dialect_class(name)
     assert str(caught.value) == text
+
+
+def test_documents_of_another_system_are_translated() -> None:
+    """By the dialect that is from there (issue 15)."""
+    made = translation("cocaine", {"log-output": True}, {"slave": "a"})
+
+    assert made.keys == {"worker": {"command": ["./a"], "dialect": "cocaine"}}
+    assert made.dropped == ["log-output: what a worker prints is in the log"]

@@ -237,6 +237,9 @@ def _examine(subject: Subject) -> None:
     """Raise ConfigError for a message of the sample that can't be sent."""
     if subject.stage.kind is StageKind.EXTRACT and subject.sample:
         raise ConfigError("a sample is for workers that are given messages")
+    if subject.dialect.connects:
+        name = subject.dialect.name
+        raise ConfigError(f"there are no checks of workers of dialect {name!r} yet")
     examine_sample(subject.stage, subject.sample)
 
 

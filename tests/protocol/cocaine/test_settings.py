@@ -11,6 +11,7 @@ from etlstage.errors import ConfigError, RemoteProtocolError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.cocaine import Encoding, Version
+from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.protocol.events import ExchangeOpened, Farewell, Ready
 from etlstage.protocol.registry import dialect_from_plain
@@ -193,3 +194,8 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"pip install 'etlstage\[cocaine\]'"):
         CocaineDialect().open(Side.SUPERVISOR, Limits())
+
+
+def test_locator_is_that_of_the_dialect() -> None:
+    """For the transport, which does not know it."""
+    assert isinstance(CocaineDialect().services("127.0.0.1", 10053), Locator)
