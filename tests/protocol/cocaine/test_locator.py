@@ -4,7 +4,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import RemoteProtocolError
@@ -78,7 +78,7 @@ def test_everything_is_worth_logging() -> None:
     assert answers([4, 1, []]) == ([[4, 0, [0]]], b"")
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.recursive(st.integers() | st.binary(max_size=9), st.lists), max_size=5)
 )

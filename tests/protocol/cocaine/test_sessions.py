@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from etlstage.protocol.cocaine import CocaineSession, Version
@@ -62,7 +62,7 @@ def outcomes(events: list[Event]) -> dict[int, list[object]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(talks(), st.sampled_from(VERSIONS), st.data())
 def test_sessions_are_the_same_however_frames_mix_and_are_cut(
     talk: Talk, version: Version, data: st.DataObject
