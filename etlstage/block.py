@@ -117,8 +117,8 @@ class Blocks:
         self._read = read
         self._name = name
         self._first = first
-        self.end = start
-        self.messages = first or 0
+        self.end: int = start
+        self.messages: int = first or 0
 
     def __iter__(self) -> Iterator[Block]:
         while (block := self._next()) is not None:

@@ -63,5 +63,5 @@ def find() -> Compiled | None:
     return found
 
 
-compiled = find()
+compiled: Compiled | None = find()
 """What :func:`find` has found."""

@@ -78,7 +78,9 @@ class CocaineWorker:
         obeys: bool = True,
     ) -> None:
         deadlines = Deadlines(beat=_NEVER if beat is None else beat, disown=disown)
-        self.session = CocaineSession(Side.WORKER, version, deadlines=deadlines)
+        self.session: CocaineSession = CocaineSession(
+            Side.WORKER, version, deadlines=deadlines
+        )
         self.told: Farewell | None = None
         self.cancelled: list[int] = []
         self._worker = worker

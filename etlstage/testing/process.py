@@ -57,11 +57,11 @@ class Process:
     ) -> None:
         self.transcript: Transcript = Transcript()
         self.open: set[Channel] = set()
-        self.alive = False
-        self.closed = False
-        self.gone = False
+        self.alive: bool = False
+        self.closed: bool = False
+        self.gone: bool = False
         self.status: int | None = None
-        self.left = 0
+        self.left: int = 0
         self._stage = stage
         self._launch = launch
         self._take = take

@@ -51,7 +51,7 @@ class Replies:
         self.events: list[Event] = []
         self.fault: str | None = None
         self.stray: int | None = None
-        self.unfinished = 0
+        self.unfinished: int = 0
         self.partial: list[bytes] = []
         self.complete: list[Reply] = []
         self._dialect = dialect

@@ -38,7 +38,7 @@ class LetterSource(Source):
 
     def __init__(self, letters: Sequence[DeadLetter], *, name: str) -> None:
         super().__init__(name)
-        self.given = 0
+        self.given: int = 0
         """How many were passed on."""
         self._letters = letters
 
@@ -72,8 +72,10 @@ class Retry:
 
     def __init__(self, letters: Sequence[DeadLetter], number: int) -> None:
         self.stage: str = letters[0].stage
-        self.number = number
-        self.source = LetterSource(letters, name=f"dead letters of {self.stage}")
+        self.number: int = number
+        self.source: LetterSource = LetterSource(
+            letters, name=f"dead letters of {self.stage}"
+        )
         self.again: list[DeadLetter] = []
         """Those that failed again, with one more attempt."""
         self.new: list[DeadLetter] = []

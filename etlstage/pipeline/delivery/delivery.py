@@ -69,10 +69,10 @@ class Delivery:
         exactly_once: bool = False,
         bounds: Bounds | None = None,
     ) -> None:
-        self.folder = folder
-        self.exactly_once = exactly_once
-        self.bounds = bounds or Bounds()
-        self.record = Record()
+        self.folder: Path = folder
+        self.exactly_once: bool = exactly_once
+        self.bounds: Bounds = bounds or Bounds()
+        self.record: Record = Record()
         self.at: Callable[[str], None] = _unheard
         self._stack = ExitStack()
 

@@ -59,7 +59,7 @@ class FrameLanding(Landing):
         dead_letters: DeadLetters | None = None,
     ) -> None:
         super().__init__(name)
-        self.epochs = 0
+        self.epochs: int = 0
         self._session = Session.of(spark)
         self._destination = destination
         self._ddl = schema

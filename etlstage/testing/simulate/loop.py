@@ -205,13 +205,14 @@ class Task:
         coroutine: Coroutine[Any, Any, object],
         group: Group | None = None,
     ) -> None:
-        self.loop = loop
-        self.coroutine = coroutine
-        self.group = group
+        self.loop: Loop = loop
+        self.coroutine: Coroutine[Any, Any, object] = coroutine
+        self.group: Group | None = group
         self.place: Place | None = None  # where it waits
         self.error: BaseException | None = None  # what it goes on with
-        self.woken = 0  # how often
-        self.root = self.scope = CancelScope(loop)
+        self.woken: int = 0  # how often
+        self.root: CancelScope = CancelScope(loop)
+        self.scope: CancelScope = self.root
         self.root.hold(self, group.cancel_scope if group is not None else None)
         loop.tasks[self] = None
         loop.wake(self)
@@ -276,9 +277,10 @@ class CancelScope:
         self._task: Task | None = None  # who is in it
         self._inner: dict[CancelScope, None] = {}
         self.parent: CancelScope | None = None
-        self.cancel_called = self.cancelled_caught = False
-        self.cancelled = False  # it is, or one around it that it sees
-        self.woken = 0  # how often its deadline changed
+        self.cancel_called: bool = False
+        self.cancelled_caught: bool = False
+        self.cancelled: bool = False  # it is, or one around it that it sees
+        self.woken: int = 0  # how often its deadline changed
 
     def __enter__(self) -> Self:
         task = self._loop.current
