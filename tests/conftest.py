@@ -15,8 +15,12 @@ from typing import Final
 
 import pytest
 
-# A JVM that lives for a minute spends half its time on compiling for the long run.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+from tests.spark.archive import ARCHIVE, OPTIONS
+
+_JAVA: Final = OPTIONS + (
+    f" -XX:SharedArchiveFile={ARCHIVE}" if ARCHIVE.exists() else ""
+)
+os.environ.setdefault("JDK_JAVA_OPTIONS", _JAVA)
 
 pytest.register_assert_rewrite("tests.readme")
 
