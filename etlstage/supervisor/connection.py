@@ -70,6 +70,7 @@ from etlstage.supervisor.verifier import Verifier
 from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Wire
+from etlstage.transport.loop import clock
 
 __all__ = ("Connection",)
 
@@ -107,6 +108,7 @@ class Connection:
         number: int = 0,
         max_messages: float = math.inf,
     ) -> None:
+        self._clock = clock()  # of all that is asked of anyio, the time most often
         self._host = host
         self._stage = stage
         self._backlog = backlog
@@ -228,7 +230,7 @@ class Connection:
 
     def pump_all(self, now: float) -> None:
         """Give the worker all that it may have now."""
-        while self.pump(now, many=True):
+        while self.pump(now, many=True) and not self.dispatch.sated:
             pass
 
     def retire(self) -> None:
@@ -300,7 +302,7 @@ class Connection:
         return self._reader.late
 
     def _receive(self, data: bytes) -> None:
-        now = anyio.current_time()
+        now = self._clock()
         self.patience.received += len(data)
         if self._verifier.busy:
             self._verifier.hear(data)
@@ -360,6 +362,7 @@ class Connection:
 
     def _end_block(self, now: float) -> None:
         """Prove what is held back: the worker owes nothing, and is given nothing."""
+        self.patience.expect(now)
         if self.dispatch.block.begun and self._host.usable and not self._verifier.busy:
             self._verifier.begin(now)
 
@@ -482,7 +485,8 @@ class Connection:
             self._metrics.took(self._host.name, self.dispatch.block.took)
         block = self.dispatch.block
         if self._verified and not block.overfull:
-            self.patience.expect(now)
+            if self._session.owed:
+                self.patience.expect(now)
         else:
             proven = not self._verified
             self._take_note(self.dispatch.release(proven=proven), now)

@@ -68,30 +68,40 @@ class Patience:
     def expect(self, now: float) -> None:
         """Take note of what is due now, and give the worker all its time for that."""
         session = self._session
-        due = session.owed > 0
-        idle = not due and not self._dispatch.block.holds
-        if due and self._asked:
-            due = not self._dispatch.awaited(session.room)
-        if not idle:
+        if session.owed:
+            self.idle_since = None
+            if not self._asked or not self._dispatch.awaited(session.room):
+                self._expect_from(
+                    now if self._named is None else self._named.oldest, now
+                )
+                return
+        elif self._dispatch.block.holds:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
-        limit = self._limit
-        since = self._named.oldest if self._named is not None else now
-        self._asked_at = since if due else None
-        self.silence_due.set(None if self._asked_at is None else now + _SILENCE)
-        if limit is not None:
-            at = None if self._asked_at is None else self._asked_at + limit
-            self.answer_due.set(at)
+        self._expect_nothing()
 
     def suspend(self, paused: bool) -> None:
         """Expect nothing while reading is paused, and all again when it goes on."""
         if paused:
-            self.answer_due.set(None)
-            self.silence_due.set(None)
-            self._asked_at = None
+            self._expect_nothing()
         else:
             self.expect(anyio.current_time())
+
+    def _expect_from(self, since: float | None, now: float) -> None:
+        if since is None:
+            self._expect_nothing()
+            return
+        self._asked_at = since
+        self.silence_due.set(now + _SILENCE)
+        limit = self._limit
+        if limit is not None:
+            self.answer_due.set(since + limit)
+
+    def _expect_nothing(self) -> None:
+        self._asked_at = None
+        self.silence_due.set(None)
+        self.answer_due.set(None)
 
     def progressed(self, now: float) -> None:
         """Give the worker more time: it says that it gets on with what it has."""

@@ -84,8 +84,8 @@ class Reader:
             # The common case, spared the copies into the buffer and out of it.
             start = self._buffer.offset
             self._split_replies(self._buffer.feed_and_take(data, end), start)
-            self._check_rest()
             if len(self._buffer):
+                self._check_rest()
                 self._bounds.check_rest(self._buffer, self.framing.overhead)
             return
         self._buffer.feed(data)
@@ -323,7 +323,7 @@ class Reader:
         if sound < len(groups):
             fault = self._bounds.fault(groups[sound], overhead)
         refusals: list[tuple[int, str]] = []
-        small = self._bounds.fits(len(data))
+        small = not said or self._bounds.fits(len(data))
         for place, reply in said:
             messages = reply.split(self._markers.eom)
             if not small and place < sound and self._bounds.too_big(messages):

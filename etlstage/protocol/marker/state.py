@@ -224,6 +224,7 @@ class Session:
         self.owed: int = 0
         """EOP that the worker still has to write."""
         self._table = TRANSITIONS[mode]
+        self._owes = _OWES[mode]
 
     def __repr__(self) -> str:
         return f"<Session {self.mode.value} {self.state.value} owed={self.owed}>"
@@ -237,24 +238,22 @@ class Session:
                 nothing has changed then.
 
         """
-        after = self.state
-        owed = self.owed
-        asked = token
+        state, owed, asked = self.state, self.owed, token
         if token in _ENDS:
             if count > owed:
                 raise self._refusal(token)
             owed -= count
             token = Token.EOP if owed else Token.LAST_EOP
-        elif (self.state, token) in _OWES[self.mode]:
+        elif (state, token) in self._owes:
             owed += count
-        # Lock-step allows one message in WANTED and none in the state behind it.
-        steps = min(count, 2) if token is Token.MESSAGE else 1
-        for _ in range(steps):
-            try:
-                after = self._table[after, token]
-            except KeyError:
-                raise self._refusal(asked, after) from None
-        self.state, self.owed = after, owed
+        try:
+            state = self._table[state, token]
+            # Lock-step allows one message in WANTED and none in the state behind it.
+            if count > 1 and token is Token.MESSAGE:
+                state = self._table[state, token]
+        except KeyError:
+            raise self._refusal(asked, state) from None
+        self.state, self.owed = state, owed
 
     def fail(self) -> None:
         """Enter ERROR, where every token is refused."""

@@ -56,6 +56,7 @@ class Dispatcher:
         due: When :meth:`next` may have something although nothing new was submitted,
             in seconds, or None.
         retiring: Set it to begin nothing new.
+        sated: As much was given last as there was room for: nothing more can be.
 
     """
 
@@ -71,6 +72,7 @@ class Dispatcher:
         )
         self.due: float | None = None
         self.retiring = False
+        self.sated = False
         self._stage = stage
         self._backlog = backlog
         self._number = number
@@ -132,7 +134,7 @@ class Dispatcher:
             room: How many more it may be given.
 
         """
-        self._now, step = now, self._backlog.in_step
+        self._now, self.sated, step = now, False, self._backlog.in_step
         room = min(room, self.block.room(now, step=step))
         if room <= 0:
             return None
@@ -185,10 +187,10 @@ class Dispatcher:
             refused: To which of these exchanges the worker said no.
 
         """
-        self._window.answered(len(groups), now)
-        self.block.answered(len(groups), now)
-        self._refused, at = refused, 0
-        while at < len(groups):
+        self._refused, at, count = refused, 0, len(groups)
+        self._window.answered(count, now)
+        self.block.answered(count, now)
+        while at < count:
             outcome = self._pair(groups, at, reply_size)
             reply_size = 0
             at += 1 if self._batches else len(outcome.messages)
@@ -306,23 +308,27 @@ class Dispatcher:
     def _give(self, room: int, now: float) -> Sequence[Event] | None:
         for submission in self._backlog.in_turn(self._number):
             self._fresh = False
-            return self._begin(submission.take(room, SLICE))
+            exchange = submission.take(room, SLICE)
+            self.sated = exchange.left == room
+            return self._begin(exchange)
         return None
 
     def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
         """Hold back, and return, the outcome of the next replies from ``at`` on."""
         held = self._held[0]
-        left = held.left
+        messages, size, start, first = held.messages, held.size, held.next, held.at
+        left = len(messages) - first
         count = min(left, len(groups) - at)
-        size = held.size if count == left else held.size * count // left
-        start, first = held.next, held.at
-        messages = held.messages[first : first + count]
-        held.at += count
-        held.size -= size
-        self._held_bytes -= size
         if count == left:
             self._held.popleft()
             self._alone = False
+        else:
+            size = size * count // left
+            held.at += count
+            held.size -= size
+        if first or count != left:
+            messages = messages[first : first + count]
+        self._held_bytes -= size
         if len(groups) != count:
             groups = groups[at : at + count]
         outcome = Outcome(start, messages, groups, size, reply_size)

@@ -191,19 +191,18 @@ class Exchange:
 
         It is the exchange itself if that is all of it.
         """
-        messages, taken = self.messages, self.size
+        messages, taken, at = self.messages, self.size, self.at
         single = len(messages) == 1  # however long: it keeps its history
-        if not self.at and len(messages) <= count and (single or taken <= size):
+        if not at and len(messages) <= count and (single or taken <= size):
             return self
-        messages = messages[self.at : self.at + count]
+        messages = messages[at : at + count]
         taken = size_of(messages)
-        while len(messages) > 1 and taken > size:
+        while taken > size and len(messages) > 1:
             messages = messages[: len(messages) // 2]
             taken = size_of(messages)
-        first = Exchange(self.submission, self.next, messages, taken)
-        self.at += len(messages)
+        self.at = at + len(messages)
         self.size -= taken
-        return first
+        return Exchange(self.submission, self.start + at, messages, taken)
 
     def rest(self) -> Exchange:
         """Return what is left as an exchange of its own."""

@@ -23,12 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from etlstage.supervisor.exchange.exchange import Exchange, History, Outcome
-
-if TYPE_CHECKING:
-    from etlstage.supervisor.exchange.submission import Submission
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 
 __all__ = ("Answered", "Block")
 
@@ -41,6 +38,9 @@ _QUIET: Final = 0.005  # seconds: a shorter pause may be the scheduler's
 _LONGEST_QUIET: Final = 1.0
 _PACE: Final = 1.5  # quiet times, in the longest that an exchange took
 _SHARE: Final = 0.05  # of the time of a block, that a quiet time may add
+
+_Held: TypeAlias = tuple[Exchange, Outcome]
+"""The outcome of (a part of) an exchange."""
 
 
 class Answered(NamedTuple):
@@ -58,21 +58,6 @@ class Answered(NamedTuple):
         return self._replace(
             messages=self.messages - sum(exchange.left for exchange in again),
             size=self.size - sum(exchange.size for exchange in again),
-        )
-
-
-class _Held(NamedTuple):
-    """An outcome that is held back, and what it takes to undo it."""
-
-    submission: Submission
-    outcome: Outcome
-    history: History
-
-    def exchange(self) -> Exchange:
-        """Return the exchange, as it was before its outcome."""
-        _, outcome, history = self
-        return Exchange(
-            self.submission, outcome.start, outcome.messages, outcome.size, *history
         )
 
 
@@ -205,12 +190,15 @@ class Block:
 
     def hold(self, exchange: Exchange, outcome: Outcome) -> None:
         """Hold back the outcome of (a part of) an exchange."""
-        self._held.append(_Held(exchange.submission, outcome, exchange.history))
-        self._bytes += outcome.reply_size
-        self._reply_bound = min(self._reply_bound, exchange.submission.max_unread)
-        self.messages += len(outcome.messages)
-        self._size += outcome.size
-        self._reply_size += outcome.reply_size
+        _, messages, _, size, reply_size, *_ = outcome
+        self._held.append((exchange, outcome))
+        self._bytes += reply_size
+        bound = exchange.submission.max_unread
+        if bound < self._reply_bound:
+            self._reply_bound = bound
+        self.messages += len(messages)
+        self._size += size
+        self._reply_size += reply_size
 
     def quiet(self, now: float, *, step: bool) -> float:
         """
@@ -239,9 +227,7 @@ class Block:
         self._given = self._bytes = 0
         self._closed = False
 
-    def release(
-        self, *, proven: bool
-    ) -> tuple[list[tuple[Exchange, Outcome]], Answered]:
+    def release(self, *, proven: bool) -> tuple[list[_Held], Answered]:
         """
         Remove what is held back, to be delivered.
 
@@ -249,18 +235,19 @@ class Block:
             proven: Whether it is known to be right.
 
         Returns:
-            The exchanges, each with its outcome, and what they are about.
+            The exchanges, as they are now, each with the outcome of its next part;
+            and what they are about.
 
         """
         total = Answered(self._exchanges, self.messages, self._size, self._reply_size)
         self.unproven = 0 if proven else self.unproven + total.messages
         self._last = total.messages if self.hushed else 0
         self.hushed = False
-        return [(item.exchange(), item.outcome) for item in self._empty()], total
+        return self._empty(), total
 
     def take_back(self) -> list[Exchange]:
         """Remove what is held back, as the exchanges that it was, in their order."""
-        return [item.exchange() for item in self._empty()]
+        return [exchange.of(outcome) for exchange, outcome in self._empty()]
 
     @property
     def pace(self) -> float:

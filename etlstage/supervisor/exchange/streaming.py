@@ -42,4 +42,5 @@ class StreamDispatcher(Dispatcher):
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
         super()._begin(exchange)
+        self.sated = False  # who reads has waited for the round, and is to look again
         return ()

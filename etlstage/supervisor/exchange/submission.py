@@ -218,12 +218,15 @@ class Submission:
 
     def deliver(self, outcome: Outcome) -> None:
         """Take the outcome of an exchange, in whatever order they end."""
-        due = self._ordered or outcome.start < self._limit
-        (self._outcomes if due else self._behind)[outcome.start] = outcome
+        start, size = outcome.start, outcome.reply_size
         self.in_flight -= len(outcome.messages)
-        self.held_bytes += outcome.reply_size
-        self._unread += outcome.reply_size
-        if outcome.start == self._next or (due and not self._ordered):
+        self.held_bytes += size
+        self._unread += size
+        if not self._ordered and start >= self._limit:
+            self._behind[start] = outcome
+            return
+        self._outcomes[start] = outcome
+        if start == self._next or not self._ordered:
             self._on_outcome()
 
     def pass_on(self, outputs: Run) -> None:
@@ -301,6 +304,7 @@ class Submission:
         return collected
 
     def _count_taken(self, taken: Exchange) -> None:
-        self.waiting -= taken.left
+        count = taken.left
+        self.waiting -= count
         self.waiting_bytes -= taken.size
-        self.in_flight += taken.left
+        self.in_flight += count
