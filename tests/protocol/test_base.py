@@ -72,6 +72,7 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert dialect.unasked(b"x") == "wrote what nobody asked for: x"
     assert dialect.shown(b"x\0\n") == r"x\x00\n"
     assert dialect.cut(Side.WORKER, b"x\n") == [b"x\n"]
+    assert dialect.blank(Side.WORKER, b"ab\n") == b"xxx"
     assert dialect.environment() == {}
     assert dialect.placeholders() == {}
     assert dialect.problem(StageKind.EXTRACT) is None
