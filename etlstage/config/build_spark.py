@@ -6,8 +6,10 @@ Imported only for files that name Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +79,15 @@ def source(
         name=name,
         spool_dir=folder / keys.spool if keys.spool else None,
         state=state,
+        of=_digest({**settings, "message": keys.message, "key": keys.key}),
         session=session,
     )
+
+
+def _digest(settings: Mapping[str, object]) -> str:
+    """Return what tells settings from others, and not what they are: some are secret."""
+    plain = json.dumps(settings, default=str, sort_keys=True)
+    return sha256(plain.encode()).hexdigest()
 
 
 def sink(

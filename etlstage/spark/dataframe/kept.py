@@ -38,8 +38,16 @@ def make_kept(folder: Path, load: str) -> Path:
     return spool
 
 
-def keep(spool: Path, parts: Sequence[Spooled]) -> None:
-    """Note that a spool is whole, durably; raises OSError."""
+def keep(spool: Path, parts: Sequence[Spooled], of: str) -> None:
+    """
+    Note that a spool is whole, durably; raises OSError.
+
+    Args:
+        spool: The folder.
+        parts: Its files.
+        of: Tells what was read from anything else that might be.
+
+    """
     for part in parts:
         fd = os.open(spool / part.file, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -47,12 +55,13 @@ def keep(spool: Path, parts: Sequence[Spooled]) -> None:
         finally:
             os.close(fd)
     sync(spool)
-    store(spool / _LIST, [list(part) for part in parts])
+    store(spool / _LIST, {"of": of, "parts": [list(part) for part in parts]})
 
 
-def find_kept(spool: Path) -> list[Spooled] | None:
-    """Return the files of a spool that is whole; None, if there is none."""
+def find_kept(spool: Path) -> tuple[str, list[Spooled]] | None:
+    """Return what was read into a spool that is whole, and its files; None: no such."""
     try:
-        return [Spooled(*part) for part in load(spool / _LIST)]
-    except (FileNotFoundError, ValueError, TypeError):
+        found = load(spool / _LIST)
+        return found["of"], [Spooled(*part) for part in found["parts"]]
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None

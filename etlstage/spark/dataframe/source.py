@@ -67,6 +67,7 @@ class DataFrameSource(Source):
         run_bytes: int = 1 << 20,
         spool_dir: Path | None = None,
         state: Path | None = None,
+        of: str = "",
         session: Session | None = None,
     ) -> None:
         """
@@ -88,6 +89,8 @@ class DataFrameSource(Source):
                 directory. It takes as much room as the messages.
             state: Where the spool is kept until all is loaded, in place of that: a
                 start that follows reads it again, and Spark reads nothing.
+            of: Tells the frame from all others that may be read with this state: a
+                spool that was kept of another one is refused.
             session: The frame's, if there is a log for errors to name.
 
         """
@@ -98,6 +101,7 @@ class DataFrameSource(Source):
         self._bounds = (run_messages, run_bytes)
         self._spool_dir = spool_dir or state
         self._keeps = state is not None
+        self._of = of
         self._load = ""
         self._from = (0, 0)  # the part, and its first run
         self._draining = False
@@ -157,7 +161,7 @@ class DataFrameSource(Source):
             return self._packed_runs(frame)
         self._refuse_nulls(sum(part.nulls for part in parts), parts)
         if self._keeps:
-            await anyio.to_thread.run_sync(keep, spool, parts)
+            await anyio.to_thread.run_sync(keep, spool, parts, self._of)
         return self._spooled_runs(spool, parts)
 
     def begin(self, load: str) -> None:
@@ -187,13 +191,22 @@ class DataFrameSource(Source):
         if not self._keeps or self._spool_dir is None:
             return None
         spool = kept_in(self._spool_dir, self._load)
-        parts = find_kept(spool)
-        if parts is None and self._from != (0, 0):
+        found = find_kept(spool)
+        if found is None:
+            if self._from != (0, 0):
+                raise self._failed(
+                    f"can't read on: there is no whole spool in {spool}; set another"
+                    " state to start from the beginning"
+                )
+            return None
+        of, parts = found
+        if of != self._of:
             raise self._failed(
-                f"can't read on: there is no whole spool in {spool}; set another state"
-                " to start from the beginning"
+                f"can't read on: the spool in {spool} was read with other settings"
+                " than these; go on with those, or set another state to start from the"
+                " beginning"
             )
-        return None if parts is None else (spool, parts)
+        return spool, parts
 
     @property
     def activity(self) -> str:

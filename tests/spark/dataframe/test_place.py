@@ -99,7 +99,7 @@ def test_spool_is_whole_with_its_list(tmp_path: Path) -> None:
     (spool / "0-1.arrow").write_text("rows")
     parts = [Spooled(0, "0-1.arrow", 4, 0)]
     assert find_kept(spool) is None
-    keep(spool, parts)
-    assert find_kept(kept_in(tmp_path, "ab12")) == parts
+    keep(spool, parts, "ids")
+    assert find_kept(kept_in(tmp_path, "ab12")) == ("ids", parts)
     assert find_kept(kept_in(tmp_path, "cd34")) is None
     assert names(make_kept(tmp_path, "ab12")) == []

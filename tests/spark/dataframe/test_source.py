@@ -362,8 +362,10 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
     """From a position on; it goes when all is loaded (issue 14)."""
     frame = spark.range(4).selectExpr("cast(id as string) as id").coalesce(1)
 
-    def source(read: DataFrame | Callable[[], DataFrame]) -> DataFrameSource:
-        made = DataFrameSource(read, run_messages=2, state=tmp_path)
+    def source(
+        read: DataFrame | Callable[[], DataFrame], of: str = "ids"
+    ) -> DataFrameSource:
+        made = DataFrameSource(read, run_messages=2, state=tmp_path, of=of)
         made.begin("ab12")
         return made
 
@@ -372,6 +374,8 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
 
     first = [item async for item in source(frame).runs()]
     assert [item for item in first if isinstance(item, Position)][-1].value == [0, 2]
+    with pytest.raises(SourceFailed, match="was read with other settings"):
+        [item async for item in source(unread, "others").runs()]
     again = source(unread)
     again.resume([0, 1])
     found = [item async for item in again.runs()]
