@@ -201,7 +201,8 @@ class Connection:
         idle = not session.owed
         while True:
             owed, room = session.owed, session.room
-            if not owed:
+            # A batch that was begun is filled.
+            if not owed or not self._shape.batches:
                 # Behind so many it is proven, and the worker replaced.
                 room = min(room, self._max_messages - dispatch.block.total)
             events = dispatch.next(now, owed, room)
