@@ -21,5 +21,5 @@ def test_it_is_a_stage_over_a_dataframe(
     stage = Stage(name="app", command=framework, dialect=CocaineDialect(event="echo"))
     rows = [(f"row {n}",) for n in range(20)]
     df = spark.createDataFrame(rows, "value string").repartition(2)
-    answers = [bytes(row["value"]).decode() for row in transform(df, stage).collect()]
-    assert sorted(answers) == sorted(text for (text,) in rows)
+    answers = [(row["value"],) for row in transform(df, stage).collect()]
+    assert sorted(answers) == sorted(rows)
