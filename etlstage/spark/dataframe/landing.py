@@ -234,8 +234,12 @@ class FrameLanding(Landing):
                 lambda: folders.settle(number, replaces=replaces, check=known.check)
             )
         self._known, self._goes_on = known._replace(done=number), True
-        self.account.done += self._fitted
+        self._count(self._fitted)
         self._fitted = 0
+
+    def _count(self, messages: int) -> None:
+        """Take note of an epoch that is durable."""
+        self.account.done += messages
         self.epochs += 1
 
     async def _settle(

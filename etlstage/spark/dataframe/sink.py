@@ -139,8 +139,7 @@ class DataFrameSink(FrameLanding, Sink):
         if self._folders is not None:
             self._fitted += fitted
         else:
-            self.account.done += fitted
-            self.epochs += 1
+            self._count(fitted)
         self._epoch = Epoch()
 
     async def _load_epoch(self, *, last: bool) -> int:

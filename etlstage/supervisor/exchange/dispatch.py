@@ -72,7 +72,7 @@ class Dispatcher:
         )
         self.due: float | None = None
         self.retiring = False
-        self.sated = False
+        self.sated: bool = False
         self._stage = stage
         self._backlog = backlog
         self._number = number
