@@ -8,7 +8,6 @@ needs no thread.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import subprocess
@@ -24,19 +23,16 @@ from time import monotonic
 from typing import IO, Final
 
 import anyio
-import anyio.lowlevel
 
 from etlstage.transport.base import ClosableReadable, LaunchRequest, describe_status
 from etlstage.transport.descent import descendants, heirs, lives, session_members
 from etlstage.transport.ending import POLL, ended, look_again, signal_all, status_of
 from etlstage.transport.launcher import Launcher, Terms
-from etlstage.transport.loop import asyncio_loop
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 
 __all__ = ("PipeChild", "PipeReader", "PipeWire", "launch_over_pipes", "start_program")
 
 _PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
-_AHEAD: Final = 65536  # bytes that are read as soon as they are there
 PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
 """Marks a worker, and all that inherits its environment, as this one's."""
 STATUS_VARIABLE: Final = "ETLSTAGE_STATUS"
@@ -58,45 +54,21 @@ class PipeReader:
         os.set_blocking(pipe.fileno(), False)
         _enlarge(pipe.fileno())
         self._pipe = pipe
-        self._loop: asyncio.AbstractEventLoop | None = None  # where it is registered
-        self._woken: asyncio.Future[None] | None = None
-        self._ahead: bytes | None = None  # what was read when it was there
 
     def read(self, size: int, /) -> bytes | None:
         """Return what is there, ``b""`` at the end, None when reading would block."""
         # Who comes too late, when we have closed it, finds nothing, and no error.
-        if self._pipe.closed:
-            return b""
-        if self._ahead is None:
-            return self._pipe.read(size)
-        data, rest = self._ahead[:size], self._ahead[size:]
-        self._ahead = rest or None
-        return data
+        return b"" if self._pipe.closed else self._pipe.read(size)
 
     async def readable(self) -> None:
         """Wait until reading would not block, or :meth:`stop_waiting`."""
-        if self._pipe.closed or self._ahead is not None:
-            await anyio.lowlevel.checkpoint()
-            return
-        loop = asyncio_loop()
-        if loop is None:
+        if not self._pipe.closed:
             with suppress(anyio.ClosedResourceError):
                 await anyio.wait_readable(self._pipe.fileno())
-            return
-        if self._loop is None:
-            loop.add_reader(self._pipe.fileno(), self._read_ahead)
-            self._loop = loop
-        self._woken = loop.create_future()
-        try:
-            await self._woken
-        finally:
-            self._woken = None
 
     def stop_waiting(self) -> None:
         """Wake who waits; safe once it is closed."""
-        if self._woken is not None:
-            self._wake(self._woken)
-        elif not self._pipe.closed:
+        if not self._pipe.closed:
             anyio.notify_closing(self._pipe.fileno())
 
     def fileno(self) -> int:
@@ -105,27 +77,7 @@ class PipeReader:
 
     def close(self) -> None:
         """Close it; call it when nobody waits any more."""
-        self._unregister()
         self._pipe.close()
-
-    def _read_ahead(self) -> None:
-        if self._woken is None:
-            self._unregister()  # or the loop would find it readable again and again
-        # What is left in the pipe, the loop would find once more before we are back.
-        elif self._ahead is None:
-            with suppress(OSError):  # that is for who reads
-                self._ahead = self._pipe.read(_AHEAD)
-            self._wake(self._woken)
-
-    @staticmethod
-    def _wake(woken: asyncio.Future[None]) -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    def _unregister(self) -> None:
-        loop, self._loop = self._loop, None
-        if loop is not None and not loop.is_closed():
-            loop.remove_reader(self._pipe.fileno())
 
 
 class PipeWire(PipeReader):

@@ -13,7 +13,7 @@ import pytest
 
 from etlstage.transport import Child, LaunchRequest, Wire, launch_over_pipes
 from etlstage.transport.base import describe_status
-from etlstage.transport.pipe import PipeChild, PipeReader, PipeWire
+from etlstage.transport.pipe import PipeChild, PipeWire
 from etlstage.transport.watchdog import WATCHDOG
 from tests.supervisor.workers import ends, open_files, runs
 
@@ -155,32 +155,6 @@ async def test_readers_can_be_woken() -> None:
             await anyio.wait_all_tasks_blocked()
             wire.stop_waiting()
         assert wire.read(10) is None
-
-
-async def test_reader_loses_nothing_between_two_waits() -> None:
-    """What comes while nobody waits is there at the next wait, also what is cut."""
-    ours, theirs = os.pipe()
-    reader = PipeReader(os.fdopen(ours, "rb", buffering=0))
-    with os.fdopen(theirs, "wb", buffering=0) as pipe, anyio.fail_after(10):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(reader.readable)
-            await anyio.wait_all_tasks_blocked()
-            pipe.write(b"abc")
-        assert [reader.read(2), reader.read(9), reader.read(9)] == [b"ab", b"c", None]
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(reader.readable)
-            await anyio.wait_all_tasks_blocked()
-            tasks.cancel_scope.cancel()
-        pipe.write(b"d")
-        for _ in range(5):  # the loop finds it, and nobody waits
-            await anyio.lowlevel.checkpoint()
-        await reader.readable()
-        assert [reader.read(9), reader.read(9)] == [b"d", None]
-        pipe.close()
-        await reader.readable()
-        assert [reader.read(9), reader.read(9)] == [b"", b""]
-    reader.close()
-    assert reader.read(9) == b""
 
 
 async def test_closed_process_reads_as_ended() -> None:
