@@ -2,12 +2,12 @@
 Load workers whose messages become final epoch by epoch, by programs of the user's.
 
 All workers of an epoch are started for it and have ended before it is committed, so
-that none of them holds anything back: what they load they put aside, under the names
+that none of them holds anything back: what they load they keep apart, under the names
 that ``ETLSTAGE_EPOCH`` and ``ETLSTAGE_ATTEMPT`` have for them. ``commit`` makes it
-final. ``abort`` undoes an epoch, whether it is aside or final by now: it is told of the
+final. ``abort`` undoes an epoch, whether it is apart or final by now: it is told of the
 first that is not on record, before anything is loaded. An epoch is called the same each
-time that it is loaded, an attempt never: who was taken over may still put things aside,
-and they are nobody's.
+time that it is loaded, an attempt never: what one keeps apart that was taken over
+is nobody's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from etlstage.pipeline.worker_sink import WorkerSink, check_ends
 from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
-from etlstage.transport import Launch, launch_over_pipes
+from etlstage.transport import Launch, launch_worker
 
 __all__ = ("EpochSink",)
 
@@ -51,7 +51,7 @@ class EpochSink(WorkerSink):
         dead_letters: Where messages go that the workers can't load; None:
             the first one ends the run.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers; processes on pipes, if nothing else is given.
+        launch: What starts the workers; by default what their dialect asks for.
 
     """
 
@@ -63,7 +63,7 @@ class EpochSink(WorkerSink):
         abort: Sequence[str],
         dead_letters: DeadLetters | None = None,
         meter: Meter | None = None,
-        launch: Launch = launch_over_pipes,
+        launch: Launch = launch_worker,
     ) -> None:
         super().__init__(stage, dead_letters=dead_letters, meter=meter, launch=launch)
         self._stage = stage
@@ -97,7 +97,7 @@ class EpochSink(WorkerSink):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the workers; what they have put aside the next start undoes."""
+        """Stop the workers; what they have kept apart the next start undoes."""
         if error is not None:
             self._tasks.cancel_scope.cancel()
         elif self._open:
@@ -114,7 +114,7 @@ class EpochSink(WorkerSink):
         try:
             await super().write(run)
         finally:
-            # What is aside is not loaded yet.
+            # What is kept apart is not loaded yet.
             self._answered += self.account.done - done
             self.account.done = done
 

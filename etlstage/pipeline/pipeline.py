@@ -72,8 +72,8 @@ class Pipeline(Runner):
         dead_letter_sink: What is given the dead letters at the end of the run.
         meter: Where to count what happens in the stages between source and sink, see
             :mod:`etlstage.telemetry`.
-        launch: What starts the workers of these stages; processes on pipes, if
-            nothing else is given.
+        launch: What starts the workers of these stages; by default what their dialect
+            asks for.
         release: Called behind all else, with the error of the run if there is one:
             lets go of what its parts have in common, as a Spark session.
         judged_of: Messages of which the share of an error budget is taken, at least:

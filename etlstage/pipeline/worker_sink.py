@@ -35,7 +35,7 @@ class WorkerSink(Sink):
         dead_letters: Where messages go that the workers can't load; None:
             the first one ends the run.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers; processes on pipes, if nothing else is given.
+        launch: What starts the workers; by default what their dialect asks for.
 
     """
 

@@ -31,7 +31,7 @@ class WorkerSource(Source):
             once, a cyclic one until all is read that was there when it began or,
             with offsets at the worker, until there is nothing new.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers; processes on pipes, if nothing else is given.
+        launch: What starts the workers; by default what their dialect asks for.
 
     """
 

@@ -59,7 +59,7 @@ class AsyncSupervisor:
             :meth:`ask` comes with more; None: there is no limit. Those of a stream
             count, but it waits.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
-        launch: What starts the workers; processes on pipes, if nothing else is given.
+        launch: What starts the workers; by default what their dialect asks for.
         commit: Stores a position that a worker asks to have stored, in a dialect that
             knows of it; None: such a worker is told that nobody does.
 

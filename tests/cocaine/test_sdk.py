@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import anyio
 import pytest
 
 from etlstage import AsyncSupervisor, RefusedByWorker, Stage
+from etlstage.messages import StageKind
+from etlstage.pipeline.epoch_sink import EpochSink
+from etlstage.pipeline.interfaces import Epochs
 from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
@@ -125,6 +129,35 @@ async def test_handler_is_told_that_it_is_cancelled() -> None:
         talk.send(ExchangeOpened(2, [b"x"], "shout"))
         await talk.until(lambda: 2 in talk.ended)
         assert talk.outputs[2] == [b"X"]
+
+
+async def test_epochs_are_loaded_and_committed(tmp_path: Path) -> None:
+    """The programs connect as the workers do (issue 15)."""
+    script = (
+        "import os, sys\n"
+        "from etlstage.worker import cocaine\n"
+        "def load(request, response):\n"
+        "    with open(sys.argv[1], 'ab') as file: file.write(request.read() + b';')\n"
+        "cocaine.run({'load': load})\n"
+    )
+    program = (sys.executable, "-c", script)
+    run = Stage(
+        name="load",
+        kind=StageKind.LOAD,
+        command=(*program, "loaded"),
+        cwd=tmp_path,
+        dialect=CocaineDialect(event="load"),
+    )
+    sink = EpochSink(run, commit=(*program, "told"), abort=(*program, "told"))
+    sink.begin(Epochs("ab12", 3, once=True, check=lambda: None))
+    async with sink:
+        await sink.write([b"one", b"two"])
+        await sink.flush()
+    loaded = (tmp_path / "loaded").read_bytes().split(b";")
+    assert sorted(loaded) == [b"", b"one", b"two"]
+    told = (tmp_path / "told").read_text().split(";")
+    assert [json.loads(text)["messages"] for text in told[:-1]] == [0, 2]
+    assert sink.account.done == 2
 
 
 async def test_supervisor_that_is_gone_is_no_success() -> None:

@@ -104,7 +104,7 @@ async def test_each_message_is_final_once(tmp_path: Path, crash: str) -> None:
 
 
 async def test_worker_that_does_not_end_well(tmp_path: Path) -> None:
-    """It may have put half of it aside: nothing is committed (issue 14)."""
+    """It may have kept half of it apart: nothing is committed (issue 14)."""
     report = await run(tmp_path, sink(tmp_path, load=f"{LOAD}\n    exit 3\n"))
     assert isinstance(report.error, StageFailed)
     assert "exited with status 3 at the end of its input" in str(report.error)

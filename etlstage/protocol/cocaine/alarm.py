@@ -19,7 +19,7 @@ class Deadlines(NamedTuple):
     handshake: float | None = None
     """From the connection to the handshake."""
     heartbeat: float | None = 30.0
-    """From one sign of life of the worker to the next."""
+    """From one heartbeat of the worker, or anything else that it says, to the next."""
     seal: float = 3.0
     """For open sessions to end, when one side is about to go."""
     terminate: float = 5.0
@@ -34,7 +34,7 @@ class Alarm(Enum):
     """What may be due."""
 
     HANDSHAKE = "it did not say who it is"
-    HEARTBEAT = "there was no sign of life"
+    HEARTBEAT = "there was no heartbeat"
     UNHEARD = "nobody reads what it says"
     """It is told that we live: it may beat, and get no answer."""
     SEAL = "its sessions did not end"

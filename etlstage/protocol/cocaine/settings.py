@@ -79,7 +79,8 @@ class CocaineDialect(Definition, Dialect):
     """From the start of a worker until it says who it is, in seconds; by default only
     timeout.start counts."""
     heartbeat: Duration = 30.0
-    """From one sign of life of a worker to the next, busy or not, in seconds."""
+    """From one heartbeat of a worker, or anything else that it says, to the next, in
+    seconds."""
     batches: bool = False
     """A batch is one session."""
 

@@ -533,9 +533,7 @@ def test_worker_without_a_sign_of_life_is_at_fault() -> None:
     session.handle_timer(6.9)
     assert session.events_received() == []
     session.handle_timer(7.0)
-    assert failure(session.events_received()) == (
-        "there was no sign of life within 4 s"
-    )
+    assert failure(session.events_received()) == ("there was no heartbeat within 4 s")
 
 
 def test_heartbeat_may_come_when_it_likes() -> None:
@@ -604,7 +602,7 @@ def test_one_fault_is_enough() -> None:
     sent(session, opened(1), BYE)
     session.handle_timer(100.0)
 
-    assert failure(session.events_received()) == "there was no sign of life within 4 s"
+    assert failure(session.events_received()) == "there was no heartbeat within 4 s"
     assert session.data_to_send() == []
 
 

@@ -333,7 +333,7 @@ async def test_worker_without_heartbeat_is_not_waited_for() -> None:
         return 0
 
     text = await beginning(stuck, timeout=Timeouts(message=300))
-    assert "there was no sign of life within 30 s" in text
+    assert "there was no heartbeat within 30 s" in text
 
 
 @virtually
