@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etlstage.errors import StateUnusable
 from etlstage.messages import Position, Run
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
 from etlstage.pipeline.interfaces import Epochs
+from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.loading import Loading
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.testing import MemorySink, MemorySource
+from etlstage.testing import MemorySink, MemorySource, run_virtually
 from tests.pipeline.ends import Wait
 
 STEPS = ["begin", "written", "aside", "recorded"]
@@ -181,3 +187,116 @@ async def test_run_that_was_taken_over_loads_no_more(tmp_path: Path) -> None:
     assert isinstance(report.error, StateUnusable)
     assert "another run has taken over" in str(report.error)
     assert EpochSink(places).loaded == numbers(10)
+
+
+# --- step by step ---------------------------------------------------------------------
+
+
+class Letters:
+    """Says when dead letters are made durable."""
+
+    def __init__(self, steps: list[str]) -> None:
+        self._steps = steps
+
+    async def sync(self) -> None:
+        """Take note of it."""
+        self._steps.append("letters")
+
+    def size(self, _stage: str) -> int:
+        """Return that there are none."""
+        return 0
+
+    def sizes(self) -> dict[str, int]:
+        """Return that there are none."""
+        return {}
+
+
+class Bench:
+    """Loads what a test gives it; ``steps`` is what happened."""
+
+    def __init__(self, delivery: Delivery, doubtful: int) -> None:
+        self.steps: list[str] = []
+        self.delivery = delivery
+        self.sink = EpochSink({})
+        source = Numbers(0, 1)
+        source.finished = self._finished  # type: ignore[method-assign]
+        delivery.at = self.steps.append
+        delivery.begin("r", stages=["extract", "load"], letters={})
+        record = delivery.record
+        self.sink.begin(Epochs(record.load, 0, once=True, check=delivery.check))
+        self.loading = Loading(
+            self.sink,
+            source,
+            ledger=Ledger.of_pipeline("extract", [], self.sink.account),
+            letters=cast("DeadLetters", Letters(self.steps)),
+            delivery=delivery,
+            every=3600,
+            doubtful=lambda: doubtful,
+        )
+
+    async def _finished(self) -> None:
+        self.steps.append("finished")
+
+    async def take(self, *items: Any) -> list[list[bytes]]:  # noqa: ANN401 - runs
+        """Take these; return what is in each epoch by now."""
+        for item in items:
+            await self.loading.take(item)
+        return list(self.sink.places.values())
+
+
+@contextmanager
+def bench(folder: Path, doubtful: int = 0, **bounds: float) -> Iterator[Bench]:
+    """Enter a delivery with these bounds, for what is loaded into memory."""
+    limits = Bounds(**{"messages": 10, "seconds": 3600, **bounds})  # type: ignore[arg-type]
+    with Delivery(folder, exactly_once=True, bounds=limits) as delivery:
+        yield Bench(delivery, doubtful)
+
+
+async def test_dead_letters_are_durable_before_the_record(tmp_path: Path) -> None:
+    """A crash behind it forgets none of them (issue 14)."""
+    with bench(tmp_path, messages=2) as made:
+        await made.take([b"1", b"2"], Position(2))
+        assert made.steps == ["begin", "written", "letters", "aside", "recorded"]
+
+
+@pytest.mark.parametrize("messages", [2, 10])
+async def test_what_is_doubtful_is_no_epoch(tmp_path: Path, messages: int) -> None:
+    """The run fails for it, and the next goes on from what was before (issue 14)."""
+    with bench(tmp_path, doubtful=1, messages=messages) as made:
+        await made.take([b"1", b"2"], Position(2), [b"3"])
+        await made.loading.end(exhausted=True)
+        assert made.sink.places == {}
+        assert (made.delivery.record.epoch, made.delivery.record.ended) == (0, False)
+        assert "finished" not in made.steps
+
+
+async def test_epoch_has_so_many_bytes_at_most(tmp_path: Path) -> None:
+    """It ends at the position in front of what would be too much (issue 14)."""
+    items = ([b"123"], Position(1), [b"45"], Position(2), [b"6789"], Position(3))
+    with bench(tmp_path, bytes=6) as made:
+        assert await made.take(*items) == [[b"123", b"45"]]
+        assert made.delivery.record.position == 2
+
+
+def test_epoch_that_is_old_ends_at_the_next_position(tmp_path: Path) -> None:
+    """Not before: what is behind the last position would be loaded twice (issue 14)."""
+
+    async def main() -> None:
+        with bench(tmp_path, seconds=10) as made:
+            async with anyio.create_task_group() as tasks:
+                await made.take([b"1"])
+                tasks.start_soon(made.loading.flush_now_and_then, nullcontext)
+                await anyio.sleep(15)
+                assert await made.take([b"2"]) == []
+                assert await made.take(Position(2)) == [[b"1", b"2"]]
+                await made.loading.end(exhausted=True)
+
+    run_virtually(main)
+
+
+async def test_source_forgets_what_it_kept_behind_the_record(tmp_path: Path) -> None:
+    """A crash in between finds it again (issue 14)."""
+    with bench(tmp_path) as made:
+        await made.take([b"1"], Position(1))
+        await made.loading.end(exhausted=True)
+        assert made.steps[-2:] == ["recorded", "finished"]

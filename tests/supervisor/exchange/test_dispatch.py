@@ -487,6 +487,7 @@ def test_slice_bounds_what_is_taken_at_once() -> None:
 
     assert line.give(0.0)
     assert line.dispatcher.held == 2
+    assert not line.dispatcher.sated  # there is room for more
     caller.feed([b"y" * 1_000_000], 0.0)
     line.pump()
     assert line.dispatcher.held == 11
