@@ -25,12 +25,11 @@ typedef struct { void *items; Py_ssize_t count, room; } Array;
 static void *add(Array *array, size_t width)
 {
     if (array->count == array->room) {
-        Py_ssize_t room = array->room ? array->room * 2 : 16;
-        void *items = PyMem_Realloc(array->items, (size_t)room * width);
+        array->room = array->room * 2 + 16;
+        void *items = PyMem_Realloc(array->items, (size_t)array->room * width);
         if (!items)
             return PyErr_NoMemory();
         array->items = items;
-        array->room = room;
     }
     return (char *)array->items + (size_t)array->count++ * width;
 }
@@ -51,11 +50,22 @@ static int equal(Bytes one, Bytes other)
 /* Find what, whole, in [at, end), or return NULL. */
 static const char *find(const char *at, const char *end, Bytes what)
 {
-    if (end - at < what.size)
-        return NULL;
     if (what.size == 1)
         return memchr(at, *what.at, (size_t)(end - at));
     return memmem(at, (size_t)(end - at), what.at, (size_t)what.size);
+}
+
+/* Return how many bytes the messages of a list have, or None if one of them is none. */
+static PyObject *measure(PyObject *module, PyObject *list)
+{
+    Py_ssize_t total = 0, count = PyList_Size(list);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *one = PyList_GetItem(list, i);
+        if (!PyBytes_CheckExact(one) || PyBytes_Size(one) > PY_SSIZE_T_MAX - total)
+            Py_RETURN_NONE;
+        total += PyBytes_Size(one);
+    }
+    return count < 0 ? NULL : PyLong_FromSsize_t(total);
 }
 
 /* --- join: messages, an EOM behind each -------------------------------------------- */
@@ -91,13 +101,11 @@ static int may_be_sent(const char *at, Py_ssize_t size, const Rules *rules)
         least = (unsigned char)at[i] < least ? (unsigned char)at[i] : least;
     if (least > rules->largest)
         return 1;
-    const char *end = at + size + rules->markers[0].size;
-    if (find(at, end, rules->markers[0]) != at + size)
-        return 0;
-    for (int i = 1; i < 5; i++)
-        if (rules->markers[i].at && find(at, end, rules->markers[i]))
-            return 0;
-    return 1;
+    const char *over = at + size, *end = over + rules->markers[0].size;
+    int sound = find(at, end, rules->markers[0]) == over;
+    for (int i = 1; sound && i < 5; i++)
+        sound = !rules->markers[i].at || !find(at, end, rules->markers[i]);
+    return sound;
 }
 
 static PyObject *join(const Array *run, const Rules *rules, Py_ssize_t limit)
@@ -133,15 +141,14 @@ static PyObject *join_list(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!n", &PyList_Type, &list, &PyTuple_Type, &markers, &limit) ||
         !read_rules(markers, &rules))
         return NULL;
-    for (Py_ssize_t i = 0; i < PyList_Size(list); i++) {
+    for (Py_ssize_t i = 0; !wire && i < PyList_Size(list); i++) {
         PyObject *one = PyList_GetItem(list, i);
         if (!PyBytes_Check(one))
             wire = Py_NewRef(Py_None);
-        if (wire || add_message(&run, PyBytes_AsString(one), PyBytes_Size(one)) < 0)
-            goto done;
+        else if (add_message(&run, PyBytes_AsString(one), PyBytes_Size(one)) < 0)
+            return PyMem_Free(run.items), NULL;
     }
-    wire = join(&run, &rules, limit);
-done:
+    wire = wire ? wire : join(&run, &rules, limit);
     PyMem_Free(run.items);
     return wire;
 }
@@ -192,7 +199,6 @@ static int find_replies(Bytes data, Bytes eom, Bytes eop, Replies *replies)
 {
     const char *at = data.at, *end = at + data.size, *stop;
     int same = equal(eom, eop);
-    replies->one_to_one = 1;
     while ((stop = find(at, end, eop))) {
         Py_ssize_t before = replies->messages.count;
         /* Where they are the same, an EOP ends the message, too. */
@@ -219,26 +225,24 @@ static PyObject *as_lists(const Replies *replies)
 {
     const Bytes *found = replies->messages.items;
     const int32_t *ends = replies->ends.items;
-    PyObject *messages = PyList_New(replies->messages.count), *groups = NULL;
+    Py_ssize_t several = replies->one_to_one ? 0 : replies->ends.count;
+    PyObject *messages = PyList_New(replies->messages.count);
+    PyObject *groups = several ? PyList_New(several) : Py_NewRef(Py_None);
     for (Py_ssize_t i = 0; messages && i < replies->messages.count; i++) {
         PyObject *one = PyBytes_FromStringAndSize(found[i].at, found[i].size);
         if (!one || PyList_SetItem(messages, i, one) < 0)
             Py_CLEAR(messages);
     }
-    if (!messages || replies->one_to_one)
-        return messages ? Py_BuildValue("NOOn", messages, Py_None, Py_None, replies->end) : NULL;
-    groups = PyList_New(replies->ends.count);
-    for (Py_ssize_t i = 0; groups && i < replies->ends.count; i++) {
+    for (Py_ssize_t i = 0; messages && groups && i < several; i++) {
         PyObject *part = PyList_GetSlice(messages, i ? ends[i - 1] : 0, ends[i]);
         PyObject *group = part ? PyList_AsTuple(part) : NULL;
         Py_XDECREF(part);
         if (!group || PyList_SetItem(groups, i, group) < 0)
             Py_CLEAR(groups);
     }
-    if (groups)
+    if (messages && groups)
         return Py_BuildValue("NONn", messages, Py_None, groups, replies->end);
-    Py_DECREF(messages);
-    return NULL;
+    return Py_XDECREF(messages), Py_XDECREF(groups), NULL;
 }
 
 static PyObject *as_columns(const Replies *replies)
@@ -251,18 +255,15 @@ static PyObject *as_columns(const Replies *replies)
     PyObject *ends = PyBytes_FromStringAndSize(NULL, (count + 1) * width);
     if (!values || !ends)
         return Py_XDECREF(values), Py_XDECREF(ends), NULL;
-    char *start = PyBytes_AsString(values), *to = start, *ended = PyBytes_AsString(ends);
-    for (Py_ssize_t i = 0; i <= count; i++) {
-        int32_t so_far = (int32_t)(to - start);
+    char *to = PyBytes_AsString(values), *ended = PyBytes_AsString(ends);
+    int32_t so_far = 0;
+    for (Py_ssize_t i = 0; i < count; so_far += (int32_t)found[i++].size) {
         memcpy(ended + i * width, &so_far, (size_t)width);
-        if (i < count) {
-            memcpy(to, found[i].at, (size_t)found[i].size);
-            to += found[i].size;
-        }
+        memcpy(to + so_far, found[i].at, (size_t)found[i].size);
     }
-    if (replies->one_to_one)
-        return Py_BuildValue("NNOn", values, ends, Py_None, replies->end);
-    return Py_BuildValue("NNy#n", values, ends, (const char *)replies->ends.items,
+    memcpy(ended + count * width, &so_far, (size_t)width);
+    /* What is NULL becomes None. */
+    return Py_BuildValue("NNy#n", values, ends, replies->one_to_one ? NULL : replies->ends.items,
                          replies->ends.count * width, replies->end);
 }
 
@@ -270,22 +271,22 @@ static PyObject *split(PyObject *module, PyObject *args)
 {
     Bytes data, eom, eop;
     int columns;
-    Replies replies = {0};
-    PyObject *result = NULL;
+    Replies replies = {.one_to_one = 1};
     if (!PyArg_ParseTuple(args, "y#y#y#p", &data.at, &data.size, &eom.at, &eom.size, &eop.at,
                           &eop.size, &columns))
         return NULL;
     if (!eom.size || !eop.size || data.size > INT32_MAX)
         Py_RETURN_NONE;
     int sound = find_replies(data, eom, eop, &replies);
-    if (sound >= 0)
-        result = !sound ? Py_NewRef(Py_None) : columns ? as_columns(&replies) : as_lists(&replies);
+    PyObject *result = sound < 0 ? NULL : !sound ? Py_NewRef(Py_None)
+                       : columns ? as_columns(&replies) : as_lists(&replies);
     PyMem_Free(replies.messages.items);
     PyMem_Free(replies.ends.items);
     return result;
 }
 
 static PyMethodDef methods[] = {
+    {"measure", measure, METH_O, NULL},
     {"join_list", join_list, METH_VARARGS, NULL},
     {"join_column", join_column, METH_VARARGS, NULL},
     {"split", split, METH_VARARGS, NULL},

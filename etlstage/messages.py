@@ -16,6 +16,7 @@ from enum import Enum
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple, TypeAlias, overload
 
+from etlstage import speedups
 from etlstage.errors import EtlstageError
 
 __all__ = (
@@ -199,8 +200,10 @@ def sound(run: object, number: int = 0) -> tuple[Run, TypeError | None]:
     if type(run) is not list and (_is_one(run) or not isinstance(run, Sequence)):
         return [], TypeError(f"expected a run of messages, got {_kind(run)}")
     messages = [*run]
-    # Of all ways to look at each, this is the fastest.
-    if list(map(type, messages)).count(bytes) == len(messages):
+    # Of all ways to look at each, this is the fastest in Python.
+    if (speedups.compiled and speedups.compiled.measure(messages) is not None) or list(
+        map(type, messages)
+    ).count(bytes) == len(messages):
         return messages, None
     for at, message in enumerate(messages):
         if type(message) is not bytes:
@@ -254,8 +257,11 @@ def plain(messages: Run) -> Run:
 
 def size_of(messages: Run) -> int:
     """Return how many bytes the messages have, without their markers."""
-    # A column knows, and need not be taken apart.
-    size: int | None = getattr(messages, "size", None)
+    if speedups.compiled and type(messages) is list:
+        size = speedups.compiled.measure(messages)
+    else:
+        # A column knows, and need not be taken apart.
+        size = getattr(messages, "size", None)
     return sum(map(len, messages)) if size is None else size
 
 

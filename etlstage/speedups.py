@@ -22,6 +22,9 @@ class Compiled(Protocol):
     Each returns None where Python has to take a closer look.
     """
 
+    def measure(self, messages: list[bytes], /) -> int | None:
+        """Return how many bytes the messages have, if each of them is bytes."""
+
     def join_list(
         self, messages: list[bytes], markers: tuple[bytes | None, ...], limit: int, /
     ) -> bytes | None:

@@ -6,9 +6,13 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from etlstage.messages import size_of, sound
 from etlstage.protocol.marker import Markers
 from etlstage.speedups import Compiled, compiled, find
+from tests.protocol.marker.twins import TWINS, using
 
 MARKERS = Markers()
 
@@ -59,6 +63,7 @@ def test_bounds_may_begin_anywhere(fast: Compiled) -> None:
 def test_what_is_not_sound_is_left_to_python(fast: Compiled) -> None:
     """It knows what to say, and has the patience (issue 13)."""
     other: Any = bytearray(b"a")
+    assert fast.measure([b"a", other]) is None
     for unsound in [b"a", b"b\n"], [b"long"], [other], [b"a\x15"]:
         assert fast.join_list(unsound, MARKERS, 3) is None
     assert fast.join_column(ends(0, 2), b"a\0", 0, 1, MARKERS, 3) is None
@@ -66,6 +71,38 @@ def test_what_is_not_sound_is_left_to_python(fast: Compiled) -> None:
         assert fast.split(b"a\0", b"\n", b"\0", columns) is None
         assert fast.split(b"a", b"", b"\0", columns) is None
         assert fast.split(b"a", b"\n", b"", columns) is None
+
+
+def test_only_a_list_is_measured(fast: Compiled) -> None:
+    """It looks where the pointers of a list are, and nowhere else (issue 13)."""
+    other: Any = (b"a", b"bc")
+    with pytest.raises(SystemError):
+        fast.measure(other)
+    assert fast.measure([*other]) == 3
+    assert fast.measure([]) == 0
+
+
+class Named(bytes):
+    """Bytes, and more than that."""
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=9),
+            st.sampled_from([bytearray(b"a"), Named(b"bc"), "text", None, 7]),
+        )
+    )
+)
+def test_what_a_caller_gives_is_measured_as_python_does(run: list[Any]) -> None:
+    """How far it is sound, what is wrong behind that, and its bytes (issue 13)."""
+    found = []
+    for twin in TWINS:
+        with using(twin):
+            messages, error = sound(run, 1)
+            found.append(([*map(type, messages)], messages, str(error)))
+            assert size_of(messages) == sum(map(len, messages))
+    assert found == found[-1:] * len(TWINS)
 
 
 @pytest.mark.parametrize(
