@@ -203,9 +203,13 @@ class Oracle:
             mine = [letter for letter in letters if letter.stage == stage.name]
             if stage.order is Order.KEY:
                 dead = {letter.message for letter in mine}
-                # Of equal ones nobody knows which was processed.
-                alive = [m for m in dict.fromkeys(messages) if m not in dead]
-                _check_in_turn(stage, alive, processed.get(stage.name, {}))
+                turns = processed.get(stage.name, {})
+                # Of equal ones nobody knows which was processed. A run that failed may
+                # have given one up and not kept its letter.
+                seen = [
+                    m for m in dict.fromkeys(messages) if m not in dead and m in turns
+                ]
+                _check_in_turn(stage, seen, turns)
                 if not self._keeps_keys(stage):
                     return
             messages = self._made(stage, messages, mine)
@@ -261,8 +265,7 @@ def _check_in_turn(
 ) -> None:
     last: dict[int, int] = {}
     for key, message in zip(keys_of(stage, messages), messages, strict=True):
-        # What comes behind one that is still to be processed must be, too.
-        turn = processed.get(message, len(processed))
+        turn = processed[message]
         if turn < last.get(key, 0):
             raise Violation(
                 f"stage {stage.name}: {message!r} is processed before another one with"
