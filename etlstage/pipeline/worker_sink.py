@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
@@ -91,18 +92,19 @@ class WorkerSink(Sink):
         before = account.received
         account.received += len(run)
         failure: Exception | None = None
-        async for answer in self._supervisor.answers([run]):
-            for part in answer.parts():
-                if part.error is None:
-                    account.done += len(part.messages)
-                    self._note_outputs(sum(map(len, part.groups)))
-                    continue
-                try:
-                    await self._policy.settle(
-                        part.error, part.messages, place=before + part.start
-                    )
-                except EtlstageError as error:
-                    failure = failure or error
+        async with aclosing(self._supervisor.answers([run])) as answers:
+            async for answer in answers:
+                for part in answer.parts():
+                    if part.error is None:
+                        account.done += len(part.messages)
+                        self._note_outputs(sum(map(len, part.groups)))
+                        continue
+                    try:
+                        await self._policy.settle(
+                            part.error, part.messages, place=before + part.start
+                        )
+                    except EtlstageError as error:
+                        failure = failure or error
         if failure is not None:
             raise failure
 

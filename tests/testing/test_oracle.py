@@ -156,6 +156,15 @@ def test_order_by_key() -> None:
     assert said == "order: b'[1,3]' is loaded before b'[1,1]'"
 
 
+def test_message_whose_letter_can_not_be_kept() -> None:
+    """Of a run that fails by that, what comes behind it is loaded (issue 12)."""
+    made = scenario(may_fail=True, broken="letters")
+    failed: dict[str, Any] = {"committed": 0, "status": "failed", "error": OSError()}
+    judge(made, b"b", b"B", **failed)
+    said = found(made, b"B", b"b", **failed)
+    assert said == "order: b'B' is loaded before b'b'"
+
+
 def test_position_too_early() -> None:
     """What comes before it is not durable."""
     oracle = Oracle(scenario())

@@ -249,6 +249,23 @@ def test_end_that_fails_makes_the_run_fail(broken: str) -> None:
         simulate(scenario(**fails), [0])
 
 
+def test_letter_of_a_load_worker_can_not_be_kept() -> None:
+    """The run fails, and leaves nothing open in the middle (issue 12)."""
+    load = Stage(
+        name="load", command=("no-such-program",), kind=StageKind.LOAD, on_error=ALL
+    )
+    killed = Fault(FaultKind.KILL, equals=b"3")
+    simulate(
+        scenario(
+            stages=[clean(), load],
+            faults={"load": FaultPlan.of(killed)},
+            broken="letters",
+            may_fail=True,
+        ),
+        range(5),
+    )
+
+
 def test_end_whose_failure_nobody_sees_is_a_finding() -> None:
     """The run ends as if it had not been."""
 

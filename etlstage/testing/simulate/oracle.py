@@ -132,6 +132,10 @@ class Oracle:
             many = [message for message in many if message not in known]
         if many:
             raise Violation(f"{_some(many)} is loaded too often, or by mistake")
+        if self._scenario.broken == "letters" and not whole:
+            # One may have been given up, and its letter could not be kept.
+            came = {*loaded}
+            expected = [message for message in expected if message in came]
         if self._scenario.sink is None and self._ordered:
             _compare(loaded, expected)
         elif self._scenario.sink is None and self._keyed is not None:
