@@ -2,7 +2,9 @@
 The whole of it: ``python -m tests.crash``, which takes its time.
 
 Every step of the commit, and moments by chance, in each order; what is killed is the
-whole process, a worker or the JVM. After it nothing is killed, and all has to be there.
+whole process, a worker, the JVM or Spark's Python worker. A start that was broken off is
+followed by the next, in which the next thing is killed, until one comes to its end: then
+all has to be there.
 """
 
 from __future__ import annotations
@@ -11,9 +13,27 @@ import argparse
 import random
 import sys
 import tempfile
+import time
+from collections import Counter
+from itertools import product
 from pathlib import Path
+from shutil import rmtree
 
-from tests.crash.matrix import ORDERS, STEPS, Case, Kill, check, prepare, start
+import tests.conftest  # noqa: F401 - has JVMs start quickly
+from tests.crash.matrix import (
+    ENDS,
+    OF_SPARK,
+    ORDERS,
+    STEPS,
+    WHATS,
+    Case,
+    Kill,
+    check,
+    check_rows,
+    prepare,
+    retry,
+    start,
+)
 
 
 def main() -> None:
@@ -23,28 +43,62 @@ def main() -> None:
     parser.add_argument("--epoch", type=int, default=20_000)
     parser.add_argument("--moments", type=int, default=200)
     parser.add_argument("--order", choices=ORDERS, action="append")
+    parser.add_argument("--sink", choices=ENDS, action="append")
+    parser.add_argument("--seed", type=int, default=None)
     chosen = parser.parse_args()
-    whats = ("process", "worker", "jvm")
-    moments = [str(random.uniform(1, 60)) for _ in range(chosen.moments)]  # noqa: S311
-    for order in chosen.order or ORDERS:
-        kills = [Kill(what, (step, "1")) for step in STEPS for what in whats]
-        kills += [
-            Kill(whats[n % len(whats)], ("at", moment))
-            for n, moment in enumerate(moments)
+    dice = random.Random(chosen.seed)  # noqa: S311
+    for order, sink in product(chosen.order or ORDERS, chosen.sink or ENDS):
+        case = Case(order, sink, chosen.messages, chosen.epoch)
+        began = time.monotonic()
+        tell(f"{case}: {trial(case, [], dice)}, and nothing was killed")
+        seconds = time.monotonic() - began
+        whats = [what for what in WHATS if sink != "workers" or what not in OF_SPARK]
+        kills = [
+            Kill(what, (step, str(dice.randrange(2))))
+            for step in STEPS
+            for what in whats
         ]
-        case = Case(order=order, messages=chosen.messages, epoch=chosen.epoch)
+        for _ in range(chosen.moments):
+            moment = dice.uniform(0, seconds)
+            kills.append(Kill(dice.choice(whats), ("at", f"{moment:.2f}")))
+        dice.shuffle(kills)
         while kills:
-            with tempfile.TemporaryDirectory() as made:
-                folder = Path(made)
-                prepare(folder, case)
-                killed = 0
-                # As many as it takes until a start comes to its end.
-                while kills and start(folder, kills.pop(0))[0]:
-                    killed += 1
-                code, said = start(folder) if not kills else (0, "")
-                assert not code, said
-                check(folder, case)
-                sys.stdout.write(f"{order}: each once after {killed} kills\n")
+            tell(f"{case}: {trial(case, kills, dice)}")
+
+
+def trial(case: Case, kills: list[Kill], dice: random.Random) -> str:
+    """Start until a start comes to its end; check, and return what was killed."""
+    folder, starts, code = Path(tempfile.mkdtemp(prefix="crash-")), 0, 1
+    prepare(folder, case)
+    told = folder / "kills"
+    told.touch()
+    while code:
+        before, kill = told.read_text(), kills.pop() if kills else None
+        code, said = start(folder, case, kill)
+        starts += 1
+        # Only who was killed may fail, and a worker is replaced.
+        fails = (
+            kill is not None and kill.what != "worker" and told.read_text() != before
+        )
+        assert fails or not code, f"{folder}, {kill}, start {starts}: {said}"
+        if "Traceback" in said:
+            tell(said)
+    check(folder, case)
+    killed = Counter(line.split()[0] for line in told.read_text().splitlines())
+    # Wherever it is by then: they take longer and longer.
+    seconds = dice.uniform(0.5, 2)
+    while not retry(folder, seconds=seconds):
+        killed["retry"] += 1
+        seconds *= dice.uniform(1, 1.5)
+    check_rows(folder, case, set())
+    rmtree(folder)
+    return f"each once after {starts} starts, killed {dict(killed)}"
+
+
+def tell(text: str) -> None:
+    """Say how it goes."""
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

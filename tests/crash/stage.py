@@ -1,25 +1,35 @@
 """
 A stage that never does the same twice.
 
-Each message is its number, to which a random one is added; of a hundred one is refused,
-always the same ones.
+Each message is a list of a key and its number, to which a random one is added; of a
+hundred one is refused, always the same ones, until there is a file ``mended``. With an
+argument it is given batches.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from etlstage import worker
 
 
 def answer(message: bytes) -> Iterator[bytes]:
     """Add a random number to a message, or refuse it."""
-    number = int(message.split()[0])
-    if number % 100 == 7 and b" " not in message:
+    key, number, *others = json.loads(message)
+    if number % 100 == 7 and not others and not Path("mended").exists():
         raise worker.Refuse("of a hundred one")
-    yield message + b" %d" % random.randrange(10**6)  # noqa: S311
+    added = random.randrange(10**6)  # noqa: S311
+    yield json.dumps([key, number, *others, added]).encode()
+
+
+def answers(messages: Sequence[bytes]) -> list[bytes]:
+    """Do as :func:`answer` with each of a batch."""
+    return [output for message in messages for output in answer(message)]
 
 
 if __name__ == "__main__":
-    worker.transform(answer)
+    worker.transform_batch(answers) if sys.argv[1:] else worker.transform(answer)
