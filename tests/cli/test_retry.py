@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import Record
 from tests.cli.conftest import Etlstage, worker
 
 pytestmark = pytest.mark.process
@@ -87,6 +88,36 @@ def test_retry_that_can_not_be(
     result = etlstage("dlq", "retry", "pipeline.yaml")
     assert result.returncode == 2
     assert "has no stage 'one' (did you mean 'won'?), of which" in result.stderr
+
+
+@pytest.mark.usefixtures("failed")
+def test_letters_of_a_run_that_broke_off(etlstage: Etlstage, tmp_path: Path) -> None:
+    """Exactly once it writes its last letters anew: it is run to its end first (issue 14)."""
+    record = Record(fence=1, delivery="exactly-once", run="a97b3e10", ended=False)
+    record.store(tmp_path / ".etlstage" / "letters")
+    for command in (["retry"], ["drop", "--yes"]):
+        result = etlstage("dlq", *command, "pipeline.yaml")
+        assert result.returncode == 1
+        assert "the run a97b3e10 that uses" in result.stderr
+        assert "broke off: run the pipeline to its end first" in result.stderr
+    assert len(listed(etlstage)) == 2
+
+
+@pytest.mark.usefixtures("failed")
+def test_retry_that_was_taken_over(etlstage: Etlstage, tmp_path: Path) -> None:
+    """What became of the letters another is to say now (issue 14)."""
+    state = tmp_path / ".etlstage" / "letters"
+    taking = f"""\
+        from pathlib import Path
+        from etlstage import worker
+        from etlstage.pipeline.delivery.delivery import take_over
+        worker.transform(lambda message: take_over(Path({str(state)!r})) and [message])
+    """
+    worker(tmp_path / "broken.py", taking)
+    result = etlstage("dlq", "retry", "pipeline.yaml", "-q")
+    assert result.returncode == 1
+    assert "another run has taken over the state directory" in result.stderr
+    assert [attempts for _, _, attempts in listed(etlstage)] == [1, 1]
 
 
 @pytest.mark.usefixtures("failed")
