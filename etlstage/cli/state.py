@@ -30,8 +30,8 @@ __all__ = ("reset_state", "show_state", "take_state_over")
 
 OF_STREAMS: Final = ("checkpoint", "batches", "stream.json", "stop", "stop-now")
 """What engine streaming stores beside."""
-SPOOLS: Final = "spool-*"
-"""Folders in which what was read of a DataFrame waits, as a pattern."""
+WAITING: Final = ("spool-*", "staging-*")
+"""Where what was read, and what stages made, waits to be loaded, as patterns."""
 
 
 def show_state(place: Path, changes: Changes, *, as_json: bool) -> int:
@@ -98,7 +98,9 @@ def reset_state(place: Path, changes: Changes, *, yes: bool) -> int:
                 abort=True,
             )
         try:
-            for path in (*state.glob(SPOOLS), *(state / name for name in OF_STREAMS)):
+            for path in (found for what in WAITING for found in state.glob(what)):
+                _remove(path)
+            for path in (state / name for name in OF_STREAMS):
                 _remove(path)
         except OSError as error:
             raise unusable(state, error) from error

@@ -255,6 +255,7 @@ class Builder:
             staging=keys.spark.staging,
             shipment=shipment,
             delivery=self._delivery(),
+            of=build_spark.digest({"of": [keys.extract, *keys.transform]}),
         )
 
     def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = (
+    "digest",
     "letter_frame",
     "origin",
     "outlet",
@@ -79,12 +80,12 @@ def source(
         name=name,
         spool_dir=folder / keys.spool if keys.spool else None,
         state=state,
-        of=_digest({**settings, "message": keys.message, "key": keys.key}),
+        of=digest({**settings, "message": keys.message, "key": keys.key}),
         session=session,
     )
 
 
-def _digest(settings: Mapping[str, object]) -> str:
+def digest(settings: Mapping[str, object]) -> str:
     """Return what tells settings from others, and not what they are: some are secret."""
     plain = json.dumps(settings, default=str, sort_keys=True)
     return sha256(plain.encode()).hexdigest()

@@ -145,23 +145,26 @@ def _not_once(
     """Yield why messages can't be loaded once, and what would do."""
     if not of_files(sink.get("format", "parquet")) or "path" not in sink:
         formats = ", ".join(FILES)
-        yield f"needs load.spark with a path and a format of files ({formats})"
-    if engine == "spark":
-        yield "needs engine local or streaming: use one of them"
-    if engine != "local":
-        return
+        workers = (
+            ", or engine local, where a worker may have load.commit and load.abort"
+            if not sink
+            else ""
+        )
+        yield f"needs load.spark with a path and a format of files ({formats}){workers}"
     path = sink.get("path")
-    if isinstance(path, str) and local_path(path) is None:
+    if engine != "streaming" and isinstance(path, str) and local_path(path) is None:
         yield (
-            "needs a path of this machine on engine local, where an epoch can be"
+            f"needs a path of this machine on engine {engine}, where an epoch can be"
             " renamed; use engine streaming"
         )
+    if engine == "streaming":
+        return
     if "state" not in data:
         yield "needs state, a folder where it is recorded what was loaded"
     if "dead_letters" in data:
         yield "can't be kept for dead_letters: read their files in the state"
     by = mapping(extract.get("offsets")).get("by")
-    if "worker" in extract and by != "supervisor":
+    if engine == "local" and "worker" in extract and by != "supervisor":
         yield (
             "needs positions from which extraction can go on: use mode cyclic and"
             " offsets by supervisor"

@@ -35,6 +35,8 @@ class Epochs(NamedTuple):
     counts before."""
     check: Callable[[], None]
     """Raises if another run has taken over: then nothing is to be replaced."""
+    start: int = 0
+    """What sets this start apart from all others of the load."""
 
 
 class Source(ABC):

@@ -35,7 +35,7 @@ from etlstage.messages import Passed, Position, Run, counted, joined
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Sink, Source
+from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.loading import Loading
 from etlstage.pipeline.report import Status
@@ -344,18 +344,9 @@ class Pipeline(Runner):
         """Go on where a run broke off or ended, if one did."""
         if (record := self._begin_delivery()) is None:
             return
-        assert self._delivery is not None
         self._source.begin(record.load)
         if record.position is not None:
             self._source.resume(record.position)
-        self._sink.begin(
-            Epochs(
-                record.load,
-                record.epoch,
-                self._delivery.exactly_once,
-                self._delivery.check,
-            )
-        )
 
 
 @asynccontextmanager

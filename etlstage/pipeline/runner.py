@@ -21,7 +21,7 @@ from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
-from etlstage.pipeline.interfaces import DeadLetterSink, Landing
+from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Landing
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.report import KeptLetters, Report, Status
 from etlstage.pipeline.secret import Secrets
@@ -171,6 +171,15 @@ class Runner(ABC):
                 position=record.position,
                 run=record.run,
             )
+        self._landing.begin(
+            Epochs(
+                record.load,
+                record.epoch,
+                delivery.exactly_once,
+                delivery.check,
+                record.fence,
+            )
+        )
         return record
 
     @abstractmethod

@@ -91,6 +91,8 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The next run begins anew; letters stay, and so does the fence (issue 14)."""
     (state / "checkpoint").mkdir()
     (state / "spool-5f2d01c3").mkdir()
+    (state / "staging-5f2d01c3-1").mkdir()
+    (state / "staging-5f2d01c3-1.json").touch()
     assert reset_state(state, UNCHANGED, yes=True) == 0
     text = shown(state, capsys)
     assert "fence         2\nnext run      from the beginning\ndead letters  2" in text

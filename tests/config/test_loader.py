@@ -618,11 +618,27 @@ EXACTLY = (
             f"{FRAME}, every: 5s",
             FRAME,
             [
-                "delivery: exactly-once needs engine local or streaming: use one of them",
+                (
+                    "delivery: exactly-once needs state, a folder where it is recorded"
+                    " what was loaded"
+                ),
                 "extract.every: is only for a worker on engine local, or for engine streaming",
             ],
         ),
         ("local", "exactly-once", FRAME, f"{FRAME}}}\nstate: s\nx-more: {{", []),
+        ("spark", "exactly-once", FRAME, f"{FRAME}}}\nstate: s\nx-more: {{", []),
+        (
+            "spark",
+            "exactly-once",
+            "worker: {command: [cat]}",
+            "worker: {command: [cat]}}\nstate: s\nx-more: {",
+            [
+                (
+                    f"delivery: {EXACTLY}, or engine local, where a worker may have"
+                    " load.commit and load.abort"
+                )
+            ],
+        ),
         (
             "local",
             "exactly-once",

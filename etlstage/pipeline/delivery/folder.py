@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
-__all__ = ("make", "make_ours", "opened", "reason", "sync")
+__all__ = ("make", "make_ours", "opened", "reason", "sync", "sync_all")
 
 _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -89,6 +89,18 @@ def sync(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_all(folder: Path) -> None:
+    """Make durable all that is in a folder, and in those within."""
+    for inner, _, files in os.walk(folder):
+        for name in files:
+            fd = os.open(os.path.join(inner, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        sync(Path(inner))
 
 
 def reason(error: OSError) -> str:

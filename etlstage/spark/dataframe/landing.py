@@ -87,7 +87,7 @@ class FrameLanding(Landing):
                 " this machine"
             )
         self._known, self.epochs = epochs, max(epochs.done, 0)
-        self._folders = EpochFolders(path, epochs.load)
+        self._folders = EpochFolders(path, epochs.load, epochs.start)
 
     async def __aenter__(self) -> Self:
         """Find out what is wrong with the settings; raises as :meth:`write`."""

@@ -9,14 +9,13 @@ is removed before the load goes on.
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from etlstage.pipeline.delivery.folder import sync
+from etlstage.pipeline.delivery.folder import sync, sync_all
 
 __all__ = ("EpochFolders",)
 
@@ -30,17 +29,20 @@ class EpochFolders:
     Args:
         path: The folder of the output.
         load: What they are called after.
+        start: What sets this start of it apart: Spark may still write what another has
+            begun that was taken over.
 
     """
 
-    def __init__(self, path: Path, load: str) -> None:
+    def __init__(self, path: Path, load: str, start: int = 0) -> None:
         self._path = path
         self._load = load
-        self._named = re.compile(rf"(\.?)epoch={re.escape(load)}-(\d+)")
+        self._start = start
+        self._named = re.compile(rf"(\.?)epoch={re.escape(load)}-(\d+)(\.\d+)?")
 
     def aside(self, number: int) -> Path:
         """Return where an epoch is written."""
-        return self._path / f".epoch={self._load}-{number}"
+        return self._path / f".epoch={self._load}-{number}.{self._start}"
 
     def others(self) -> list[Path]:
         """Return what there is of others than this load."""
@@ -84,11 +86,8 @@ class EpochFolders:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not aside.exists():
             return
-        for folder, _, files in os.walk(aside):
-            for name in files:
-                _sync_file(os.path.join(folder, name))
-            sync(Path(folder))
-        target = self._path / aside.name[1:]
+        sync_all(aside)
+        target = self._path / f"epoch={self._load}-{number}"
         try:
             aside.rename(target)
         except OSError as error:
@@ -111,11 +110,3 @@ class EpochFolders:
 
     def _entries(self) -> Iterator[Path]:
         return iter(list(self._path.iterdir()))
-
-
-def _sync_file(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

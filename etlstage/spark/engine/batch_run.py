@@ -4,6 +4,9 @@ A run whose stages are inside Spark's executors.
 One job stages what the stages make of the DataFrame, see ``stage_job.py``. Only if the
 run has not failed by then, a second job loads it: nothing is loaded of a run that
 fails, and a task that was retried or ran twice counts once.
+
+With a state directory the run is one epoch. What was staged is kept until that is on
+record: a start that follows one that broke off loads it, and runs no worker.
 """
 
 from __future__ import annotations
@@ -12,19 +15,24 @@ from collections.abc import Sequence
 
 import anyio
 import anyio.to_thread
+from pyspark.sql import SparkSession
 
+from etlstage.errors import StageError
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.interfaces import DeadLetterSink
 from etlstage.pipeline.report import Status
 from etlstage.pipeline.runner import Runner
-from etlstage.spark.engine.stage_job import Origin, StageJob, staging_for
-from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.engine.stage_job import Origin, StageJob
+from etlstage.spark.engine.staging import Keeper, StagedLoad, Staging, staging_for
 from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
 from etlstage.stage import Stage
+from etlstage.telemetry.log import Log
 
 __all__ = ("ExecutorPipeline",)
+
+_log = Log()
 
 
 class ExecutorPipeline(Runner):
@@ -42,7 +50,8 @@ class ExecutorPipeline(Runner):
         staging: Folder, or URL of one, that all executors see. By default one in the
             system's temporary directory, if the executors are on this machine.
         shipment: What was sent to the executors for the stages.
-        delivery: What is to be ours alone during the run.
+        delivery: Where it is recorded that all is loaded.
+        of: Tells what is read, and what the stages are, from anything else.
 
     """
 
@@ -59,6 +68,7 @@ class ExecutorPipeline(Runner):
         staging: str | None = None,
         shipment: Shipment | None = None,
         delivery: Delivery | None = None,
+        of: str = "",
     ) -> None:
         super().__init__(
             name,
@@ -79,6 +89,7 @@ class ExecutorPipeline(Runner):
         self._session = session
         self._transforming: anyio.CancelScope | None = None
         self._drained = False
+        self._of = of
 
     def drain(self) -> None:
         """
@@ -93,28 +104,73 @@ class ExecutorPipeline(Runner):
 
     async def _run(self) -> Status:
         self._transforming = stopped = anyio.CancelScope()
+        keeper, delivery = None, self._delivery
+        if (record := self._begin_delivery()) is not None and delivery is not None:
+            of = self._of
+            keeper = Keeper(delivery.folder.absolute(), record.load, record.fence, of)
         async with self._sink:
-            messages = await anyio.to_thread.run_sync(
-                self._origin.messages, self._session
-            )
-            spark = messages.sparkSession
-            passing = StageJob(
-                self._origin.name,
-                self._stages,
-                self.ledger,
-                self._letters,
-                shipment=self._shipment,
-                log_path=self._session.log_path,
-            )
-            with staging_for(spark, self._folder, self.name) as staging:
+            spark = await anyio.to_thread.run_sync(self._session.start)
+            with staging_for(spark, self._folder, self.name, keeper) as staging:
                 with stopped:
                     if self._drained:
                         stopped.cancel()
-                    starts = await passing.transform(messages, staging)
-                    for account in self.ledger:
-                        self._tick(account)
+                    starts = await self._staged(spark, staging)
                 if stopped.cancelled_caught:
+                    if delivery is not None and not staging.whole:
+                        delivery.end()
                     return "drained"
-                await self._sink.load(staging.messages(spark), starts)
-                self._tick(self._sink.account)
+                if delivery is not None:
+                    await anyio.to_thread.run_sync(staging.keep)
+                    delivery.check()
+                    delivery.at("begin")
+                await self._load(staging, starts)
+                if delivery is not None:
+                    await self._commit(delivery)
+                    staging.whole = False
         return "done"
+
+    async def _staged(self, spark: SparkSession, staging: Staging) -> dict[int, int]:
+        """Have the stages fill the folder, unless they have, and settle accounts."""
+        job = StageJob(
+            self._origin.name,
+            self._stages,
+            self.ledger,
+            self._letters,
+            shipment=self._shipment,
+            log_path=self._session.log_path,
+        )
+        if not staging.whole:
+            messages = await anyio.to_thread.run_sync(
+                self._origin.messages, self._session
+            )
+            await job.fill(messages, staging)
+        else:
+            _log.info("loads what was staged by a start that broke off")
+        if staging.whole and self._shipment is not None:
+            # What loads may need it, too.
+            await anyio.to_thread.run_sync(self._shipment.send, spark)
+        starts = await job.settle(spark, staging)
+        for account in self.ledger:
+            self._tick(account)
+        return starts
+
+    async def _load(self, staging: Staging, starts: dict[int, int]) -> None:
+        account = self._sink.account
+        spark = self._session.start()
+        try:
+            await self._sink.load(staging.messages(spark), starts)
+        except StageError:
+            # Whoever mends the stages wants them to run again.
+            staging.whole &= not (account.dead or account.failed)
+            raise
+        self._tick(account)
+
+    async def _commit(self, delivery: Delivery) -> None:
+        delivery.at("written")
+        await self._letters.sync()
+        delivery.commit(
+            None,
+            accounts={account.stage: account.counts for account in self.ledger},
+            letters=self._letters.sizes(),
+            ended=True,
+        )

@@ -29,8 +29,8 @@ from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
-from etlstage.spark.engine.stage_job import StageJob, staging_for
-from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.engine.stage_job import StageJob
+from etlstage.spark.engine.staging import StagedLoad, staging_for
 from etlstage.spark.load.dataframe import StagedSink
 from etlstage.spark.load.worker import StagedWorker
 from etlstage.spark.ship.artifact import place
@@ -336,7 +336,8 @@ class Batches:
             log_path=self.log_path,
         )
         with staging_for(spark, self._staging, letters.pipeline) as staging:
-            starts = await passing.transform(messages, staging)
+            await passing.fill(messages, staging)
+            starts = await passing.settle(spark, staging)
             async with sink:
                 await sink.load(staging.messages(spark), starts)
 

@@ -9,10 +9,8 @@ The notes are read before anything of it is loaded.
 from __future__ import annotations
 
 import pickle
-import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ import anyio
 import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.errors import ConfigError, EtlstageError, SourceFailed, StageError
+from etlstage.errors import EtlstageError, SourceFailed, StageError
 from etlstage.pipeline.dead_letter.policy import check_budget
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -35,9 +33,8 @@ from etlstage.spark.session.session import Session
 from etlstage.spark.ship.plan import Shipment
 from etlstage.spark.task.chain import Chain, TaskEnd
 from etlstage.stage import Stage
-from etlstage.transport.scratch import scratch
 
-__all__ = ("Origin", "StageJob", "staging_for")
+__all__ = ("Origin", "StageJob")
 
 T = TypeVar("T")
 
@@ -116,9 +113,15 @@ class StageJob:
         self._shipment = shipment
         self._log_path = log_path
 
-    async def transform(self, messages: DataFrame, staging: Staging) -> dict[int, int]:
+    async def fill(self, messages: DataFrame, staging: Staging) -> None:
+        """Stage what becomes of the messages; raises StageError if Spark can't."""
+        chain = Chain(self._source, self._stages, self._letters, self._shipment)
+        spark = messages.sparkSession
+        await self._run(spark, lambda: staging.fill(messages, chain))
+
+    async def settle(self, spark: SparkSession, staging: Staging) -> dict[int, int]:
         """
-        Fill ``staging`` with what becomes of the messages, and settle the accounts.
+        Take the accounts, and the dead letters, from where they are staged.
 
         Returns:
             For each partition, the place of its first message among all that are to
@@ -128,14 +131,7 @@ class StageJob:
             StageError: If a stage can't process its messages.
 
         """
-        spark = messages.sparkSession
-        chain = Chain(self._source, self._stages, self._letters, self._shipment)
-
-        def job() -> list[TaskEnd]:
-            staging.fill(messages, chain)
-            return staging.outcomes(spark)
-
-        outcomes = await self._run(spark, job)
+        outcomes = await self._run(spark, partial(staging.outcomes, spark))
         failed = next((o.error for o in outcomes if o.error is not None), None)
         with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
             if any(outcome.letters for outcome in outcomes):
@@ -223,39 +219,3 @@ class StageJob:
                     last=last[stage.name].error,
                     look=self._letters.look,
                 )
-
-
-@contextmanager
-def staging_for(
-    spark: SparkSession, folder: str | None, name: str
-) -> Iterator[Staging]:
-    """
-    Give a staging folder, and remove it.
-
-    Args:
-        spark: The session.
-        folder: What it shall be in, a path or URL that all executors see; None is the
-            system's temporary directory.
-        name: What its name begins with.
-
-    Raises:
-        ConfigError: If ``folder`` is None and Spark is not on this machine alone.
-
-    """
-    if folder is not None:
-        staging = Staging(f"{folder}/{name}-{secrets.token_hex(4)}")
-        try:
-            yield staging
-        finally:
-            staging.remove(spark)
-        return
-    master = str(spark.conf.get("spark.master", ""))
-    if not master.startswith("local"):
-        raise ConfigError(
-            f"stages on the executors of {master or 'a server'} need the key"
-            " spark.staging: a folder that all of them see, such as"
-            " hdfs:///tmp/etlstage"
-        )
-    # A task that was interrupted may still write for a moment.
-    with scratch("staging") as temporary:
-        yield Staging(f"{temporary}/rows")

@@ -3,27 +3,37 @@ Where the rows that tasks gave wait until they are loaded.
 
 Spark's own writer puts them there and counts one attempt of each task, whatever was
 retried or ran twice; from then on they are what they are, and workers are not run
-again because an executor is lost.
+again because an executor is lost, nor, where there is a state directory, because the
+run breaks off: the next start loads what this one has staged.
 """
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from abc import abstractmethod
-from typing import Final, TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.delivery.delivery import unusable
+from etlstage.pipeline.delivery.folder import sync_all
+from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.interfaces import Landing
 from etlstage.settings.units import local_path
 from etlstage.spark.dataframe.fit import with_text
 from etlstage.spark.errors import explain
 from etlstage.spark.task.chain import ROWS, Chain, TaskEnd
 from etlstage.telemetry.log import Log
+from etlstage.transport.scratch import scratch
 
-__all__ = ("Pages", "StagedLoad", "Staging")
+__all__ = ("Keeper", "Pages", "StagedLoad", "Staging", "staging_for")
 
 Pages: TypeAlias = "tuple[tuple[int, int], tuple[int, int]]"
 """The first and the last of some pages, each by its partition and its number."""
@@ -38,11 +48,44 @@ class Staging:
 
     Args:
         folder: A path, or the URL of a file system that all executors see.
+        note: The file where it is noted that it is there, if it may outlive the run.
+        of: Tells what is staged from anything else that might be.
+        whole: Whether all is there already.
+
+    Attributes:
+        whole: Whether the next start may load it, if this one does not.
 
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        note: Path | None = None,
+        of: str = "",
+        whole: bool = False,
+    ) -> None:
         self._folder = folder
+        self._note = note
+        self._of = of
+        self.whole: bool = whole
+
+    def keep(self) -> None:
+        """Note that it is whole, durably; blocks. Raises StateUnusable if it can't."""
+        path = local_path(self._folder)
+        if self._note is None:
+            return
+        try:
+            if path is not None:
+                sync_all(path)
+            self._store(whole=True)
+        except OSError as error:
+            raise unusable(self._note.parent, error) from error
+        self.whole = True
+
+    def note(self) -> None:
+        """Note that it is begun, so that it is removed if that is all; raises OSError."""
+        self._store(whole=False)
 
     def fill(self, messages: DataFrame, chain: Chain) -> None:
         """Pass ``messages`` through the stages of ``chain``; blocks."""
@@ -93,6 +136,8 @@ class Staging:
 
     def remove(self, spark: SparkSession) -> None:
         """Remove the rows, as far as that can be done; blocks."""
+        if self._note is not None:
+            self._note.unlink(missing_ok=True)
         path = local_path(self._folder)
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
@@ -108,6 +153,11 @@ class Staging:
                 folder=self._folder,
                 error=explain(error),
             )
+
+    def _store(self, *, whole: bool) -> None:
+        assert self._note is not None
+        about = {"folder": self._folder, "of": self._of, "whole": whole}
+        store(self._note, about)
 
     def _notes(self, spark: SparkSession) -> DataFrame:
         rows = self._rows(spark).where("note is not null")
@@ -130,6 +180,95 @@ def _pages(sizes: list[tuple[int, int, int]]) -> list[Pages]:
             found.append((here, here))
             room = _AT_ONCE - size
     return found
+
+
+class Keeper(NamedTuple):
+    """
+    For whom a staging folder is kept until what is in it is on record.
+
+    Each start has a folder of its own: one that was taken over may still write to its.
+    """
+
+    state: Path
+    """The state directory."""
+    load: str
+    """What it is called after."""
+    start: int
+    """What sets this start apart."""
+    of: str
+    """Tells what is staged from anything else that might be."""
+
+    def find(self, spark: SparkSession) -> Staging | None:
+        """Return what an earlier start has staged; what is of no use is removed."""
+        found: Staging | None = None
+        for path in sorted(self.state.glob("staging-*.json"), reverse=True):
+            try:
+                about = load(path)
+                folder, of, whole = about["folder"], about["of"], about["whole"]
+            except (ValueError, TypeError, KeyError):
+                path.unlink()
+                continue
+            staging = Staging(folder, note=path, of=of, whole=whole)
+            ours = path.name.startswith(f"staging-{self.load}-") and of == self.of
+            if found is None and whole and ours:
+                found = staging
+            else:
+                staging.remove(spark)
+        return found
+
+    def make(self, parent: str | None, name: str) -> Staging:
+        """Return a new one, in a folder that all executors see; by default in the state."""
+        named = f"{self.load}-{self.start}"
+        inside = self.state / f"staging-{named}"
+        folder = str(inside) if parent is None else f"{parent}/{name}-{named}"
+        staging = Staging(folder, note=inside.with_suffix(".json"), of=self.of)
+        staging.note()
+        return staging
+
+
+@contextmanager
+def staging_for(
+    spark: SparkSession, folder: str | None, name: str, keeper: Keeper | None = None
+) -> Iterator[Staging]:
+    """
+    Give a staging folder, and remove it, unless it is to be kept.
+
+    Args:
+        spark: The session.
+        folder: What it shall be in, a path or URL that all executors see; None is the
+            system's temporary directory, or the keeper's.
+        name: What its name begins with.
+        keeper: For whom it is kept, if it is.
+
+    Raises:
+        ConfigError: If ``folder`` is None and Spark is not on this machine alone.
+        StateUnusable: If it can't be noted that it is there.
+
+    """
+    master = str(spark.conf.get("spark.master", ""))
+    if folder is None and not master.startswith("local"):
+        raise ConfigError(
+            f"stages on the executors of {master or 'a server'} need the key"
+            " spark.staging: a folder that all of them see, such as"
+            " hdfs:///tmp/etlstage"
+        )
+    if keeper is not None:
+        try:
+            staging = keeper.find(spark) or keeper.make(folder, name)
+        except OSError as error:
+            raise unusable(keeper.state, error) from error
+    elif folder is not None:
+        staging = Staging(f"{folder}/{name}-{secrets.token_hex(4)}")
+    else:
+        # A task that was interrupted may still write for a moment.
+        with scratch("staging") as temporary:
+            yield Staging(f"{temporary}/rows")
+        return
+    try:
+        yield staging
+    finally:
+        if not staging.whole:
+            staging.remove(spark)
 
 
 class StagedLoad(Landing):

@@ -29,6 +29,10 @@ class StagedSink(FrameLanding, StagedLoad):
         await self._prepare()
         with self._failing(""):
             fitted = await self._load(messages, starts, what="", last=True)
-        self.account.done = fitted
-        self.epochs = 1
+        if self._folders is not None:
+            self._fitted = fitted
+            await self._settle_epoch()
+            self._folders.mark(whole=True)
+        else:
+            self._count(fitted)
         self._whole = True

@@ -30,7 +30,7 @@ def test_epoch_is_written_aside_and_renamed(tmp_path: Path) -> None:
     """Spark does not read what begins with a dot (issue 14)."""
     folders = EpochFolders(tmp_path, "ab12")
     written(folders, 1)
-    assert names(tmp_path) == [".epoch=ab12-1"]
+    assert names(tmp_path) == [".epoch=ab12-1.0"]
     folders.settle(1, replaces=False, check=nothing)
     folders.settle(2, replaces=False, check=nothing)
     assert names(tmp_path) == ["epoch=ab12-1"]
@@ -51,6 +51,18 @@ def test_what_was_not_recorded_is_removed(tmp_path: Path) -> None:
     left = ["epoch=ab12-1", "epoch=ab12-2", "epoch=cd34-9", "mine"]
     assert names(tmp_path / "out") == left
     assert sorted(path.name for path in folders.others()) == left[2:]
+
+
+def test_starts_of_a_load_write_apart(tmp_path: Path) -> None:
+    """Spark may go on with what another has begun that was taken over (issue 14)."""
+    old, new = (EpochFolders(tmp_path, "ab12", start) for start in (1, 2))
+    new.sweep(0)
+    written(old, 1, "old")
+    written(new, 1, "new")
+    new.settle(1, replaces=False, check=nothing)
+    assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "new"
+    EpochFolders(tmp_path, "ab12", 3).sweep(1)
+    assert names(tmp_path) == ["epoch=ab12-1"]
 
 
 def test_first_epoch_replaces_what_was_there(tmp_path: Path) -> None:

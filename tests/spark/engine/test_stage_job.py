@@ -53,7 +53,8 @@ async def test_letters_of_a_run_that_is_called_off_are_not_booked(
     passing = StageJob("e", [Stage(name="t", command=("cat",))], ledger, letters)
     staging = CalledOff(str(tmp_path / "rows"))
     with anyio.CancelScope() as staging.scope:
-        await passing.transform(spark.range(1), staging)
+        await passing.fill(spark.range(1), staging)
+        await passing.settle(spark, staging)
     assert staging.scope.cancelled_caught
     assert not any(count for account in ledger for count in account.counts)
     assert not letter_files(tmp_path)

@@ -1,0 +1,155 @@
+"""Each row once, each letter once, on executors: whatever step a start broke off at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from pyspark.sql import SparkSession
+
+from etlstage.pipeline import DeadLetter, Pipeline, Report
+from etlstage.pipeline.dead_letter.file import letter_files, read_letters
+from etlstage.pipeline.delivery.record import Record
+
+pytestmark = [pytest.mark.spark, pytest.mark.anyio]
+
+WORKER = """\
+import random
+from etlstage import worker
+
+def answer(message):
+    if message == b"7":
+        raise worker.Refuse("seven")
+    yield message + b" %d" % random.randrange(10**9)
+
+worker.transform(answer)
+"""
+FILE = """\
+name: p
+engine: {engine}
+delivery: exactly-once
+state: state
+extract:
+  spark: {{path: in, format: text{options}}}
+transform:
+  - name: first
+    worker: {{command: [python, worker.py]}}
+load:
+  spark: {{path: out, mode: {mode}}}
+"""
+
+
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write a pipeline of twenty numbers in two files."""
+
+    def write(engine: str, *, mode: str = "error", options: str = "") -> Path:
+        (tmp_path / "worker.py").write_text(WORKER)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        for name, numbers in ("a", range(10)), ("b", range(10, 20)):
+            text = "".join(f"{n}\n" for n in numbers)
+            (tmp_path / "in" / f"{name}.txt").write_text(text)
+        path = tmp_path / "p.yaml"
+        path.write_text(FILE.format(engine=engine, mode=mode, options=options))
+        return path
+
+    return write
+
+
+async def run(path: Path, spark: SparkSession, crash: str = "") -> Report:
+    """Run a pipeline, as far as a step of its commit."""
+    runner = Pipeline.from_yaml(path, spark=spark)
+
+    def at(step: str) -> None:
+        if step == crash:
+            raise Crash(step)
+
+    assert runner._delivery is not None
+    runner._delivery.at = at
+    with anyio.fail_after(150):
+        report = await runner.run()
+    assert (str(report.error) if report.error else "") == crash
+    return report
+
+
+def rows(spark: SparkSession, folder: Path) -> Counter[int]:
+    """Return the numbers in the output, and how often each is there."""
+    found = spark.read.parquet(str(folder / "out")).collect()
+    return Counter(int(row.value.split()[0]) for row in found)
+
+
+def letters(folder: Path) -> list[bytes]:
+    """Return the messages that were dead-lettered."""
+    return [
+        letter.message
+        for path in letter_files(folder / "state")
+        for letter in read_letters(path)
+        if isinstance(letter, DeadLetter)
+    ]
+
+
+def counts(report: Report) -> list[tuple[int, ...]]:
+    """Return, by stage: received, done, dead, produced."""
+    return [(a.received, a.done, a.dead, a.produced) for a in report.ledger]
+
+
+ONCE = Counter(n for n in range(20) if n != 7)
+ALL = [(0, 0, 0, 20), (20, 19, 1, 19), (19, 19, 0, 0)]
+
+
+async def test_run_on_executors_is_one_epoch(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What was staged is loaded, and no worker asked again (issue 14)."""
+    path = write("spark")
+    report = await run(path, spark, "begin")
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "worker.py").unlink()
+    for step in "written", "aside":
+        report = await run(path, spark, step)
+        assert len(list((tmp_path / "out").glob("epoch=*"))) == 1
+    again = await run(path, spark)
+    assert again.run == report.run
+    assert rows(spark, tmp_path) == ONCE
+    assert letters(tmp_path) == [b"7"]
+    assert counts(again) == ALL
+    record = Record.latest(tmp_path / "state")
+    assert (record.ended, record.position, record.epoch) == (True, None, 1)
+    epoch = f"epoch={record.load}-1"
+    assert {entry.name for entry in (tmp_path / "out").iterdir()} == {epoch, "_SUCCESS"}
+    assert not list((tmp_path / "state").glob("staging*"))
+
+    # The next run is another, and its only epoch the first.
+    path = write("spark", mode="overwrite")
+    report = await run(path, spark, "recorded")
+    assert rows(spark, tmp_path) == ONCE
+    assert not (tmp_path / "out" / epoch).exists()
+    assert report.run != again.run
+    assert letters(tmp_path) == [b"7", b"7"]
+
+
+async def test_stages_that_were_mended_run_again(
+    spark: SparkSession, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What they made did not fit, or was made by others; all is new (issue 14)."""
+    path = write("spark")
+    text = path.read_text()
+    strict = text.replace("path: out,", "path: out, schema: n long,")
+    path.write_text(f"{strict}  on_error: {{then: fail}}\n")
+    report = await Pipeline.from_yaml(path, spark=spark).run()
+    assert "19 of 19 messages do not fit" in str(report.error)
+    assert not list((tmp_path / "state").glob("staging*"))
+    path.write_text(text)
+    await run(path, spark, "begin")
+    path.write_text(text.replace("name: first\n", "name: first\n    workers: 2\n"))
+    (tmp_path / "worker.py").write_text(WORKER.replace("7", "8"))
+    await run(path, spark)
+    assert rows(spark, tmp_path) == Counter(n for n in range(20) if n != 8)
+    assert letters(tmp_path) == [b"8"]
