@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from signal import SIGKILL
+from typing import Any
 
 import anyio
 import pytest
@@ -70,12 +71,27 @@ def worker(plan: FaultPlan, mode: Mode, **settings: object) -> Stage:
     )
 
 
-async def ledger(stage: Stage, launch: Launch, messages: Sequence[bytes]) -> Ledger:
-    """Have messages answered, and return what became of everything."""
+async def ledger(
+    stage: Stage, launch: Launch, messages: Sequence[bytes], *, idle: bool = False
+) -> Ledger:
+    """
+    Have messages answered, and return what became of everything.
+
+    Args:
+        stage: Of the worker.
+        launch: What starts it.
+        messages: What it is given.
+        idle: Whether to wait until it was started again before that.
+
+    """
     found = Ledger()
     with capture_logs(), anyio.fail_after(20):
         async with AsyncSupervisor(stage, launch=launch) as supervisor:
             events = supervisor.events()
+            with supervisor.events() as starts:
+                while idle:
+                    event = await starts.receive()
+                    idle = not isinstance(event, WorkerStarted) or event.start == 1
             for result in await supervisor.submit(messages):
                 found.outputs.append(result.outputs)
                 found.errors.append(type(result.error).__name__)
@@ -136,16 +152,32 @@ CLOCKED = {
 }
 """Those that only a deadline notices."""
 
+IDLE = {
+    "extra-eop": Fault(FaultKind.EXTRA_EOP, start=1),
+    "garbage": Fault(FaultKind.GARBAGE, at=Moment.IDLE, start=1),
+    "exit": Fault(FaultKind.EXIT, at=Moment.IDLE, start=1, status=0),
+    "kill": Fault(FaultKind.KILL, at=Moment.IDLE, start=1),
+}
+"""Those of a worker that was given nothing yet."""
+STRAYS = (FaultKind.EXTRA_EOP, FaultKind.GARBAGE)
+"""Those of them that are its fault, and not only its end."""
+
 
 async def compare(
-    plan: FaultPlan, mode: Mode, messages: Sequence[bytes], **settings: object
+    plan: FaultPlan,
+    mode: Mode,
+    messages: Sequence[bytes],
+    *,
+    idle: bool = False,
+    **settings: object,
 ) -> Ledger:
     """Expect of a fault from outside what it leads to when a worker does it itself."""
     launch = FaultyLaunch(launch_over_pipes, {"t": plan})
-    good = worker(FaultPlan(), mode, **settings)
-    expected = await ledger(worker(plan, mode, **settings), launch_over_pipes, messages)
-    assert await ledger(good, launch, messages) == expected
-    assert launch.happened
+    good, bad = (worker(p, mode, **settings) for p in (FaultPlan(), plan))
+    expected = await ledger(bad, launch_over_pipes, messages, idle=idle)
+    assert await ledger(good, launch, messages, idle=idle) == expected
+    happened = {each.fault for each in launch.happened}
+    assert happened == set(range(len(plan.faults)))
     return expected
 
 
@@ -166,7 +198,7 @@ async def test_ledger_is_that_of_the_hostile_worker(fault: Fault, mode: Mode) ->
 @pytest.mark.parametrize("fault", CLOCKED.values(), ids=CLOCKED)
 async def test_worker_that_hangs_is_replaced_as_the_hostile_one(fault: Fault) -> None:
     """By a deadline, here and there."""
-    settings = {"timeout": QUICK, "window": 1, "ready": True}
+    settings: dict[str, Any] = {"timeout": QUICK, "window": 1, "ready": True}
     await compare(FaultPlan.of(fault), Mode.SINGLE, numbers(8), **settings)
 
 
@@ -178,28 +210,35 @@ async def test_worker_that_never_says_that_it_is_ready_is_not_waited_for() -> No
     assert found.outputs == [(b"0",), (b"1",), (b"2",)]
 
 
+async def test_worker_that_does_not_heed_sigterm_is_killed_as_the_hostile_one() -> None:
+    """The last step of the ladder is reached, here and there (issue 12)."""
+    plan = FaultPlan.of(Fault(FaultKind.IGNORE_SIGTERM), once(FaultKind.STALL))
+    settings: dict[str, Any] = {"timeout": QUICK, "window": 1, "ready": True}
+    found = await compare(plan, Mode.SINGLE, numbers(8), **settings)
+    assert found.deaths == [-SIGKILL]
+
+
+@pytest.mark.parametrize("fault", IDLE.values(), ids=IDLE)
+async def test_idle_worker_is_replaced_as_the_hostile_one(fault: Fault) -> None:
+    """Nothing is lost with it (issue 12)."""
+    found = await compare(FaultPlan.of(fault), Mode.SINGLE, numbers(3), idle=True)
+    assert found.outputs == [(b"0",), (b"1",), (b"2",)]
+    assert (found.starts, len(found.failed)) == (2, fault.kind in STRAYS)
+
+
+def test_every_fault_that_both_have_is_compared() -> None:
+    """One that is added is, too (issue 12)."""
+    faults = [*FAULTS.values(), *CLOCKED.values(), *IDLE.values()]
+    alone = {FaultKind.IGNORE_SIGTERM, FaultKind.NEVER_READY}
+    assert {fault.kind for fault in faults} | alone == OUTSIDE
+
+
 async def test_messages_sent_ahead_are_asked_again() -> None:
     """What the worker has answered behind the fault is not passed on."""
     plan = FaultPlan.of(once(FaultKind.KILL))
     found = await compare(plan, Mode.SINGLE, numbers(5000))
     assert found.outputs == [(message,) for message in numbers(5000)]
     assert (found.deaths, found.starts) == ([-SIGKILL], 2)
-
-
-async def test_reply_that_nobody_asked_for_is_found_out() -> None:
-    """An EOP from a worker that has nothing to do: it is replaced."""
-    plan = FaultPlan.of(Fault(FaultKind.EXTRA_EOP, start=1))
-    launch = FaultyLaunch(launch_over_pipes, {"t": plan})
-    with capture_logs(), anyio.fail_after(10):
-        async with AsyncSupervisor(
-            worker(FaultPlan(), Mode.SINGLE), launch=launch
-        ) as supervisor:
-            with supervisor.events() as events:
-                async for event in events:
-                    if isinstance(event, WorkerFailed):
-                        assert "wrote 1 reply too many" in str(event.error)
-                        break
-            assert await supervisor.ask(b"x") == (b"x",)
 
 
 async def test_extraction_ends_where_its_worker_was_killed() -> None:
