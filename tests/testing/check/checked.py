@@ -13,6 +13,7 @@ from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
+from etlstage.testing import ScriptedLaunch, run_virtually
 from etlstage.testing.check import Finding, Subject, Verdict, check_worker, suite
 from etlstage.testing.check.suite import Check
 
@@ -33,6 +34,8 @@ def checked(
 ) -> list[Finding]:
     """
     Return all findings; a worker that hangs is to be given less time.
+
+    The time of a script is virtual.
 
     Args:
         command: The worker.
@@ -56,8 +59,10 @@ def checked(
         checks = _checks(subject)
         return [c for c in checks if not only or c.gate or c.name in only]
 
+    scripted = isinstance(subject.get("launch"), ScriptedLaunch)
+    run = run_virtually if scripted else anyio.run
     with patch.object(suite, "_checks", wanted):
-        return anyio.run(check_worker, Subject(made, timeout=timeout, **subject))
+        return run(check_worker, Subject(made, timeout=timeout, **subject))
 
 
 def said(findings: Sequence[Finding], verdict: Verdict) -> dict[str, str]:
