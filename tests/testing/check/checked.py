@@ -10,14 +10,15 @@ from unittest.mock import patch
 import anyio
 
 from etlstage.messages import StageKind
-from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing import ScriptedLaunch, run_virtually
 from etlstage.testing.check import Finding, Subject, Verdict, check_worker, suite
 from etlstage.testing.check.suite import Check
+from etlstage.testing.scripted import Script
 
-__all__ = ("checked", "failures", "said")
+__all__ = ("checked", "failures", "said", "scripted")
 
 _checks = suite._checks
 
@@ -27,6 +28,7 @@ def checked(
     *,
     kind: StageKind = StageKind.TRANSFORM,
     mode: Mode = Mode.SINGLE,
+    markers: Markers | None = None,
     stage: dict[str, Any] | None = None,
     timeout: float = 10,
     only: Collection[str] = (),
@@ -41,6 +43,7 @@ def checked(
         command: The worker.
         kind: Of the stage.
         mode: Of the dialect.
+        markers: Of the dialect, if they are chosen.
         stage: More of the stage.
         timeout: How long it may take for anything, in seconds.
         only: The checks that are made beside gates, by name; none: all.
@@ -51,7 +54,7 @@ def checked(
         name="w",
         command=tuple(map(str, command)),
         kind=kind,
-        dialect=MarkerDialect(mode=mode),
+        dialect=MarkerDialect(mode=mode, markers=markers or Markers()),
         **(stage or {}),
     )
 
@@ -59,10 +62,21 @@ def checked(
         checks = _checks(subject)
         return [c for c in checks if not only or c.gate or c.name in only]
 
-    scripted = isinstance(subject.get("launch"), ScriptedLaunch)
-    run = run_virtually if scripted else anyio.run
+    virtual = isinstance(subject.get("launch"), ScriptedLaunch)
+    run = run_virtually if virtual else anyio.run
     with patch.object(suite, "_checks", wanted):
         return run(check_worker, Subject(made, timeout=timeout, **subject))
+
+
+def scripted(
+    script: Script,
+    *,
+    timeout: float = 5,
+    **subject: Any,  # noqa: ANN401
+) -> list[Finding]:
+    """Return what is found in a worker that is a script."""
+    launch = ScriptedLaunch(script)
+    return checked(["no-such-program"], timeout=timeout, launch=launch, **subject)
 
 
 def said(findings: Sequence[Finding], verdict: Verdict) -> dict[str, str]:

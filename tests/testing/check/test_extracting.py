@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final
 
 import pytest
 
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
-from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from etlstage.testing import ScriptedWorker
 from etlstage.testing.check import Finding, Verdict, extracting
 from etlstage.testing.scripted import Script
 from tests.testing.check import extractors as x
-from tests.testing.check.checked import checked, failures, said
+from tests.testing.check.checked import checked, failures, said, scripted
 
 GIVES_AGAIN: Final = "gives a range again"
 LATEST: Final = "knows its latest offset"
@@ -79,22 +78,20 @@ PLAIN: Final = [
 def cyclic(extractor: type[x.Ranges], *, ranges: bool = True) -> list[Finding]:
     """Return what is found in a worker that answers requests."""
     disk: dict[Any, int] = {}
-    return checked(
-        ["no-such-program"],
+    return scripted(
+        lambda worker: extractor(worker, disk).run(),
         kind=StageKind.EXTRACT,
         mode=Mode.CYCLIC,
         ranges=ranges,
         timeout=3,
-        launch=ScriptedLaunch(lambda worker: extractor(worker, disk).run()),
     )
 
 
 def plain(program: Script | Sequence[str]) -> list[Finding]:
     """Return what is found in a worker that writes all and exits."""
-    check = partial(checked, kind=StageKind.EXTRACT, mode=Mode.PLAIN)
     if callable(program):
-        return check(["no-such-program"], launch=ScriptedLaunch(program))
-    return check(program)
+        return scripted(program, kind=StageKind.EXTRACT, mode=Mode.PLAIN)
+    return checked(program, kind=StageKind.EXTRACT, mode=Mode.PLAIN)
 
 
 @pytest.mark.parametrize(("bug", "name", "reason"), OF_RANGES)

@@ -1,9 +1,10 @@
+"""What the checks find in workers that are given messages."""
+
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from uuid import uuid4
 
-import anyio
 import pytest
 
 from etlstage.errors import ConfigError, WorkerStartFailed
@@ -12,19 +13,18 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_class
 from etlstage.stage import Stage
-from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.check import (
     Subject,
     Verdict,
     assert_conforms,
     check_worker,
 )
-from tests.testing.check.checked import checked, failures, said
-
-
-def sh(program: str) -> tuple[str, ...]:
-    """Return the command of a worker in shell."""
-    return ("sh", "-c", program)
+from etlstage.testing.scripted import Script
+from etlstage.worker.marking import find_markers
+from tests.testing.check import answerers
+from tests.testing.check.answerers import each, echo, lines
+from tests.testing.check.checked import checked, failures, said, scripted
 
 
 def python(program: str) -> tuple[str, ...]:
@@ -32,111 +32,71 @@ def python(program: str) -> tuple[str, ...]:
     return (sys.executable, "-c", program)
 
 
-LOOP = "import sys\nfor line in sys.stdin.buffer:\n "
-ANSWER = "sys.stdout.buffer.write(line + b'\\0'); sys.stdout.flush()"
+ECHO = "import sys\nfor line in sys.stdin.buffer:\n sys.stdout.buffer.write(line + b'\\0'); sys.stdout.flush()"
 
-PLANTED = {
-    "buffered": (
-        sh(r'awk "{ printf \"%s\n%c\", \$0, 0 }"'),
-        "answers",
-        "replied only when its stdin was closed",
-    ),
-    "no EOP": (
-        python(LOOP + "sys.stdout.buffer.write(line); sys.stdout.flush()"),
-        "answers",
-        "owes 1 reply",
-    ),
-    "a greeting": (
-        python("print('ready')\n" + LOOP + ANSWER),
+
+PLANTED = [
+    (each(answerers.has_no_eop), "answers", "owes 1 reply"),
+    (
+        answerers.greets,
         "says nothing unasked",
         "wrote what nobody asked for: ready<EOM>",
     ),
-    "no EOP without output": (
-        python(LOOP + "if line.strip():\n  " + ANSWER),
+    (
+        each(answerers.has_no_eop_without_output),
         "takes an empty message",
         "owes 1 reply",
     ),
-    "text only": (
-        python(LOOP + "line.decode(); " + ANSWER),
+    (
+        each(answerers.takes_text),
         "takes bytes that are no text",
         "exited with status 1",
     ),
-    "a short buffer": (
-        python(
-            "import os\nrest = b''\nwhile data := os.read(0, 1 << 20):\n"
-            " rest += data\n assert len(rest) < 100000\n"
-            " *lines, rest = rest.split(b'\\n')\n"
-            " for line in lines: os.write(1, line + b'\\n\\0')"
-        ),
-        "takes a long message",
-        "status 1",
-    ),
-    "a read is a message": (
-        python(
-            "import os\nwhile data := os.read(0, 65536):\n"
-            " os.write(1, data.rstrip(b'\\n') + b'\\n\\0')"
-        ),
-        "takes a byte at a time",
-        "wrote",
-    ),
-    "the first line of a read": (
-        python(
-            "import os\nwhile data := os.read(0, 1 << 20):\n"
-            " if data.endswith(b'\\n'):\n"
-            "  os.write(1, data.split(b'\\n')[0] + b'\\n\\0')"
-        ),
-        "takes many at once",
-        "replies: it waits for more input",
-    ),
-    "last first": (
-        python(
-            "import os\nrest = b''\nwhile data := os.read(0, 1 << 20):\n"
-            " *lines, rest = (rest + data).split(b'\\n')\n"
-            " for line in reversed(lines): os.write(1, line + b'\\n\\0')"
-        ),
+    (answerers.has_a_short_buffer, "takes a long message", "status 1"),
+    (answerers.takes_reads_for_messages, "takes a byte at a time", "wrote"),
+    (answerers.takes_the_first_of_a_read, "takes many at once", "owes 299 replies"),
+    (
+        answerers.answers_the_last_first,
         "takes many at once",
         "gave its replies in another order",
     ),
-    "dies at the 100th": (
-        python("import sys\nn = 0\n" + LOOP + "n += 1; n < 100 or exit(3); " + ANSWER),
-        "takes many at once",
-        "exited with status 3",
-    ),
-    "ignores the end": (
-        python(LOOP + ANSWER + "\nimport time\ntime.sleep(60)"),
-        "ends",
-        "did not exit",
-    ),
-}
+    (answerers.dies_at_the_100th, "takes many at once", "exited with status 3"),
+    (answerers.ignores_the_end, "ends", "did not exit"),
+    (answerers.dies_at_the_end, "ends", "was killed by SIGSEGV when its stdin ended"),
+]
 
 
-@pytest.mark.parametrize(("command", "name", "reason"), PLANTED.values(), ids=PLANTED)
-@pytest.mark.timeout(60)
-def test_planted_bug_is_found(command: tuple[str, ...], name: str, reason: str) -> None:
-    """By the check that is about it, and nothing that it does right fails (issue 12)."""
-    hangs = name == "ends" or "stdin was closed" in reason
-    findings = checked(command, timeout=2 if hangs else 10)
-    assert reason in failures(findings)[name]
+@pytest.mark.parametrize(("script", "name", "reason"), PLANTED)
+def test_planted_bug_is_found(script: Script, name: str, reason: str) -> None:
+    """By the check that is about it (issue 12)."""
+    assert reason in failures(scripted(script))[name]
+
+
+def test_worker_that_collects_its_replies_in_a_buffer_is_found() -> None:
+    """It is told what to do (issue 12)."""
+    program = r'awk "{ printf \"%s\n%c\", \$0, 0 }"'
+    findings = checked(["sh", "-c", program], timeout=2)
+    reason = failures(findings)["answers"]
+    assert "replied only when its stdin was closed: flush stdout" in reason
 
 
 def test_failure_shows_what_went_both_ways_with_the_markers_by_name() -> None:
     """And what a worker should do (issue 12)."""
-    command = python(LOOP + "if line.strip():\n  " + ANSWER)
     (finding,) = (
         item
-        for item in checked(command, timeout=2)
+        for item in scripted(each(answerers.has_no_eop_without_output))
         if item.check.name == "takes an empty message"
     )
-    lines = finding.lines()
-    assert lines[0].startswith("FAIL   takes an empty message: the worker owes 1 reply")
-    assert lines[1] == f"       {finding.check.meaning}"
-    assert lines[2].startswith("         command: ")
-    assert lines[3].endswith("stdin   <EOM>")
+    shown = finding.lines()
+    assert shown[0].startswith("FAIL   takes an empty message: the worker owes 1 reply")
+    assert shown[1] == f"       {finding.check.meaning}"
+    assert shown[2].startswith("         command: ")
+    assert shown[3].endswith("stdin   <EOM>")
 
 
 def test_markers_that_a_worker_does_not_read_are_advice() -> None:
     """It is a worker for the default ones (issue 12)."""
-    findings = checked(python(LOOP + ANSWER), timeout=4)
+    findings = scripted(lines(lambda line: [line + b"\n\0"]))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
     name = "takes its markers from the environment"
@@ -145,25 +105,20 @@ def test_markers_that_a_worker_does_not_read_are_advice() -> None:
     assert "takes markers of several bytes" in skipped
 
 
-def test_marker_that_is_read_in_parts_is_found(tmp_path: Path) -> None:
+def test_marker_that_is_read_in_parts_is_found() -> None:
     """A worker that looks for EOM only in what it has just read (issue 12)."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(
-        "import os\n"
-        "def marker(name):\n"
-        " return os.environ['ETLSTAGE_' + name].encode().decode('unicode_escape')"
-        ".encode('latin-1')\n"
-        "EOM, EOP = marker('EOM'), marker('EOP')\n"
-        "have = b''\n"
-        "while data := os.read(0, 65536):\n"
-        " *ends, rest = data.split(EOM)\n"
-        " for end in ends:\n"
-        "  os.write(1, have + end + EOM + EOP)\n"
-        "  have = b''\n"
-        " have += rest\n"
-    )
-    failed = failures(checked((sys.executable, worker), timeout=2))
-    assert list(failed) == ["takes markers of several bytes"]
+
+    async def forget(worker: ScriptedWorker) -> None:
+        eom = find_markers((), worker.request.env).eom
+        have = b""
+        while data := await worker.read():
+            *ends, rest = data.split(eom)
+            for end in ends:
+                await worker.reply(have + end)
+                have = b""
+            have += rest
+
+    assert list(failures(scripted(forget))) == ["takes markers of several bytes"]
 
 
 def test_worker_that_there_are_no_checks_of_is_not_tried() -> None:
@@ -176,109 +131,235 @@ def test_worker_that_there_are_no_checks_of_is_not_tried() -> None:
 def test_chosen_markers_are_those_of_all_checks() -> None:
     """Then no other are tried (issue 12)."""
     markers = Markers(b"<m>", b"<p>", b"<b>", b"<n>", b"<r>")
-    stage = Stage(name="w", command=python(LOOP + ANSWER))
-    dialect = MarkerDialect(markers=markers)
-    subject = Subject(
-        Stage(name="w", command=stage.command, dialect=dialect), timeout=1
-    )
-    findings = anyio.run(check_worker, subject)
+    findings = scripted(lines(lambda line: [line + b"\n\0"]), markers=markers)
     assert "owes 1 reply" in failures(findings)["answers"]
+    findings = scripted(echo, markers=markers)
+    assert failures(findings) == {}
+    skipped = said(findings, Verdict.NOT_APPLICABLE)
+    assert skipped["takes markers of several bytes"] == "its markers were chosen"
 
 
 def test_counting_worker_keeps_to_the_protocol() -> None:
     """What it replies is its own matter; that it counts is told (issue 12)."""
-    count = "sys.stdout.write('%d\\n\\0' % n); sys.stdout.flush()"
-    findings = checked(python("n = 0\n" + LOOP + "n += 1; " + count))
+
+    async def count(worker: ScriptedWorker) -> None:
+        number = 0
+        async for _ in worker.messages():
+            number += 1
+            await worker.reply(b"%d" % number)
+
+    findings = scripted(count)
     assert failures(findings) == {}
-    assert "keeps nothing" in said(findings, Verdict.ADVICE)
+    assert "before it" in said(findings, Verdict.ADVICE)["keeps nothing"]
+
+
+def test_worker_that_knows_a_message_again_is_told() -> None:
+    """A message that comes again has another reply, if it is the same (issue 12)."""
+
+    async def remember(worker: ScriptedWorker) -> None:
+        seen: set[bytes] = set()
+        async for message in worker.messages():
+            await worker.reply(*([] if message in seen else [message]))
+            seen.add(message)
+
+    findings = scripted(remember)
+    assert failures(findings) == {}
+    assert "comes again" in said(findings, Verdict.ADVICE)["keeps nothing"]
 
 
 def test_random_worker_keeps_to_the_protocol() -> None:
     """Nothing that it says again is compared; it is told (issue 12)."""
-    program = "import uuid\n" + LOOP + "line = uuid.uuid4().bytes.hex().encode(); "
-    findings = checked(python(program + ANSWER.replace("line +", "line + b'\\n' +")))
+
+    async def draw(worker: ScriptedWorker, _: bytes) -> None:
+        await worker.reply(uuid4().bytes.hex().encode())
+
+    findings = scripted(each(draw))
     assert failures(findings) == {}
-    assert "replies the same again" in said(findings, Verdict.ADVICE)
+    advice = said(findings, Verdict.ADVICE)
+    assert "in another process" in advice["replies the same again"]
 
 
 def test_refusing_worker_goes_on() -> None:
     """What it refuses is no failure, and a silent refusal is told (issue 12)."""
-    program = (
-        LOOP
-        + "sys.stdout.buffer.write(b'\\x15' if line == b'\\n' else line + b'\\0'); sys.stdout.flush()"
-    )
-    findings = checked(python(program))
+
+    async def refuse(worker: ScriptedWorker, message: bytes) -> None:
+        await (worker.reply(message) if message else worker.refuse(""))
+
+    findings = scripted(each(refuse))
     assert failures(findings) == {}
     advice = said(findings, Verdict.ADVICE)
     assert advice["goes on after a refusal"] == "it does not say why it refuses"
 
 
+def test_worker_that_refuses_what_it_can_process_is_found() -> None:
+    """Only of a sample is that known (issue 12)."""
+
+    async def refuse(worker: ScriptedWorker, _: bytes) -> None:
+        await worker.refuse("no")
+
+    name = "goes on after a refusal"
+    findings = scripted(each(refuse), sample=[b"a", b"b"])
+    assert "refuses all messages of the sample" in failures(findings)[name]
+    findings = scripted(each(refuse))
+    assert failures(findings) == {}
+    assert "refuses all words" in said(findings, Verdict.ADVICE)[name]
+
+
+def test_worker_that_refuses_by_mood_is_told() -> None:
+    """A refusal is for good (issue 12)."""
+    first: list[int] = []
+
+    async def refuse_first(worker: ScriptedWorker, message: bytes) -> None:
+        first.append(worker.pid)
+        if len(first) == 1:
+            await worker.refuse("not now")
+        else:
+            await worker.reply(message)
+
+    findings = scripted(each(refuse_first))
+    assert failures(findings) == {}
+    advice = said(findings, Verdict.ADVICE)["goes on after a refusal"]
+    assert advice == "it refuses a message at one time, and answers it at another"
+
+
+def test_worker_that_refuses_nothing_is_not_asked_to_go_on() -> None:
+    """There is no refusal to go on after (issue 12)."""
+    findings = scripted(echo)
+    assert failures(findings) == said(findings, Verdict.ADVICE) == {}
+    skipped = said(findings, Verdict.NOT_APPLICABLE)
+    assert "has refused nothing" in skipped["goes on after a refusal"]
+
+
 def test_worker_of_one_language_may_die_of_another() -> None:
     """Where a sample says what it can process, that is advice (issue 12)."""
-    program = LOOP + "assert line.startswith(b'{'); " + ANSWER
-    sample = [b"{1", b"{2", b"{3"]
-    findings = checked(python(program), sample=sample)
+
+    async def take_objects(worker: ScriptedWorker, message: bytes) -> None:
+        assert message.startswith(b"{")
+        await worker.reply(message)
+
+    findings = scripted(each(take_objects), sample=[b"{1", b"{2", b"{3"])
     assert failures(findings) == {}
     assert "to refuse" in said(findings, Verdict.ADVICE)["takes an empty message"]
-    assert "answers" in failures(checked(python(program)))
+    assert "answers" in failures(scripted(each(take_objects)))
+
+
+def test_worker_that_is_silent_about_what_it_can_not_process_fails() -> None:
+    """A sample excuses those that die, and no others (issue 12)."""
+    findings = scripted(each(answerers.has_no_eop_without_output), sample=[b"a", b"b"])
+    assert list(failures(findings)) == ["takes an empty message"]
+
+
+def test_half_a_message_at_the_end_is_none() -> None:
+    """That is what a supervisor that was killed has left (issue 12)."""
+
+    async def take_all(worker: ScriptedWorker) -> None:
+        rest = b""
+        while data := await worker.read():
+            *whole, rest = (rest + data).split(b"\n")
+            for message in whole:
+                await worker.reply(message)
+        if rest:
+            await worker.reply(rest)
+
+    advice = said(scripted(take_all), Verdict.ADVICE)
+    assert "half a message" in advice["ends in the middle"]
 
 
 def test_batches_are_checked() -> None:
     """A worker that answers none without messages (issue 12)."""
-    program = (
-        "import os, sys\nbatch = b''\nwhile data := os.read(0, 65536):\n"
-        " *batches, batch = (batch + data).split(b'\\x17')\n"
-        " for b in batches:\n  if b: os.write(1, b + b'\\0')"
-    )
-    findings = checked(python(program), mode=Mode.BATCH_SUPERVISOR, timeout=2)
+
+    async def answer_some(worker: ScriptedWorker) -> None:
+        batch = b""
+        while data := await worker.read():
+            *batches, batch = (batch + data).split(b"\x17")
+            for each_of_them in filter(None, batches):
+                await worker.write(each_of_them + b"\0")
+
+    findings = scripted(answer_some, mode=Mode.BATCH_SUPERVISOR)
     assert list(failures(findings)) == ["takes an empty batch"]
+
+
+def test_batch_that_is_full_is_checked() -> None:
+    """A worker that answers it before its end (issue 12)."""
+
+    async def answer_at_100(worker: ScriptedWorker) -> None:
+        batch = b""
+        while data := await worker.read():
+            *batches, batch = (batch + data).split(b"\x17")
+            for each_of_them in batches:
+                full = each_of_them.count(b"\n") >= 100
+                await worker.write((each_of_them + b"\0") * (1 + full))
+
+    findings = scripted(answer_at_100, mode=Mode.BATCH_SUPERVISOR)
+    assert "takes batches of any size" in failures(findings)
 
 
 def test_batch_that_never_fills_is_advice() -> None:
     """A worker that asks forever is closed by the supervisor (issue 12)."""
-    program = (
-        "import os\nbatch = b''\nwhile data := os.read(0, 65536):\n"
-        " batch += data\n"
-        " if batch.endswith(b'\\x17'):\n"
-        "  os.write(1, batch[:-1] + b'\\0'); batch = b''\n"
-        " elif batch.endswith(b'\\n'): os.write(1, b'\\x05')"
-    )
-    findings = checked(python(program), mode=Mode.BATCH_WORKER)
+
+    async def ask_on(worker: ScriptedWorker) -> None:
+        batch = b""
+        while data := await worker.read():
+            batch += data
+            if batch.endswith(b"\x17"):
+                await worker.write(batch[:-1] + b"\0")
+                batch = b""
+            elif batch.endswith(b"\n"):
+                await worker.write(b"\x05")
+
+    name = "asks until its batch is full"
+    findings = scripted(ask_on, mode=Mode.BATCH_WORKER)
     assert failures(findings) == {}
-    assert (
-        "more than 500"
-        in said(findings, Verdict.ADVICE)["asks until its batch is full"]
-    )
+    assert "more than 500" in said(findings, Verdict.ADVICE)[name]
 
 
 def test_load_worker_with_outputs_is_told() -> None:
     """Nobody reads them (issue 12)."""
-    findings = checked(python(LOOP + ANSWER), kind=StageKind.LOAD)
+    name = "load workers give nothing"
+    findings = scripted(echo, kind=StageKind.LOAD)
     assert failures(findings) == {}
-    assert "load workers give nothing" in said(findings, Verdict.ADVICE)
+    assert "12 messages" in said(findings, Verdict.ADVICE)[name]
+    skipped = said(scripted(echo), Verdict.NOT_APPLICABLE)
+    assert skipped[name] == "for load workers"
 
 
 def test_findings_are_told_in_order_as_they_come() -> None:
     """Whichever is ready first (issue 12)."""
     told: list[str] = []
+    stage = Stage(name="w", command=("w",))
 
     async def main() -> list[str]:
-        subject = Subject(Stage(name="w", command=python(LOOP + ANSWER)), timeout=10)
         findings = await check_worker(
-            subject, found=lambda finding: told.append(finding.check.name)
+            Subject(stage, launch=ScriptedLaunch(echo)),
+            found=lambda finding: told.append(finding.check.name),
         )
         return [finding.check.name for finding in findings]
 
-    names = anyio.run(main)
+    names = run_virtually(main)
     assert told == names
+
+
+def test_workers_that_may_disturb_each_other_run_alone() -> None:
+    """What they load is in one place; transform workers run a few at once (issue 12)."""
+    most: list[int] = []
+
+    async def count(worker: ScriptedWorker) -> int | None:
+        most.append(len(launch.running))
+        return await echo(worker)
+
+    launch = ScriptedLaunch(count)
+    for kind, expected in ((StageKind.TRANSFORM, 3), (StageKind.LOAD, 1)):
+        most.clear()
+        checked(["w"], kind=kind, launch=launch)
+        assert max(most) == expected
 
 
 def test_sample_that_can_not_be_sent_is_refused() -> None:
     """It says which message (issue 12)."""
     with pytest.raises(ConfigError, match=r"message 2 of the sample: .*marker"):
-        checked(python(""), sample=[b"a", b"b\0"])
+        scripted(echo, sample=[b"a", b"b\0"])
     with pytest.raises(ConfigError, match="for workers that are given messages"):
-        checked(python(""), kind=StageKind.EXTRACT, mode=Mode.PLAIN, sample=[b"a"])
+        scripted(echo, kind=StageKind.EXTRACT, mode=Mode.PLAIN, sample=[b"a"])
 
 
 def test_program_that_does_not_exist_is_no_finding() -> None:
@@ -287,21 +368,10 @@ def test_program_that_does_not_exist_is_no_finding() -> None:
         checked(["no-such-program"])
 
 
-def test_scripted_worker_can_be_checked() -> None:
-    """Whatever starts it (issue 12)."""
-
-    async def script(worker: ScriptedWorker) -> None:
-        async for message in worker.messages():
-            await worker.reply(message)
-
-    findings = checked(["nothing"], launch=ScriptedLaunch(script))
-    assert failures(findings) == {}
-
-
 def test_one_call_checks_a_worker_in_a_suite() -> None:
     """It passes, or says all that ``etlstage check`` says (issue 12)."""
-    assert_conforms(python(LOOP + ANSWER), timeout=10)
-    command = python(LOOP + "exit(7)")
+    assert_conforms(python(ECHO), timeout=10)
+    command = python("exit(7)")
     with pytest.raises(AssertionError) as caught:
         assert_conforms(command)
     text = str(caught.value)
