@@ -258,11 +258,13 @@ class Connection:
         farewell = self._stage.dialect.farewell()
         if farewell is None:
             return False
+        now = anyio.current_time()
+        self._session.handle_timer(now)  # its own time may count from here
         try:
             self._session.send(farewell)
         except LocalProtocolError:
             return False  # the session is beyond that
-        self._flush()
+        self._settle(now)
         return True
 
     # --- bytes --------------------------------------------------------------

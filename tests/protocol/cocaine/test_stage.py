@@ -433,6 +433,31 @@ async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
     assert [r.outputs for r in results] == [(b"ok",)]
 
 
+@virtually
+async def test_worker_whose_session_does_not_end_is_told_all_the_same() -> None:
+    """Behind ``seal``, counted from now, and before any signal (issue 15)."""
+    told: list[float] = []
+
+    async def script(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker, beat=None) as cocaine:
+            async for _ in cocaine.requests():
+                pass
+            told.append(anyio.current_time())
+        return 0
+
+    scripted = ScriptedLaunch(script)
+    async with (
+        AsyncSupervisor(stage(), launch=scripted) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(supervisor.submit, [b"m"])
+        await anyio.sleep(1)
+        await supervisor.aclose()
+
+    assert told == [4.0]
+    assert [w.returncode for w in scripted.workers] == [0]
+
+
 @pytest.mark.parametrize(("terminate", "tries"), [("fail", 2), ("drain", 1)])
 def test_worker_that_terminates_loses_or_ends_its_sessions(
     terminate: str, tries: int
