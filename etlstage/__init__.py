@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from etlstage.messages import StageKind as StageKind
     from etlstage.pipeline import Pipeline as Pipeline
     from etlstage.pipeline import Report as Report
+    from etlstage.protocol.cocaine.settings import CocaineDialect as CocaineDialect
     from etlstage.protocol.marker import Markers as Markers
     from etlstage.protocol.marker import Mode as Mode
     from etlstage.protocol.marker.settings import MarkerDialect as MarkerDialect
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from etlstage.supervisor import WorkerFailedPermanently as WorkerFailedPermanently
     from etlstage.supervisor import WorkerReady as WorkerReady
     from etlstage.supervisor import WorkerRestarting as WorkerRestarting
+    from etlstage.supervisor import WorkerSession as WorkerSession
     from etlstage.supervisor import WorkerSilent as WorkerSilent
     from etlstage.supervisor import WorkerStarted as WorkerStarted
     from etlstage.supervisor import WorkerWorn as WorkerWorn
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = (
     "AsyncSupervisor",
     "BatchPolicy",
+    "CocaineDialect",
     "ConfigError",
     "ErrorBudget",
     "ErrorPolicy",
@@ -86,6 +89,7 @@ __all__ = (
     "WorkerLost",
     "WorkerReady",
     "WorkerRestarting",
+    "WorkerSession",
     "WorkerSilent",
     "WorkerStarted",
     "WorkerWorn",
@@ -94,6 +98,7 @@ __all__ = (
 _HOMES = {
     "AsyncSupervisor": "etlstage.supervisor",
     "BatchPolicy": "etlstage.stage",
+    "CocaineDialect": "etlstage.protocol.cocaine.settings",
     "ConfigError": "etlstage.errors",
     "ErrorBudget": "etlstage.stage",
     "ErrorPolicy": "etlstage.stage",
@@ -128,6 +133,7 @@ _HOMES = {
     "WorkerLost": "etlstage.errors",
     "WorkerReady": "etlstage.supervisor",
     "WorkerRestarting": "etlstage.supervisor",
+    "WorkerSession": "etlstage.supervisor",
     "WorkerSilent": "etlstage.supervisor",
     "WorkerStarted": "etlstage.supervisor",
     "WorkerWorn": "etlstage.supervisor",

@@ -20,6 +20,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from etlstage import AsyncSupervisor, Pipeline, Stage, worker
+from etlstage.cli.scaffold import copy_examples
 from etlstage.config.loader import load
 from etlstage.config.schema import pipeline_schema
 from tests.examples.languages import ANY_MARKERS
@@ -131,6 +132,17 @@ def test_supervisor(blocks: list[str], capsys: pytest.CaptureFixture[str]) -> No
     assert known["result"].outputs == (b"THREE",)
     assert known["outputs"] == (b"ONE",)
     assert known["replies"][-1:] == [(b"FOUR",)]
+
+
+@runs("Cocaine workers 2")
+def test_session(
+    blocks: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker is the one that ``etlstage init`` writes (issue 15)."""
+    (folder / "worker.py").unlink(missing_ok=True)
+    copy_examples(folder, "cocaine")
+    run(*blocks)
+    assert capsys.readouterr().out == "b'1'\n"
 
 
 @runs("Write a model of it 1")

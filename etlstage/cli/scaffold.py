@@ -70,6 +70,7 @@ def init(folder: Path) -> int:
     typer.echo(f"a notebook that joins tables: {folder / 'join' / 'join.py'}")
     typer.echo(f"an HTTP service answered by workers: {folder / 'asgi' / 'app.py'}")
     typer.echo(f"a service on trio: {folder / 'trio' / 'server.py'}")
+    typer.echo(f"sessions that are kept open: {folder / 'cocaine' / 'service.py'}")
     return 0
 
 

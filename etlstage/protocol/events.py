@@ -93,6 +93,8 @@ class ExchangeOpened(NamedTuple):
     """These are all messages of it."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """What the supervisor says beside them, by name."""
+    event: str = ""
+    """What the worker is to do instead of what the settings say, by its name for it."""
 
 
 class OutputOf(NamedTuple):

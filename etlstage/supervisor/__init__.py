@@ -18,6 +18,7 @@ from etlstage.supervisor.lifecycle.events import WorkerStarted as WorkerStarted
 from etlstage.supervisor.lifecycle.events import WorkerWorn as WorkerWorn
 from etlstage.supervisor.lifecycle.health import Health as Health
 from etlstage.supervisor.lifecycle.health import Silence as Silence
+from etlstage.supervisor.session import WorkerSession as WorkerSession
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 
 __all__ = (
@@ -33,6 +34,7 @@ __all__ = (
     "WorkerFailedPermanently",
     "WorkerReady",
     "WorkerRestarting",
+    "WorkerSession",
     "WorkerSilent",
     "WorkerStarted",
     "WorkerWorn",

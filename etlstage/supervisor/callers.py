@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup
 
 from etlstage.errors import LocalProtocolError, Overloaded, WorkerLost
 from etlstage.messages import Position, Result, Run, StageKind, counted, sound
-from etlstage.protocol.base import Shape
+from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
@@ -34,6 +34,7 @@ from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.round import Repeat, Round
 from etlstage.supervisor.exchange.submission import Collected, Submission
 from etlstage.supervisor.observers import Observers
+from etlstage.supervisor.session import WorkerSession
 from etlstage.supervisor.stream import Intake, Signal, as_run
 from etlstage.telemetry import StageMetrics
 from etlstage.telemetry.trace import Span, span
@@ -192,6 +193,30 @@ class Callers:
         finally:
             self._drop(asked)
             self._kick()
+
+    @asynccontextmanager
+    async def session(self, event: str) -> AsyncIterator[WorkerSession]:
+        """Give a session with a worker; see ``AsyncSupervisor.session()``."""
+        stage = self._stage
+        if stage.kind is StageKind.EXTRACT:
+            raise LocalProtocolError(
+                f"stage {stage.name} extracts: it takes no sessions; use extract()"
+            )
+        if stage.dialect.open(Side.SUPERVISOR, Limits()).in_order:
+            raise LocalProtocolError(
+                f"stage {stage.name} can't have sessions: a worker of dialect"
+                f" {stage.dialect.name} answers one message after the other, and"
+                " nothing tells which of them a part of a reply is for; use submit()"
+            )
+        self._admit(1)
+        session = WorkerSession(stage, event, self._kick, self._drop)
+        self._open(session.dialogue)
+        try:
+            with span("session", stage=stage.name):
+                self._kick()
+                yield session
+        finally:
+            session.close()
 
     async def drain(self, seconds: float) -> None:
         """Take nothing new, and wait until all is done, but not for longer."""

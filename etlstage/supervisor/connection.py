@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, assert_never
 
@@ -175,8 +176,11 @@ class Connection:
             many: Whether it may be given several exchanges, where these have names.
 
         """
-        if self._extracts or self._reader.paused:
-            self._follow_consumer(now)
+        lasts = self._named is not None and self._named.lasts
+        if lasts or self._extracts or self._reader.paused:
+            self._follow_consumer()
+        if lasts:
+            self._pass_on()
         writer = self._writer
         if not self._host.usable or not (writer.empty or writer.flush()):
             return False
@@ -397,6 +401,17 @@ class Connection:
         self.pump_all(now)
         self._flush()
 
+    def _pass_on(self) -> None:
+        """Write what callers add to exchanges that they keep open."""
+        assert self._named is not None, "who answers in order keeps nothing open"
+        self._flush()
+        # What there is no room for stays with the caller, who waits then.
+        while self._writer.empty and (said := self._named.said()):
+            for event in said:
+                with suppress(LocalProtocolError):  # the worker was told to end
+                    self._session.send(event)
+            self._flush()
+
     def _flush(self) -> None:
         # What the pipe has no room for stays in the session, where control overtakes.
         writer = self._writer
@@ -527,10 +542,11 @@ class Connection:
         self.dispatch.finish(now)
         self.answered += self.dispatch.release().messages
 
-    def _follow_consumer(self, now: float) -> None:
+    def _follow_consumer(self) -> None:
         if self._named is not None:
-            for id_ in self._named.forgotten_ids():
-                self._cancel(id_, "nobody waits for it any more")
+            for cancelled in self._named.unwanted():
+                self._session.send(cancelled)
+                self._flush()
         elif self.dispatch.forgotten and self._host.usable:
             # What it writes next would be taken for the answer to the next request.
             self._host.stop(patient=False)

@@ -58,6 +58,7 @@ class Patience:
         self._backlog = backlog
         self._cancel = cancel
         self._asked_at: float | None = None  # since when an answer is due
+        self._paused_at = 0.0
         self.answer_due: Deadline = Deadline(self._miss_answer)
         self.silence_due: Deadline = Deadline(self._tell_silence)
         self.received: int = 0
@@ -83,10 +84,14 @@ class Patience:
 
     def suspend(self, paused: bool) -> None:
         """Expect nothing while reading is paused, and all again when it goes on."""
+        now = anyio.current_time()
         if paused:
+            self._paused_at = now
             self._expect_nothing()
         else:
-            self.expect(anyio.current_time())
+            if self._named is not None:
+                self._named.postpone(now - self._paused_at, now)
+            self.expect(now)
 
     def _expect_from(self, since: float | None, now: float) -> None:
         if since is None:

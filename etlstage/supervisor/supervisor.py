@@ -14,7 +14,7 @@ from collections.abc import (
     Callable,
     Iterable,
 )
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from types import TracebackType
 from typing import Self, overload
 
@@ -32,6 +32,7 @@ from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.lifecycle.health import Health, Silence
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
+from etlstage.supervisor.session import WorkerSession
 from etlstage.supervisor.stream import in_runs
 from etlstage.telemetry import Meter, StageMetrics
 from etlstage.transport import Launch, launch_worker
@@ -341,6 +342,24 @@ class AsyncSupervisor:
                 " it can't extract"
             )
         return self._callers.extract(start, end, template)
+
+    def session(self, event: str = "") -> AbstractAsyncContextManager[WorkerSession]:
+        """
+        Open a session with a worker, in a dialect that has them.
+
+        It counts as a message that the worker has; it is cancelled if it has not ended
+        with its block. Another worker is given it only if nothing has passed yet.
+
+        Args:
+            event: What the worker is asked for; empty: as the stage says.
+
+        Raises:
+            LocalProtocolError: If there are no sessions in this dialect.
+            Overloaded: If too many messages are pending.
+
+        """
+        self._running()
+        return self._callers.session(event)
 
     def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:
         """

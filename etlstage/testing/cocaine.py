@@ -128,22 +128,27 @@ class CocaineWorker:
     async def next(self) -> Request | None:
         """Return the next session that is whole, None at the end."""
         while not self._whole:
-            while self._events:
-                event = self._events.popleft()
-                if isinstance(event, Farewell):
-                    self.told = event
-                    if self._obeys:
-                        await self.say(event)
-                        return None
-                self._understand(event)
-            if self._whole:
-                break
+            event = await self.hear()
+            if event is None:
+                return None
+            self._understand(event)
+        return self._whole.popleft()
+
+    async def hear(self) -> Event | None:
+        """Return what the supervisor says next, None at the end."""
+        while not self._events:
             data = await self._worker.read()
             if not data:
                 return None
             self.session.receive_data(data, anyio.current_time())
             self._events.extend(self.session.events_received())
-        return self._whole.popleft()
+        event = self._events.popleft()
+        if isinstance(event, Farewell):
+            self.told = event
+            if self._obeys:
+                await self.say(event)
+                return None
+        return event
 
     async def reply(self, request: Request, *outputs: bytes) -> None:
         """Answer a session, in as many chunks as there are outputs."""

@@ -27,12 +27,14 @@ def test_init_copies_all_examples(
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"examples are in {folder}; run one:"
     assert f"  etlstage run {folder}/demo/pipeline.yaml" in said
-    assert said[-3] == f"a notebook that joins tables: {folder}/join/join.py"
+    assert said[-4] == f"a notebook that joins tables: {folder}/join/join.py"
     assert (folder / "join" / "join.py").is_file()
-    assert said[-2] == f"an HTTP service answered by workers: {folder}/asgi/app.py"
+    assert said[-3] == f"an HTTP service answered by workers: {folder}/asgi/app.py"
     assert (folder / "asgi" / "app.py").is_file()
-    assert said[-1] == f"a service on trio: {folder}/trio/server.py"
+    assert said[-2] == f"a service on trio: {folder}/trio/server.py"
     assert (folder / "trio" / "server.py").is_file()
+    assert said[-1] == f"sessions that are kept open: {folder}/cocaine/service.py"
+    assert (folder / "cocaine" / "worker.py").is_file()
 
 
 @pytest.mark.parametrize("language", ["python", "sh", "node"])

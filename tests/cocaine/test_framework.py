@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from etlstage import AsyncSupervisor, Stage
+from etlstage import AsyncSupervisor, RefusedByWorker, Stage
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
     ExchangeCancelled,
@@ -174,6 +174,31 @@ async def test_services_are_found_or_refused(
     async with AsyncSupervisor(stage) as supervisor:
         (said,) = await supervisor.ask(service, timeout=15)
     assert answer in said
+
+
+async def test_session_is_kept_open(framework: tuple[str, ...]) -> None:
+    """It hears each chunk, a cancel, and lives on; a handler that raises is told."""
+    stage = Stage(name="app", command=framework, dialect=CocaineDialect())
+    async with AsyncSupervisor(stage) as supervisor:
+        with anyio.fail_after(15):
+            async with supervisor.session("echo") as session:
+                for chunk in (b"one", b"\xff" * 100_000):
+                    await session.send(chunk)
+                    assert await anext(session) == chunk
+                await session.choke()
+                assert [chunk async for chunk in session] == []
+            async with supervisor.session("boom") as session:
+                await session.send(b"x")
+                with pytest.raises(RefusedByWorker, match="handler raised"):
+                    await anext(session)
+            async with supervisor.session("echo") as session:
+                await session.send(b"x")
+                assert await anext(session) == b"x"
+                await session.error(7, "client gone")
+            async with supervisor.session("echo") as session:
+                await session.choke()
+                assert [chunk async for chunk in session] == []
+        assert supervisor.faults.failures == 0
 
 
 def test_it_is_a_stage_of_a_pipeline(pipeline: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from etlstage import AsyncSupervisor, RefusedByWorker, Stage
+from etlstage import AsyncSupervisor, RefusedByWorker, Stage, WorkerSession
 from etlstage.messages import StageKind
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
@@ -129,6 +129,28 @@ async def test_handler_is_told_that_it_is_cancelled() -> None:
         talk.send(ExchangeOpened(2, [b"x"], "shout"))
         await talk.until(lambda: 2 in talk.ended)
         assert talk.outputs[2] == [b"X"]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_session_is_kept_open(backend: str) -> None:
+    """Large chunks go there and come back, while both sides wait for each other."""
+    chunks = [b"%d" % n * 300_000 for n in range(30)]
+
+    async def send(session: WorkerSession) -> None:
+        for chunk in chunks:
+            await session.send(chunk)
+        await session.choke()
+
+    async def main() -> None:
+        async with (
+            AsyncSupervisor(stage("refuse")) as supervisor,
+            supervisor.session("shout") as session,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(send, session)
+            assert [chunk async for chunk in session] == chunks
+
+    anyio.run(main, backend=backend)
 
 
 async def test_epochs_are_loaded_and_committed(tmp_path: Path) -> None:

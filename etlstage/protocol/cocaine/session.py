@@ -274,8 +274,8 @@ class CocaineSession:
         if self.state in (State.ENDED, State.ERROR):
             raise self._forbidden(event)
         match event:
-            case ExchangeOpened() if self._ours and self.room >= 1:
-                self._sessions.open(event, self._event or event.kind)
+            case ExchangeOpened(event=wanted) if self._ours and self.room >= 1:
+                self._sessions.open(event, wanted or self._event or event.kind)
             case OutputOf(id_, messages):
                 self._sessions.pass_on(id_, messages)
             case ExchangesEnded(ends):

@@ -13,10 +13,17 @@ from dataclasses import dataclass, field
 
 from etlstage.errors import Attempt, EtlstageError, PayloadTooBig
 from etlstage.messages import OVERHEAD, Groups, Run, StageKind, cost_of
-from etlstage.protocol.events import Event, ExchangeOpened
+from etlstage.protocol.events import (
+    Event,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangesEnded,
+    OutputOf,
+)
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import take_ripe
+from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.dispatch import SLICE, Dispatcher
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.retry import LastError, Loss, carry_out, judge
@@ -41,6 +48,7 @@ class NamedDispatcher(Dispatcher):
         super().__init__(stage, backlog, number)
         self._batches = stage.dialect.shape.batches
         self._open: dict[int, _Open] = {}
+        self._dialogues: dict[int, Dialogue] = {}  # those that are open, by turns
         self._last = 0  # a number is never used again
         self._now = 0.0
 
@@ -64,15 +72,30 @@ class NamedDispatcher(Dispatcher):
         """When the exchange was opened that has been open for longest, in seconds."""
         return next((item.since for item in self._open.values()), None)
 
-    def forgotten_ids(self) -> list[int]:
-        """Return, once, the exchanges that nobody waits for any more."""
+    @property
+    def lasts(self) -> bool:
+        """Whether there is an exchange that its caller keeps open."""
+        return bool(self._dialogues)
+
+    def said(self) -> list[Event]:
+        """Return, once, what a caller adds to its exchange; each has its turn."""
+        id_ = next((i for i, said in self._dialogues.items() if said.speaks), None)
+        if id_ is None:
+            return []
+        self._dialogues[id_] = dialogue = self._dialogues.pop(id_)
+        chunks, ended = dialogue.take_said()
+        events: list[Event] = [OutputOf(id_, chunks)] if chunks else []
+        return [*events, ExchangesEnded([(id_, ())])] if ended else events
+
+    def unwanted(self) -> list[ExchangeCancelled]:
+        """Return, once, what cancels exchanges that nobody waits for any more."""
         gone = [
-            id_
+            ExchangeCancelled(id_, *item.exchange.submission.parting)
             for id_, item in self._open.items()
             if item.exchange.submission.streams and item.exchange.submission.forgotten
         ]
-        for id_ in gone:
-            del self._open[id_]
+        for cancelled in gone:
+            self._close(cancelled.id)
         return gone
 
     def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
@@ -149,6 +172,24 @@ class NamedDispatcher(Dispatcher):
         # what has not come yet, and the deadline would ring for ever.
         return [id_ for id_, item in self._open.items() if item.since + limit <= now]
 
+    def postpone(self, seconds: float, now: float) -> None:
+        """Give all that is open more time: nothing was read for so long."""
+        for item in self._open.values():
+            item.since = min(item.since + seconds, now)
+
+    def lose(self, attempt: Attempt, error: LastError, *, untouched: bool) -> Loss:
+        """Let others try what the worker held; see :meth:`Dispatcher.lose`."""
+        ids = list(self._dialogues)
+        kept = [self._open.pop(id_).exchange for id_ in ids]
+        # Of what is left, none is known for sure to be at fault.
+        self._answered_any = self._answered_any or bool(kept)
+        loss = super().lose(attempt, error, untouched=untouched)
+        if not kept:
+            return loss
+        own = self._lose_rounds(kept, attempt, error, untouched=untouched)
+        held, retried = loss.held + own.held, loss.retried + own.retried
+        return Loss(held, retried, loss.failed + own.failed, loss.tries)
+
     def lose_one(
         self,
         id_: int,
@@ -158,6 +199,11 @@ class NamedDispatcher(Dispatcher):
         """Let others try one exchange, which was cancelled; the worker lives on."""
         item = self._close(id_)
         assert item is not None, "what is not open can't be cancelled"
+        dialogue = item.exchange.submission
+        if isinstance(dialogue, Dialogue):
+            dialogue.expired = True
+            item.exchange.fail(error((attempt,)))
+            return Loss(1, 0, 1)
         if self._stage.kind is StageKind.EXTRACT:
             return self._lose_rounds([item.exchange], attempt, error)
         found = judge(
@@ -173,7 +219,11 @@ class NamedDispatcher(Dispatcher):
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
         self._last += 1
         self._open[self._last] = _Open(exchange, self._now)
-        kind = self._stage.kind.value
+        kind, dialogue = self._stage.kind.value, exchange.submission
+        if isinstance(dialogue, Dialogue):
+            self._dialogues[self._last] = dialogue
+            event = dialogue.event
+            return (ExchangeOpened(self._last, (), kind, ended=False, event=event),)
         return (ExchangeOpened(self._last, exchange.messages, kind),)
 
     def _give(self, _room: int, now: float) -> Sequence[Event] | None:
@@ -196,10 +246,12 @@ class NamedDispatcher(Dispatcher):
         item = self._open.pop(id_, None)
         if item is not None:
             self._alone = False
+            self._dialogues.pop(id_, None)
         return item
 
     def _let_go(self) -> list[Exchange]:
         held = [item.exchange for item in self._open.values()]
         self._open.clear()
+        self._dialogues.clear()
         self._alone = False
         return held

@@ -43,6 +43,8 @@ class Submission:
 
     streams = False
     """Whether outputs are passed on before their exchange has ended."""
+    parting: tuple[int, str] = 0, "nobody waits for it any more"
+    """Code and reason that a worker is told when its caller is gone."""
 
     def __init__(
         self,

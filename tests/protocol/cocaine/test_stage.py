@@ -196,7 +196,10 @@ async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
 
 @virtually
 async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> None:
-    """Its heartbeats lie unread meanwhile: it is told that we live all the same."""
+    """Its heartbeats lie unread meanwhile: it is told that we live all the same.
+
+    Nor does that time count for ``timeout.message`` (issue 15).
+    """
     total = 40 * 64 * 1024
 
     async def answer(worker: CocaineWorker, request: Request) -> None:
@@ -214,7 +217,8 @@ async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> 
         return 0
 
     dialect = CocaineDialect(heartbeat=20.0)
-    extract = stage(dialect, kind=StageKind.EXTRACT)
+    slow = Timeouts(message=60)
+    extract = stage(dialect, kind=StageKind.EXTRACT, timeout=slow)
     scripted, size = ScriptedLaunch(script), 0
     async with AsyncSupervisor(
         extract, launch=scripted, max_bytes=128 * 1024

@@ -15,11 +15,18 @@ from etlstage.errors import (
     WorkerLost,
 )
 from etlstage.messages import OVERHEAD, StageKind
-from etlstage.protocol.events import Event, ExchangeOpened
+from etlstage.protocol.events import (
+    Event,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangesEnded,
+    OutputOf,
+)
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorPolicy, RestartPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.exchange.retry import Loss
@@ -227,10 +234,11 @@ def test_streamed_outputs_are_passed_on_at_once() -> None:
     w.dispatcher.passed_by(1, [b"x"])
     assert one.outputs() == [[b"x"]]
     assert not w.dispatcher.stalled
-    assert w.dispatcher.forgotten_ids() == []
+    assert w.dispatcher.unwanted() == []
     one.forget()
-    assert w.dispatcher.forgotten_ids() == [1]
-    assert w.dispatcher.forgotten_ids() == []
+    reason = "nobody waits for it any more"
+    assert w.dispatcher.unwanted() == [ExchangeCancelled(1, 0, reason)]
+    assert w.dispatcher.unwanted() == []
 
 
 def test_round_that_takes_too_long_is_asked_again() -> None:
@@ -269,3 +277,91 @@ def test_message_that_can_not_be_sent_is_taken_back() -> None:
     assert not w.dispatcher.busy
     (text,) = w.replies.values()
     assert text == "stage t: contains a marker (message 1 of its input)"
+
+
+def lost(attempts: tuple[Attempt, ...]) -> WorkerLost:
+    """Return the last error of what was lost."""
+    return WorkerLost(attempts[-1].error, stage="t")
+
+
+def dialogue(w: Worker, event: str = "") -> Dialogue:
+    """Return one that waits for that worker."""
+    opened = Dialogue(lambda: None, event, max_waiting=100)
+    w.backlog.open(opened)
+    return opened
+
+
+def test_dialogue_is_opened_before_anything_is_said() -> None:
+    """What its caller adds is sent by turns with that of others, and then the end."""
+    w = Worker()
+    one, other = dialogue(w, "chat"), dialogue(w)
+    assert not w.dispatcher.lasts
+    assert w.open() == [
+        ExchangeOpened(1, (), "transform", ended=False, event="chat"),
+        ExchangeOpened(2, (), "transform", ended=False, event=""),
+    ]
+    assert (w.dispatcher.lasts, w.dispatcher.held, w.dispatcher.said()) == (True, 2, [])
+
+    for caller in (one, other):
+        caller.say(b"a")
+    assert w.dispatcher.said() == [OutputOf(1, [b"a"])]
+    one.say(b"b")
+    assert w.dispatcher.said() == [OutputOf(2, [b"a"])]
+    one.end()
+    assert w.dispatcher.said() == [OutputOf(1, [b"b"]), ExchangesEnded([(1, ())])]
+    other.end()
+    assert w.dispatcher.said() == [ExchangesEnded([(2, ())])]
+    assert w.dispatcher.said() == []
+
+    w.dispatcher.ended([(1, (b"x",)), (2, ())], 0, 1.0)
+    w.dispatcher.release()
+    assert (one.finished, one.outputs()) == (True, [[b"x"]])
+    assert not w.dispatcher.lasts
+
+
+def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
+    """Nobody knows which of them was at fault, so not even a single one has failed."""
+    w = Worker(b"m")
+    said, silent = dialogue(w), dialogue(w)
+    assert len(w.open()) == 3
+    said.say(b"x")
+    w.dispatcher.said()
+
+    loss = w.dispatcher.lose(CANCELLED, lost, untouched=False)
+
+    assert loss == Loss(3, retried=2, failed=1, tries=1)
+    assert str(said.error) == "took too long"
+    assert (silent.error, silent.waiting) == (None, 1)
+    assert [s.messages for s in w.backlog.suspects] == [[b"m"]]
+    assert not w.dispatcher.lasts
+
+
+def test_dialogue_that_takes_too_long_is_not_tried_again() -> None:
+    """Its caller is told, and can tell that from a loss."""
+    w = Worker()
+    slow = dialogue(w)
+    w.open()
+    assert w.lose(1) == Loss(1, retried=0, failed=1)
+    assert (slow.expired, str(slow.error)) == (True, "took too long")
+
+
+def test_dialogue_that_nobody_wants_is_cancelled_with_its_reason() -> None:
+    """It is not said any more."""
+    w = Worker()
+    left = dialogue(w)
+    w.open()
+    left.say(b"x")
+    left.parting = 7, "client gone"
+    w.backlog.drop(left)
+    assert w.dispatcher.unwanted() == [ExchangeCancelled(1, 7, "client gone")]
+    assert w.dispatcher.said() == []
+
+
+def test_exchanges_have_more_time_when_nothing_was_read() -> None:
+    """But none of them is opened in the future."""
+    w = Worker(b"a", b"b")
+    w.open(0.0, room=1)
+    w.dispatcher.postpone(5.0, now=3.0)
+    assert w.dispatcher.oldest == 3.0
+    w.dispatcher.postpone(5.0, now=30.0)
+    assert w.dispatcher.oldest == 8.0

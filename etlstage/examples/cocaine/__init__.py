@@ -1,0 +1,1 @@
+"""A worker with many sessions at once, and a service that speaks with it."""

@@ -1,0 +1,58 @@
+"""
+Add up the numbers on stdin while they come: each line is answered by a worker.
+
+::
+
+    pip install 'etlstage[cocaine]'
+    seq 3 | python service.py
+
+It shows a session that is kept open: both sides speak when they like.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+
+from etlstage import (
+    AsyncSupervisor,
+    CocaineDialect,
+    RefusedByWorker,
+    Stage,
+    WorkerSession,
+)
+
+STAGE = Stage(
+    name="sum",
+    command=(sys.executable, str(Path(__file__).with_name("worker.py"))),
+    dialect=CocaineDialect(),
+)
+
+
+async def pass_on(session: WorkerSession) -> None:
+    """Send each line as it comes, and then the end."""
+    async for line in anyio.wrap_file(sys.stdin.buffer):
+        await session.send(line)
+    await session.choke()
+
+
+async def main() -> None:
+    """Send with one task, and receive with another."""
+    async with (
+        AsyncSupervisor(STAGE) as supervisor,
+        supervisor.session("sum") as session,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(pass_on, session)
+        try:
+            async for total in session:
+                print(total.decode(), flush=True)  # noqa: T201
+        except RefusedByWorker as error:
+            tasks.cancel_scope.cancel()
+            print("refused:", error.reason)  # noqa: T201
+
+
+if __name__ == "__main__":
+    anyio.run(main)

@@ -1,0 +1,46 @@
+"""The worker with many sessions at once, and the service, as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from etlstage import AsyncSupervisor, CocaineDialect, RefusedByWorker, Stage
+from etlstage.cli.scaffold import copy_examples
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Copy them, as ``etlstage init`` does."""
+    copy_examples(tmp_path, "cocaine")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        (b"1\n2\n-3", b"1\n3\n0\n"),
+        (b"4\nfive\n6\n", b"4\nrefused: b'five\\n' is no number\n"),
+    ],
+)
+def test_service_adds_up_what_comes(folder: Path, numbers: bytes, said: bytes) -> None:
+    """Until the worker says no (issue 15)."""
+    service = [sys.executable, "service.py"]
+    done = subprocess.run(
+        service, input=numbers, cwd=folder, capture_output=True, check=False
+    )
+    assert (done.stdout, done.returncode) == (said, 0), done.stderr
+
+
+async def test_worker_is_a_stage_too(folder: Path) -> None:
+    """A message is a session."""
+    program = (sys.executable, str(folder / "worker.py"))
+    stage = Stage(name="words", command=program, dialect=CocaineDialect())
+    async with AsyncSupervisor(stage) as supervisor:
+        answered, refused = await supervisor.submit([b"a b c", b" "])
+    assert answered.outputs == (b"c b a",)
+    assert isinstance(refused.error, RefusedByWorker)
+    assert refused.error.reason == "there is no word in it"

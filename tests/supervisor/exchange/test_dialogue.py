@@ -1,0 +1,89 @@
+"""What a caller keeps open, without a worker; ``test_named.py`` has some."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.errors import WorkerLost
+from etlstage.messages import OVERHEAD
+from etlstage.supervisor.exchange.dialogue import Dialogue
+from etlstage.supervisor.exchange.exchange import Outcome
+
+
+def opened(calls: list[int] | None = None) -> Dialogue:
+    """Return one that a worker has taken; it notes each call in ``calls``."""
+    noted: list[int] = [] if calls is None else calls
+    dialogue = Dialogue(lambda: noted.append(1), "chat", max_waiting=2 * OVERHEAD)
+    dialogue.take(1, 9)
+    noted.clear()
+    return dialogue
+
+
+def end(dialogue: Dialogue, *group: bytes, error: WorkerLost | None = None) -> None:
+    """End its exchange."""
+    groups = [] if error else [group]
+    dialogue.deliver(Outcome(0, [b""], groups, 0, error=error))
+
+
+def test_caller_waits_when_too_much_does() -> None:
+    """It is told when there is room."""
+    calls: list[int] = []
+    dialogue = opened(calls)
+    dialogue.say(b"one")
+    assert not dialogue.full
+    dialogue.say(b"")
+    assert (dialogue.full, calls) == (True, [])
+    assert dialogue.take_said() == ([b"one", b""], False)
+    assert (dialogue.full, calls) == (False, [1])
+
+
+def test_end_is_said_once() -> None:
+    """With what is left, or alone."""
+    dialogue = opened()
+    assert not dialogue.speaks
+    dialogue.say(b"x")
+    dialogue.end()
+    assert dialogue.speaks
+    assert dialogue.take_said() == ([b"x"], True)
+    dialogue.end()
+    assert not dialogue.speaks
+
+
+@pytest.mark.parametrize("error", [None, WorkerLost("died", stage="t")])
+def test_nothing_is_said_behind_the_end(error: WorkerLost | None) -> None:
+    """Nor does anybody wait until it could be."""
+    dialogue = opened()
+    dialogue.say(b"x" * OVERHEAD * 3)
+    assert dialogue.full
+    end(dialogue, b"last", error=error)
+    assert (dialogue.over, dialogue.full) == (True, False)
+    dialogue.take_said()
+    dialogue.say(b"y")
+    assert dialogue.take_said() == ([], False)
+    assert dialogue.outputs() == ([] if error else [[b"last"]])
+    assert dialogue.error is error
+
+
+def test_who_waits_for_it_hears_that_it_is_forgotten() -> None:
+    """What was to be said is dropped."""
+    calls: list[int] = []
+    dialogue = opened(calls)
+    dialogue.say(b"x" * OVERHEAD * 3)
+    dialogue.forget()
+    assert (dialogue.over, dialogue.full, dialogue.speaks) == (True, False, False)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("passed", ["nothing", "in", "out", "end"])
+def test_another_worker_is_asked_if_nothing_has_passed(passed: str) -> None:
+    """What was said once is gone, and what was heard can't be taken back."""
+    dialogue = opened()
+    if passed == "in":
+        dialogue.say(b"x")
+    if passed == "end":
+        dialogue.end()
+    if passed == "out":
+        dialogue.pass_on([b"y"])
+    elif passed != "nothing":
+        dialogue.take_said()
+    assert dialogue.repeatable is (passed == "nothing")

@@ -1,0 +1,462 @@
+"""
+Sessions that a caller keeps open, with workers in memory and on a virtual clock.
+
+The workers speak a dialect that has them; nothing above it knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from signal import SIGKILL
+from typing import Any
+
+import anyio
+import pytest
+
+from etlstage.errors import (
+    LocalProtocolError,
+    MessageRefused,
+    Overloaded,
+    RefusedByWorker,
+    StageFailed,
+    WorkerLost,
+)
+from etlstage.messages import StageKind
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.protocol.events import (
+    Event,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    OutputOf,
+)
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor, WorkerSession
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
+from etlstage.testing.cocaine import CocaineWorker
+from tests.protocol.cocaine.test_stage import stage, virtually
+
+pytestmark = pytest.mark.core
+
+Act = Callable[[CocaineWorker, Event], Awaitable[int | None]]
+
+
+class Workers(ScriptedLaunch):
+    """
+    Workers that do something for each thing that is said of a session.
+
+    Args:
+        act: Does it; it returns a status if the worker ends.
+        obeys: Whether they end when they are told to terminate.
+
+    Attributes:
+        told: What each of them was told, by its name.
+
+    """
+
+    def __init__(self, act: Act, *, obeys: bool = True) -> None:
+        super().__init__(self._run)
+        self._act = act
+        self._obeys = obeys
+        self.told: dict[str, list[Event]] = {}
+
+    def heard(self, kind: type[Event]) -> list[Any]:
+        """Return what they were told, of a kind."""
+        told = self.told.values()
+        return [event for heard in told for event in heard if isinstance(event, kind)]
+
+    async def _run(self, worker: ScriptedWorker) -> int:
+        of_sessions = (ExchangeOpened, OutputOf, ExchangesEnded, ExchangeCancelled)
+        # One that is busy here does not hear the answers to its heartbeats.
+        talk = CocaineWorker(worker, disown=3600, obeys=self._obeys)
+        async with talk as cocaine:
+            while (event := await cocaine.hear()) is not None:
+                if isinstance(event, of_sessions):
+                    self.told.setdefault(worker.name, []).append(event)
+                    status = await self._act(cocaine, event)
+                    if status is not None:
+                        return status
+        return 0
+
+
+async def echo(worker: CocaineWorker, event: Event) -> None:
+    """Say what is said, at once, and end with the other side."""
+    match event:
+        case OutputOf(id_, messages):
+            await worker.say(OutputOf(id_, [m.upper() for m in messages]))
+        case ExchangesEnded(ends):
+            loud = [(id_, tuple(map(bytes.upper, group))) for id_, group in ends]
+            await worker.say(ExchangesEnded(loud))
+
+
+async def ignore(_worker: CocaineWorker, _event: Event) -> None:
+    """Say nothing."""
+
+
+async def rest(session: WorkerSession) -> list[bytes]:
+    """Return what the worker still says."""
+    return [chunk async for chunk in session]
+
+
+@virtually
+async def test_both_sides_speak_when_they_like() -> None:
+    """Each chunk is answered before the next is sent; the worker is asked by name."""
+    workers = Workers(echo)
+    dialect = CocaineDialect(event="clean")
+    async with AsyncSupervisor(stage(dialect), launch=workers) as supervisor:
+        async with supervisor.session("chat") as session:
+            for word in (b"one", b"two"):
+                await session.send(word)
+                assert await anext(session) == word.upper()
+            await session.choke()
+            await session.choke()
+            assert await rest(session) == []
+        async with supervisor.session() as session:
+            await session.choke()
+            assert await rest(session) == []
+    assert [e.kind for e in workers.heard(ExchangeOpened)] == ["chat", "clean"]
+    assert len(workers.heard(ExchangesEnded)) == 2
+    assert workers.heard(ExchangeCancelled) == []
+
+
+@virtually
+async def test_worker_may_speak_first() -> None:
+    """A session begins before anything is sent in it."""
+
+    async def greet(worker: CocaineWorker, event: Event) -> None:
+        if isinstance(event, ExchangeOpened):
+            await worker.say(ExchangesEnded([(event.id, (b"hello", b""))]))
+
+    async with (
+        AsyncSupervisor(stage(), launch=Workers(greet)) as supervisor,
+        supervisor.session("greet") as session,
+    ):
+        assert await rest(session) == [b"hello", b""]
+        await session.send(b"too late")  # is dropped
+        await session.choke()
+
+
+@virtually
+async def test_sessions_go_to_the_worker_with_the_fewest() -> None:
+    """No worker has more than it may; who comes then waits."""
+    workers = Workers(echo)
+    small = stage(CocaineDialect(concurrency=2), workers=3)
+    done = 0
+
+    async def talk(supervisor: AsyncSupervisor) -> None:
+        nonlocal done
+        async with supervisor.session() as session:
+            await session.send(b"x")
+            assert await anext(session) == b"X"
+            await anyio.sleep(10)
+            done += 1
+
+    async with AsyncSupervisor(small, launch=workers) as supervisor:
+        await anyio.sleep(1)  # for all to be ready
+        async with anyio.create_task_group() as tasks:
+            for _ in range(7):
+                tasks.start_soon(talk, supervisor)
+            await anyio.sleep(5)
+            opened = [
+                sum(isinstance(event, ExchangeOpened) for event in told)
+                for told in workers.told.values()
+            ]
+            assert opened == [2, 2, 2]
+    assert done == 7
+
+
+@virtually
+async def test_messages_and_sessions_share_a_worker() -> None:
+    """Each is an exchange like the other."""
+    run = stage(CocaineDialect(concurrency=2))
+    async with AsyncSupervisor(run, launch=Workers(echo)) as supervisor:
+        async with supervisor.session() as session:
+            await session.send(b"a")
+            results = await supervisor.submit([b"m%d" % n for n in range(20)])
+            assert await anext(session) == b"A"
+        assert [r.outputs for r in results] == [(b"M%d" % n,) for n in range(20)]
+    assert supervisor.faults.failures == 0
+
+
+@virtually
+async def test_session_does_not_wait_for_a_batch() -> None:
+    """Nor is it ever a part of one."""
+    run = stage(CocaineDialect(batches=True), batch=BatchPolicy(size=3, seconds=60))
+    async with (
+        AsyncSupervisor(run, launch=Workers(echo)) as supervisor,
+        supervisor.session() as session,
+    ):
+        await session.send(b"a")
+        assert await anext(session) == b"A"
+        assert anyio.current_time() < 60
+
+
+@virtually
+async def test_worker_says_no() -> None:
+    """With its code and reason; it lives on, and nothing more is taken from us."""
+
+    async def refuse(worker: CocaineWorker, event: Event) -> None:
+        if isinstance(event, OutputOf):
+            await worker.say(ExchangeRefused(event.id, -13, "no such table", 42))
+
+    workers = Workers(refuse)
+    async with AsyncSupervisor(stage(), launch=workers) as supervisor:
+        async with supervisor.session() as session:
+            await session.send(b"x")
+            for _ in range(2):
+                with pytest.raises(RefusedByWorker) as raised:
+                    await anext(session)
+                error = raised.value
+                assert (error.code, error.reason) == (-13, "no such table")
+            with pytest.raises(RefusedByWorker):
+                await session.send(b"y")
+        assert supervisor.faults.failures == 0
+    assert len(workers.workers) == 1
+
+
+@virtually
+async def test_session_that_takes_too_long_is_cancelled() -> None:
+    """The worker is told, and lives on; no other is asked."""
+    workers = Workers(ignore)
+    slow = stage(timeout=Timeouts(message=5))
+    async with AsyncSupervisor(slow, launch=workers) as supervisor:
+        async with supervisor.session() as session:
+            with pytest.raises(TimeoutError, match="did not end within 5"):
+                await anext(session)
+        await anyio.sleep(1)
+        assert supervisor.faults.failures == 0
+    assert len(workers.heard(ExchangeOpened)) == 1
+    assert len(workers.heard(ExchangeCancelled)) == 1
+
+
+@virtually
+async def test_worker_dies_in_the_middle() -> None:
+    """What was said to it is gone: nobody is asked again, and others go on."""
+
+    async def die(worker: CocaineWorker, event: Event) -> int | None:
+        await echo(worker, event)
+        fatal = isinstance(event, OutputOf) and b"die" in event.messages
+        return -SIGKILL if fatal else None
+
+    workers = Workers(die)
+    async with AsyncSupervisor(stage(), launch=workers) as supervisor:
+        async with supervisor.session() as session:
+            await session.send(b"die")
+            assert await anext(session) == b"DIE"
+            with pytest.raises(WorkerLost, match="was killed by SIGKILL"):
+                await anext(session)
+            with pytest.raises(WorkerLost):
+                await session.send(b"more")
+        async with supervisor.session() as session:
+            await session.send(b"again")
+            assert await anext(session) == b"AGAIN"
+    assert len(workers.workers) == 2
+
+
+@virtually
+async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
+    """With another worker, behind the one that died."""
+    deaths = 0
+
+    async def die_once(worker: CocaineWorker, event: Event) -> int | None:
+        nonlocal deaths
+        if isinstance(event, ExchangeOpened) and not deaths:
+            deaths += 1
+            return 1
+        await echo(worker, event)
+        return None
+
+    async with (
+        AsyncSupervisor(stage(), launch=Workers(die_once)) as supervisor,
+        supervisor.session() as session,
+    ):
+        await anyio.sleep(30)
+        await session.send(b"a")
+        assert await anext(session) == b"A"
+
+
+@virtually
+async def test_nobody_is_left() -> None:
+    """The caller is told, and does not wait for ever."""
+
+    async def leave(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker):
+            return 1
+
+    dead = stage(restart=RestartPolicy(max=0))
+    async with (
+        AsyncSupervisor(dead, launch=ScriptedLaunch(leave)) as supervisor,
+        supervisor.session() as session,
+    ):
+        with pytest.raises(StageFailed, match="no worker is left"):
+            await anext(session)
+
+
+@virtually
+async def test_caller_cancels_with_a_code_and_a_reason() -> None:
+    """The worker hears these, and who iterates is at the end."""
+    workers = Workers(echo)
+    async with AsyncSupervisor(stage(), launch=workers) as supervisor:
+        async with supervisor.session() as session, anyio.create_task_group() as tasks:
+            tasks.start_soon(rest, session)
+            await session.send(b"x")
+            await anyio.sleep(1)
+            await session.error(7, "client gone")
+            await session.send(b"dropped")
+        await anyio.sleep(1)
+        (cancelled,) = workers.heard(ExchangeCancelled)
+        assert cancelled[1:] == (7, "client gone")
+        assert await supervisor.ask(b"y") == (b"Y",)
+
+
+@virtually
+async def test_caller_that_leaves_has_its_session_cancelled() -> None:
+    """Also one that is cancelled itself; a worker never hears of one that waited."""
+    workers = Workers(echo)
+    one = stage(CocaineDialect(concurrency=1))
+    async with AsyncSupervisor(one, launch=workers) as supervisor:
+        async with supervisor.session() as session:
+            await session.send(b"x")
+            assert await anext(session) == b"X"
+            with anyio.move_on_after(5):
+                async with supervisor.session() as waiting:
+                    await anext(waiting)
+        with anyio.move_on_after(5):
+            async with supervisor.session() as session:
+                await anext(session)
+        await anyio.sleep(1)
+    assert len(workers.heard(ExchangeOpened)) == 2
+    assert len(workers.heard(ExchangeCancelled)) == 2
+
+
+@virtually
+async def test_worker_that_does_not_read_stops_the_sender() -> None:
+    """What waits is bounded; it goes on with the worker."""
+    going_on = anyio.Event()
+    sent = 0
+
+    async def stuck(worker: CocaineWorker, event: Event) -> None:
+        if isinstance(event, OutputOf):
+            await going_on.wait()
+        await echo(worker, event)
+
+    async def send_all(session: WorkerSession) -> None:
+        nonlocal sent
+        for _ in range(200):
+            await session.send(bytes(64 * 1024))
+            sent += 1
+        await session.choke()
+
+    async with (
+        AsyncSupervisor(stage(), launch=Workers(stuck)) as supervisor,
+        supervisor.session() as session,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(send_all, session)
+        await anyio.sleep(5)
+        assert sent < 20
+        going_on.set()
+        assert sum(map(len, await rest(session))) == 200 * 64 * 1024
+
+
+@virtually
+async def test_caller_that_does_not_read_stops_the_worker() -> None:
+    """That time is not the worker's, nor are its heartbeats missed."""
+    said = 0
+
+    async def pour(worker: CocaineWorker, event: Event) -> None:
+        nonlocal said
+        if isinstance(event, ExchangeOpened):
+            for _ in range(100):
+                await worker.say(OutputOf(event.id, [bytes(64 * 1024)]))
+                said += 1
+            await worker.say(ExchangesEnded([(event.id, ())]))
+
+    run = stage(timeout=Timeouts(message=30))
+    async with AsyncSupervisor(run, launch=Workers(pour)) as supervisor:
+        async with supervisor.session() as session:
+            await anyio.sleep(100)
+            assert said < 20
+            assert sum(map(len, await rest(session))) == 100 * 64 * 1024
+        assert supervisor.faults.failures == 0
+
+
+@virtually
+async def test_session_may_end_while_the_supervisor_drains() -> None:
+    """One that is opened then has nobody."""
+    async with (
+        AsyncSupervisor(stage(), launch=Workers(echo)) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        async with supervisor.session() as session:
+            await session.send(b"a")
+            tasks.start_soon(partial(supervisor.aclose, drain=10))
+            await anyio.sleep(5)
+            await session.send(b"b")
+            await session.choke()
+            assert await rest(session) == [b"A", b"B"]
+        async with supervisor.session() as late:
+            with pytest.raises(WorkerLost, match="the supervisor is closed"):
+                await anext(late)
+
+
+@virtually
+async def test_session_that_outlives_the_supervisor_is_lost() -> None:
+    """What is said to a worker that was told to end is dropped."""
+    lasting = stage(CocaineDialect(seal=1.0), timeout=Timeouts(stop=3))
+    workers = Workers(ignore, obeys=False)
+    async with (
+        AsyncSupervisor(lasting, launch=workers) as supervisor,
+        supervisor.session() as session,
+        anyio.create_task_group() as tasks,
+    ):
+        await session.send(b"a")
+        await anyio.sleep(1)
+        tasks.start_soon(supervisor.aclose)
+        for _ in range(2):  # before it is told to terminate, and behind that
+            await anyio.sleep(0.8)
+            await session.send(b"b")
+        with pytest.raises(WorkerLost, match="was stopped while it held 1 message"):
+            await anext(session)
+    assert [e.messages for e in workers.heard(OutputOf)] == [[b"a"], [b"b"]]
+
+
+@virtually
+async def test_what_can_not_be_a_session_is_said() -> None:
+    """By the dialect, by the kind of the stage, by how much is pending."""
+    marker = Stage(name="m", command=("w",))
+    extract = stage(kind=StageKind.EXTRACT)
+    for run, text in (
+        (marker, "stage m can't have sessions: a worker of dialect marker answers one"),
+        (extract, "stage t extracts: it takes no sessions"),
+    ):
+        async with AsyncSupervisor(run, launch=Workers(ignore)) as supervisor:
+            with pytest.raises(LocalProtocolError, match=text):
+                async with supervisor.session():
+                    pass
+    full = AsyncSupervisor(stage(), launch=Workers(ignore), max_pending=1)
+    async with full, full.session():
+        with pytest.raises(Overloaded):
+            async with full.session():
+                pass
+
+
+@virtually
+async def test_what_can_not_be_sent_is_the_callers_mistake() -> None:
+    """And the session goes on."""
+    small = stage(max_message=10)
+    async with (
+        AsyncSupervisor(small, launch=Workers(echo)) as supervisor,
+        supervisor.session() as session,
+    ):
+        with pytest.raises(TypeError):
+            await session.send("text")  # type: ignore[arg-type]
+        with pytest.raises(MessageRefused, match="11 bytes long, expected no more"):
+            await session.send(b"x" * 11)
+        await session.send(b"x")
+        assert await anext(session) == b"X"
+        await session.choke()
+        with pytest.raises(LocalProtocolError, match="the input of the session was"):
+            await session.send(b"y")
