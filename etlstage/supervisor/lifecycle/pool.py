@@ -39,6 +39,7 @@ from etlstage.supervisor.lifecycle.events import (
     ScaleRequested,
     StopRequested,
     TimerRang,
+    WorkerFailed,
 )
 from etlstage.supervisor.lifecycle.health import Health, examine
 from etlstage.supervisor.lifecycle.instructions import GiveUp, Instruction
@@ -132,6 +133,8 @@ class PoolState:
                 life.handle(event, now)
                 if isinstance(event, TimerRang):
                     self._spare(life, event.idle_since, now)
+                if isinstance(event, WorkerFailed) and event.cause == "abnormal":
+                    self._break(life, now)
                 self._retire_one(now)
                 self._give_up(life)
         return self._drain()
@@ -160,9 +163,9 @@ class PoolState:
             life.validate()
         retiring = [life for life in self._lives.values() if life.retiring]
         assert len(retiring) <= 1, f"{retiring} retire at the same time"
-        assert not self.given_up or self.finished, "failed too early"
         wanted = self._wanted()
         gone = bool(wanted) and all(life.finished for life in wanted)
+        assert not self.given_up or gone, "failed too early"
         assert not gone or self.stopping or self.given_up, (
             "no worker is left, and nobody is told"
         )
@@ -225,6 +228,12 @@ class PoolState:
             worn = next((life for life in others if life.worn is not None), None)
             if worn is not None:
                 worn.retire(now)
+
+    def _break(self, broken: WorkerLife, now: float) -> None:
+        """Let all others go, too: none of them could work. They end what they have."""
+        for life in self._wanted():
+            if life is not broken:
+                life.dismiss(now)
 
     def _give_up(self, last: WorkerLife) -> None:
         wanted = self._wanted()

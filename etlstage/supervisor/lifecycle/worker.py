@@ -226,7 +226,7 @@ class WorkerLife:
         policy = self._stage.restart
         self.retiring = False
         extracts = self._stage.kind is StageKind.EXTRACT
-        if extracts:
+        if extracts and not self._hopeless:
             # Who extracts is started when the next round is asked for. One that went
             # well may have gone before it saw that it was asked again.
             went = event.untouched and event.answered and not event.status

@@ -540,20 +540,30 @@ async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
 
 @virtually
 async def test_worker_that_says_that_none_could_work_has_no_successor() -> None:
-    """What it had, and all that waits, fails with its words."""
+    """All that waits fails with its words; others end what they have (issue 15)."""
+    seen: list[bytes] = []
 
     async def script(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker) as cocaine:
-            async for _ in cocaine.requests():
-                await cocaine.say(Farewell(2, "no license"))
-                return 1
+            async for request in cocaine.requests():
+                seen.extend(request.messages)
+                if request.messages != (b"bad",):
+                    await anyio.sleep(5)
+                    await cocaine.reply(request, b"done")
+                else:
+                    await cocaine.say(Farewell(2, "no license"))
+                    return 1
         return 0
 
+    one_each = stage(CocaineDialect(concurrency=1), workers=2)
     scripted = ScriptedLaunch(script)
-    async with AsyncSupervisor(stage(), launch=scripted) as supervisor:
-        results = await supervisor.submit([b"a", b"b"])
+    async with AsyncSupervisor(one_each, launch=scripted) as supervisor:
+        await anyio.sleep(1)
+        results = await supervisor.submit([b"good", b"bad", b"waits"])
         assert supervisor.health.state == "failed"
 
-    assert "said that none could work: no license" in str(results[0].error)
-    assert all(result.error is not None for result in results)
-    assert len(scripted.workers) == 1
+    assert sorted(seen) == [b"bad", b"good"]
+    assert results[0].outputs == (b"done",)
+    for result in results[1:]:
+        assert "said that none could work: no license" in str(result.error)
+    assert len(scripted.workers) == 2

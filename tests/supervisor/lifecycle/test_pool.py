@@ -264,6 +264,25 @@ def test_one_of_two_workers_may_be_fatal() -> None:
     assert d.state.given_up
 
 
+def test_worker_that_says_that_none_could_work_ends_the_stage() -> None:
+    """Others finish what they have, and nobody is started again (issue 15)."""
+    d = driver(workers=3)
+    for name in ("t-1", "t-2"):
+        d.start(name)
+    out = d.handle(WorkerFailed("t-2", 7, LOST, "abnormal"))
+    assert [i for i in out if not isinstance(i, SetTimer)] == [
+        Stop("t-2", patient=False),
+        Retire("t-1"),
+        Stop("t-3", patient=True),
+    ]
+    d.end("t-1", answered=1)
+    assert not d.out
+    d.end("t-2", status=0)
+    assert [type(i) for i in d.out] == [GiveUp]
+    assert d.state.given_up
+    assert d.handle(DemandSeen(100)) == []
+
+
 def test_transient_worker_may_end_well() -> None:
     """Status 0 with nothing to do is no failure; held messages make it one."""
     d = driver(restart=RestartPolicy(policy="transient"))

@@ -215,3 +215,11 @@ def test_extractor_that_went_well_begins_anew() -> None:
 
     out = life.handle(WorkerStarted("t-1", 7, 3), gone)
     assert Spawn("t-1", 4, math.inf) in out
+
+
+def test_extractor_that_says_that_none_could_work_is_not_asked_again() -> None:
+    """Whatever becomes of the request that it had (issue 15)."""
+    life = Life(kind=StageKind.EXTRACT, dialect=MarkerDialect(mode=Mode.CYCLIC))
+    life.handle(STARTED, FAILED._replace(cause="abnormal"))
+    life.handle(WorkerExited("t-1", 7, 1, lost=1))
+    assert (life.worker.state, life.worker.wanted) == (State.FATAL, True)
