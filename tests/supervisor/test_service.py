@@ -434,3 +434,24 @@ async def test_nobody_is_started_for_the_keys_of_another() -> None:
     async with AsyncSupervisor(stage, launch=launch) as supervisor:
         await supervisor.submit([b"5"] * 5)
     assert len(launch.workers) == 1
+
+
+async def test_workers_come_and_go_with_the_work() -> None:
+    """From one to eight, and back; each message has its result (issue 15)."""
+    launch = ScriptedLaunch(sleeper)
+    pool = PoolPolicy(min=1, max=8, grow_at=2, idle=20)
+    stage = Stage(name="t", command=("none",), window=1, workers=pool)
+    messages = [b"%d" % (5 + n % 7) for n in range(100)]
+    async with AsyncSupervisor(stage, launch=launch) as supervisor:
+        await anyio.sleep(1)
+        before = len(launch.running)
+        results = await supervisor.submit(messages)
+        most = len(launch.running)
+        await anyio.sleep(60)
+        after = len(launch.running)
+        assert (await supervisor.submit([b"1"]))[0].error is None
+
+    assert (before, most, after) == (1, 8, 1)
+    assert [result.message for result in results] == messages
+    assert all(result.error is None for result in results)
+    assert supervisor.faults.failures == 0
