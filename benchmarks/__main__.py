@@ -10,7 +10,8 @@ from pathlib import Path
 import structlog
 
 from benchmarks.against import compare
-from benchmarks.harness import show
+from benchmarks.harness import machine, show
+from benchmarks.report import page
 
 QUESTIONS = (
     "framing",
@@ -52,6 +53,11 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="also write the JSON to this file")
     parser.add_argument(
+        "--html",
+        type=Path,
+        help="also write a page to this file, with growth as a plot",
+    )
+    parser.add_argument(
         "--against",
         metavar="COMMIT",
         help="compare with the package of that commit;"
@@ -74,6 +80,8 @@ def main() -> None:
         for name in questions:
             rows += importlib.import_module(f"benchmarks.{name}").measure()
     show(rows, args.json)
+    if args.html is not None:
+        args.html.write_text(page(rows, machine()))
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-import psutil  # type: ignore[import-untyped]
-
 import etlstage
-from benchmarks.harness import Job, Row
+from benchmarks.harness import Job, Row, processor_time
 
 __all__ = ("compare",)
 
@@ -134,11 +132,7 @@ def _serve(question: str, name: str) -> None:
 
 def _processor(job: Job) -> float:
     """Return processor seconds so far, of this process or of all below it, too."""
-    if not job.everywhere:
-        return time.process_time()
-    us = psutil.Process()
-    # Who has ended is in the account of who waited for it.
-    return sum(sum(one.cpu_times()[:4]) for one in (us, *us.children(recursive=True)))
+    return processor_time() if job.everywhere else time.process_time()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ against what else passes rows through Python or through a program:
 * the JVM's own ``RDD.pipe("cat")``, called through the gateway, where no row meets
   Python. No target: it shows what Spark does in Scala.
 
+Beside it the processor time of the JVM, Python and the workers together, for a stage with
+the C worker and for ``mapInArrow``.
+
 Every row is made and none is kept. The rows come out of Spark's cache: to make them up
 takes longer than to pass them on.
 """
@@ -22,7 +25,16 @@ from typing import Any, Protocol, TypeVar, cast
 
 from pyspark.sql import DataFrame
 
-from benchmarks.harness import Job, Row, echo_stage, in_turn, sdk_stage, shell_stage
+from benchmarks.harness import (
+    Job,
+    Row,
+    echo_stage,
+    in_turn,
+    paired,
+    processor_time,
+    sdk_stage,
+    shell_stage,
+)
 from benchmarks.spark import frame, rate, session
 from etlstage.spark import transform
 
@@ -60,7 +72,12 @@ def measure(count: int = COUNT, rounds: int = 3) -> list[Row]:
             JVM_PIPE: lambda: _counted(_jvm_pipe(rows), count),
         }
         rates = in_turn(jobs, rounds=rounds)
-    return [
+        stage, arrow = paired(
+            lambda: _cost(jobs["C echo worker"], count),
+            lambda: _cost(jobs[ARROW], count),
+        )
+    what, unit = "stage on executors: processor time", "ns/row"
+    return [Row(what, stage, ARROW, arrow, unit, 1.3, at_most=True)] + [
         Row(
             f"stage on executors, {worker}",
             rates[worker],
@@ -75,6 +92,12 @@ def measure(count: int = COUNT, rounds: int = 3) -> list[Row]:
 
 def _pass(rows: DataFrame, worker: str, count: int) -> float:
     return rate(transform(rows, WORKERS[worker]()), count)
+
+
+def _cost(job: Callable[[], object], count: int) -> float:
+    began = processor_time()
+    job()
+    return (processor_time() - began) / count * 1e9
 
 
 def _identity(batches: Iterator[T]) -> Iterator[T]:

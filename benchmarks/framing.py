@@ -5,6 +5,9 @@ The same bytes through the C echo worker, with messages framed and replies split
 the same worker with nothing looked at, by two threads that only write and read, which
 is the ceiling; and through ``cat``. All over the same pipes. Once with messages of one
 length, each answered by itself; once with lengths, and numbers of replies, that vary.
+
+And the processor time of our process, with what is compiled and without: that stays only
+if it brings 1.3 times.
 """
 
 from __future__ import annotations
@@ -20,8 +23,16 @@ from typing import IO
 import anyio
 import pyarrow as pa
 
-from benchmarks.harness import Job, Row, echo_stage, echo_worker, in_turn, messages
-from etlstage import AsyncSupervisor, Stage
+from benchmarks.harness import (
+    Job,
+    Row,
+    echo_stage,
+    echo_worker,
+    in_turn,
+    messages,
+    paired,
+)
+from etlstage import AsyncSupervisor, Stage, speedups
 from etlstage.columns import Column
 from etlstage.messages import Run
 
@@ -52,7 +63,29 @@ def measure() -> list[Row]:
                 rows.append(
                     Row(f"framing, {what}", ours, against, theirs, "MB/s", least)
                 )
+        for how, held in ("Arrow", _columns(run)), ("lists", _lists(run)):
+            ours, theirs = paired(
+                partial(_processor, worker, held, compiled=True),
+                partial(_processor, worker, held, compiled=False),
+                rounds=7,
+            )
+            what = f"framing, {how}{inputs}: processor time, compiled"
+            unit, least = "ns/message", 1 / 1.3
+            rows.append(Row(what, ours, "in Python", theirs, unit, least, at_most=True))
     return rows
+
+
+def _processor(
+    worker: tuple[str, ...], runs: Sequence[Run], *, compiled: bool
+) -> float:
+    found, began = speedups.compiled, time.process_time()
+    if not compiled:
+        speedups.compiled = None
+    try:
+        anyio.run(_answered, Stage(name="echo", command=worker), runs)
+    finally:
+        speedups.compiled = found
+    return (time.process_time() - began) / COUNT * 1e9
 
 
 def varied(count: int) -> list[bytes]:

@@ -21,10 +21,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 import anyio
-import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 
-from benchmarks.harness import MESSAGE_BYTES, Row, echo_stage, in_turn
+from benchmarks.harness import MESSAGE_BYTES, Row, echo_stage, in_turn, processor_time
 from etlstage import AsyncSupervisor, MarkerDialect, Markers, Stage
 from etlstage.columns import Column
 from etlstage.messages import Run, joined
@@ -53,9 +52,14 @@ def measure(rounds: int = 3) -> list[Row]:
                     [numbers[place] for numbers in found[str(one)]]
                     for one in (size, sizes[0])
                 )
-                title = f"{size:,} {what}: {figure}"
-                rows.append(Row(title, ours, f"{sizes[0]}", theirs, unit, 0))
+                named = title(size, what, figure)
+                rows.append(Row(named, ours, f"{sizes[0]}", theirs, unit, 0))
     return rows
+
+
+def title(size: int, what: str, figure: str) -> str:
+    """Return what the row of a figure is called."""
+    return f"{size:,} {what}: {figure}"
 
 
 def _apart(what: str, size: int) -> list[float]:
@@ -83,9 +87,9 @@ def main(what: str, size: int) -> None:
     else:
         count, width = min(MILLION, TOTAL // size), size
         stages = [_cat(size)]
-    began, processor = time.perf_counter(), _processor()
+    began, processor = time.perf_counter(), processor_time()
     anyio.run(_pass, _runs(count, width), stages, count)
-    seconds = time.perf_counter() - began, _processor() - processor
+    seconds = time.perf_counter() - began, processor_time() - processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps([*(one / count * 1e9 for one in seconds), peak]))
 
@@ -125,13 +129,6 @@ async def _outputs(
         if outcome.error is not None:
             raise outcome.error
         yield joined(outcome.groups)
-
-
-def _processor() -> float:
-    """Return processor seconds so far, of this process and all below it."""
-    us = psutil.Process()
-    # Who has ended is in the account of who waited for it.
-    return sum(sum(one.cpu_times()[:4]) for one in (us, *us.children(recursive=True)))
 
 
 if __name__ == "__main__":

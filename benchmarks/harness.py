@@ -15,20 +15,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
 from etlstage import Stage
 
 __all__ = (
+    "HEADINGS",
     "Job",
     "Row",
+    "cells",
     "echo_stage",
     "echo_worker",
     "in_turn",
+    "machine",
     "memory",
     "messages",
     "paired",
+    "processor_time",
     "sdk_stage",
     "shell_stage",
     "show",
@@ -38,6 +43,9 @@ T = TypeVar("T")
 
 MESSAGE_BYTES = 108
 """With its EOM; the size with which the targets were set."""
+
+
+HEADINGS = "what", "ours", "against", "theirs", "unit", "ratio", "target"
 
 
 class Job(NamedTuple):
@@ -140,6 +148,13 @@ def in_turn(jobs: Mapping[str, Callable[[], T]], *, rounds: int) -> dict[str, li
     return {name: numbers[1:] for name, numbers in found.items()}
 
 
+def processor_time() -> float:
+    """Return processor seconds so far, of this process and all below it."""
+    us = psutil.Process()
+    # Who has ended is in the account of who waited for it.
+    return sum(sum(one.cpu_times()[:4]) for one in (us, *us.children(recursive=True)))
+
+
 def memory(what: str, module: str, many: int, few: int) -> Row:
     """
     Return the peak memory for many messages beside that for few.
@@ -173,27 +188,34 @@ def memory(what: str, module: str, many: int, few: int) -> Row:
     )
 
 
+def machine() -> str:
+    """Return on what this is measured."""
+    kind = platform.processor() or platform.machine()
+    return f"{kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return what a table says of a row, as ``HEADINGS`` name it."""
+    bound = "at most" if row.at_most else "at least"
+    target = f"{bound} {row.target:g}: {'yes' if row.met else 'NO'}"
+    return (
+        row.what,
+        _spread(row.ours),
+        row.against,
+        _spread(row.theirs),
+        row.unit,
+        _spread(row.ratios),
+        target if row.target else "",
+    )
+
+
 def show(rows: Sequence[Row], target: Path | None) -> None:
     """Print the rows as a table and as JSON, and write the JSON to ``target``."""
-    table = Table(
-        title=f"{platform.processor() or platform.machine()}, "
-        f"{os.cpu_count()} cores, Python {platform.python_version()}"
-    )
-    for heading in ("what", "ours", "against", "theirs", "unit", "ratio", "target"):
+    table = Table(title=machine())
+    for heading in HEADINGS:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        bound = "at most" if row.at_most else "at least"
-        table.add_row(
-            row.what,
-            _spread(row.ours),
-            row.against,
-            _spread(row.theirs),
-            row.unit,
-            _spread(row.ratios),
-            f"{bound} {row.target:g}: {'yes' if row.met else 'NO'}"
-            if row.target
-            else "",
-        )
+        table.add_row(*cells(row))
     table.caption = "median (minimum to maximum) of the rounds"
     Console(width=140).print(table)
     text = json.dumps(

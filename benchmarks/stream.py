@@ -1,10 +1,10 @@
 """
 How fast do messages pass a stage, compared to ``RDD.pipe``?
 
-``AsyncSupervisor.stream`` through the C echo worker, one result for each message.
-Against it ``RDD.pipe("cat")`` from PySpark on the same messages, twice:
+``AsyncSupervisor.answers`` through the C echo worker, a run at a time, and ``stream``,
+one result for each message. Against them ``RDD.pipe("cat")`` from PySpark on the same messages, twice:
 
-* from the driver and back to it, which is what ``stream`` does;
+* from the driver and back to it, which is what both do;
 * cached next to Spark's Python workers and only counted there, which is what a job
   does that stays within Spark, on all cores. No target; it shows where the limit is.
 
@@ -18,11 +18,19 @@ from collections.abc import Callable, Iterator
 
 import anyio
 
-from benchmarks.harness import Job, Row, echo_stage, messages, paired
+from benchmarks.harness import Job, Row, echo_stage, in_turn, messages
 from benchmarks.spark import session
 from etlstage import AsyncSupervisor
 
 COUNT = 500_000
+RUN = 8192
+BACK, WITHIN = 'RDD.pipe("cat"), collected', 'RDD.pipe("cat"), counted'
+TARGETS = {
+    ("answers, lists", BACK): 4.0,
+    ("stream", BACK): 2.2,
+    ("answers, lists", WITHIN): 0,
+    ("stream", WITHIN): 0,
+}
 
 
 def measure() -> list[Row]:
@@ -40,16 +48,25 @@ def measure() -> list[Row]:
         def inside() -> int:
             return int(cached.pipe("cat").count())
 
-        def ours() -> float:
-            return anyio.run(_stream, run)
-
-        back = paired(ours, lambda: _rate(there_and_back), rounds=3)
-        within = paired(ours, lambda: _rate(inside), rounds=3)
-    what = "AsyncSupervisor.stream, window auto"
-    unit = "messages/s"
+        found = in_turn(
+            {
+                "answers, lists": lambda: anyio.run(_answers, run),
+                "stream": lambda: anyio.run(_stream, run),
+                BACK: lambda: _rate(there_and_back),
+                WITHIN: lambda: _rate(inside),
+            },
+            rounds=5,
+        )
     return [
-        Row(what, back[0], 'RDD.pipe("cat"), collected', back[1], unit, 2.2),
-        Row(what, within[0], 'RDD.pipe("cat"), counted', within[1], unit, 0),
+        Row(
+            f"AsyncSupervisor.{what}",
+            found[what],
+            against,
+            found[against],
+            "messages/s",
+            least,
+        )
+        for (what, against), least in TARGETS.items()
     ]
 
 
@@ -57,6 +74,18 @@ def _rate(job: Callable[[], int]) -> float:
     started = time.perf_counter()
     assert job() == COUNT
     return COUNT / (time.perf_counter() - started)
+
+
+async def _answers(run: list[bytes]) -> float:
+    async with AsyncSupervisor(echo_stage()) as supervisor:
+        await supervisor.submit([b"ready"])
+        runs = [run[at : at + RUN] for at in range(0, COUNT, RUN)]
+        started = time.perf_counter()
+        count = 0
+        async for outcome in supervisor.answers(runs):
+            count += len(outcome.groups)
+        assert count == COUNT
+        return COUNT / (time.perf_counter() - started)
 
 
 async def _stream(run: list[bytes]) -> float:

@@ -8,7 +8,7 @@ What does it cost to be supervised, and what does a crash?
   what the supervisor itself can pass is in ``stream.py``, and one worker is enough
   for that;
 * messages per second with a crash about every 1,000 messages, against the same
-  workers without one;
+  workers without one, and as many of them started for nothing, two at a time;
 * a worker of the Python SDK is killed while it is idle: how long until the next one
   answers. The first restart has no back-off.
 """
@@ -18,9 +18,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import anyio
@@ -32,6 +34,7 @@ from etlstage.testing import Fault, FaultKind, FaultPlan, hostile_worker
 EXCHANGES = 20_000
 COUNT = 200_000
 KILLS = 20
+TARGETS = {"submit, one by one, median": 1.7}
 WORKING = """
 from zlib import crc32
 from etlstage import worker
@@ -79,7 +82,9 @@ def _compare(
             [a_round[int(share * EXCHANGES)] * 1e6 for a_round in times[m][1:]]
             for m in (True, False)
         )
-        rows.append(Row(f"{what}, {name}", mine, against, other, "µs", 0))
+        title = f"{what}, {name}"
+        most = TARGETS.get(title, 0)
+        rows.append(Row(title, mine, against, other, "µs", most, at_most=True))
     return rows
 
 
@@ -155,11 +160,24 @@ def _crashing() -> Row:
 
     ours, theirs = paired(
         partial(_rate, stage(Fault(FaultKind.KILL, probability=0.001))),
-        partial(_rate, stage(Fault(FaultKind.KILL, probability=0.0))),
+        partial(_started, stage(Fault(FaultKind.KILL, probability=0.0))),
         rounds=3,
     )
     what = "2 workers, a crash per 1,000 messages"
-    return Row(what, ours, "without crashes", theirs, "messages/s", 0)
+    return Row(what, ours, "bare starts as often", theirs, "messages/s", 0.95)
+
+
+def _started(stage: Stage) -> float:
+    """Return the rate of a run without crashes, had it to start as many workers."""
+    seconds = COUNT / _rate(stage)
+    began = time.perf_counter()
+
+    def start(_: int) -> None:
+        subprocess.run(stage.command, stdin=subprocess.DEVNULL, check=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(start, range(COUNT // 1000)))
+    return COUNT / (seconds + time.perf_counter() - began)
 
 
 def _stage(code: str, workers: int) -> Stage:
