@@ -89,7 +89,7 @@ def trial(case: Case, kills: list[Kill], dice: random.Random) -> str:
     seconds = dice.uniform(0.5, 2)
     while not retry(folder, seconds=seconds):
         killed["retry"] += 1
-        seconds *= dice.uniform(1, 1.5)
+        seconds *= dice.uniform(1.5, 3)
     check_rows(folder, case, set())
     rmtree(folder)
     return f"each once after {starts} starts, killed {dict(killed)}"

@@ -68,9 +68,13 @@ class LetterFile:
         """Where the letters of this run begin, at the earliest."""
         self.dirty: bool = False
         """Whether there is anything that may not be durable."""
-        # The file's name, and those of the folders that were made.
-        for path in (folder, folder.parent, folder.parent.parent):
-            sync(path)
+        try:
+            # The file's name, and those of the folders that were made.
+            for path in (folder, folder.parent, folder.parent.parent):
+                sync(path)
+        except OSError:
+            self.close()
+            raise
 
     def append(self, line: bytes) -> None:
         """Append a line; raises OSError, and leaves nothing of it then."""

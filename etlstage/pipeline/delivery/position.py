@@ -11,7 +11,7 @@ from typing import Any, Final
 from etlstage.errors import SourceFailed
 from etlstage.pipeline.delivery.folder import make, opened, reason, sync
 
-__all__ = ("POSITIONS", "PositionFile", "load", "store")
+__all__ = ("POSITIONS", "PositionFile", "load", "put", "store")
 
 SUFFIX: Final = ".position.json"
 POSITIONS: Final = f"*{SUFFIX}"
@@ -81,9 +81,22 @@ def load(path: Path) -> Any:  # noqa: ANN401 - any JSON
         return json.loads(file.read(_LENGTH))
 
 
-def store(path: Path, value: object, at: Callable[[str], None] | None = None) -> None:
+def store(path: Path, value: object) -> None:
     """
     Write ``value`` as JSON, durably: after a crash it is the old or the new.
+
+    Args:
+        path: The file; its folder is made, for us alone, if it is not there.
+        value: Plain JSON.
+
+    """
+    put(path, value)
+    sync(path.parent)
+
+
+def put(path: Path, value: object, at: Callable[[str], None] | None = None) -> None:
+    """
+    Do as :func:`store`, but for the durability of the name: it may be the old again.
 
     Args:
         path: The file; its folder is made, for us alone, if it is not there.
@@ -102,4 +115,3 @@ def store(path: Path, value: object, at: Callable[[str], None] | None = None) ->
     if at is not None:
         at("aside")
     new.replace(path)
-    sync(path.parent)

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.folder import reason
-from etlstage.pipeline.delivery.position import load, store
+from etlstage.pipeline.delivery.folder import reason, sync
+from etlstage.pipeline.delivery.position import load, put
+from etlstage.telemetry.log import Log
 
 __all__ = ("RECORDS", "Record", "fence_of")
 
@@ -33,6 +35,8 @@ RECORDS: Final = "record.*.json"
 """What such files are called, as a pattern."""
 _NAME: Final = re.compile(r"record\.(\d+)\.json")
 _FORMAT: Final = 1
+
+_log = Log()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +106,8 @@ class Record:
         """
         path = _path(folder, self.fence)
         try:
-            store(path, {"format": _FORMAT, **asdict(self)}, at)
+            put(path, {"format": _FORMAT, **asdict(self)}, at)
+            self._sync(folder)
         except OSError as error:
             raise StateUnusable(
                 f"can't store the record of epoch {self.epoch} in {path}:"
@@ -112,8 +117,24 @@ class Record:
         for number in _fences(folder):
             if number < self.fence:
                 old = _path(folder, number)
-                old.unlink(missing_ok=True)
-                old.with_suffix(".new").unlink(missing_ok=True)
+                with suppress(OSError):  # it does no harm
+                    old.unlink(missing_ok=True)
+                    old.with_suffix(".new").unlink(missing_ok=True)
+
+    def _sync(self, folder: Path) -> None:
+        try:
+            sync(folder)
+        except OSError as error:
+            if not self.ended:
+                raise
+            # Whoever is told that the run has failed starts it again; and what is in
+            # its place says that it has ended, and all would be loaded anew. Should it
+            # be gone after all, its last epoch is loaded again in the same place.
+            _log.warning(
+                "the end of the run may be forgotten if the machine fails",
+                folder=str(folder),
+                error=reason(error),
+            )
 
     @classmethod
     def _of(cls, plain: Mapping[str, Any]) -> Self:

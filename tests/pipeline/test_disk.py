@@ -1,0 +1,190 @@
+"""A disk that fails, at whichever call: what is told, and what is lost of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, Final
+
+import anyio
+import pytest
+
+from etlstage.errors import EtlstageError, SinkFailed
+from etlstage.messages import Run
+from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.settled import Settled
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery import folder as folder_module
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.interfaces import Epochs, Sink
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import Report
+from etlstage.spark.dataframe.place import EpochFolders
+from etlstage.stage import ErrorBudget, ErrorPolicy
+from tests.pipeline.test_loading import Numbers
+
+CALLS: Final = ("fsync", "write", "open", "mkdir", "rename", "replace", "unlink")
+COUNT: Final = 20
+REFUSED: Final = {7, 17}
+
+
+class Disk:
+    """
+    Fails at one call, and from then on, unless it is an error that passes.
+
+    Args:
+        number: Of the call, counted from 0.
+        code: The error.
+
+    """
+
+    def __init__(self, number: int, code: int) -> None:
+        self.left = number
+        self.failed = False
+        self._code = code
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Be the disk."""
+        with pytest.MonkeyPatch.context() as patched:
+            for name in CALLS:
+                patched.setattr(os, name, partial(self._do, name, getattr(os, name)))
+            files = partial(File, self)
+            patched.setattr(folder_module, "open", files, raising=False)
+            yield
+
+    # Of whatever takes whatever arguments.
+    def _do(self, name: str, call: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401
+        reads = name == "open" and not given[1] & (os.O_CREAT | os.O_RDWR | os.O_WRONLY)
+        if not reads and not (name == "unlink" and self._code == errno.ENOSPC):
+            self.touch()
+        return call(*given, **named)
+
+    def touch(self) -> None:
+        """Fail, if it is time to."""
+        self.left -= 1
+        if self.left == -1 or (self.failed and self._code != errno.EIO):
+            self.failed = True
+            raise OSError(self._code, os.strerror(self._code))
+
+
+class File(FileIO):
+    """A file on that disk."""
+
+    def __init__(self, disk: Disk, fd: int, mode: str) -> None:
+        super().__init__(fd, mode)
+        self._disk = disk
+
+    def write(self, data: Any) -> int:  # noqa: ANN401 - a buffer
+        """Write, if the disk does."""
+        self._disk.touch()
+        return super().write(data)
+
+
+class Files(Sink):
+    """Has a folder for each epoch; some messages it refuses."""
+
+    def __init__(self, out: Path, letters: DeadLetters) -> None:
+        super().__init__("load")
+        self._out = out
+        self._policy = DeadLetterPolicy(
+            self.account, ErrorPolicy(budget=ErrorBudget()), {}, letters
+        )
+        self._taken: list[bytes] = []
+
+    def begin(self, epochs: Epochs) -> None:
+        """Remove what is not recorded."""
+        self._epochs, self._folders = epochs, EpochFolders(self._out, epochs.load)
+        self._folders.sweep(epochs.done)
+
+    async def write(self, run: Run) -> None:
+        """Take a run."""
+        for message in run:
+            self.account.received += 1
+            if int(message) in REFUSED:
+                refused = SinkFailed("no", stage="load")
+                await self._policy.settle(refused, [message], place=int(message))
+            else:
+                self._taken.append(message)
+
+    async def flush(self) -> None:
+        """Write what was taken."""
+        number = self._epochs.done + 1
+        aside = self._folders.aside(number)
+        try:
+            rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            (aside / "part").write_bytes(b" ".join(self._taken))
+            self._folders.settle(number, replaces=False, check=self._epochs.check)
+        except OSError as error:
+            raise SinkFailed(f"{self._out}: {error}", stage="load") from error
+        self.account.done += len(self._taken)
+        self._epochs, self._taken = self._epochs._replace(done=number), []
+
+    def landed(self) -> str:
+        """Say nothing."""
+        return ""
+
+
+async def run(folder: Path) -> Report:
+    """Run once, with epochs of ten messages."""
+    bounds = Bounds(messages=10, seconds=3600)
+    delivery = Delivery(folder / "state", exactly_once=True, bounds=bounds)
+    letters = DeadLetters(folder / "state", pipeline="p")
+    sink, source = Files(folder / "out", letters), Numbers(COUNT, 5)
+    made = Pipeline(
+        name="p", source=source, sink=sink, dead_letters=letters, delivery=delivery
+    )
+    with anyio.fail_after(15):
+        return await made.run()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [errno.ENOSPC, errno.EIO, errno.EROFS],
+    ids=errno.errorcode.get,
+)
+def test_nothing_is_lost(tmp_path: Path, code: int) -> None:
+    """Whichever call fails, it is told where; the next run loads the rest (issue 14)."""
+    number, failed = 0, True
+    while failed:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        disk = Disk(number, code)
+        with disk.used():
+            report = anyio.run(run, folder)
+        failed, number = disk.failed, number + 1
+        if report.status == "failed":
+            assert isinstance(report.error, EtlstageError), (number, report.error)
+            assert str(folder) in str(report.error)
+            assert os.strerror(code).lower() in str(report.error).lower()
+            report = anyio.run(run, folder)
+        assert report.status == "done", (number, report.error)
+        assert_once(folder, report)
+        rmtree(folder)
+    assert number > 30
+
+
+def assert_once(folder: Path, report: Report) -> None:
+    """Assert that each message is a row or a dead letter, and counted as that."""
+    settled = Settled(folder / "state" / "dead_letters")
+    letters = [
+        int(letter.message)
+        for letter in settled.letters("load")
+        if isinstance(letter, DeadLetter)
+    ]
+    assert sorted(letters) == sorted(REFUSED)
+    parts = (folder / "out").glob("epoch=*/part")
+    rows = Counter(int(row) for part in parts for row in part.read_bytes().split())
+    assert rows == Counter({*range(COUNT)} - REFUSED)
+    account = report.ledger[-1]
+    kept = COUNT - len(REFUSED)
+    assert (account.received, account.done, account.dead) == (COUNT, kept, len(REFUSED))
