@@ -251,6 +251,14 @@ def test_trial(blocks: list[str], folder: Path) -> None:
     typed(steps(*blocks))
 
 
+@runs("A worker that connects 1", "A worker that connects 2")
+def test_trial_of_a_worker_that_connects(blocks: list[str], folder: Path) -> None:
+    """Frames are shown by name (issue 15)."""
+    program, dialogue = blocks
+    written(folder, "shout.py", program)
+    typed(steps(dialogue))
+
+
 def written(folder: Path, name: str, text: str) -> None:
     """Write a file, which may be a program."""
     (folder / name).write_text(text)

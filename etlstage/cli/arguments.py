@@ -9,6 +9,7 @@ import typer
 
 __all__ = (
     "Batch",
+    "Dialect",
     "Kind",
     "Markers",
     "Mode",
@@ -55,6 +56,13 @@ Offsets = Annotated[
 Markers = Annotated[
     str | None,
     typer.Option(metavar="NAME=TEXT,...", help=r"Its markers, as in eom=\x1e,eop=\0."),
+]
+Dialect = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,...]",
+        help="What it speaks, as in cocaine:event=clean; default: marker.",
+    ),
 ]
 StageName = Annotated[
     str | None,

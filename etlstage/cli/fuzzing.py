@@ -8,6 +8,7 @@ import typer
 
 from etlstage.cli.arguments import (
     Batch,
+    Dialect,
     Kind,
     Markers,
     Sample,
@@ -28,6 +29,7 @@ def _fuzz(
     kind: Kind = None,
     batch: Batch = None,
     markers: Markers = None,
+    dialect: Dialect = None,
     stage: StageName = None,
     sample: Sample = None,
     vary_markers: Annotated[
@@ -93,6 +95,6 @@ def _fuzz(
     from etlstage.testing.fuzzing.oracle import Oracles
 
     oracles = Oracles(one_output, json_out, idempotent, order_free, stateless, model)
-    options = Options(kind, batch, markers=markers, stage=stage)
+    options = Options(kind, batch, markers=markers, stage=stage, dialect=dialect)
     wanted = Wanted(options, sample, vary_markers, json_in, timeout, oracles)
     return fuzz(words, wanted, max_examples=max_examples, seconds=seconds, seed=seed)

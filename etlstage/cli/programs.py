@@ -9,6 +9,7 @@ import typer
 
 from etlstage.cli.arguments import (
     Batch,
+    Dialect,
     Kind,
     Markers,
     Mode,
@@ -35,6 +36,7 @@ def _check(
     mode: Mode = None,
     offsets: Offsets = None,
     markers: Markers = None,
+    dialect: Dialect = None,
     stage: StageName = None,
     sample: Sample = None,
     timeout: Timeout = 5.0,
@@ -57,7 +59,7 @@ def _check(
 
     return check(
         words,
-        Options(kind, batch, mode, offsets, markers, stage),
+        Options(kind, batch, mode, offsets, markers, stage, dialect),
         sample=sample,
         timeout=timeout,
         junit_file=junit,
@@ -74,6 +76,7 @@ def _try(
     mode: Mode = None,
     offsets: Offsets = None,
     markers: Markers = None,
+    dialect: Dialect = None,
     stage: StageName = None,
     sample: Annotated[
         Path | None,
@@ -93,7 +96,7 @@ def _try(
 
     return try_worker(
         words,
-        Options(kind, batch, mode, offsets, markers, stage),
+        Options(kind, batch, mode, offsets, markers, stage, dialect),
         sample=sample,
         limit=limit,
         timeout=timeout,

@@ -6,6 +6,7 @@ What is said of it has the names of the pipeline file, and is read as it is ther
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -38,6 +39,7 @@ class Options(NamedTuple):
     offsets: str | None = None
     markers: str | None = None
     stage: str | None = None
+    dialect: str | None = None
 
     @property
     def given(self) -> dict[str, object]:
@@ -99,8 +101,13 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
     if not words:
         raise ConfigError("expected the command of a worker, as in -- ./worker")
     written: dict[str, Any] = {"worker": {"command": list(words)}}
+    if options.dialect is not None:
+        name, _, settings = options.dialect.partition(":")
+        pairs = _pairs("dialect", settings) if settings else {}
+        written["worker"] |= {key: _plain(text) for key, text in pairs.items()}
+        written["worker"]["dialect"] = name
     if options.markers is not None:
-        written["worker"]["markers"] = _pairs(options.markers)
+        written["worker"]["markers"] = _pairs("markers", options.markers)
     if options.batch is not None:
         driver, _, size = options.batch.partition(":")
         written["batch"] = {"driver": driver} | ({"size": _whole(size)} if size else {})
@@ -119,13 +126,21 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
     return Program(stage, options.offsets == "supervisor", Secrets())
 
 
-def _pairs(text: str) -> dict[str, str]:
+def _pairs(option: str, text: str) -> dict[str, str]:
     """Return ``a=b,c=d`` as a mapping."""
     pairs = [part.partition("=") for part in text.split(",")]
     for name, equals, _ in pairs:
         if not equals:
-            raise ConfigError(f"--markers: expected NAME=TEXT,..., got {name!r}")
+            raise ConfigError(f"--{option}: expected NAME=TEXT,..., got {name!r}")
     return {name: value for name, _, value in pairs}
+
+
+def _plain(text: str) -> object:
+    """Return a value as a file has it: a number, true or false, else a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _whole(text: str) -> int:
@@ -140,6 +155,8 @@ def _option(loc: Loc) -> str:
     keys = [str(key) for key in loc]
     if keys[:2] == ["worker", "markers"]:
         return ".".join(["--markers", *keys[2:]])
+    if keys[:1] == ["worker"] and keys[1:] != ["command"]:
+        return ".".join(["--dialect", *keys[1:]]).removesuffix(".dialect")
     if keys[:1] == ["worker"]:
         return "command"
     return f"--{keys[0]}" if keys else "worker"

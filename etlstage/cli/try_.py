@@ -133,13 +133,9 @@ async def _ask(worker: WorkerUnderTest, run: Run, shown: int, screen: Screen) ->
 
 def _show(worker: WorkerUnderTest, shown: int, screen: Screen) -> int:
     """Show what went both ways since the last time."""
-    news = type(worker.transcript)(
-        entry
-        for entry in worker.transcript[shown:]
-        if entry.channel is not Channel.EVENT
-    )
-    for line in news.shown(worker.stage.dialect.shown).splitlines():
-        screen.tell(harmless(line[12:]))
+    for line in worker.transcript.shown(worker.stage.dialect, shown).splitlines():
+        if not line[12:].startswith(Channel.EVENT):
+            screen.tell(harmless(line[12:]))
     return len(worker.transcript)
 
 

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from etlstage.settings.definition import Setting
     from etlstage.settings.problem import Problem
 
-__all__ = ("SEND_EOF", "Dialect", "Limits", "Services", "Session", "Shape", "Side")
+__all__ = (
+    "SEND_EOF",
+    "Dialect",
+    "Limits",
+    "Reader",
+    "Services",
+    "Session",
+    "Shape",
+    "Side",
+)
 
 SEND_EOF: Final = b""
 """In what ``data_to_send()`` returns: close the sending direction here."""
@@ -119,6 +128,14 @@ class Session(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """Makes text of what two sides say, where bytes alone tell a person nothing."""
+
+    def read(self, side: Side, data: bytes) -> list[str]:
+        """Return, once, what a side has said that is complete now, a text for each."""
+        ...
+
+
 class Services(Protocol):
     """What one connection of a worker finds beside its work; without I/O."""
 
@@ -192,6 +209,10 @@ class Dialect(ABC):
     def shown(self, data: bytes) -> str:
         """Return ``data`` as printable ASCII, with what bounds messages by name."""
         return repr(data)[2:-1]
+
+    def reader(self) -> Reader | None:
+        """Return what reads a conversation to people; None: :meth:`shown` does."""
+        return None
 
     def unasked(self, data: bytes) -> str:
         """Say what a worker did that wrote ``data`` although it owed nothing."""
@@ -346,6 +367,16 @@ class Dialect(ABC):
     def announces(self) -> bool:
         """Whether a worker says by itself, in the dialect, that it is ready."""
         return False
+
+    def unready(self, received: int) -> str:
+        """
+        Say what a worker did that did not announce itself in time.
+
+        Args:
+            received: Bytes that it wrote.
+
+        """
+        return "did not announce itself"
 
     def farewell(self) -> Event | None:
         """Return what is said before stdin is closed, if anything."""

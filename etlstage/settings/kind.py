@@ -186,6 +186,8 @@ class Choice(Kind):
             return self._words[value]
         if any(value is known for known in self._words.values()):
             return value
+        if type(value) is int and str(value) in self._words:
+            return self._words[str(value)]  # YAML takes a word of digits for a number
         expected = f", expected {' or '.join(map(repr, self._words))}"
         if isinstance(value, str) and value in self._later:
             text = f"{{got}} is not in this version{expected}"
@@ -200,7 +202,8 @@ class Choice(Kind):
 
     def schema(self) -> Schema:
         reference = {"type": "string", "pattern": REFERENCE}
-        return {"anyOf": [{"enum": list(self._words)}, reference]}
+        numbers = [int(word) for word in self._words if word.isdigit()]
+        return {"anyOf": [{"enum": [*self._words, *numbers]}, reference]}
 
 
 class Noun(NamedTuple):

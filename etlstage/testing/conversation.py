@@ -16,7 +16,7 @@ What is said is the dialect's matter; nothing here knows a marker.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from signal import Signals
 from types import TracebackType
@@ -26,9 +26,8 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from etlstage.errors import EtlstageError
 from etlstage.messages import Run, counted
-from etlstage.protocol.base import SEND_EOF, Limits, Session, Shape
+from etlstage.protocol.base import Limits, Session, Shape
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
@@ -38,30 +37,15 @@ from etlstage.protocol.events import (
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line
 from etlstage.telemetry.terminal import harmless
+from etlstage.testing.answering import Answers
 from etlstage.testing.process import DRAIN, Process
 from etlstage.testing.replies import TAIL, Replies, Reply
-from etlstage.testing.transcript import Channel, Transcript, cut
+from etlstage.testing.transcript import Channel, Transcript, WorkerFailed, cut
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("WorkerFailed", "WorkerUnderTest")
 
 _LOOK: Final = (0.0002, 0.01)  # seconds between two looks at what is unread
-
-
-class WorkerFailed(EtlstageError, AssertionError):
-    """
-    Raised when a worker under test does not do what it should.
-
-    Attributes:
-        what: What it did, as a part of a sentence.
-        transcript: All that went both ways, as text.
-
-    """
-
-    def __init__(self, what: str, transcript: str) -> None:
-        super().__init__(f"{what}\n{transcript}" if transcript else what)
-        self.what = what
-        self.transcript = transcript
 
 
 class WorkerUnderTest:
@@ -72,6 +56,7 @@ class WorkerUnderTest:
         stage: Command, dialect, environment, limits of the worker.
         launch: What starts it; a :class:`~etlstage.testing.ScriptedLaunch` will do.
         timeout: How long each wait may take, in seconds.
+        mute: Whether it has no answer from us when it says that it lives.
 
     Raises:
         WorkerStartFailed: If the program can't be run.
@@ -86,12 +71,16 @@ class WorkerUnderTest:
         *,
         launch: Launch = launch_worker,
         timeout: float = 10.0,
+        mute: bool = False,
     ) -> None:
         self.stage = stage
         self.timeout = timeout
         limits = Limits(stage.max_message, stage.max_reply)
-        self._said = Replies(stage.dialect, limits)
+        self._said = Replies(stage.dialect, limits, stage.kind)
         self._process = Process(stage, launch, self._understand)
+        self._answers = Answers(self._said, self._process, mute=mute)
+        pipes = "connection" if stage.dialect.connects else "stdin"
+        self._input, self._output = pipes, pipes.replace("stdin", "stdout")
 
     def __repr__(self) -> str:
         return f"<WorkerUnderTest {self.stage.name!r} {self._process.fate}>"
@@ -129,12 +118,15 @@ class WorkerUnderTest:
     async def __aenter__(self) -> Self:
         await self._process.start()
         try:
+            if not self.session.in_order:
+                self._process.accompany(self._answers.run)
             if self.stage.ready:
                 await self.until(
                     lambda: self._process.alive, "did not say that it is ready"
                 )
             if self.stage.dialect.announces:
-                await self.until(self._is_ready, "did not announce itself")
+                told = self.stage.dialect.unready
+                await self.until(self._is_ready, lambda: told(self._said.heard))
         except BaseException:
             await self._process.end()
             raise
@@ -151,15 +143,9 @@ class WorkerUnderTest:
     # --- what it is given ---------------------------------------------------
 
     async def feed(self, *pieces: bytes) -> None:
-        """
-        Write bytes to its stdin, whatever they mean; the session is not told.
-
-        Each piece is a write, and the next is written when that one was read.
-        """
-        for number, piece in enumerate(pieces):
-            await self._write(piece)
-            if number < len(pieces) - 1:
-                await self.has_read()
+        """Write bytes, whatever they mean; each piece when that before it was read."""
+        async with self._answers.writing:
+            await self._write(pieces)
 
     async def send(
         self, *events: Event, cuts: Collection[int] = (), offset: int = 0
@@ -174,15 +160,14 @@ class WorkerUnderTest:
             offset: Where in what ``cuts`` counts the bytes begin.
 
         """
-        self.examine()
-        for event in events:
-            self.session.send(event)
-        wire, ends = b"", False
-        for data in self.session.data_to_send():
-            wire += data
-            ends = ends or data == SEND_EOF
-        if wire:
-            await self.feed(*cut(wire, cuts, offset))
+        async with self._answers.writing:
+            self.examine()
+            for event in events:
+                self.session.send(event)
+                self._said.note(event)
+            wire, ends = self._answers.waiting()
+            await self._write([*cut(wire, cuts, offset)] if wire else ())
+        self._answers.wake()
         if ends:
             self.close_stdin()
         return len(wire)
@@ -216,14 +201,33 @@ class WorkerUnderTest:
                 )
             if self.session.owed or not messages:
                 await self.send(BatchEnded(full), cuts=cuts, offset=offset)
-        else:
-            ends = [BatchEnded(full)] if shape.batches else []
-            passes = [MessagesPassed(messages)] if messages else []
-            await self.send(*passes, *ends, cuts=cuts)
-        return await self.replies()
+            return await self.replies()
+        named = not (self.session.in_order or shape.batches)
+        runs = [[message] for message in messages] if named else [messages]
+        replies = []
+        while runs:
+            count = await self.hand_over(runs, full=full, cuts=cuts)
+            replies += await self.replies()
+            runs = runs[count:]
+        return replies
+
+    async def hand_over(
+        self, runs: Sequence[Run], *, full: bool = False, cuts: Collection[int] = ()
+    ) -> int:
+        """Hand over runs at once, each an exchange; return how many it may have now."""
+        if not self.session.in_order:
+            events = self._said.opened(runs)
+            await self.send(*events, cuts=cuts)
+            return len(events)
+        ends = [BatchEnded(full)] if self.stage.dialect.shape.batches else []
+        said: list[Event] = []
+        for run in runs:
+            said += [MessagesPassed(run), *ends] if run else ends
+        await self.send(*said, cuts=cuts)
+        return len(runs)
 
     def close_stdin(self) -> None:
-        """Close its stdin, in whatever state the session is."""
+        """Close its stdin, or connection, in whatever state the session is."""
         self._process.close_stdin()
 
     def signal(self, number: Signals) -> None:
@@ -252,10 +256,8 @@ class WorkerUnderTest:
                 f"gave {len(self._said.complete)} of {counted(count, 'reply', 'replies')}"
             ),
         )
-        taken, self._said.complete = (
-            self._said.complete[:count],
-            self._said.complete[count:],
-        )
+        complete = self._said.complete
+        taken, complete[:count] = complete[:count], []
         return taken
 
     async def outputs(self) -> list[bytes]:
@@ -286,11 +288,8 @@ class WorkerUnderTest:
                     # That tells more than that its output has ended.
                     with anyio.move_on_after(DRAIN):
                         await self.exited()
-                    fate = (
-                        self._process.fate
-                        if self._process.gone
-                        else "closed its stdout"
-                    )
+                    closed = f"closed its {self._output}"
+                    fate = self._process.fate if self._process.gone else closed
                     self.fail(self._said.fault or _told(otherwise, fate))
                 self.examine()
                 if await self._process.idles() and not done():
@@ -304,7 +303,8 @@ class WorkerUnderTest:
         pause, most = _LOOK
         async with self._patience(
             lambda: (
-                f"has not read {counted(self._process.unread(), 'byte')} of its stdin"
+                f"has not read {counted(self._process.unread(), 'byte')} of its"
+                f" {self._input}"
             )
         ):
             while self._process.unread() and not self._process.gone:
@@ -313,7 +313,7 @@ class WorkerUnderTest:
 
     async def quiet(self, seconds: float) -> None:
         """Wait so long; it must neither write anything to stdout nor exit."""
-        before = len(self.transcript.of(Channel.STDOUT))
+        before, heard = len(self.transcript.of(Channel.STDOUT)), self._said.heard
         with anyio.move_on_after(seconds):
             while not self._process.gone:
                 await self._process.changed()
@@ -321,7 +321,7 @@ class WorkerUnderTest:
         self.examine()
         if self._process.gone:
             self.fail(self._process.fate)
-        if after:
+        if self._said.heard > heard:
             self.fail(self.stage.dialect.unasked(after[:TAIL]))
 
     async def exited(self) -> int:
@@ -333,7 +333,10 @@ class WorkerUnderTest:
         return self.status
 
     async def close(self) -> int:
-        """Close its stdin, wait for its end and return the exit status."""
+        """Say farewell, close its stdin, and return the exit status."""
+        event = self.stage.dialect.farewell()
+        if event is not None and Channel.STDOUT in self._process.open:
+            await self.send(event)
         self.close_stdin()
         status = await self.exited()
         self.examine()
@@ -350,7 +353,7 @@ class WorkerUnderTest:
     def fail(self, what: str) -> NoReturn:
         """Raise :class:`WorkerFailed` with what it did, and all that went both ways."""
         command = f"  command: {harmless(command_line(self.stage))}"
-        shown = self.transcript.shown(self.stage.dialect.shown)
+        shown = self.transcript.shown(self.stage.dialect)
         raise WorkerFailed(f"the worker {what}", f"{command}\n{shown}")
 
     # --- how ----------------------------------------------------------------
@@ -367,20 +370,24 @@ class WorkerUnderTest:
                 said += f"; {self.stage.dialect.silence(self._said.unfinished)}"
             self.fail(said)
 
-    async def _write(self, data: bytes) -> None:
-        try:
-            async with self._patience("does not read its stdin"):
-                await self._process.write(data)
-        except BrokenPipeError:
-            with anyio.move_on_after(DRAIN):
-                await self.exited()
-            fate = f", and {self._process.fate}" if self._process.gone else ""
-            self.fail(f"closed its stdin before it had read all{fate}")
+    async def _write(self, pieces: Sequence[bytes]) -> None:
+        for number, piece in enumerate(pieces):
+            if number:
+                await self.has_read()
+            try:
+                async with self._patience(f"does not read its {self._input}"):
+                    await self._process.write(piece)
+            except BrokenPipeError:
+                with anyio.move_on_after(DRAIN):
+                    await self.exited()
+                fate = f", and {self._process.fate}" if self._process.gone else ""
+                self.fail(f"closed its {self._input} before it had read all{fate}")
 
     def _is_ready(self) -> bool:
         return any(isinstance(event, Ready) for event in self.events)
 
     def _understand(self, data: bytes) -> bool:
+        self._answers.wake()
         return self._said.receive(data, anyio.current_time())
 
 

@@ -6,9 +6,9 @@ What the bytes mean is no matter of this file: ``conversation.py`` knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from signal import Signals
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -123,7 +123,9 @@ class Process:
     def close_stdin(self) -> None:
         """Close its stdin."""
         self.closed = True
-        self._note(Channel.EVENT, b"stdin was closed")
+        connects = self._stage.dialect.connects
+        what = b"we ended the connection" if connects else b"stdin was closed"
+        self._note(Channel.EVENT, what)
         self._wire.close_write()
 
     def signal(self, number: Signals) -> None:
@@ -134,6 +136,10 @@ class Process:
     def unread(self) -> int:
         """Return how many bytes of its stdin it has not read."""
         return self._wire.unread()
+
+    def accompany(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have something done while it is there."""
+        self._tasks.start_soon(task)
 
     async def changed(self) -> None:
         """Wait until anything has happened."""
@@ -160,9 +166,10 @@ class Process:
     def _note(self, channel: Channel, data: bytes) -> None:
         at = anyio.current_time() - self._began
         self.transcript.append(Entry(channel, data, at))
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake those who wait for a change."""
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -181,10 +188,13 @@ class Process:
             await anyio.lowlevel.checkpoint()
         self.open.discard(channel)
         if channel is Channel.STDOUT:
-            self._note(Channel.EVENT, b"stdout has ended")
+            connects = self._stage.dialect.connects
+            came = self.transcript.of(Channel.STDOUT)
+            ended = b"it closed the connection" if came else b"it did not connect"
+            self._note(Channel.EVENT, ended if connects else b"stdout has ended")
             if taken:
                 self._take(b"")
-        self._wake()
+        self.wake()
 
     async def _look_for_life(self, pipe: Readable) -> None:
         while (data := pipe.read(_CHUNK)) != b"":
@@ -192,7 +202,7 @@ class Process:
                 await pipe.readable()
             elif not self.alive:
                 self.alive = True
-                self._wake()
+                self.wake()
             await anyio.lowlevel.checkpoint()
 
     async def _watch(self) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Session, Shape, Side
 from etlstage.protocol.events import (
     Event,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    LifeSeen,
+    OutputOf,
     OutputPassed,
     ProtocolFailed,
+    Ready,
     RepliesCompleted,
     StreamEnded,
 )
@@ -33,6 +43,7 @@ class Replies:
     Args:
         dialect: What it speaks.
         limits: How much it may make us hold.
+        kind: Of the stage.
 
     Attributes:
         session: Our side of the conversation.
@@ -42,11 +53,13 @@ class Replies:
             what of it was read at once is chance.
         unfinished: How many bytes came behind the last reply.
         partial: Outputs of a reply that is not complete.
-        complete: Replies that nobody has taken.
+        complete: Replies that nobody has taken, in the order of the exchanges.
+        asked: Exchanges that have names and are not complete, in order.
+        heard: Bytes that were more than a sign of life.
 
     """
 
-    def __init__(self, dialect: Dialect, limits: Limits) -> None:
+    def __init__(self, dialect: Dialect, limits: Limits, kind: StageKind) -> None:
         self.session: Session = dialect.open(Side.SUPERVISOR, limits)
         self.events: list[Event] = []
         self.fault: str | None = None
@@ -54,20 +67,34 @@ class Replies:
         self.unfinished: int = 0
         self.partial: list[bytes] = []
         self.complete: list[Reply] = []
+        self.asked: list[int] = []
+        self.heard: int = 0
+        self._given: defaultdict[int, list[bytes]] = defaultdict(list)
+        self._ended: dict[int, Reply] = {}
+        self._last = 0  # number of an exchange
         self._dialect = dialect
+        self._kind = kind.value
         self._received = 0
 
     def receive(self, data: bytes, now: float) -> bool:
         """Take what it wrote, ``b""`` at the end; return whether that makes sense."""
         owed, dialect = self.session.owed, self._dialect
         if data:
-            self.unfinished += len(data)
             self.session.receive_data(data, now)
         else:
             self.session.receive_eof(now)
-        self._take_events()
-        # The protocol's own words for this are about states.
-        if self.fault is not None and data and dialect.shape is not Shape.STREAM:
+        self.unfinished += len(data)
+        if self.take_events():
+            self.unfinished = max(0, self.unfinished - len(data))
+        else:
+            self.heard += len(data)
+        # What a dialect of runs says itself about this is about states.
+        if (
+            self.fault is not None
+            and data
+            and dialect.shape is not Shape.STREAM
+            and self.session.in_order
+        ):
             if not owed:
                 self.fault = dialect.unasked(data[:TAIL])
                 self.stray = self._received
@@ -76,9 +103,11 @@ class Replies:
         self._received += len(data)
         return self.fault is None
 
-    def _take_events(self) -> None:
-        for event in self.session.events_received():
-            self.events.append(event)
+    def take_events(self) -> bool:
+        """Take what the session has to tell; return whether it is but a sign of life."""
+        new = self.session.events_received()
+        self.events += new
+        for event in new:
             match event:
                 case OutputPassed(messages):
                     self.partial += messages
@@ -89,8 +118,54 @@ class Replies:
                         outputs = (*self.partial, *group)
                         self.partial = []
                         self.complete.append(Reply(outputs, said.get(place)))
+                case OutputOf(id_, messages):
+                    self._given[id_] += messages
+                case ExchangesEnded(ends):
+                    for id_, group in ends:
+                        self._end(id_, Reply((*self._given.pop(id_, ()), *group)))
+                case Ready():
+                    self.unfinished = 0
+                case ExchangeRefused(id_, _, reason):
+                    self._given.pop(id_, None)
+                    self._end(id_, Reply((), reason))
                 case StreamEnded(tail) if tail:
                     shown = self._dialect.shown(tail[:TAIL])
                     self.fault = f"ended its output with what is not complete: {shown}"
                 case ProtocolFailed(error):
                     self.fault = f"broke the protocol: {error}"
+        return bool(new) and all(isinstance(e, LifeSeen | Ready) for e in new)
+
+    def opened(self, runs: Sequence[Run]) -> list[Event]:
+        """
+        Return what opens, by its number, an exchange for each of these runs.
+
+        There are as many as the worker may have at once, and at least one.
+        """
+        room = max(1, min(len(runs), int(self.session.room)))
+        return [
+            ExchangeOpened(self._last + number, run, self._kind)
+            for number, run in enumerate(runs[:room], 1)
+        ]
+
+    def note(self, event: Event) -> None:
+        """Take note of what the worker is told."""
+        match event:
+            case ExchangeOpened(id_):
+                self.asked.append(id_)
+                self._last = id_
+            case ExchangeCancelled(id_):
+                if id_ in self.asked:
+                    self.asked.remove(id_)
+                self._ended.pop(id_, None)
+                self._release()
+            case _:
+                pass
+
+    def _end(self, id_: int, reply: Reply) -> None:
+        self.unfinished = 0
+        self._ended[id_] = reply
+        self._release()
+
+    def _release(self) -> None:
+        while self.asked and self.asked[0] in self._ended:
+            self.complete.append(self._ended.pop(self.asked.pop(0)))

@@ -8,9 +8,19 @@ from enum import StrEnum
 from itertools import groupby, pairwise
 from typing import Final
 
+from etlstage.errors import EtlstageError
+from etlstage.protocol.base import Dialect, Reader, Side
 from etlstage.telemetry.terminal import harmless
 
-__all__ = ("BYTEWISE", "Channel", "Entry", "Transcript", "clipped", "cut")
+__all__ = (
+    "BYTEWISE",
+    "Channel",
+    "Entry",
+    "Transcript",
+    "WorkerFailed",
+    "clipped",
+    "cut",
+)
 
 BYTEWISE: Final = range(1, 2**62)
 """Cuts at every place: a byte at a time."""
@@ -18,10 +28,11 @@ BYTEWISE: Final = range(1, 2**62)
 _DATA: Final = 240  # bytes of a line that are shown, half of them from its end
 _LINES: Final = 30  # lines that are shown, half of them the last ones
 _PIECES: Final = 40  # of what was cut
+_FRAMES: Final = 12  # of a line that are shown, half of them the last ones
 
 
 class Channel(StrEnum):
-    """Where bytes have passed, as the worker calls it."""
+    """Where bytes have passed, as a worker with pipes calls it."""
 
     STDIN = "stdin"
     """From us to the worker."""
@@ -33,6 +44,11 @@ class Channel(StrEnum):
     """Where the worker says that it is ready, and alive."""
     EVENT = "event"
     """No bytes, but something that happened: a signal, the exit."""
+
+
+_SIDES: Final = {Channel.STDIN: Side.SUPERVISOR, Channel.STDOUT: Side.WORKER}
+_OVER_SOCKET: Final = {Channel.STDIN: "told", Channel.STDOUT: "said"}
+"""What passes either way where there is one connection for both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +71,45 @@ class Transcript(list[Entry]):
         """Return the bytes that went one way."""
         return b"".join(entry.data for entry in self if entry.channel is channel)
 
-    def shown(self, show: Callable[[bytes], str]) -> str:
+    def shown(self, dialect: Dialect, since: int = 0) -> str:
         """
         Return lines of text; of much data, and of many lines, both ends.
 
         Args:
-            show: Makes bytes printable: ``Dialect.shown``.
+            dialect: What was spoken.
+            since: Entries that are left out at the beginning.
 
         """
+        reader = dialect.reader()
+        if reader is not None:
+            for entry in self[:since]:
+                if entry.channel in _SIDES:
+                    reader.read(_SIDES[entry.channel], entry.data)
         lines = [
-            _line([entry for _, entry in entries], show)
-            for _, entries in groupby(enumerate(self), key=_line_of)
+            _line([entry for _, entry in entries], dialect, reader)
+            for _, entries in groupby(enumerate(self[since:]), key=_line_of)
         ]
         half = _LINES // 2
         if len(lines) > _LINES:
             left_out = f"            ... {len(lines) - 2 * half} lines ..."
             lines = [*lines[:half], left_out, *lines[-half:]]
         return "\n".join(lines)
+
+
+class WorkerFailed(EtlstageError, AssertionError):
+    """
+    Raised when a worker under test does not do what it should.
+
+    Attributes:
+        what: What it did, as a part of a sentence.
+        transcript: All that went both ways, as text.
+
+    """
+
+    def __init__(self, what: str, transcript: str) -> None:
+        super().__init__(f"{what}\n{transcript}" if transcript else what)
+        self.what = what
+        self.transcript = transcript
 
 
 def cut(data: bytes, cuts: Collection[int], offset: int = 0) -> Iterator[bytes]:
@@ -95,10 +133,12 @@ def _line_of(numbered: tuple[int, Entry]) -> object:
     return number if entry.channel is Channel.EVENT else entry.channel
 
 
-def _line(entries: list[Entry], show: Callable[[bytes], str]) -> str:
-    at, channel = entries[0].at, entries[0].channel
+def _line(entries: list[Entry], dialect: Dialect, reader: Reader | None) -> str:
+    at, channel, show = entries[0].at, entries[0].channel, dialect.shown
     data = b"".join(entry.data for entry in entries)
-    if channel is Channel.STDIN and 1 < len(entries) <= _PIECES:
+    if reader is not None and channel in _SIDES:
+        text = _frames(entries, reader)
+    elif channel is Channel.STDIN and 1 < len(entries) <= _PIECES:
         # Where it was cut may be what the worker fails at.
         text = " | ".join(clipped(entry.data, show) for entry in entries)
     elif channel in (Channel.STDERR, Channel.EVENT):
@@ -108,7 +148,23 @@ def _line(entries: list[Entry], show: Callable[[bytes], str]) -> str:
         text = clipped(data, show)
         if len(entries) > _PIECES and channel is Channel.STDIN:
             text += f" (in {len(entries)} pieces)"
-    return f"{at:10.3f}  {channel:6}  {text}"
+    name = _OVER_SOCKET.get(channel, channel) if dialect.connects else channel
+    return f"{at:10.3f}  {name:6}  {text}"
+
+
+def _frames(entries: list[Entry], reader: Reader) -> str:
+    """Return what was complete in these; of many, both ends."""
+    side = _SIDES[entries[0].channel]
+    parts = [reader.read(side, entry.data) for entry in entries]
+    if side is Side.SUPERVISOR and 1 < len(parts) <= _PIECES:
+        return " | ".join("; ".join(part) or "..." for part in parts)
+    frames = [frame for part in parts for frame in part]
+    half = _FRAMES // 2
+    if len(frames) > _FRAMES:
+        left_out = f"... {len(frames) - 2 * half:,} frames ..."
+        frames = [*frames[:half], left_out, *frames[-half:]]
+    pieces = f" (in {len(parts)} pieces)" if len(parts) > _PIECES else ""
+    return ("; ".join(frames) or "...") + pieces
 
 
 def clipped(data: bytes, show: Callable[[bytes], str]) -> str:

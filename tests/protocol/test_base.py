@@ -71,6 +71,8 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert (dialect.speaks(b"x"), dialect.speaks(b"")) == (True, False)
     assert dialect.unasked(b"x") == "wrote what nobody asked for: x"
     assert dialect.shown(b"x\0\n") == r"x\x00\n"
+    assert dialect.reader() is None
+    assert dialect.unready(0) == "did not announce itself"
     assert dialect.cut(Side.WORKER, b"x\n") == [b"x\n"]
     assert dialect.blank(Side.WORKER, b"ab\n") == b"xxx"
     assert dialect.environment() == {}

@@ -27,6 +27,17 @@ def test_words_are_guessed() -> None:
     ]
 
 
+def test_word_of_digits_may_be_written_as_a_number() -> None:
+    """As which YAML takes it; neither true nor 1.0 is one (issue 15)."""
+    choice = kind.Choice("version", {"0": "old", "auto": "any"})
+    assert choice.read(0) == choice.read("0") == "old"
+    (words, _) = choice.schema()["anyOf"]
+    assert words == {"enum": ["0", "auto", 0]}
+    for value in (False, 0.0, 1):
+        with pytest.raises(Invalid, match="unknown version"):
+            choice.read(value)
+
+
 def test_all_items_are_told_at_once() -> None:
     """Each with its place."""
     numbers = kind.ListOf(kind.Whole(0, 9))

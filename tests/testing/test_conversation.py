@@ -180,7 +180,7 @@ async def test_transcript_shows_stderr_and_cuts() -> None:
         written = worker.transcript.of
         await worker.until(lambda: bool(written(Channel.STDERR)), "wrote nothing")
         await worker.exchange([b"one"], cuts=[2])
-        shown = worker.transcript.shown(worker.stage.dialect.shown)
+        shown = worker.transcript.shown(worker.stage.dialect)
     assert [line[12:] for line in shown.splitlines()] == [
         "stderr  starting",
         "stdin   on | e<EOM>",
@@ -194,7 +194,7 @@ async def test_much_is_shown_by_its_ends() -> None:
         await worker.exchange([b"x" * 1_000_000, *[b"y"] * 100], cuts=range(1, 100))
         for _ in range(100):
             await worker.exchange([b"z"])
-        shown = worker.transcript.shown(worker.stage.dialect.shown)
+        shown = worker.transcript.shown(worker.stage.dialect)
     assert len(shown) < 10_000
     assert "bytes ..." in shown
     assert "(in 100 pieces)" in shown

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.protocol.marker import Markers
+from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.testing.transcript import BYTEWISE, Channel, Entry, Transcript, cut
 
 pytestmark = pytest.mark.core
@@ -13,7 +13,7 @@ IN, OUT, EVENT = Channel.STDIN, Channel.STDOUT, Channel.EVENT
 def shown(*entries: tuple[Channel, bytes]) -> list[str]:
     """Return the lines that a person is shown, without their times."""
     said = Transcript(Entry(channel, data, 0.5) for channel, data in entries)
-    lines = said.shown(Markers().shown).splitlines()
+    lines = said.shown(MarkerDialect()).splitlines()
     return [line.removeprefix("     0.500  ") for line in lines]
 
 

@@ -133,6 +133,11 @@ class CocaineSession:
         return f"<CocaineSession {self.side.value} {self.state.name} owed={self.owed}>"
 
     @property
+    def version(self) -> Version:
+        """Which version is spoken; ``AUTO``: nobody knows yet."""
+        return next(v for v in Version if v.words is self._out.words)
+
+    @property
     def owed(self) -> int:
         """How many exchanges the worker has not ended."""
         return self._sessions.owed

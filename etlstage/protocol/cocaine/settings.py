@@ -23,6 +23,7 @@ from etlstage.protocol.cocaine.frame import (
     text_of,
 )
 from etlstage.protocol.cocaine.locator import Locator
+from etlstage.protocol.cocaine.reading import FrameReader
 from etlstage.protocol.cocaine.session import NORMAL, CocaineSession
 from etlstage.protocol.events import Event, ExchangeOpened, Farewell, Ready
 from etlstage.settings.definition import Definition, Setting, broken, settings_of
@@ -184,6 +185,16 @@ class CocaineDialect(Definition, Dialect):
     def one_by_one(self) -> Self:
         """Return these settings with one message as one session."""
         return replace(self, batches=False)
+
+    def reader(self) -> FrameReader:
+        """Return what names frames, and shows what they carry."""
+        return FrameReader(self.protocol)
+
+    def unready(self, received: int) -> str:
+        """Say how far a worker has come."""
+        if received:
+            return "said who it is, and did not beat"
+        return "did not connect, and say the --uuid that it was told"
 
     def silence(self, received: int) -> str:
         """Say what a worker did that did not answer in time."""

@@ -17,7 +17,7 @@ import anyio
 from etlstage.messages import counted
 from etlstage.protocol.base import Shape
 from etlstage.protocol.events import MessagesPassed
-from etlstage.testing.check.speaking import blame_a_buffer
+from etlstage.testing.check.speaking import blame_a_buffer, piped
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
 from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
@@ -232,7 +232,7 @@ async def takes_requests_in_parts(subject: Subject) -> None:
 
 
 def _request(subject: Subject) -> bytes:
-    return _range(0, 1) if subject.ranges else b""
+    return subject.messages(1)[0]
 
 
 def _range(start: int, end: int) -> bytes:
@@ -343,6 +343,6 @@ CHECKS: Final = (
     Check(ranges_meet, when=_ranged),
     Check(gives_again_what_was_cut_short, when=_ranged),
     Check(takes_requests_in_parts, when=_ranged),
-    Check(ends, when=_asked),
+    Check(ends, when=lambda subject: _asked(subject) or piped(subject)),
     Check(heeds_SIGTERM, when=_asked),
 )

@@ -15,7 +15,7 @@ import anyio
 
 from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Shape
-from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
+from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.testing.check import batching
 from etlstage.testing.check.batching import asked_or_answered
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
@@ -24,7 +24,7 @@ from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
 from etlstage.testing.replies import Reply
 from etlstage.testing.transcript import BYTEWISE, Channel
 
-__all__ = ("CHECKS", "blame_a_buffer", "takes")
+__all__ = ("CHECKS", "blame_a_buffer", "piped", "takes")
 
 KiB: Final = 1024
 _MOMENT: Final = 0.1  # seconds in which one reply too many would come
@@ -36,7 +36,7 @@ _STDERR: Final = 2000  # bytes a message: more than its reader would like
 
 async def answers(subject: Subject) -> None:
     """
-    Each message is answered while stdin is open.
+    Each message is answered while more may come.
 
     Flush stdout behind each reply: its end is what the supervisor waits for.
     """
@@ -143,14 +143,15 @@ async def takes(subject: Subject, message: bytes) -> None:
 
 async def takes_many_at_once(subject: Subject) -> None:
     """
-    Many messages may come in one read; the replies come in the order of the messages.
+    Many messages may come in one read.
 
-    The supervisor sends them ahead of their replies.
+    The supervisor sends them ahead of their replies. These come in the order of the
+    messages, unless each says to which it is.
     """
     count = max(3, min(_MANY, int(subject.timeout / 4 / max(subject.each, 0.001))))
     runs = _runs(subject, count)
     async with subject.start() as worker:
-        await worker.send(*_all_of(subject, runs))
+        runs = runs[: await worker.hand_over(runs)]
         replies = await worker.replies()
         subject.chatter = len(worker.transcript.of(Channel.STDERR)) / count
         await subject.settle(worker)
@@ -203,7 +204,7 @@ async def _is_equal_when_cut(
 async def answers_before_it_ends(subject: Subject) -> None:
     """What was written before stdin was closed is answered, and then it exits."""
     async with subject.start() as worker:
-        await worker.send(*_all_of(subject, _runs(subject, 20)))
+        await worker.hand_over(_runs(subject, 20))
         worker.close_stdin()
         await worker.replies()
         await subject.settle(worker)
@@ -318,14 +319,9 @@ def _runs(subject: Subject, count: int) -> list[Run]:
     return [messages[at : at + size] for at in range(0, count, size)]
 
 
-def _all_of(subject: Subject, runs: Sequence[Run]) -> list[Event]:
-    """Return what hands over all of them at once."""
-    events: list[Event] = []
-    for run in runs:
-        events.append(MessagesPassed(run))
-        if subject.shape.batches:
-            events.append(BatchEnded())
-    return events
+def piped(subject: Subject) -> str:
+    """Say why what is about pipes is not asked of a worker, or return nothing."""
+    return "for workers that have pipes" if subject.dialect.connects else ""
 
 
 def _not_asked(subject: Subject) -> str:
@@ -343,7 +339,7 @@ def _refuses(subject: Subject) -> str:
 
 CHECKS: Final = (
     Check(answers, gate=True),
-    Check(says_nothing_unasked),
+    Check(says_nothing_unasked, when=piped),
     Check(takes_an_empty_message),
     Check(takes_bytes_that_are_no_text),
     Check(takes_a_long_message),
@@ -351,9 +347,9 @@ CHECKS: Final = (
     Check(takes_a_byte_at_a_time),
     Check(takes_cuts_at_every_place),
     *batching.CHECKS,
-    Check(answers_before_it_ends, when=_not_asked),
-    Check(ends),
-    Check(ends_in_the_middle),
+    Check(answers_before_it_ends, when=lambda s: _not_asked(s) or piped(s)),
+    Check(ends, when=piped),
+    Check(ends_in_the_middle, when=piped),
     Check(heeds_SIGTERM),
     Check(replies_the_same_again),
     Check(keeps_nothing),

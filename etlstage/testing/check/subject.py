@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 import anyio
 
 from etlstage.errors import ConfigError, MessageRefused
-from etlstage.messages import Run, counted
+from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import MessagesPassed
 from etlstage.stage.stage import Stage
@@ -53,6 +53,12 @@ def examine_sample(stage: Stage, sample: Sequence[bytes]) -> None:
         one = stage.dialect.one_by_one().open(
             Side.SUPERVISOR, Limits(stage.max_message, stage.max_reply)
         )
+        if not one.in_order:
+            # It has no framing that a message could break.
+            if len(message) > stage.max_message:
+                wrong = f"is longer than {stage.max_message} bytes"
+                raise ConfigError(f"message {number} of the sample {wrong}")
+            continue
         try:
             one.send(MessagesPassed([message]))
         except MessageRefused as error:
@@ -101,14 +107,18 @@ class Subject:
         return self.stage.dialect.shape
 
     def messages(self, count: int) -> list[bytes]:
-        """Return so many messages that it can process."""
+        """Return so many messages that it can process; or requests for one."""
         known = list(self.sample or MESSAGES)
+        if self.stage.kind is StageKind.EXTRACT:
+            known = [b'{"start": 0, "end": 1}' if self.ranges else b""]
         return (known * (count // len(known) + 1))[:count]
 
-    def start(self, stage: Stage | None = None) -> WorkerUnderTest:
-        """Return a fresh process, to be entered."""
+    def start(
+        self, stage: Stage | None = None, *, mute: bool = False
+    ) -> WorkerUnderTest:
+        """Return a fresh process, to be entered; see there."""
         return WorkerUnderTest(
-            stage or self.stage, launch=self.launch, timeout=self.timeout
+            stage or self.stage, launch=self.launch, timeout=self.timeout, mute=mute
         )
 
     async def tell(
@@ -194,7 +204,7 @@ class Subject:
 
     def advise(self, worker: WorkerUnderTest, what: str) -> NoReturn:
         """Raise :class:`Advice`, with what went both ways."""
-        raise Advice(what, worker.transcript.shown(self.dialect.shown))
+        raise Advice(what, worker.transcript.shown(self.dialect))
 
     def note(self, run: Run, replies: Sequence[Reply]) -> None:
         """Keep which messages were refused."""

@@ -227,19 +227,18 @@ def _checks(subject: Subject) -> list[Check]:
 
     extracts = subject.stage.kind is StageKind.EXTRACT
     checks = [*(extracting.CHECKS if extracts else speaking.CHECKS)]
-    own = f"{__package__}.{subject.dialect.name}"
-    if find_spec(own) is not None:
-        checks += import_module(own).CHECKS
-    return checks
+    name = f"{__package__}.{subject.dialect.name}"
+    own: Sequence[Check] = ()
+    if find_spec(name) is not None:
+        own = import_module(name).CHECKS
+    gates = [check for check in own if check.gate]
+    return [*gates, *checks, *(check for check in own if not check.gate)]
 
 
 def _examine(subject: Subject) -> None:
     """Raise ConfigError for a message of the sample that can't be sent."""
     if subject.stage.kind is StageKind.EXTRACT and subject.sample:
         raise ConfigError("a sample is for workers that are given messages")
-    if subject.dialect.connects:
-        name = subject.dialect.name
-        raise ConfigError(f"there are no checks of workers of dialect {name!r} yet")
     examine_sample(subject.stage, subject.sample)
 
 

@@ -62,6 +62,15 @@ def test_seam_is_kept_on_both_sides() -> None:
         assert repr(session) == f"<CocaineSession {side.value} CONNECTED owed=0>"
 
 
+def test_version_is_known_once_the_worker_has_said_something() -> None:
+    """A supervisor that was told none does as the worker does (issue 15)."""
+    session = CocaineSession(Side.SUPERVISOR)
+    versions = [session.version]
+    session.receive_data(b"\x93\x00\x00\x91\xa1u", 0.0)
+    versions += [session.version, worker().version]
+    assert versions == [Version.AUTO, Version.ZERO, Version.ONE]
+
+
 # --- sessions ---------------------------------------------------------------------
 
 

@@ -180,6 +180,10 @@ def test_silence_has_a_hint() -> None:
 
     assert dialect.silence(0) == "it wrote nothing; does it know the event?"
     assert dialect.silence(7) == "it wrote 7 bytes without the end of a session"
+    assert dialect.unready(0) == (
+        "did not connect, and say the --uuid that it was told"
+    )
+    assert dialect.unready(41) == "said who it is, and did not beat"
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

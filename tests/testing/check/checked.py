@@ -10,6 +10,7 @@ from unittest.mock import patch
 import anyio
 
 from etlstage.messages import StageKind
+from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
@@ -29,6 +30,7 @@ def checked(
     kind: StageKind = StageKind.TRANSFORM,
     mode: Mode = Mode.SINGLE,
     markers: Markers | None = None,
+    dialect: Dialect | None = None,
     stage: dict[str, Any] | None = None,
     timeout: float = 10,
     only: Collection[str] = (),
@@ -42,8 +44,9 @@ def checked(
     Args:
         command: The worker.
         kind: Of the stage.
-        mode: Of the dialect.
-        markers: Of the dialect, if they are chosen.
+        mode: Of dialect marker.
+        markers: Of the same, if they are chosen.
+        dialect: If it is another one.
         stage: More of the stage.
         timeout: How long it may take for anything, in seconds.
         only: The checks that are made beside gates, by name; none: all.
@@ -54,7 +57,7 @@ def checked(
         name="w",
         command=tuple(map(str, command)),
         kind=kind,
-        dialect=MarkerDialect(mode=mode, markers=markers or Markers()),
+        dialect=dialect or MarkerDialect(mode=mode, markers=markers or Markers()),
         **(stage or {}),
     )
 

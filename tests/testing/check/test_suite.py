@@ -11,7 +11,6 @@ from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.protocol.registry import dialect_class
 from etlstage.stage import Stage
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.check import (
@@ -119,13 +118,6 @@ def test_marker_that_is_read_in_parts_is_found() -> None:
             have += rest
 
     assert list(failures(scripted(forget))) == ["takes markers of several bytes"]
-
-
-def test_worker_that_there_are_no_checks_of_is_not_tried() -> None:
-    """It would be told that it is silent (issue 15)."""
-    stage = Stage(name="w", command=("w",), dialect=dialect_class("cocaine")())
-    with pytest.raises(ConfigError, match="no checks of workers of dialect 'cocaine'"):
-        assert_conforms(stage)
 
 
 def test_chosen_markers_are_those_of_all_checks() -> None:

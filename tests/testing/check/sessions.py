@@ -1,0 +1,353 @@
+"""A worker of dialect ``cocaine``, frame by frame, and what may be wrong with one."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import anyio
+import msgpack
+
+from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.testing import ScriptedWorker
+
+__all__ = ("ADVISED", "PLANTED", "Worker")
+
+
+class Worker:
+    """
+    Answers in capitals; a script, for what starts those.
+
+    Args:
+        worker: What it talks through.
+
+    """
+
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self.worker = worker
+        words = self.version.words
+        assert words is not None
+        self.words = words
+        self.open: dict[int, list[bytes]] = {}
+        self.frames = msgpack.Unpacker(raw=True, use_list=False)
+        self.told: tuple[Any, ...] | None = None
+
+    @property
+    def version(self) -> Version:
+        """As it is told: what is auto is 1."""
+        dialect = self.worker.request.dialect
+        assert isinstance(dialect, CocaineDialect)
+        auto = dialect.protocol is Version.AUTO
+        return Version.ONE if auto else dialect.protocol
+
+    @classmethod
+    async def script(cls, worker: ScriptedWorker) -> int:
+        """Live, and return the exit status."""
+        return await cls(worker).run()
+
+    async def run(self) -> int:
+        """Live, and return the exit status."""
+        await self.hello()
+        while data := await self.worker.read():
+            for frame in self.cut(data):
+                await self.take(*frame)
+                if (status := await self.leave()) is not None:
+                    return status
+        return await self.ended()
+
+    async def say(self, number: int, kind: int, *arguments: object) -> None:
+        """Write a frame."""
+        first = self.words.channel_first
+        frame = (number, kind) if first else (kind, number)
+        data = msgpack.packb((*frame, arguments), use_bin_type=False)
+        await self.worker.write(data)
+
+    async def hello(self) -> None:
+        """Say who it is, and that it is ready."""
+        await self.say(self.words.control, self.words.handshake, "uuid")
+        await self.say(self.words.control, self.words.heartbeat)
+
+    def cut(self, data: bytes) -> Any:  # noqa: ANN401 - frames
+        """Return the frames that are complete."""
+        self.frames.feed(data)
+        return self.frames
+
+    async def take(
+        self, first: int, second: int, arguments: tuple[Any, ...], *_: object
+    ) -> None:
+        """Do what a frame says."""
+        words = self.words
+        number, kind = (first, second) if words.channel_first else (second, first)
+        if number == words.control:
+            await self.control(kind, arguments)
+        elif number not in self.open:
+            if kind == words.invoke:
+                await self.begin(number, arguments[0])
+        elif kind == words.chunk:
+            self.add(number, arguments[0])
+        elif kind == words.choke:
+            await self.answer(number, self.open.pop(number))
+        elif kind == words.error:
+            self.cancel(number)
+
+    async def control(self, kind: int, arguments: tuple[Any, ...]) -> None:
+        """Take a frame about the connection."""
+        if kind == self.words.terminate:
+            self.told = arguments
+
+    async def leave(self) -> int | None:
+        """Return the exit status, if it is to go."""
+        if self.told is None or self.open:
+            return None
+        await self.say(self.words.control, self.words.terminate, *self.told)
+        return 0
+
+    async def begin(self, number: int, event: bytes) -> None:
+        """Take an invoke."""
+        if event == b"transform":
+            self.open[number] = []
+        else:
+            await self.refuse(number, 200, f"no handler for {event!r}")
+
+    async def refuse(self, number: int, code: int, reason: str) -> None:
+        """Answer with an error."""
+        said = (42, code) if self.words.pairs else code
+        await self.say(number, self.words.error, said, reason)
+        if not self.words.error_ends:
+            await self.say(number, self.words.choke)
+
+    def add(self, number: int, chunk: bytes) -> None:
+        """Take a chunk."""
+        self.open[number].append(chunk)
+
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        """Take a choke."""
+        for chunk in chunks:
+            await self.say(number, self.words.chunk, chunk.upper())
+        await self.say(number, self.words.choke)
+
+    def cancel(self, number: int) -> None:
+        """Take an error."""
+        del self.open[number]
+
+    async def ended(self) -> int:
+        """Return the exit status once the connection has ended."""
+        return 0
+
+
+class _Greets(Worker):
+    async def hello(self) -> None:
+        await super().hello()
+        await self.worker.write(b"\x05ready")
+
+
+class _NeverBeats(Worker):
+    async def hello(self) -> None:
+        await self.say(self.words.control, self.words.handshake, "uuid")
+
+
+class _BeatsBeforeItSaysWhoItIs(Worker):
+    async def hello(self) -> None:
+        await self.worker.write(b"\x93\x01\x01\x90")
+
+
+class _DiesOfHeartbeats(Worker):
+    answers = 0
+
+    async def control(self, kind: int, arguments: tuple[Any, ...]) -> None:
+        self.answers += kind == self.words.heartbeat
+        assert self.answers < 2
+        await super().control(kind, arguments)
+
+
+class _KnowsOneSession(Worker):
+    last = 0
+
+    async def begin(self, number: int, event: bytes) -> None:
+        self.last = number
+        await super().begin(number, event)
+
+    def add(self, number: int, chunk: bytes) -> None:
+        super().add(self.last, chunk)
+
+
+class _IgnoresUnknownEvents(Worker):
+    async def refuse(self, number: int, code: int, reason: str) -> None:
+        pass
+
+
+class _SaysMore(Worker):
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        await super().answer(number, chunks)
+        await self.say(number, self.words.chunk, b"more")
+
+
+class _EndsTwiceBehindAnError(Worker):
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        await self.refuse(number, 1, "no")
+        await self.say(number, self.words.choke)
+
+
+class _Counts(Worker):
+    count = 1
+
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        self.count += 1
+        await super().answer(self.count, chunks)
+
+
+class _Invents(Worker):
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        await super().answer(number + 1, chunks)
+
+
+class _NumbersAreBytes(Worker):
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        await super().answer(number % 256, chunks)
+
+
+class _ThreeElements(Worker):
+    async def take(
+        self, first: int, second: int, arguments: tuple[Any, ...], *more: object
+    ) -> None:
+        assert not more
+        await super().take(first, second, arguments)
+
+
+class _ReadsAreFrames(Worker):
+    def cut(self, data: bytes) -> Any:  # noqa: ANN401
+        self.frames = msgpack.Unpacker(raw=True, use_list=False)
+        return super().cut(data)
+
+
+class _TextOnly(Worker):
+    def add(self, number: int, chunk: bytes) -> None:
+        chunk.decode()
+        super().add(number, chunk)
+
+
+class _NeverEnds(Worker):
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        for chunk in chunks:
+            await self.say(number, self.words.chunk, chunk)
+
+
+class _OneChunk(Worker):
+    def add(self, number: int, chunk: bytes) -> None:
+        assert not self.open[number]
+        super().add(number, chunk)
+
+
+class _WaitsForAChunk(Worker):
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        if chunks:
+            await super().answer(number, chunks)
+
+
+class _DiesOfErrors(Worker):
+    def cancel(self, number: int) -> None:
+        raise RuntimeError("cancelled")
+
+
+class _IgnoresTerminate(Worker):
+    async def leave(self) -> int | None:
+        return None
+
+
+class _Stays(Worker):
+    async def ended(self) -> int:
+        await anyio.sleep_forever()
+        return 0
+
+
+PLANTED: Final = {
+    _Greets: ("announces itself", "broke the protocol: a frame is no array"),
+    _NeverBeats: ("announces itself", "said who it is, and did not beat"),
+    _BeatsBeforeItSaysWhoItIs: ("announces itself", "the first frame is no handshake"),
+    _NeverEnds: ("answers", "bytes without the end of a session"),
+    _Invents: ("answers", "broke the protocol: there is no session 3"),
+    _Counts: ("takes numbers with gaps", "did not end session 126"),
+    _NumbersAreBytes: ("takes numbers with gaps", "did not end session 300"),
+    _DiesOfHeartbeats: ("takes heartbeats at any time", "exited with status 1"),
+    _KnowsOneSession: ("takes sessions that overlap", "replied to exchange 1 with []"),
+    _IgnoresUnknownEvents: (
+        "refuses an event that it does not know",
+        "does it know the event?",
+    ),
+    _SaysMore: ("says nothing behind the end", "said more for session 2"),
+    _EndsTwiceBehindAnError: ("says nothing behind the end", "said more for session 2"),
+    _ThreeElements: ("takes headers", "exited with status 1"),
+    _ReadsAreFrames: ("takes a byte at a time", "exited with status 1"),
+    _TextOnly: ("takes bytes that are no text", "exited with status 1"),
+    _OneChunk: ("takes more chunks than one", "exited with status 1"),
+    _WaitsForAChunk: ("takes a session without chunks", "owes 1 reply"),
+    _DiesOfErrors: ("takes a session that is cancelled", "exited with status 1"),
+    _IgnoresTerminate: ("terminates when it is told", "did not exit"),
+    _Stays: ("ends with its connection", "did not exit"),
+}
+"""Each with the check that fails, and why."""
+
+
+class _GoesWithoutAWord(Worker):
+    async def leave(self) -> int | None:
+        return None if self.told is None else 0
+
+
+class _SaysWithItsStatus(Worker):
+    async def leave(self) -> int | None:
+        status = await super().leave()
+        return status if status is None else 3
+
+
+class _Drops(Worker):
+    async def control(self, kind: int, arguments: tuple[Any, ...]) -> None:
+        await super().control(kind, arguments)
+        if self.told is not None:
+            self.open.clear()
+
+
+class _KnowsNoZero(Worker):
+    version = Version.ONE
+
+
+class _HandlesAnything(Worker):
+    async def begin(self, number: int, event: bytes) -> None:
+        await super().begin(number, b"transform")
+
+
+class _OneAtATime(Worker):
+    def __init__(self, worker: ScriptedWorker) -> None:
+        super().__init__(worker)
+        self.later: list[tuple[Any, ...]] = []
+
+    async def take(self, first: int, *more: Any) -> None:  # noqa: ANN401
+        if self.open and first != self.words.control and first not in self.open:
+            self.later.append((first, *more))
+            return
+        await super().take(first, *more)
+        if not self.open:
+            later, self.later = self.later, []
+            for frame in later:
+                await self.take(*frame)
+
+
+ADVISED: Final = {
+    _GoesWithoutAWord: (
+        "terminates when it is told",
+        "it went without a terminate of its own",
+    ),
+    _SaysWithItsStatus: (
+        "terminates when it is told",
+        "it exited with status 3, having been told",
+    ),
+    _Drops: (
+        "ends its sessions before it terminates",
+        "it drops the sessions that it has",
+    ),
+    _HandlesAnything: (
+        "refuses an event that it does not know",
+        "it handles an event of any name",
+    ),
+    _OneAtATime: ("answers while others wait", "it has one session at a time"),
+    _KnowsNoZero: ("speaks both versions", "it does not speak version 0"),
+}

@@ -1,0 +1,80 @@
+"""The suite of dialect ``cocaine``, and what it finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.testing.check import Finding, Verdict
+from tests.testing.check.checked import failures, said, scripted
+from tests.testing.check.sessions import ADVISED, PLANTED, Worker
+
+
+def found(
+    worker: type[Worker], *only: str, dialect: CocaineDialect | None = None
+) -> list[Finding]:
+    """Return what is found in a script."""
+    return scripted(worker.script, dialect=dialect or CocaineDialect(), only=only)
+
+
+@pytest.mark.parametrize("version", [v for v in Version if v.words is not None])
+def test_worker_that_keeps_to_the_protocol_passes(version: Version) -> None:
+    """In each of the versions, each of which it is told (issue 15)."""
+    dialect = CocaineDialect(protocol=version)
+    findings = found(Worker, dialect=dialect)
+    assert failures(findings) == {}
+    assert said(findings, Verdict.ADVICE) == {}
+    assert len(said(findings, Verdict.PASSED)) >= 26
+
+
+@pytest.mark.parametrize(
+    ("worker", "name", "reason"),
+    [(worker, *why) for worker, why in PLANTED.items()],
+    ids=[worker.__name__[1:] for worker in PLANTED],
+)
+def test_planted_bug_is_found(worker: type[Worker], name: str, reason: str) -> None:
+    """By the check that is about it, for the right reason (issue 15)."""
+    failed = failures(found(worker, name))
+    assert list(failed) == [name]
+    assert reason in failed[name]
+
+
+@pytest.mark.parametrize(
+    ("worker", "name", "reason"),
+    [(worker, *why) for worker, why in ADVISED.items()],
+    ids=[worker.__name__[1:] for worker in ADVISED],
+)
+def test_what_frameworks_do_is_advice(
+    worker: type[Worker], name: str, reason: str
+) -> None:
+    """A supervisor can live with it (issue 15)."""
+    findings = found(worker, name)
+    assert failures(findings) == {}
+    assert reason in said(findings, Verdict.ADVICE)[name]
+
+
+def test_heart_that_stops_is_a_failure_where_there_is_time_to_see_it() -> None:
+    """Else it is told how much there would have to be (issue 15)."""
+    check = "beats again"
+    findings = found(Worker, check)
+    assert failures(findings) == {}
+    assert said(findings, Verdict.NOT_APPLICABLE)[check].endswith(
+        "and may take 30: --timeout 30 looks as long"
+    )
+    findings = found(Worker, check, dialect=CocaineDialect(heartbeat=0.2))
+    assert "beat a second time" in failures(findings)[check]
+
+
+def test_failure_shows_the_frames() -> None:
+    """By their names, with what they carry (issue 15)."""
+    (worker,) = [w for w in PLANTED if w.__name__ == "_SaysMore"]
+    findings = found(worker, check := "says nothing behind the end")
+    (finding,) = (item for item in findings if item.check.name == check)
+    transcript = finding.transcript.replace(" | ", "; ")
+    lines = [line.split(maxsplit=1)[1] for line in transcript.splitlines()]
+    assert lines[1:4] == [
+        "said    handshake 'uuid'; heartbeat",
+        "told    heartbeat; invoke 2 'transform'; chunk 2 'one'; choke 2",
+        "said    chunk 2 'ONE'; choke 2; chunk 2 'more'",
+    ]
