@@ -262,8 +262,8 @@ class PipelineKeys(Keys):
         Literal["at-least-once", "exactly-once"],
         Choice("delivery", {d: d for d in _DELIVERIES}, later=("at-most-once",)),
     ] = "at-least-once"
-    """How often a message may arrive; exactly-once needs files, and state on engines
-    local and spark; or, on engine local, a load worker that commits."""
+    """How often a message may arrive; exactly-once needs files or a database, and state
+    on engines local and spark; or, on engine local, a load worker that commits."""
     state: Argument | None = None
     """Folder where offsets are kept between runs, and dead letters; without it dead
     letters alone, in .etlstage beside the file."""

@@ -352,6 +352,11 @@ def _guarantee(keys: PipelineKeys) -> str:
             "exactly once: an epoch that was not recorded before a crash is undone by"
             " load.abort, and loaded again"
         )
+    if keys.delivery == "exactly-once" and sink is not None and sink.path is None:
+        return (
+            "exactly once: an epoch is added in one transaction, with its record, behind"
+            " which a run that is repeated goes on"
+        )
     if keys.delivery == "exactly-once":
         return (
             "exactly once: an epoch that was not recorded before a crash replaces its"

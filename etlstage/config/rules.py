@@ -131,32 +131,54 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
     elif engine == "local" and "worker" in named(load):
         yield from _commits(data, load)
     else:
-        wants = "; it ".join(_not_once(str(engine), data, extract, sink))
+        wants = "; it ".join(
+            (
+                *_sink_not_once(str(engine), data, sink),
+                *_not_once(str(engine), data, extract),
+            )
+        )
         if wants:
             yield broken(("delivery",), f"exactly-once {wants}", at_key=False)
 
 
-def _not_once(
-    engine: str,
-    data: Mapping[str, Value],
-    extract: Mapping[str, Value],
-    sink: Mapping[str, Value],
+def _sink_not_once(
+    engine: str, data: Mapping[str, Value], sink: Mapping[str, Value]
 ) -> Iterator[str]:
-    """Yield why messages can't be loaded once, and what would do."""
-    if not of_files(sink.get("format", "parquet")) or "path" not in sink:
+    """Yield why a DataFrame can't be loaded once, and what would do."""
+    if str(sink.get("format")).lower() == "jdbc":
+        options = {name.lower() for name in mapping(sink.get("options"))}
+        if not {"url", "dbtable"} <= options:
+            yield "needs load.spark.options with url and dbtable"
+        if "remote" in mapping(data.get("spark")):
+            yield (
+                "needs a session with a JVM of its own for a database: over Spark Connect"
+                " there is no transaction; use spark.master"
+            )
+        if engine == "streaming":
+            yield "needs engine local or spark for a database"
+    elif not of_files(sink.get("format", "parquet")) or "path" not in sink:
         formats = ", ".join(FILES)
         workers = (
             ", or engine local, where a worker may have load.commit and load.abort"
             if not sink
             else ""
         )
-        yield f"needs load.spark with a path and a format of files ({formats}){workers}"
+        yield (
+            f"needs load.spark with a path and a format of files ({formats}), or format"
+            f" jdbc{workers}"
+        )
     path = sink.get("path")
     if engine != "streaming" and isinstance(path, str) and local_path(path) is None:
         yield (
             f"needs a path of this machine on engine {engine}, where an epoch can be"
             " renamed; use engine streaming"
         )
+
+
+def _not_once(
+    engine: str, data: Mapping[str, Value], extract: Mapping[str, Value]
+) -> Iterator[str]:
+    """Yield why messages can't be read and recorded once, and what would do."""
     if engine == "streaming":
         return
     if "state" not in data:

@@ -36,7 +36,9 @@ class Epochs(NamedTuple):
     check: Callable[[], None]
     """Raises if another run has taken over: then nothing is to be replaced."""
     start: int = 0
-    """What sets this start apart from all others of the load."""
+    """What sets this start apart from all others of the load: it rises with each."""
+    ended: bool = False
+    """Whether all is loaded, and nothing will come."""
 
 
 class Source(ABC):
@@ -149,6 +151,30 @@ class Landing(ABC):
 
     def begin(self, epochs: Epochs) -> None:
         """Take note of what was loaded before, ahead of being entered."""
+
+    async def noted(self) -> str | None:
+        """
+        Return what was last given to :meth:`commit`, if it is kept there.
+
+        Asked behind :meth:`begin`, of a load that broke off.
+
+        Raises:
+            SinkFailed: If it can't be read.
+
+        """
+        return None
+
+    async def commit(self, note: str) -> None:
+        """
+        Make what was flushed count, where that is done together with a note of it.
+
+        Args:
+            note: What :meth:`noted` is to return to a start that goes on behind it.
+
+        Raises:
+            SinkFailed: If that can't be done.
+
+        """
 
     @abstractmethod
     def landed(self) -> str:

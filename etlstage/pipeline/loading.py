@@ -116,6 +116,7 @@ class Loading:
             await self._end_exactly(exhausted=exhausted)
             return
         await (self._sink.finish() if exhausted else self._sink.flush())
+        await self._sink.commit("")
         await self._acknowledge()
         delivery = self._delivery
         if delivery is not None and not self._doubtful():
@@ -182,7 +183,7 @@ class Loading:
             letters = passed_sizes | {account.stage: self._letters.size(account.stage)}
         accounts = {name: list(at.counts) for name, at in passed.items()}
         accounts[account.stage] = account.counts
-        self._record(reached.value, accounts, letters, ended=ended)
+        await self._commit(reached.value, accounts, letters, ended=ended)
         self._held, self._reached = [0, 0], None
         await self._source.acknowledge(reached)
 
@@ -199,7 +200,7 @@ class Loading:
                 value = self._reached.value
             letters = self._letters.sizes() if self._letters is not None else {}
             counts = {account.stage: account.counts for account in self._ledger}
-            self._record(value, counts, letters, ended=True)
+            await self._commit(value, counts, letters, ended=True)
             if value is None:
                 await self._source.finished()
         elif self._behind:
@@ -223,7 +224,7 @@ class Loading:
         if self._letters is not None:
             await self._letters.sync()
 
-    def _record(
+    async def _commit(
         self,
         position: object,
         accounts: Mapping[str, Sequence[int]],
@@ -232,4 +233,9 @@ class Loading:
         ended: bool,
     ) -> None:
         assert self._epochs is not None
-        self._epochs.commit(position, accounts=accounts, letters=letters, ended=ended)
+        record = self._epochs.next(
+            position, accounts=accounts, letters=letters, ended=ended
+        )
+        await self._sink.commit(record.note)
+        self._epochs.at("committed")
+        self._epochs.keep(record)

@@ -176,7 +176,8 @@ class Pipeline(Runner):
         self._extracting = anyio.CancelScope()
         if self._drained:
             self.drain()
-        self._begin()
+        if await self._begin():
+            return "done"
         out, items = anyio.create_memory_object_stream[Item](0)
         with anyio.CancelScope() as self._scope:
             async with anyio.create_task_group() as tasks:
@@ -340,13 +341,17 @@ class Pipeline(Runner):
         size = letters.size(account.stage) if letters is not None else 0
         return Passed(account.stage, account.settled, size)
 
-    def _begin(self) -> None:
-        """Go on where a run broke off or ended, if one did."""
-        if (record := self._begin_delivery()) is None:
-            return
+    async def _begin(self) -> bool:
+        """Go on where a run broke off or ended; return whether all is loaded."""
+        if (record := await self._begin_delivery()) is None:
+            return False
         self._source.begin(record.load)
+        if record.ended:
+            await self._source.finished()
+            return True
         if record.position is not None:
             self._source.resume(record.position)
+        return False
 
 
 @asynccontextmanager

@@ -141,12 +141,13 @@ class Runner(ABC):
         letters = self._dead_letters
         return letters.secrets if letters is not None else Secrets()
 
-    def _begin_delivery(self) -> Record | None:
+    async def _begin_delivery(self) -> Record | None:
         """
         Have what this run commits recorded, and return what was before.
 
         Of a run that broke off all goes on, if its epochs are loaded once: its accounts,
-        its dead letters but those behind its last epoch, its number.
+        its dead letters but those behind its last epoch, its number. It has ended only
+        if the sink has noted that, and nobody could record it any more.
         """
         delivery, letters = self._delivery, self._dead_letters
         if delivery is None:
@@ -156,6 +157,7 @@ class Runner(ABC):
             stages=[account.stage for account in self.ledger],
             letters=letters.sizes() if letters is not None else {},
         )
+        await self._begin_landing(resumed=resumed)
         record = delivery.record
         if resumed and delivery.exactly_once:
             self._number = record.run
@@ -171,16 +173,19 @@ class Runner(ABC):
                 position=record.position,
                 run=record.run,
             )
-        self._landing.begin(
-            Epochs(
-                record.load,
-                record.epoch,
-                delivery.exactly_once,
-                delivery.check,
-                record.fence,
-            )
-        )
         return record
+
+    async def _begin_landing(self, *, resumed: bool) -> None:
+        """Tell the sink what was loaded before, which it may know better."""
+        delivery = self._delivery
+        assert delivery is not None
+        now, once = delivery.record, delivery.exactly_once
+        epochs = Epochs(now.load, now.epoch, once, delivery.check, now.fence)
+        self._landing.begin(epochs)
+        if resumed and once and (noted := await self._landing.noted()):
+            delivery.adopt(noted)
+            now = delivery.record
+            self._landing.begin(epochs._replace(done=now.epoch, ended=now.ended))
 
     @abstractmethod
     async def _run(self) -> Status:

@@ -53,6 +53,7 @@ _QUERY: Final = re.compile(
     r"|\n=== Streaming Query ===\n.*?(?=\n\s*JVM stacktrace|\Z)",
     re.DOTALL,
 )
+_HAVE_JAR: Final = "put its jar into spark.config, as in {{spark.jars: driver.jar}}"
 _MEANT: Final = (
     (
         re.compile("Schema must be specified when creating a streaming source"),
@@ -81,9 +82,22 @@ _MEANT: Final = (
             " in 'id long, title string', or another path ({0})"
         ),
     ),
+    (
+        # What Spark loads it with is among what called it.
+        re.compile(r"ClassNotFoundException: (\S+)\n(?s:.*)\bDriverRegistry\b"),
+        "there is no driver {0}: " + _HAVE_JAR,
+    ),
+    (
+        re.compile("SQLException: No suitable driver"),
+        "there is no driver for this url: set the option driver, and " + _HAVE_JAR,
+    ),
 )
 """What Spark says to programmers, for users."""
 _TRACEBACK: Final = "Traceback (most recent call last):"
+_OF_DATABASE: Final = re.compile(
+    # What a driver of a database says: the last is the cause, and has no values in it.
+    r"(?:^|[\s(:])(?:[a-z]\w*\.)+\w*SQL\w*Exception: ([^\n]+)"
+)
 _VAGUE: Final = frozenset({"TASK_WRITE_FAILED", "FAILED_READ_FILE.NO_HINT"})
 
 
@@ -98,7 +112,7 @@ def explain(error: BaseException, log_path: Path | None = None) -> str:
     """
     said = text_of(error)
     text = _QUERY.sub("", said)
-    line = _raised_by_python(text) or _meant(said) or _known(text)
+    line = _raised_by_python(text) or _meant(said) or _known(text) or _of_database(text)
     if line is None:
         line = _unknown(error, text)
         if log_path is not None:
@@ -150,6 +164,11 @@ def _meant(text: str) -> str | None:
         if (match := said.search(text)) is not None:
             return meant.format(*match.groups())
     return None
+
+
+def _of_database(text: str) -> str | None:
+    said = _OF_DATABASE.findall(text)
+    return _tidy(said[-1]) if said else None
 
 
 def _known(text: str) -> str | None:

@@ -570,7 +570,7 @@ load: {{{load}}}
 FRAME = "spark: {path: in}"
 EXACTLY = (
     "exactly-once needs load.spark with a path and a format of files (avro, csv, json,"
-    " orc, parquet, text, xml)"
+    " orc, parquet, text, xml), or format jdbc"
 )
 
 
@@ -638,6 +638,34 @@ EXACTLY = (
                     " load.commit and load.abort"
                 )
             ],
+        ),
+        (
+            "local",
+            "exactly-once",
+            FRAME,
+            "spark: {format: JDBC, options: {Url: u, dbTable: t}}}\nstate: s\nx-more: {",
+            [],
+        ),
+        (
+            "local",
+            "exactly-once",
+            FRAME,
+            "spark: {format: jdbc, options: {query: q}}}\nspark: {remote: 'sc://host'",
+            [
+                (
+                    "delivery: exactly-once needs load.spark.options with url and"
+                    " dbtable; it needs a session with a JVM of its own for a database:"
+                    " over Spark Connect there is no transaction; use spark.master; it"
+                    " needs state, a folder where it is recorded what was loaded"
+                )
+            ],
+        ),
+        (
+            "streaming",
+            "exactly-once",
+            FRAME,
+            "spark: {format: jdbc, options: {url: u, dbtable: t}}",
+            ["delivery: exactly-once needs engine local or spark for a database"],
         ),
         (
             "local",

@@ -181,6 +181,12 @@ CYCLIC = WORKERS.replace(
             ),
         ),
         (
+            frames(more="delivery: exactly-once\nstate: s").replace(
+                "path: out", "format: jdbc, options: {url: u, dbtable: t}"
+            ),
+            "exactly once: an epoch is added in one transaction, with its record",
+        ),
+        (
             frames("streaming", more="delivery: exactly-once"),
             (
                 "exactly once: a batch that is repeated after a crash replaces its folder"

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from etlstage.spark import Session
+from tests.database import drivers
 from tests.spark.driver import Driver, environment, make_session
 
 HERE = Path(__file__).parent
@@ -61,7 +63,10 @@ def anyio_backend() -> str:
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     """Give one session on two cores to all tests, over Connect with ``--connect``."""
     where = "remote" if request.config.getoption("--connect") else "master"
-    config = {"spark.sql.shuffle.partitions": 2}
+    config: dict[str, object] = {"spark.sql.shuffle.partitions": 2}
+    # A JVM gets them when it is launched; who needs them says why there are none.
+    with suppress(RuntimeError):
+        config["spark.jars"] = drivers()
     session = make_session(**{where: "local[2]"}, config=config)
     session.start()
     yield session

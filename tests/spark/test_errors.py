@@ -52,6 +52,32 @@ STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
             id="py4j",
         ),
         pytest.param(
+            "An error occurred while calling o1.save.\n: java.lang.ClassNotFoundException:"
+            " org.nobody.Driver" + STACK + "\tat org.apache.spark.sql.execution."
+            "datasources.jdbc.DriverRegistry$.register(DriverRegistry.scala:46)",
+            "there is no driver org.nobody.Driver: put its jar into spark.config, as in"
+            " {spark.jars: driver.jar}",
+            id="driver",
+        ),
+        pytest.param(
+            "An error occurred while calling None.x.JdbcOptionsInWrite.\n: java.sql."
+            "SQLException: No suitable driver" + STACK,
+            "there is no driver for this url: set the option driver, and put its jar"
+            " into spark.config, as in {spark.jars: driver.jar}",
+            id="no-driver",
+        ),
+        pytest.param(
+            "An error occurred while calling o2.save.\n: org.apache.spark.SparkException:"
+            " Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (x executor driver): java."
+            "sql.BatchUpdateException: Batch entry 0 with the values ('secret') was"
+            " aborted"
+            + STACK
+            + "\nCaused by: org.postgresql.util.PSQLException: ERROR:"
+            ' null value in column "a"\n  Detail: Failing row contains (secret).',
+            'ERROR: null value in column "a"',
+            id="database",
+        ),
+        pytest.param(
             "An error occurred while calling o490.parquet.\n: org.apache.spark."
             "SparkException: Job aborted due to stage failure: Task 0 in stage 45.0 "
             "failed 1 times, most recent failure: Lost task 0.0 in stage 45.0 (TID 80) "

@@ -55,7 +55,8 @@ class Delivery:
     Attributes:
         record: What was committed last; to be read once it is entered.
         at: Told the steps of each commit, for tests: ``begin``, ``written`` behind the
-            sink, ``aside`` before the record counts, ``recorded``.
+            sink, ``committed`` where the sink does that itself, ``aside`` before the
+            record counts, ``recorded``.
 
     Raises:
         StateUnusable: On entering, if another run has it, or it can't be ours.
@@ -130,16 +131,16 @@ class Delivery:
         self.record = record
         return False
 
-    def commit(
+    def next(
         self,
         position: object,
         *,
         accounts: Mapping[str, Sequence[int]] | None = None,
         letters: Mapping[str, int] | None = None,
         ended: bool = False,
-    ) -> None:
+    ) -> Record:
         """
-        Record that all before a position is durable: the next epoch is one.
+        Return the record of an epoch that is durable.
 
         Args:
             position: From where the source reads on.
@@ -147,13 +148,9 @@ class Delivery:
             letters: Bytes of the dead letters of each stage before it; likewise.
             ended: Whether the run has come to its end.
 
-        Raises:
-            StateUnusable: If another run has taken over, or it can't be stored.
-
         """
-        self.check()
         now = self.record
-        record = replace(
+        return replace(
             now,
             epoch=now.epoch + 1,
             position=position,
@@ -161,12 +158,50 @@ class Delivery:
             letters=now.letters if letters is None else {**now.letters, **letters},
             ended=ended,
         )
+
+    def commit(self, position: object, *, ended: bool = False) -> None:
+        """Record what :meth:`next` returns; raises as :meth:`keep`."""
+        self.keep(self.next(position, ended=ended))
+
+    def keep(self, record: Record) -> None:
+        """
+        Record that an epoch is durable.
+
+        Args:
+            record: As :meth:`next` has made it.
+
+        Raises:
+            StateUnusable: If another run has taken over, or it can't be stored.
+
+        """
+        self.check()
         record.store(self.folder, self.at)
         self.record = record
         self.at("recorded")
 
+    def adopt(self, note: str) -> None:
+        """
+        Go on behind an epoch that a sink has committed and that is not recorded.
+
+        Args:
+            note: What it was given with the epoch.
+
+        Raises:
+            StateUnusable: If that can't be understood, or it can't be stored.
+
+        """
+        try:
+            record = Record.of_note(note, fence=self.record.fence)
+        except ValueError as error:
+            raise StateUnusable(
+                f"can't read what was noted with the epochs of load {self.record.load}"
+                f" ({error}): set another state to start from the beginning"
+            ) from error
+        if record.epoch > self.record.epoch:
+            self.keep(record)
+
     def end(self) -> None:
-        """Record that the run has come to its end; raises as :meth:`commit`."""
+        """Record that the run has come to its end; raises as :meth:`keep`."""
         self.check()
         self.record = replace(self.record, ended=True)
         self.record.store(self.folder)

@@ -17,6 +17,7 @@ still write his own and does no harm.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -91,6 +92,19 @@ class Record:
                 f"can't read {path} ({error}): set another state to start from the"
                 " beginning"
             ) from error
+
+    @classmethod
+    def of_note(cls, note: str, *, fence: int) -> Self:
+        """Return what a sink has kept of a commit; raises ValueError if it is none."""
+        try:
+            return cls._of({**json.loads(note), "fence": fence})
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def note(self) -> str:
+        """The record, for a sink to keep."""
+        return json.dumps({"format": _FORMAT, **asdict(self)})
 
     def store(self, folder: Path, at: Callable[[str], None] | None = None) -> None:
         """

@@ -76,6 +76,11 @@ class Destination:
         """Whether whole output carries a marker."""
         return self.table is None and of_files(self.format)
 
+    @property
+    def of_database(self) -> bool:
+        """Whether it is a table of a database, over JDBC."""
+        return self.format.lower() == "jdbc" and self._option("dbtable") is not None
+
     def write(self, frame: DataFrame, *, first: bool, last: bool) -> None:
         """
         Write one epoch; blocks.
@@ -104,7 +109,8 @@ class Destination:
     def output(self) -> Output:
         """Return what and where it is, for reports."""
         what = self.format if self.table is None else "table"
-        return Output(what, self.table or self.path or str(self))
+        place = self.table or self.path or self._option("dbtable")
+        return Output(what, place or str(self))
 
     def objection(self, columns: Sequence[str], *, new: bool = True) -> str | None:
         """
@@ -144,7 +150,14 @@ class Destination:
             return None
         return local_path(self.path)
 
+    def _option(self, name: str) -> str | None:
+        """Return an option, whose name Spark reads in whatever case."""
+        found = (v for k, v in self.options.items() if k.lower() == name)
+        return next(found, None)
+
     def __str__(self) -> str:
         if self.table is not None:
             return f"table {self.table}"
+        if self.of_database:
+            return f"table {self._option('dbtable')} of a database"
         return self.path or f"a {self.format} destination"

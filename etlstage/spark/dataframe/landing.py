@@ -23,10 +23,12 @@ from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs, Landing, Output
+from etlstage.spark.dataframe.database import NotCommitted
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of
 from etlstage.spark.dataframe.place import EpochFolders
 from etlstage.spark.dataframe.schema import fitted
+from etlstage.spark.dataframe.table import EpochTable
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
@@ -73,21 +75,37 @@ class FrameLanding(Landing):
         self._goes_on = False
         self._known: Epochs | None = None  # where each is loaded once
         self._folders: EpochFolders | None = None
+        self._table: EpochTable | None = None
         self._fitted = 0  # messages that are written and not durable
+        self._flushed = 0  # of them those to be committed
 
     def begin(self, epochs: Epochs) -> None:
         """Take note of what was loaded before: it is not replaced, nor in the way."""
         self._goes_on = epochs.done > 0
         if not epochs.once:
             return
+        self._known, self.epochs = epochs, max(epochs.done, 0)
+        self._whole = epochs.ended
+        if self._destination.of_database:
+            self._table = EpochTable(self._destination.options, epochs)
+            return
         path = self._destination.local
         if path is None:
             raise self._failure(
                 f"can't load epochs once into {self._destination}: it is no path of"
-                " this machine"
+                " this machine, nor a table of a database"
             )
-        self._known, self.epochs = epochs, max(epochs.done, 0)
         self._folders = EpochFolders(path, epochs.load, epochs.start)
+
+    async def noted(self) -> str | None:
+        """Return the note of the last epoch, if the destination keeps these."""
+        table = self._table
+        if table is None:
+            return None
+        with self._failing("the epochs "):
+            return await anyio.to_thread.run_sync(
+                lambda: table.noted(self._session.start())
+            )
 
     async def __aenter__(self) -> Self:
         """Find out what is wrong with the settings; raises as :meth:`write`."""
@@ -127,7 +145,7 @@ class FrameLanding(Landing):
             self._error = error
             raise
         except Exception as error:
-            self._error = self._failure(explain(error, self._session.log_path))
+            self._error = self._failure(self._why(error))
             raise self._error from error
 
     def _open(self) -> SparkSession:
@@ -146,6 +164,15 @@ class FrameLanding(Landing):
         if self._folders is not None and self._known is not None:
             self._folders.sweep(self._known.done)
             self._folders.mark(whole=False)
+        if self._table is not None and self._known is not None:
+            schema = self._schema or StructType().add("value", "string")
+            adds = self._goes_on or self._destination.mode != "error"
+            objection = self._table.open(
+                spark, schema, done=self._known.done, adds=adds
+            )
+            if objection is not None:
+                raise self._failure(objection)
+            return spark
         new = not self._goes_on and (self._folders is None or self._folders.others())
         objection = self._destination.objection(columns, new=bool(new))
         if objection is not None:
@@ -165,8 +192,7 @@ class FrameLanding(Landing):
             raise
         except Exception as error:
             self._error = self._failure(
-                f"can't write {what}to {self._destination}:"
-                f" {explain(error, self._session.log_path)}"
+                f"can't write {what}to {self._destination}: {self._why(error)}"
             )
             raise self._error from error
         except BaseException:
@@ -215,6 +241,10 @@ class FrameLanding(Landing):
             aside = self._folders.aside(self._known.done + 1)
             destination = replace(destination, path=str(aside), mode="append")
             first, last = False, False
+        if self._table is not None:
+            await anyio.to_thread.run_sync(self._table.stage)
+            destination = replace(destination, options=self._table.staging)
+            first = False
         if files is not None:
             rows = rows.coalesce(files)
         await run_job(
@@ -225,22 +255,46 @@ class FrameLanding(Landing):
     async def _settle_epoch(self) -> None:
         """Make what was written count: the next epoch begins."""
         folders, known = self._folders, self._known
-        assert folders is not None
         assert known is not None
-        replaces = self._destination.mode == "overwrite" and not self._goes_on
         number = known.done + 1
-        with self._failing(f"epoch {number} "):
-            await anyio.to_thread.run_sync(
-                lambda: folders.settle(number, replaces=replaces, check=known.check)
-            )
-        self._known, self._goes_on = known._replace(done=number), True
+        if folders is not None:
+            with self._failing(f"epoch {number} "):
+                await anyio.to_thread.run_sync(
+                    lambda: folders.settle(
+                        number, replaces=self._replaces, check=known.check
+                    )
+                )
+            self._goes_on = True
+        self._known = known._replace(done=number)
         self._count(self._fitted)
-        self._fitted = 0
+        self._flushed, self._fitted = self._fitted, 0
 
-    def _count(self, messages: int) -> None:
+    async def commit(self, note: str) -> None:
+        """Have the database add what was flushed; nothing, where it is no database."""
+        table, known = self._table, self._known
+        if table is None or known is None:
+            return
+        number, rows, replaces = known.done, self._flushed, self._replaces
+        try:
+            with self._failing(f"epoch {number} "):
+                await anyio.to_thread.run_sync(
+                    lambda: table.commit(number, note, rows=rows, replaces=replaces)
+                )
+        except BaseException:
+            # Or nobody knows; the next run finds out.
+            self._count(-rows, epochs=-1)
+            raise
+        self._goes_on = True
+
+    @property
+    def _replaces(self) -> bool:
+        """Whether the epoch takes the place of all that there is."""
+        return self._destination.mode == "overwrite" and not self._goes_on
+
+    def _count(self, messages: int, *, epochs: int = 1) -> None:
         """Take note of an epoch that is durable."""
         self.account.done += messages
-        self.epochs += 1
+        self.epochs += epochs
 
     async def _settle(
         self,
@@ -266,6 +320,11 @@ class FrameLanding(Landing):
                 f"message {place + 1} does not fit the schema '{wanted}': {unfit.why}"
             )
             await self._policy.settle(error, [unfit.message], place=place)
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, NotCommitted):
+            return str(error)
+        return explain(error, self._session.log_path)
 
     def _config(self) -> dict[str, object]:
         """Return what the dead letters hold of this stage: no values of options."""

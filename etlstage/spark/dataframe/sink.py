@@ -12,6 +12,8 @@ import shutil
 from contextlib import suppress
 from typing import Final
 
+import anyio
+import anyio.to_thread
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -108,7 +110,7 @@ class DataFrameSink(FrameLanding, Sink):
         await self._prepare()
         if self._epoch.messages:
             await self._land(last=False)
-        if self._folders is not None:
+        if self._known is not None:
             await self._settle_epoch()
 
     async def finish(self) -> None:
@@ -120,8 +122,9 @@ class DataFrameSink(FrameLanding, Sink):
         marks = self._destination.marks and self._folders is None
         if self._epoch.messages or not self.epochs or marks:
             await self._land(last=True)
-        if self._folders is not None:
+        if self._known is not None:
             await self._settle_epoch()
+        if self._folders is not None:
             self._folders.mark(whole=True)
         self._whole = True
 
@@ -131,12 +134,16 @@ class DataFrameSink(FrameLanding, Sink):
         if self._folders is not None and self._known is not None and not self._whole:
             with suppress(OSError):
                 shutil.rmtree(self._folders.aside(self._known.done + 1))
+        if self._table is not None:
+            # Where that fails the next start does it.
+            with suppress(Exception), anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._table.close)
 
     async def _land(self, *, last: bool) -> None:
         """Load the epoch that has come together, and begin the next."""
         with self._failing(f"epoch {self.epochs + 1} "):
             fitted = await self._load_epoch(last=last)
-        if self._folders is not None:
+        if self._known is not None:
             self._fitted += fitted
         else:
             self._count(fitted)

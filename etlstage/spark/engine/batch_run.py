@@ -105,12 +105,17 @@ class ExecutorPipeline(Runner):
     async def _run(self) -> Status:
         self._transforming = stopped = anyio.CancelScope()
         keeper, delivery = None, self._delivery
-        if (record := self._begin_delivery()) is not None and delivery is not None:
+        if (
+            record := await self._begin_delivery()
+        ) is not None and delivery is not None:
             of = self._of
             keeper = Keeper(delivery.folder.absolute(), record.load, record.fence, of)
         async with self._sink:
             spark = await anyio.to_thread.run_sync(self._session.start)
             with staging_for(spark, self._folder, self.name, keeper) as staging:
+                if record is not None and record.ended:
+                    staging.whole = False  # all of it is loaded, and was not recorded
+                    return "done"
                 with stopped:
                     if self._drained:
                         stopped.cancel()
@@ -168,9 +173,12 @@ class ExecutorPipeline(Runner):
     async def _commit(self, delivery: Delivery) -> None:
         delivery.at("written")
         await self._letters.sync()
-        delivery.commit(
+        record = delivery.next(
             None,
             accounts={account.stage: account.counts for account in self.ledger},
             letters=self._letters.sizes(),
             ended=True,
         )
+        await self._sink.commit(record.note)
+        delivery.at("committed")
+        delivery.keep(record)

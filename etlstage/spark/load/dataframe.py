@@ -29,10 +29,11 @@ class StagedSink(FrameLanding, StagedLoad):
         await self._prepare()
         with self._failing(""):
             fitted = await self._load(messages, starts, what="", last=True)
-        if self._folders is not None:
+        if self._known is not None:
             self._fitted = fitted
             await self._settle_epoch()
-            self._folders.mark(whole=True)
         else:
             self._count(fitted)
+        if self._folders is not None:
+            self._folders.mark(whole=True)
         self._whole = True

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_commit_counts_epochs(tmp_path: Path) -> None:
     delivery = begun(tmp_path)
     steps: list[str] = []
     delivery.at = steps.append
-    delivery.commit(5, accounts={"e": [1], "l": [2]}, letters={"l": 3})
+    delivery.keep(delivery.next(5, accounts={"e": [1], "l": [2]}, letters={"l": 3}))
     assert steps == ["aside", "recorded"]
     found = Record.latest(tmp_path)
     assert found == delivery.record
@@ -157,3 +158,18 @@ def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
             second.begin("r2", stages=[], letters={})
             second.commit(3)
     assert Record.latest(tmp_path).position == 3
+
+
+def test_what_a_sink_has_noted_is_adopted(tmp_path: Path) -> None:
+    """If it is behind what is recorded; under the fence of who does so (issue 14)."""
+    delivery = begun(tmp_path)
+    noted = delivery.next(5, accounts={"e": [1], "l": [2]}, letters={"l": 3})
+    with Delivery(tmp_path, exactly_once=True) as again:
+        again.adopt(noted.note)
+        assert again.record == replace(noted, fence=2) == Record.latest(tmp_path)
+        again.commit(6)
+        again.adopt(noted.note)
+        assert again.record.position == 6
+        for note in "{}", "[]", "1", noted.note.replace('"epoch": 1', '"epoch": "1"'):
+            with pytest.raises(StateUnusable, match="can't read what was noted"):
+                again.adopt(note)

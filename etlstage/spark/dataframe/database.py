@@ -1,0 +1,159 @@
+"""
+A database, as the driver's JVM reaches it: with Spark's own options and dialects.
+
+Spark writes rows in transactions of its tasks, and offers none for what belongs together.
+So what has to happen at once is asked of the database here, over a connection that Spark
+makes as for its own writers; names and types are written as its dialects have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from etlstage.spark.session.job import over_connect
+
+__all__ = ("Connection", "Database", "NotCommitted")
+
+_NO_TABLE: Final = ("42P01", "42S02", "42Y07")
+"""What databases call a table that is not there, as SQLSTATE; SQLite says it in words."""
+
+
+class NotCommitted(Exception):
+    """An epoch can't be loaded, or was not; the text says why."""
+
+
+class Database:
+    """
+    A database that a session can write to.
+
+    Args:
+        spark: A session with a JVM of ours.
+        options: As format jdbc has them.
+
+    Raises:
+        NotCommitted: If the session is one over Spark Connect.
+
+    """
+
+    def __init__(self, spark: SparkSession, options: Mapping[str, str]) -> None:
+        if over_connect(spark):
+            raise NotCommitted(
+                "over Spark Connect there is no transaction that an epoch could be"
+                " loaded in: use a session with a JVM of its own"
+            )
+        # PySpark has no other way to these.
+        java: Any = spark._jvm
+        self._session: Any = spark._jsparkSession
+        jdbc = java.org.apache.spark.sql.execution.datasources.jdbc
+        scala = java.org.apache.spark.api.python.PythonUtils
+        self._utils = jdbc.JdbcUtils
+        self._options = jdbc.JdbcOptionsInWrite(scala.toScalaMap(dict(options)))
+        dialects = java.org.apache.spark.sql.jdbc.JdbcDialects
+        self._dialect = dialects.get(self._options.url())
+
+    def quoted(self, name: str) -> str:
+        """Return the name of a column as a statement has it."""
+        text: str = self._dialect.quoteIdentifier(name)
+        return text
+
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """Give a connection on which each statement is a transaction of its own."""
+        made = self._dialect.createConnectionFactory(self._options).apply(-1)
+        try:
+            yield Connection(made)
+        finally:
+            made.close()
+
+    def create(self, connection: Connection, table: str, schema: StructType) -> None:
+        """Create a table with the types that Spark's dialect has for the columns."""
+        java = self._session.parseDataType(schema.json())
+        self._utils.createTable(connection.java, table, java, False, self._options)
+
+
+class Connection(NamedTuple):
+    """A connection to a database."""
+
+    java: Any
+
+    def execute(self, statement: str, *values: str | int, timeout: int = 0) -> int:
+        """
+        Execute a statement, and return how many rows it has changed.
+
+        Args:
+            statement: With a question mark for each value.
+            values: The values.
+            timeout: Seconds that it may take; 0: as long as it takes.
+
+        """
+        prepared = self._prepared(statement, values)
+        try:
+            prepared.setQueryTimeout(timeout)
+            return int(prepared.executeUpdate())
+        finally:
+            prepared.close()
+
+    def row(self, query: str, *values: str | int) -> tuple[Any, ...] | None:
+        """Return the first row of a query."""
+        prepared = self._prepared(query, values)
+        try:
+            found = prepared.executeQuery()
+            if not found.next():
+                return None
+            count = found.getMetaData().getColumnCount()
+            return tuple(found.getObject(i + 1) for i in range(count))
+        finally:
+            prepared.close()
+
+    def columns(self, table: str) -> list[str] | None:
+        """Return the names of the columns of a table; None: there is no such table."""
+        try:
+            # Some databases look only now, others when the query is executed.
+            prepared = self._prepared(f"SELECT * FROM {table} WHERE 1=0", ())
+            try:
+                about = prepared.executeQuery().getMetaData()
+                return [
+                    about.getColumnName(i + 1) for i in range(about.getColumnCount())
+                ]
+            finally:
+                prepared.close()
+        except Py4JJavaError as error:
+            raised = error.java_exception
+            said = str(raised.getMessage()).lower()
+            if "no such table" in said or _state(raised) in _NO_TABLE:
+                return None
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make one transaction of what is done within."""
+        self.java.setAutoCommit(False)
+        try:
+            yield
+            self.java.commit()
+        except BaseException:
+            # What has failed may be the connection itself.
+            with suppress(Exception):
+                self.java.rollback()
+            raise
+        self.java.setAutoCommit(True)
+
+    def _prepared(self, statement: str, values: Sequence[str | int]) -> Any:  # noqa: ANN401
+        prepared = self.java.prepareStatement(statement)
+        for i, value in enumerate(values):
+            if isinstance(value, int):
+                prepared.setLong(i + 1, value)
+            else:
+                prepared.setString(i + 1, value)
+        return prepared
+
+
+def _state(raised: Any) -> str:  # noqa: ANN401
+    """Return the SQLSTATE of what Java raised."""
+    return str(raised.getSQLState()) if hasattr(raised, "getSQLState") else ""

@@ -1,0 +1,253 @@
+"""
+The epochs of one load, in a table of a database.
+
+The rows of an epoch are written to a staging table, which nobody else looks at. One
+transaction then adds them to the table and notes in the table ``etlstage_epochs``
+that they are there, with the record that belongs to the epoch: whoever was killed
+before the record was stored in the state directory finds it there, and goes on behind
+it. The fence is there, too: a run that was taken over commits nothing more.
+
+``etlstage_epochs`` has one row for each load, beside the table it is about::
+
+    load_id   what the epochs of a load have in common, over all its starts
+    fence     of the start that may commit; its staging table has it in its name
+    epoch     the last that is in the table
+    note      its record, as JSON
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from etlstage.pipeline.interfaces import Epochs
+from etlstage.spark.dataframe.database import Connection, Database, NotCommitted
+
+__all__ = ("EpochTable",)
+
+_EPOCHS: Final = "etlstage_epochs"
+_COLUMNS: Final = (
+    "load_id VARCHAR(64) NOT NULL PRIMARY KEY, fence BIGINT NOT NULL,"
+    " epoch BIGINT NOT NULL, note TEXT NOT NULL"
+)
+_BEFORE: Final = re.compile(r"""(?:(?:"[^"]*"|`[^`]*`|[^."`])+\.)*""")
+"""What stands before the name of a table: its schema, with the dot."""
+_PATIENCE: Final = 30  # seconds for the row of a load, which another start may hold
+
+
+class EpochTable:
+    """
+    A table into which epochs are loaded once.
+
+    Args:
+        options: As format jdbc has them, with ``dbtable``.
+        epochs: What was loaded before.
+
+    Raises:
+        Exception: Any method: what the database says, or that there is no driver.
+
+    """
+
+    def __init__(self, options: Mapping[str, str], epochs: Epochs) -> None:
+        self._options = {name.lower(): value for name, value in options.items()}
+        self._table = self._options["dbtable"]
+        before = _BEFORE.match(self._table)
+        schema = before[0] if before is not None else ""
+        self._epochs = f"{schema}{_EPOCHS}"
+        self._load = epochs.load
+        self._fence = epochs.start
+        self._stage = f"{schema}{self._staging(epochs.start)}"
+        self._schema = schema
+        self._names = ""
+        self._staged = False
+        self._database: Database | None = None
+
+    @property
+    def staging(self) -> dict[str, str]:
+        """Options by which Spark writes to the staging table."""
+        alone = {}
+        if self._options.get("url", "").startswith("jdbc:sqlite:"):
+            alone = {"numpartitions": "1"}  # one writer at a time
+        return {**self._options, **alone, "dbtable": self._stage}
+
+    def noted(self, spark: SparkSession) -> str | None:
+        """
+        Shut out all other starts of the load, and return what was last noted.
+
+        Raises:
+            NotCommitted: If another start has shut out this one.
+
+        """
+        self._database = database = Database(spark, self._options)
+        with database.connected() as connection:
+            if connection.columns(self._epochs) is None:
+                return None
+            with connection.transaction():
+                found = self._fenced(connection)
+            if found is None:
+                return None
+            if found[0] != self._fence:
+                left = self._schema + self._staging(found[0])
+                # Who was stopped while he wrote to it may hold it for long.
+                with suppress(Exception):
+                    connection.execute(f"DROP TABLE IF EXISTS {left}", timeout=5)
+            return found[2]
+
+    def open(
+        self, spark: SparkSession, schema: StructType, *, done: int, adds: bool
+    ) -> str | None:
+        """
+        Prepare for the epochs to come; return what stands against it.
+
+        Args:
+            spark: The session.
+            schema: The columns.
+            done: The last epoch that is recorded.
+            adds: Whether it is of no matter what the table holds.
+
+        """
+        self.noted(spark)
+        database = self._database
+        assert database is not None
+        with database.connected() as connection:
+            columns = connection.columns(self._table)
+            if connection.columns(self._epochs) is None:
+                connection.execute(f"CREATE TABLE {self._epochs} ({_COLUMNS})")
+            found = self._found(connection)
+            if found is None:
+                if columns is not None and not adds:
+                    return f"table {self._table} exists already: drop it, or set mode to append or overwrite"
+                connection.execute(
+                    f"INSERT INTO {self._epochs} (load_id, fence, epoch, note)"
+                    " VALUES (?, ?, ?, ?)",
+                    *(self._load, self._fence, done, ""),
+                )
+            elif found[1] != done:
+                return (
+                    f"{self._epochs} has epoch {found[1]} of load {self._load}, and"
+                    f" epoch {done} is recorded: was the database set back? set another"
+                    " state to load all anew"
+                )
+            if columns is None:
+                database.create(connection, self._table, schema)
+                columns = connection.columns(self._table) or []
+        return self._match(schema.names, columns)
+
+    def stage(self) -> None:
+        """Make the staging table, unless the epoch has one."""
+        if self._staged:
+            return
+        assert self._database is not None
+        with self._database.connected() as connection:
+            connection.execute(f"DROP TABLE IF EXISTS {self._stage}")
+            # With the types of the table: what can be written to it can be to this.
+            connection.execute(
+                f"CREATE TABLE {self._stage} AS SELECT {self._names} FROM {self._table}"
+                " WHERE 1=0"
+            )
+        self._staged = True
+
+    def commit(self, number: int, note: str, *, rows: int, replaces: bool) -> None:
+        """
+        Add what was staged, and note it: both or neither.
+
+        Args:
+            number: Of the epoch.
+            note: What is to be found by a start that goes on behind it.
+            rows: How many there must be.
+            replaces: Whether they take the place of all that is there.
+
+        Raises:
+            NotCommitted: If another start has shut out this one, or there are other
+                rows than these.
+
+        """
+        assert self._database is not None
+        names = self._names
+        with self._database.connected() as connection:
+            with connection.transaction():
+                changed = connection.execute(
+                    f"UPDATE {self._epochs} SET epoch = ?, note = ?"
+                    " WHERE load_id = ? AND fence = ? AND epoch = ?",
+                    *(number, note, self._load, self._fence, number - 1),
+                )
+                if changed != 1:
+                    raise self._taken(self._found(connection))
+                if replaces:
+                    connection.execute(f"DELETE FROM {self._table}")
+                if self._staged:
+                    added = connection.execute(
+                        f"INSERT INTO {self._table} ({names})"
+                        f" SELECT {names} FROM {self._stage}"
+                    )
+                    if added != rows:
+                        raise NotCommitted(
+                            f"{added} rows were staged, expected {rows}: Spark has run"
+                            " a task again; the next run loads the epoch again"
+                        )
+            if self._staged:
+                connection.execute(f"DROP TABLE {self._stage}")
+        self._staged = False
+
+    def close(self) -> None:
+        """Remove the staging table."""
+        if self._staged and self._database is not None:
+            self._staged = False
+            with self._database.connected() as connection:
+                connection.execute(f"DROP TABLE IF EXISTS {self._stage}")
+
+    def _fenced(self, connection: Connection) -> tuple[int, int, str] | None:
+        """Raise the fence, and return what was there before."""
+        found = self._found(connection)
+        if found is None:
+            return None
+        changed = connection.execute(
+            f"UPDATE {self._epochs} SET fence = ? WHERE load_id = ? AND fence <= ?",
+            *(self._fence, self._load, self._fence),
+            timeout=_PATIENCE,
+        )
+        if changed != 1:
+            raise self._taken(found)
+        # Whoever was there before us may have committed meanwhile.
+        now = self._found(connection)
+        return None if now is None else (found[0], *now[1:])
+
+    def _found(self, connection: Connection) -> tuple[int, int, str] | None:
+        """Return fence, epoch and note."""
+        found = connection.row(
+            f"SELECT fence, epoch, note FROM {self._epochs} WHERE load_id = ?",
+            self._load,
+        )
+        return None if found is None else (int(found[0]), int(found[1]), str(found[2]))
+
+    def _match(self, wanted: Sequence[str], columns: Sequence[str]) -> str | None:
+        """Find each column in the table; return what stands against it."""
+        assert self._database is not None
+        there = {name.lower(): name for name in columns}
+        there |= {name: name for name in columns}
+        missing = [
+            name for name in wanted if name not in there and name.lower() not in there
+        ]
+        if missing:
+            return (
+                f"table {self._table} has no column {', '.join(missing)}: it has"
+                f" {', '.join(columns)}; add what is missing, or drop the table"
+            )
+        names = (there.get(name) or there[name.lower()] for name in wanted)
+        self._names = ", ".join(map(self._database.quoted, names))
+        return None
+
+    def _staging(self, fence: int) -> str:
+        return f"etlstage_{self._load}_{fence}".replace("-", "_")
+
+    def _taken(self, found: tuple[int, int, str] | None) -> NotCommitted:
+        about = "its row is gone" if found is None else f"fence {found[0]}"
+        return NotCommitted(
+            f"another run has taken over the load {self._load} ({about} in"
+            f" {self._epochs}, ours is fence {self._fence}): nothing is committed"
+        )

@@ -1,0 +1,177 @@
+"""
+Databases of the tests: PostgreSQL in a process of its own, and the drivers of Java.
+
+What is missing is installed from Debian's packages, by root; others are told what to
+install. The server refuses to run as root, and is then run by the user of its package.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+__all__ = ("PostgreSQL", "drivers", "postgresql")
+
+_JARS: Final = {
+    "libpostgresql-jdbc-java": Path("/usr/share/java/postgresql.jar"),
+    "libxerial-sqlite-jdbc-java": Path("/usr/share/java/sqlite-jdbc.jar"),
+}
+_VERSIONS: Final = Path("/usr/lib/postgresql")
+_PASSWORD: Final = "the password of tests"  # noqa: S105
+
+
+def drivers() -> str:
+    """Return the drivers for Java as Spark's setting ``spark.jars`` has them."""
+    _install([name for name, jar in _JARS.items() if not jar.exists()])
+    return ",".join(map(str, _JARS.values()))
+
+
+class PostgreSQL:
+    """
+    A server that is empty, on the loopback interface.
+
+    Attributes:
+        port: Where it listens.
+
+    """
+
+    user: Final = "etlstage"
+    password: Final = _PASSWORD
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self._folder = folder
+        self._programs = programs
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options by which Spark finds it."""
+        return {
+            "url": f"jdbc:postgresql://127.0.0.1:{self.port}/postgres",
+            "driver": "org.postgresql.Driver",
+            "user": self.user,
+            "password": self.password,
+        }
+
+    def create(self) -> None:
+        """Make its files."""
+        secret = self._folder / "password"
+        secret.write_text(_PASSWORD)
+        names = "-U", self.user, "-A", "scram-sha-256", "--pwfile", str(secret)
+        self._run("initdb", "--no-sync", *names)
+
+    def start(self) -> None:
+        """Start it, and return when it answers."""
+        listens = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -F"
+        log = str(self._folder / "log")
+        self._run("pg_ctl", "start", "-w", "-o", listens, "-l", log)
+
+    def stop(self) -> None:
+        """Kill it; what was committed is there when it starts again."""
+        self._run("pg_ctl", "stop", "-w", "-m", "immediate")
+
+    def ask(self, statement: str) -> list[str]:
+        """Return the rows that a statement gives, each as a line."""
+        done = subprocess.run(
+            [
+                *(self._programs / "psql", "-h", "127.0.0.1", "-p", str(self.port)),
+                *("-U", self.user, "-d", "postgres", "-X", "-q", "-A", "-t"),
+                *("-v", "ON_ERROR_STOP=1", "-c", statement),
+            ],
+            env={"PGPASSWORD": _PASSWORD},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # Not to a pipe: the server would hold it.
+        with (self._folder / program).open("w+") as said:
+            done = subprocess.run(
+                [self._programs / program, "-D", self._folder / "data", *arguments],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                user=_owner(),
+                check=False,
+            )
+            said.seek(0)
+            assert done.returncode == 0, said.read()
+
+
+@contextmanager
+def postgresql() -> Iterator[PostgreSQL]:
+    """Start a server, and stop it at the end."""
+    if not _programs():
+        _install(["postgresql"])
+    # Not below the folders of pytest, which only their owner may enter.
+    folder = Path(tempfile.mkdtemp(prefix="etlstage-database-"))
+    try:
+        if (owner := _owner()) is not None:
+            shutil.chown(folder, owner)
+        server = PostgreSQL(folder, _programs()[-1])
+        server.create()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder)
+
+
+def _programs() -> Sequence[Path]:
+    """Return the folders of programs of each version."""
+    found = _VERSIONS.glob("*/bin/postgres")
+    return sorted(
+        (path.parent for path in found), key=lambda path: int(path.parent.name)
+    )
+
+
+def _owner() -> str | None:
+    """Return who runs the server, if we may not."""
+    if os.geteuid():
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    raise RuntimeError(
+        "there is neither the user postgres nor nobody to run PostgreSQL"
+    )
+
+
+def _install(packages: Sequence[str]) -> None:
+    if not packages:
+        return
+    wanted = f"apt-get install {' '.join(packages)}"
+    if os.geteuid() or shutil.which("apt-get") is None:
+        raise RuntimeError(
+            f"the tests of databases need more than is installed: {wanted}"
+        )
+    # Several processes of tests may want them at the same time.
+    with (Path(tempfile.gettempdir()) / "etlstage-install.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (
+            ["apt-get", "update", "-qq"],
+            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages],
+        ):
+            done = subprocess.run(
+                command, env=quiet, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,310 @@
+"""Epochs in a table: SQLite, and a PostgreSQL that is started here."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import pytest
+from pyspark.sql import SparkSession
+
+from etlstage.errors import SinkFailed
+from etlstage.messages import Position, Run
+from etlstage.pipeline import Pipeline
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.interfaces import Epochs, Source
+from etlstage.pipeline.report import Report
+from etlstage.spark import DataFrameSink, Destination
+from tests.database import PostgreSQL, drivers, postgresql
+
+pytestmark = [pytest.mark.spark, pytest.mark.classic]
+
+STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
+
+
+class SQLite:
+    """A file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        url = f"jdbc:sqlite:{path}"
+        self.options = {"url": url, "driver": "org.sqlite.JDBC"}
+
+    def ask(self, statement: str) -> list[str]:
+        """Return the rows that a statement gives, each as a line."""
+        with closing(sqlite3.connect(self._path)) as base:
+            rows = base.execute(statement).fetchall()
+            base.commit()
+        return ["|".join(map(str, row)) for row in rows]
+
+
+Database: TypeAlias = SQLite | PostgreSQL
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSQL]:
+    """Give a server to all tests of the file."""
+    drivers()
+    with postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres(server: PostgreSQL) -> PostgreSQL:
+    """Give it, empty."""
+    server.ask("drop schema public cascade; create schema public")
+    return server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """Give a database, empty; one of each kind."""
+    if request.param == "sqlite":
+        return SQLite(tmp_path / "base.db")
+    found: PostgreSQL = request.getfixturevalue("postgres")
+    return found
+
+
+def known(done: int = 0, *, start: int = 1) -> Epochs:
+    """Return what a sink is told of a load."""
+    return Epochs("ab12", done, once=True, check=lambda: None, start=start)
+
+
+def sink_into(
+    spark: SparkSession,
+    base: Database,
+    *,
+    mode: str = "append",
+    schema: str | None = None,
+    table: str = "rows",
+    **options: str,
+) -> DataFrameSink:
+    """Return a sink into a table."""
+    place = Destination(
+        format="jdbc", mode=mode, options={**base.options, "dbTable": table, **options}
+    )
+    return DataFrameSink(spark, place, schema=schema)
+
+
+def tables(base: Database) -> list[str]:
+    """Return the names of all tables."""
+    if isinstance(base, SQLite):
+        found = base.ask("select name from sqlite_master where type = 'table'")
+    else:
+        found = base.ask(
+            "select relname from pg_class where relkind = 'r'"
+            " and relnamespace = 'public'::regnamespace"
+        )
+    return sorted(found)
+
+
+class Numbers(Source):
+    """Gives numbers, never with the same text twice, and a position behind each."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("extract")
+        self._count = count
+        self._from = 0
+
+    def resume(self, position: object) -> None:
+        """Begin behind a position."""
+        assert isinstance(position, int)
+        self._from = position
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield runs of one message."""
+        for n in range(self._from, self._count):
+            yield [b"%d %s" % (n, secrets.token_hex(2).encode())]
+            yield Position(n + 1)
+
+
+class Died(Exception):
+    """Where a step was reached."""
+
+
+async def run(
+    spark: SparkSession,
+    base: Database,
+    state: Path,
+    when: tuple[str, int] | None,
+    **options: str,
+) -> Report:
+    """Load numbers; the run breaks off at a step of an epoch."""
+    delivery = Delivery(state, exactly_once=True, bounds=Bounds(messages=2))
+    if when is not None:
+
+        def at(step: str) -> None:
+            if (step, delivery.record.epoch + (step != "recorded")) == when:
+                raise Died(step)
+
+        delivery.at = at
+    pipeline = Pipeline(
+        name="numbers",
+        source=Numbers(5),
+        sink=sink_into(spark, base, **options),
+        delivery=delivery,
+    )
+    return await pipeline.run()
+
+
+def numbers(base: Database) -> list[int]:
+    """Return the numbers that are loaded."""
+    return sorted(int(row.split()[0]) for row in base.ask("select value from rows"))
+
+
+async def test_run_that_breaks_off_loads_each_row_once(
+    spark: SparkSession, base: Database, tmp_path: Path
+) -> None:
+    """At whatever step of a commit, that of the last epoch too (issue 14)."""
+    state = tmp_path / "state"
+    # The first four in one epoch; what was committed is never loaded again.
+    for step, epoch in (*zip(STEPS[:4], (1, 1, 1, 2), strict=True), ("recorded", 2)):
+        report = await run(spark, base, state, (step, epoch))
+        assert isinstance(report.error, Died), (step, report.error)
+    report = await run(spark, base, state, ("committed", 3))
+    assert isinstance(report.error, Died), report.error
+    report = await run(spark, base, state, None)
+    assert (report.status, report.error) == ("done", None)
+    assert report.ledger[-1].done == 5
+    assert "wrote 5 messages" in report.landed
+    assert numbers(base) == [0, 1, 2, 3, 4]
+    assert tables(base) == ["etlstage_epochs", "rows"]
+    record = Record.latest(state)
+    assert (record.ended, record.position) == (True, None)
+
+
+async def commit(sink: DataFrameSink, *messages: bytes) -> None:
+    """Load an epoch."""
+    await sink.write(list(messages))
+    await sink.flush()
+    await sink.commit("{}")
+
+
+async def test_run_that_was_taken_over_commits_nothing(
+    spark: SparkSession, base: Database
+) -> None:
+    """The database knows of it, whatever the state directory says (issue 14)."""
+    old, new = sink_into(spark, base), sink_into(spark, base)
+    old.begin(known())
+    async with old:
+        await old.write([b"1 old"])
+        await old.flush()
+        new.begin(known(start=2))
+        assert await new.noted() == ""
+        async with new:
+            with pytest.raises(SinkFailed, match="another run has taken over the load"):
+                await old.commit("{}")
+            assert old.account.done == 0
+            await commit(new, b"1 new")
+    assert base.ask("select value from rows") == ["1 new"]
+    assert tables(base) == ["etlstage_epochs", "rows"]
+
+
+async def test_first_epoch_replaces_and_the_others_add(
+    spark: SparkSession, base: Database
+) -> None:
+    """In a table with columns of its own, in their own order (issue 14)."""
+    base.ask('create table rows (more integer default 7, "we ird" text, id integer)')
+    base.ask("insert into rows (id) values (1)")
+    schema = "ID long, `we ird` string"
+    for done in 0, 1:
+        sink = sink_into(spark, base, mode="overwrite", schema=schema)
+        sink.begin(known(done, start=done + 1))
+        async with sink:
+            await commit(sink, b'{"ID": %d, "we ird": "x"}' % done)
+    rows = base.ask('select more, "we ird", id from rows order by id')
+    assert rows == ["7|x|0", "7|x|1"]
+
+
+async def test_rows_of_a_task_that_ran_twice_are_refused(
+    spark: SparkSession, base: Database
+) -> None:
+    """They are counted, and the transaction is undone (issue 14)."""
+    sink = sink_into(spark, base)
+    sink.begin(known())
+    async with sink:
+        await sink.write([b"1"])
+        await sink.flush()
+        base.ask("insert into etlstage_ab12_1 values ('1')")
+        with pytest.raises(SinkFailed, match="2 rows were staged, expected 1"):
+            await sink.commit("{}")
+    assert base.ask("select count(*) from rows") == ["0"]
+    assert base.ask("select epoch from etlstage_epochs") == ["0"]
+
+
+@pytest.mark.parametrize("base", ["sqlite"], indirect=True)
+async def test_what_stands_against_a_table_is_told_first(
+    spark: SparkSession, base: Database
+) -> None:
+    """Before a row is written; and it can go on when that is gone (issue 14)."""
+
+    async def told(mode: str = "append", **settings: str) -> str:
+        sink = sink_into(spark, base, mode=mode, **settings)
+        sink.begin(known())
+        with pytest.raises(SinkFailed) as caught:
+            await sink.__aenter__()
+        return str(caught.value)
+
+    base.ask("create table rows (id integer)")
+    assert await told("error", schema="id long") == (
+        "load: table rows exists already: drop it, or set mode to append or overwrite"
+    )
+    assert await told(schema="id long, title string") == (
+        "load: table rows has no column title: it has id; add what is missing, or drop"
+        " the table"
+    )
+    assert await told(driver="org.nobody.Driver") == (
+        "load: there is no driver org.nobody.Driver: put its jar into spark.config, as"
+        " in {spark.jars: driver.jar}"
+    )
+    assert tables(base) == ["etlstage_epochs", "rows"]
+    base.ask("alter table rows add title text")
+    sink = sink_into(spark, base, schema="id long, title string")
+    sink.begin(known())
+    async with sink:
+        await commit(sink, b'{"id": 1, "title": "x"}')
+        base.ask("update etlstage_epochs set epoch = 7")
+    assert await told() == (
+        "load: etlstage_epochs has epoch 7 of load ab12, and epoch 0 is recorded: was"
+        " the database set back? set another state to load all anew"
+    )
+
+
+async def test_server_that_goes_away_costs_nothing(
+    spark: SparkSession, postgres: PostgreSQL, tmp_path: Path
+) -> None:
+    """Nor does a permission; the run goes on when it is back (issue 14)."""
+    state = tmp_path / "state"
+    report = await run(spark, postgres, state, ("written", 2))
+    assert isinstance(report.error, Died)
+    postgres.stop()
+    try:
+        report = await run(spark, postgres, state, None)
+    finally:
+        postgres.start()
+    where = postgres.options["url"].split("/")[2]
+    assert str(report.error).startswith(
+        "load: can't write the epochs to table rows of a database: connection to"
+        f" {where} refused"
+    )
+    postgres.ask(
+        "create role loader login password 'of the loader'; grant all on schema public"
+        " to loader; grant all on etlstage_epochs to loader; grant select on rows to loader"
+    )
+    loader = {"user": "loader", "password": "of the loader"}
+    report = await run(spark, postgres, state, None, **loader)
+    assert str(report.error) == (
+        "load: can't write epoch 2 to table rows of a database: ERROR: permission denied"
+        " for table rows"
+    )
+    assert report.ledger[-1].done == 2
+    postgres.ask("grant insert on rows to loader")
+    report = await run(spark, postgres, state, None, **loader)
+    assert report.error is None
+    assert numbers(postgres) == [0, 1, 2, 3, 4]
+    postgres.ask("drop owned by loader; drop role loader")
