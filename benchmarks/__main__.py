@@ -18,6 +18,8 @@ QUESTIONS = (
     "stream",
     "lockstep",
     "cocaine",
+    "cocaine_sdk",
+    "heartbeats",
     "sdk_worker",
     "refusals",
     "pairing",

@@ -54,6 +54,7 @@ while data := wire.recv(1 << 18):
     wire.sendall(b"".join(out))
 """
 """What it is sent of a session it sends back, but for the event."""
+ECHO = (sys.executable, "-c", WORKER)
 
 
 def measure() -> list[Row]:
@@ -62,7 +63,7 @@ def measure() -> list[Row]:
     for what, count, batch in (("sessions", COUNT, 1), ("chunks", CHUNKS, BATCH)):
         run = messages(count)
         ours, theirs = paired(
-            lambda run=run, batch=batch: anyio.run(_supervised, run, batch),  # type: ignore[misc]
+            lambda run=run, batch=batch: anyio.run(supervised, ECHO, run, batch),  # type: ignore[misc]
             lambda run=run, batch=batch: asyncio.run(_bare(run, batch)),  # type: ignore[misc]
         )
         said = f"cocaine, {what}, {CONCURRENCY} sessions at once"
@@ -70,11 +71,12 @@ def measure() -> list[Row]:
     return rows
 
 
-async def _supervised(run: list[bytes], batch: int) -> float:
+async def supervised(command: tuple[str, ...], run: list[bytes], batch: int) -> float:
+    """Return the messages per second that pass through a worker."""
     settings = {"name": "cocaine", "concurrency": CONCURRENCY, "batches": batch > 1}
     stage = Stage(
         name="echo",
-        command=(sys.executable, "-c", WORKER),
+        command=command,
         dialect=dialect_from_plain(settings),
         batch=BatchPolicy(size=batch),
     )
