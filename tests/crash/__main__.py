@@ -43,16 +43,16 @@ def main() -> None:
     parser.add_argument("--epoch", type=int, default=20_000)
     parser.add_argument("--moments", type=int, default=200)
     parser.add_argument("--order", choices=ORDERS, action="append")
-    parser.add_argument("--sink", choices=ENDS, action="append")
+    parser.add_argument("--ends", choices=ENDS, action="append")
     parser.add_argument("--seed", type=int, default=None)
     chosen = parser.parse_args()
     dice = random.Random(chosen.seed)  # noqa: S311
-    for order, sink in product(chosen.order or ORDERS, chosen.sink or ENDS):
-        case = Case(order, sink, chosen.messages, chosen.epoch)
+    for order, ends in product(chosen.order or ORDERS, chosen.ends or ENDS):
+        case = Case(order, ends, chosen.messages, chosen.epoch)
         began = time.monotonic()
         tell(f"{case}: {trial(case, [], dice)}, and nothing was killed")
         seconds = time.monotonic() - began
-        whats = [what for what in WHATS if sink != "workers" or what not in OF_SPARK]
+        whats = [what for what in WHATS if ends != "workers" or what not in OF_SPARK]
         kills = [
             Kill(what, (step, str(dice.randrange(2))))
             for step in STEPS

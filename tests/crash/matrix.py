@@ -59,6 +59,17 @@ transform:
     worker: {{command: [{python}, {here}/stage.py{batches}]}}
     {order}
 """
+SPARK: Final = """\
+engine: {engine}
+spark:
+  config:
+    spark.ui.enabled: "false"
+    spark.sql.shuffle.partitions: "2"
+    spark.sql.execution.arrow.maxRecordsPerBatch: "{run}"
+extract: {{spark: {{path: in, format: text}}}}
+load:
+  spark: {{path: out, format: parquet, epoch: {{messages: {epoch}}}}}
+"""
 ENDS: Final = {
     "workers": """\
 extract:
@@ -71,17 +82,10 @@ load:
   commit: [{python}, {here}/ends.py, commit]
   abort: [{python}, {here}/ends.py, abort]
 """,
-    "parquet": """\
-spark:
-  config:
-    spark.ui.enabled: "false"
-    spark.sql.shuffle.partitions: "2"
-    spark.sql.execution.arrow.maxRecordsPerBatch: "{run}"
-extract: {{spark: {{path: in, format: text}}}}
-load:
-  spark: {{path: out, format: parquet, epoch: {{messages: {epoch}}}}}
-""",
+    "local": SPARK,
+    "spark": SPARK,
 }
+"""Between what the stages are: workers, or DataFrames on an engine."""
 
 
 class Kill(NamedTuple):
@@ -95,7 +99,7 @@ class Case(NamedTuple):
     """How a pipeline runs."""
 
     order: str = "total"
-    sink: str = "parquet"
+    ends: str = "local"
     messages: int = 100_000
     epoch: int = 20_000
 
@@ -117,7 +121,7 @@ def prepare(folder: Path, case: Case) -> None:
         here=HERE,
         batches=", batches" * (case.order == "batches"),
         order=re.sub(r", (?=key|workers|batch)", "\n    ", ORDERS[case.order]),
-        ends=ENDS[case.sink].format(**names),
+        ends=ENDS[case.ends].format(engine=case.ends, **names),
     )
     (folder / "pipeline.yaml").write_text(text)
 
@@ -163,7 +167,7 @@ def check(folder: Path, case: Case) -> None:
     loaded = check_rows(folder, case, refused)
     check_order(loaded, case)
     record = Record.latest(folder / "state")
-    position = case.messages if case.sink == "workers" else None
+    position = case.messages if case.ends == "workers" else None
     assert (record.ended, record.position) == (True, position), record
     extracted, first, second, last = record.accounts.values()
     assert extracted[5] == case.messages, record
@@ -199,12 +203,12 @@ def rows_of(out: Path, case: Case) -> Iterator[str]:
     for path in folders:
         assert re.fullmatch(r"epoch=([0-9a-f]{8}|retry)-\d+", path.name), folders
     for path in sorted(folders, key=lambda path: int(path.name.rpartition("-")[2])):
-        if case.sink == "workers":
+        if case.ends == "workers":
             yield from path.read_text().splitlines()
             continue
         files = sorted(path.glob("part-*"), key=lambda file: file.stat().st_mtime_ns)
         for file in files:
-            table = ds.dataset(file, format=case.sink).to_table()
+            table = ds.dataset(file, format="parquet").to_table()
             yield from table["value"].to_pylist()
 
 

@@ -302,7 +302,8 @@ class DeadLetters:
         behind = f"; the message's own error: {why}" if why else ""
         said = (error.strerror or str(error)).lower()
         return StageError(
-            f"stage {stage}: can't write dead letters to {self.folder}: {said}{behind}",
+            f"stage {stage}: can't write dead letters to {self.folder}: {said}; make room,"
+            f" or set another state{behind}",
             stage=stage,
         )
 
