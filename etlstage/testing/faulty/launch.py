@@ -136,7 +136,8 @@ class _FaultyWire:
         self.writable = wire.writable
         self.close = wire.close
         child.scene = self
-        child.status = Status(child.inner.status, self) if child.inner.status else None
+        if child.inner.status is not None:
+            child.status = Status(child.inner.status, self)
         self._misbehave("start")
         self._advance()
 
@@ -161,7 +162,10 @@ class _FaultyWire:
         return taken
 
     def close_write(self) -> None:
-        if self._input_ended or "end" not in self._plan:
+        if self._input_ended:
+            return
+        self._input_ended = True
+        if "end" not in self._plan:
             self._end_input()
             return
         self._misbehave("end")
@@ -170,7 +174,6 @@ class _FaultyWire:
         self.stop_waiting()
 
     def _end_input(self) -> None:
-        self._input_ended = True
         # Who has closed one of its pipes, or hangs, does not end with its input.
         if self._stdin_open and self._stdout_open and not self._stalled:
             self._wire.close_write()
@@ -194,7 +197,7 @@ class _FaultyWire:
             data = self._wire.read(size)
             if data is None:
                 return None
-            if not data and self._hangs:
+            if not data and self.hangs:
                 return None
             if not data:
                 rest, self._rest = self._rest[self._passed :], b""
@@ -209,11 +212,11 @@ class _FaultyWire:
         if self._queue or not self._stdout_open:
             await self.resumed()
             return
-        if self._hangs and self._child.inner.returncode is not None:
+        if self.hangs and self._child.inner.returncode is not None:
             await self._moved.wait()
             return
-        idle = "idle" in self._plan and self._turns >= self._requests
-        if not idle:
+        waits = not self._deaf and self._turns >= self._requests
+        if not (waits and "idle" in self._plan):
             await self._wire.readable()
             return
         with anyio.move_on_after(_IDLE):
@@ -232,12 +235,17 @@ class _FaultyWire:
 
     async def settled(self) -> None:
         """Wait until it is known how a process that is gone is to have ended."""
-        streams = self._dialect.shape is Shape.STREAM
-        while self._hangs or (streams and not (self._over or self._child.released)):
+        while self.undecided:
             await self._moved.wait()
 
     @property
-    def _hangs(self) -> bool:
+    def undecided(self) -> bool:
+        """Whether it is not known yet how a process that is gone is to have ended."""
+        streams = self._dialect.shape is Shape.STREAM
+        return self.hangs or (streams and not (self._over or self._child.released))
+
+    @property
+    def hangs(self) -> bool:
         """Whether it is not to end by itself, even if the process does."""
         return self._stalled and not self._child.released
 

@@ -47,8 +47,18 @@ class Scene(Protocol):
         """Wait until a pause is over, or until nobody waits any more."""
         ...
 
+    @property
+    def hangs(self) -> bool:
+        """Whether the worker is not to end by itself, even if the process does."""
+        ...
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is not known yet how a process that is gone is to have ended."""
+        ...
+
     async def settled(self) -> None:
-        """Wait until it is known how a process that is gone is to have ended."""
+        """Wait until that is known."""
         ...
 
     def stop_waiting(self) -> None:
@@ -92,7 +102,9 @@ class Victim:
     def returncode(self) -> int | None:
         """Exit status, or what is told in its place, once it is gone."""
         status = self.inner.returncode
-        return status if status is None or self.pretended is None else self.pretended
+        if status is None or self.scene.undecided:
+            return None
+        return status if self.pretended is None else self.pretended
 
     async def wait(self) -> int:
         """Return the same once it is known."""
@@ -104,6 +116,8 @@ class Victim:
         """Send a signal of the supervisor."""
         if number is SIGTERM and self.ignores:
             return
+        if self.inner.returncode is not None and self.scene.hangs:
+            self.pretended = -number  # it has ended by itself, unseen
         self.released = self.released or self.returncode is None
         self.inner.signal(number)
         self.scene.stop_waiting()
