@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import stat
 import zlib
 from dataclasses import replace
@@ -68,6 +69,38 @@ def test_lines_are_json_with_a_checksum_that_anybody_can_check(path: Path) -> No
     for line in lines:
         text, _, _ = line.partition(b', "crc"')
         assert json.loads(line)["crc"] == f"{zlib.crc32(text):08x}"
+
+
+def test_what_is_not_so_is_not_said(path: Path) -> None:
+    """Lines are for people, too (issue 12)."""
+    *_, stdin, end = path.read_bytes().splitlines()
+    assert b'"ahead"' not in stdin
+    assert set(json.loads(end)) == {"exit", "stopped", "crc"}
+
+
+@pytest.mark.parametrize("room", [10, -3])
+def test_line_that_does_not_fit_is_told(path: Path, room: int) -> None:
+    """A write may take only a part of it; and the file is closed (issue 12)."""
+    small = path.with_name("small")
+    size = room if room > 0 else path.stat().st_size + room
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    files = len([*Path("/proc/self/fd").iterdir()])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            RECORDING.save(small)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len([*Path("/proc/self/fd").iterdir()]) == files
+    assert small.stat().st_size == size
+
+
+def test_damage_in_the_last_line_but_one_is_an_error(path: Path) -> None:
+    """Only a line that nothing follows can be torn (issue 12)."""
+    path.write_bytes(path.read_bytes()[:-1])
+    damage(path, -2)
+    with pytest.raises(ConfigError, match=r"clean-2\.3\.rec:6: the checksum does not"):
+        Recording.load(path)
 
 
 def test_file_that_is_there_is_not_written_over(path: Path) -> None:

@@ -230,6 +230,96 @@ async def test_script_may_close_its_ends_and_live_on() -> None:
     assert "closed its stdout, but did not exit, and was stopped" in text
 
 
+def started(script: Script, **request: Any) -> tuple[Wire, Child]:  # noqa: ANN401
+    """Return what a supervisor has of a worker."""
+    return ScriptedLaunch(script)(LaunchRequest(("no-such-program",), {}, **request))
+
+
+async def stay(_worker: ScriptedWorker) -> None:
+    """Do nothing."""
+    await anyio.sleep_forever()
+
+
+async def test_first_signal_counts() -> None:
+    """Also before the script has begun; behind it there is nobody (issue 12)."""
+    for begun in (True, False):
+        _, child = started(stay)
+        async with anyio.create_task_group() as tasks:
+            if begun:
+                tasks.start_soon(child.wait)
+                await anyio.sleep(1)
+            child.signal(SIGTERM)
+            child.signal(SIGKILL)
+            assert child.returncode == (None if begun else -SIGTERM)
+        assert child.returncode == -SIGTERM
+        assert await child.wait() == -SIGTERM
+
+
+async def test_nobody_ignores_sigkill() -> None:
+    """Whatever a script says (issue 12)."""
+
+    async def ignore(worker: ScriptedWorker) -> None:
+        worker.ignored |= {SIGTERM, SIGKILL}
+        await anyio.sleep_forever()
+
+    _, child = started(ignore)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(child.wait)
+        await anyio.sleep(1)
+        child.signal(SIGTERM)
+        assert child.kill() == 0
+    assert child.returncode == -SIGKILL
+
+
+async def test_script_that_nobody_waits_for_any_more_is_killed() -> None:
+    """It runs in who waits for it (issue 12)."""
+    _, child = started(stay)
+    with anyio.move_on_after(1):
+        await child.wait()
+    assert child.returncode == -SIGKILL
+
+
+async def test_worker_that_is_given_no_stdin_sees_its_end() -> None:
+    """As one that extracts (issue 12)."""
+
+    async def read(worker: ScriptedWorker) -> int:
+        assert await worker.read() == b""
+        return 7
+
+    _, child = started(read, stdin=False)
+    assert await child.wait() == 7
+    assert await child.wait() == 7  # it does not run again
+
+
+async def test_end_of_a_long_traceback_is_kept() -> None:
+    """There it says what was wrong (issue 12)."""
+
+    async def fail(_worker: ScriptedWorker) -> None:
+        raise ValueError("x" * 200_000 + " the end")
+
+    _, child = started(fail)
+    assert await child.wait() == 1
+    text = child.stderr.read(10**6)
+    assert text is not None
+    assert text.endswith(b"x the end\n")
+
+
+async def test_status_is_there_where_it_is_asked_for() -> None:
+    """Else what a worker says there is lost; at its exit it ends (issue 12)."""
+
+    async def tell(worker: ScriptedWorker) -> None:
+        worker.show_life()
+        worker.tell(progress=0.5)
+
+    _, child = started(tell)
+    assert (await child.wait(), child.status) == (0, None)
+    _, child = started(tell, status=True)
+    assert await child.wait() == 0
+    assert child.status is not None
+    assert child.status.read(99) == b'\n{"progress": 0.5}\n'
+    assert child.status.read(99) == b""
+
+
 async def test_launch_can_be_wrapped() -> None:
     """A program that is gone at its restart, for example."""
 

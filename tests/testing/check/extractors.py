@@ -101,6 +101,14 @@ class FallingLatest(Ranges):
         return len(self.lines) - self.asked
 
 
+class WaveringLatest(Ranges):
+    said = 0
+
+    def latest(self) -> int:
+        self.said += 1
+        return len(self.lines) - (2, 0, 1)[self.said - 1]
+
+
 class OtherLatest(Ranges):
     def latest(self) -> int:
         self.disk.setdefault(self.worker.pid, len(self.disk))
@@ -128,6 +136,16 @@ class GivesOnce(Ranges):
         return [self.lines[n] for n in new]
 
 
+class SkipsRepeated(Ranges):
+    def __init__(self, worker: ScriptedWorker, disk: dict[Any, int]) -> None:
+        super().__init__(worker, disk)
+        self.seen: list[tuple[int, int]] = []
+
+    def extract(self, start: int, end: int) -> list[bytes]:
+        self.seen.append((start, end))
+        return self.lines[start:end] if self.seen.count((start, end)) == 1 else []
+
+
 class MarksOnDisk(Ranges):
     def extract(self, start: int, end: int) -> list[bytes]:
         done = end - start > 20 and (start, end) in self.disk
@@ -138,6 +156,11 @@ class MarksOnDisk(Ranges):
 class TenAPage(Ranges):
     def extract(self, start: int, end: int) -> list[bytes]:
         return self.lines[start : min(end, start + 10)]
+
+
+class LosesLast(Ranges):
+    def extract(self, start: int, end: int) -> list[bytes]:
+        return self.lines[start : end - (1 < end - start < 40)]
 
 
 class RefusesMany(Ranges):
@@ -189,6 +212,13 @@ class Greets(Ranges):
         return await super().run()
 
 
+class EndsTwice(Ranges):
+    async def give(self, start: int, end: int) -> None:
+        await super().give(start, end)
+        await anyio.sleep(0.1)
+        await self.worker.reply()
+
+
 class Buffers(Ranges):
     """Writes its replies when there are no more requests."""
 
@@ -234,7 +264,17 @@ class Keeper(Ranges):
 class StoresFirst(Keeper):
     async def give(self, start: int, end: int) -> None:
         await super().give(start, end)
+        await anyio.sleep(0.1)
         self.disk["at"], self.sent = end, 0
+
+
+class Grows(Keeper):
+    """Has no bug: there is more each time that it is started."""
+
+    async def run(self) -> int | None:
+        self.disk["size"] = size = self.disk.get("size", self.count) + 1
+        self.lines = LINES[:size]
+        return await super().run()
 
 
 class NothingNew(Keeper):
