@@ -269,7 +269,7 @@ class _FaultyWire:
         now = anyio.current_time()
         if self._until is None:
             self._until = now + seconds
-        if now < self._until and self._child.returncode is None:
+        if now < self._until and not self._child.released:
             return True
         self._until = None
         return False
