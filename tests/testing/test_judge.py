@@ -1,0 +1,256 @@
+"""What each oracle of ``fuzz`` takes for a fault, of workers in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from etlstage import worker as sdk
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Mode
+from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.stage import Stage
+from etlstage.testing import (
+    Case,
+    ScriptedLaunch,
+    ScriptedWorker,
+    Step,
+    WorkerUnderTest,
+    run_virtually,
+)
+from etlstage.testing.fuzzing.case import CaseFailed, Kind
+from etlstage.testing.fuzzing.oracle import Oracles, judge
+from etlstage.testing.scripted import Script
+from tests.testing.check.answerers import each, echo
+
+pytestmark = pytest.mark.core
+
+A = Step((b"a",))
+B = Step((b"b",))
+AB = Step((b"a", b"b"))
+
+
+def found(
+    script: Script,
+    *steps: Step,
+    batches: bool = False,
+    stage: dict[str, Any] | None = None,
+    **oracles: Any,  # noqa: ANN401
+) -> tuple[Kind, str] | None:
+    """Return what is found in a worker, and how it is told."""
+    dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR if batches else Mode.SINGLE)
+    made = Stage(name="w", command=("w",), dialect=dialect, **(stage or {}))
+    launch = ScriptedLaunch(script)
+
+    def start() -> WorkerUnderTest:
+        return WorkerUnderTest(made, launch=launch)
+
+    try:
+        run_virtually(judge, start, Case(steps), Oracles(**oracles))
+    except CaseFailed as failed:
+        return failed.kind, failed.what
+    return None
+
+
+def batched(answer: Any) -> Script:  # noqa: ANN401 - bytes to bytes, of a list
+    """Return a worker that answers each batch so."""
+
+    async def work(worker: ScriptedWorker) -> None:
+        rest = b""
+        while data := await worker.read():
+            *whole, rest = (rest + data).split(b"\x17")
+            for batch in whole:
+                await worker.reply(*answer(batch.split(b"\n")[:-1]))
+
+    return work
+
+
+async def refuse_b(worker: ScriptedWorker, message: bytes) -> None:
+    """Refuse one message."""
+    await (worker.refuse("no") if message == b"b" else worker.reply(message))
+
+
+async def twice(worker: ScriptedWorker, message: bytes) -> None:
+    """Reply with one output too many."""
+    await worker.reply(message, message)
+
+
+async def count(worker: ScriptedWorker) -> None:
+    """Refuse with a number, which is of no interest."""
+    number = 0
+    async for _ in worker.messages():
+        number += 1
+        await worker.refuse(f"no {number}")
+
+
+def test_sound_worker_stands_all() -> None:
+    """Refused messages have no outputs that could be wrong."""
+    every: dict[str, Any] = {"one_output": True, "order_free": True, "idempotent": True}
+    for script in (echo, each(refuse_b), count):
+        assert found(script, A, AB, stateless=True, **every) is None
+    answer = batched(lambda messages: messages)
+    assert found(answer, AB, Step(()), B, batches=True, stateless=True, **every) is None
+
+
+def test_one_output() -> None:
+    """Neither none nor two; of which message is told."""
+    said = "gave 2 outputs for b'a'"
+    assert found(each(twice), A, one_output=True) == (Kind.OUTPUTS, said)
+
+    async def drop_b(worker: ScriptedWorker, message: bytes) -> None:
+        await worker.reply(*([message] if message == b"a" else []))
+
+    said = "gave 0 outputs for b'b'"
+    assert found(each(drop_b), AB, one_output=True) == (Kind.OUTPUTS, said)
+
+
+def test_order_free() -> None:
+    """Of messages, of batches, and of messages within them."""
+
+    async def number(worker: ScriptedWorker) -> None:
+        at = 0
+        async for message in worker.messages():
+            at += 1
+            await worker.reply(message + b"%d" % at)
+
+    said = "gave [b'a1'] for b'a', but [b'a2'] in the opposite order"
+    assert found(number, A, B, order_free=True) == (Kind.ORDER_FREE, said)
+    first = batched(lambda messages: messages[:1])
+    said = "gave [b'a'] for batch [b'a', b'b'], but [b'b'] in the opposite order"
+    assert found(first, AB, batches=True, order_free=True) == (Kind.ORDER_FREE, said)
+
+    async def refuse_first(worker: ScriptedWorker) -> None:
+        at = 0
+        async for _ in worker.messages():
+            at += 1
+            await (worker.refuse("no") if at == 1 else worker.reply())
+
+    said = "gave a refusal for b'a', but [] in the opposite order"
+    assert found(refuse_first, A, B, order_free=True) == (Kind.ORDER_FREE, said)
+
+
+def test_idempotent() -> None:
+    """What can't be sent again is not asked."""
+
+    async def bracket(worker: ScriptedWorker, message: bytes) -> None:
+        await worker.reply(b"<" + message + b">")
+
+    said = "gave [b'<<a>>'] for b'<a>', but [b'<a>'] before"
+    assert found(each(bracket), A, idempotent=True) == (Kind.IDEMPOTENT, said)
+
+    async def write_marker(worker: ScriptedWorker, message: bytes) -> None:
+        await worker.reply(message + b"\x17")
+
+    assert found(each(write_marker), A, idempotent=True) is None
+
+
+def test_stateless() -> None:
+    """Each message is asked alone."""
+
+    async def remember(worker: ScriptedWorker) -> None:
+        seen = b""
+        async for message in worker.messages():
+            seen += message
+            await worker.reply(seen)
+
+    said = "gave [b'ab'] for b'b', but [b'b'] alone"
+    assert found(remember, A, B, stateless=True) == (Kind.STATELESS, said)
+
+
+def test_json() -> None:
+    """Each output is one document."""
+    said = "wrote b'a', which is no JSON"
+    assert found(echo, A, json_out=True) == (Kind.JSON, said)
+    assert found(echo, Step((b"[1]",)), json_out=True) is None
+
+
+def test_end() -> None:
+    """However it has answered."""
+
+    async def crash(worker: ScriptedWorker) -> int:
+        await echo(worker)
+        return -9
+
+    said = "the worker was killed by SIGKILL at the end of its input"
+    assert found(crash, A) == (Kind.CRASHES, said)
+
+    async def stay(worker: ScriptedWorker) -> None:
+        await echo(worker)
+        await anyio.sleep_forever()
+
+    said = "the worker did not exit: for 10 seconds"
+    assert found(stay, A) == (Kind.HANGS, said)
+
+
+def test_more_than_was_asked_for_is_found_at_the_next_step() -> None:
+    """However late it comes; it is no crash."""
+
+    async def write_more(worker: ScriptedWorker) -> None:
+        await worker.read()
+        await worker.reply(b"a")
+        await worker.reply()
+        await worker.read()
+
+    kind, _ = found(write_more, A, B) or (None, "")
+    assert kind is Kind.BREAKS
+
+
+# --- models ---------------------------------------------------------------------------
+
+
+def same(message: bytes) -> list[bytes]:
+    """Return the message; refuse one."""
+    if message == b"b":
+        raise sdk.Refuse("not for me")
+    return [message]
+
+
+def first(messages: Sequence[bytes]) -> Iterable[bytes]:
+    """Return the first of a batch."""
+    return messages[:1]
+
+
+def load(message: bytes) -> None:
+    """Load a message."""
+    assert message != b"bad"
+
+
+def test_model() -> None:
+    """Outputs are the same, and refusals, whatever the reason."""
+    model = f"{__name__}:same"
+    assert found(each(refuse_b), A, AB, model=model) is None
+    said = "gave [b'b'] for b'b', but a refusal in the model"
+    assert found(echo, AB, model=model) == (Kind.MODEL, said)
+    answer = batched(lambda messages: messages[:1])
+    assert found(answer, AB, batches=True, model=f"{__name__}:first") is None
+
+
+def test_model_of_a_load_worker() -> None:
+    """It returns nothing."""
+    loads: dict[str, Any] = {"kind": StageKind.LOAD}
+
+    async def answer(worker: ScriptedWorker, _: bytes) -> None:
+        await worker.reply()
+
+    assert found(each(answer), A, model=f"{__name__}:load", stage=loads) is None
+    with pytest.raises(ConfigError, match="the model failed for b'bad': Assertion"):
+        found(each(answer), Step((b"bad",)), model=f"{__name__}:load", stage=loads)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("m:", "model is 'm:', expected module:function"),
+        (":f", "model is ':f', expected module:function"),
+        ("no_such_module:f", "model no_such_module:f: No module named"),
+        (f"{__name__}:nothing", f"model {__name__}:nothing: module"),
+    ],
+)
+def test_model_that_is_not_there(name: str, error: str) -> None:
+    """With words."""
+    with pytest.raises(ConfigError, match=error):
+        found(echo, A, model=name)
