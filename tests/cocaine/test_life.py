@@ -8,6 +8,7 @@ when they think themselves abandoned, and at the end of the connection.
 from __future__ import annotations
 
 import sys
+from signal import SIGABRT
 
 import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
@@ -23,8 +24,8 @@ pytestmark = pytest.mark.process
 SCRIPT = """
 import os, socket, sys
 import msgpack
-mode = sys.argv[1]
-told = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+mode, ends = sys.argv[1:3]
+told = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 zero = mode.endswith("-0")
 beat, terminate, chunk, choke = (1, 2, 4, 6) if zero else (0, 1, 0, 2)
 control = 0 if zero else 1
@@ -34,6 +35,8 @@ def say(session, kind, *args):
     wire.sendall(msgpack.packb(frame, use_bin_type=False))
 
 def end(args):
+    if ends == "cut off":
+        return
     if mode == "python-0":
         say(control, terminate, *args)
         sys.exit(1)
@@ -46,6 +49,12 @@ def end(args):
     if mode in ("go-0", "go-1"):
         os._exit(0)
     # Node does not understand it.
+
+def disowned():
+    if mode == "native-1":
+        os.abort()  # it throws
+    if mode != "node-1":  # whose timer is never armed
+        sys.exit(0)
 
 wire = socket.socket(socket.AF_UNIX)
 wire.connect(told["--endpoint"])
@@ -61,17 +70,17 @@ while data := wire.recv(65536):
         elif session != control and kind == choke:
             say(session, chunk, "done")
             say(session, choke)
-            if mode == "disowned-1":
-                sys.exit(0)
+            if ends == "disowned":
+                disowned()
 sys.exit(1 if mode == "node-1" else 0)
 """
 
 
-def stage(mode: str) -> Stage:
-    """Return a stage whose worker behaves like this."""
+def stage(mode: str, ends: str) -> Stage:
+    """Return a stage whose worker behaves like this, and ends so."""
     return Stage(
         name="app",
-        command=(sys.executable, "-c", SCRIPT, mode),
+        command=(sys.executable, "-c", SCRIPT, mode, ends),
         dialect=CocaineDialect(seal=0.1),
         timeout=Timeouts(stop=3),
     )
@@ -100,7 +109,7 @@ async def test_worker_that_is_told_to_end_may_end_as_it_likes(
     mode: str, status: int
 ) -> None:
     """With an answer or without, with any status, and at the latest with its socket."""
-    async with AsyncSupervisor(stage(mode)) as supervisor:
+    async with AsyncSupervisor(stage(mode, "told")) as supervisor:
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
         events = supervisor.events()
     exits = await exits_of(events)
@@ -108,12 +117,55 @@ async def test_worker_that_is_told_to_end_may_end_as_it_likes(
     assert supervisor.faults.failures == 0
 
 
-async def test_worker_that_thinks_itself_abandoned_has_failed() -> None:
-    """It leaves with status 0, though nobody told it to; another one goes on."""
-    async with AsyncSupervisor(stage("disowned-1")) as supervisor:
+@pytest.mark.parametrize(
+    ("mode", "status"),
+    [
+        ("python-0", 0),
+        ("python-1", 0),
+        ("native-1", 0),
+        ("go-0", 0),
+        ("go-1", 0),
+        ("node-1", 1),
+    ],
+)
+async def test_worker_that_did_not_hear_it_ends_with_its_connection(
+    mode: str, status: int
+) -> None:
+    """Nothing has to be killed, and nothing has failed (issue 15)."""
+    async with AsyncSupervisor(stage(mode, "cut off")) as supervisor:
+        assert await supervisor.ask(b"x", timeout=10) == (b"done",)
+        events = supervisor.events()
+    exits = await exits_of(events)
+    assert [(event.status, event.told) for event in exits] == [(status, True)]
+    assert supervisor.faults.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "status"),
+    [
+        ("python-0", 0),
+        ("python-1", 0),
+        ("native-1", -SIGABRT),
+        ("go-0", 0),
+        ("go-1", 0),
+    ],
+)
+async def test_worker_that_thinks_itself_abandoned_has_failed(
+    mode: str, status: int
+) -> None:
+    """Most leave with status 0, though nobody told them to; another one goes on."""
+    async with AsyncSupervisor(stage(mode, "disowned")) as supervisor:
         events = supervisor.events()
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
         assert await supervisor.ask(b"y", timeout=10) == (b"done",)
     exits = await exits_of(events)
-    assert (exits[0].status, exits[0].told) == (0, False)
+    assert (exits[0].status, exits[0].told) == (status, False)
     assert supervisor.faults.failures >= 1
+
+
+async def test_worker_that_never_thinks_so_stays() -> None:
+    """As those of Node do, whose timer is not armed (issue 15)."""
+    async with AsyncSupervisor(stage("node-1", "disowned")) as supervisor:
+        assert await supervisor.ask(b"x", timeout=10) == (b"done",)
+        assert await supervisor.ask(b"y", timeout=10) == (b"done",)
+    assert supervisor.faults.failures == 0
