@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 
 import anyio
 import pytest
@@ -25,8 +25,9 @@ from etlstage.testing import (
 from etlstage.testing.recording.recorder import RecordedLaunch, RecordingFolder
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.recording.replay import play
+from etlstage.testing.scripted import Script
 from etlstage.testing.transcript import Channel, Entry
-from etlstage.transport import LaunchRequest, launch_over_pipes
+from etlstage.transport import Child, LaunchRequest, Wire, launch_over_pipes
 
 MESSAGES = [b"one", b"", b"three", b"x" * 100_000]
 
@@ -147,32 +148,81 @@ async def test_recording_that_can_not_go_on_ends_alone(
     assert folder.problems == ["a recording is not complete: [Errno 32] Broken pipe"]
 
 
+class Notebook:
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.ends: list[tuple[int | None, bool]] = []
+
+    def add(self, entry: Entry, /) -> None:
+        """Note it."""
+        self.entries.append(entry)
+
+    def end(self, exit_: int | None, /, *, stopped: bool) -> None:
+        """Note the end."""
+        self.ends.append((exit_, stopped))
+
+
+def noted(script: Script, size: int = 100) -> tuple[Wire, Child, Notebook]:
+    """Return what a supervisor has of a worker, and what is noted of that."""
+    notes = Notebook()
+    launch = RecordedLaunch(ScriptedLaunch(script, pipe_size=size), lambda _: notes)
+    return *launch(LaunchRequest(("no-such-program",), {})), notes
+
+
+async def read_all(worker: ScriptedWorker) -> None:
+    """Read, and say a word at the end."""
+    while await worker.read():
+        pass
+    await worker.write(b"bye")
+
+
 async def test_it_is_noted_whether_the_worker_had_read() -> None:
     """By that a player knows when to write the next piece."""
-    entries: list[Entry] = []
-
-    class Notebook:
-        def add(self, entry: Entry, /) -> None:
-            entries.append(entry)
-
-        def end(self, exit_: int | None, /, *, stopped: bool) -> None:
-            ends.append((exit_, stopped))
-
-    async def read_once(worker: ScriptedWorker) -> None:
-        await worker.read()
-        await worker.read()
-
-    ends: list[tuple[int | None, bool]] = []
-    launch = RecordedLaunch(ScriptedLaunch(read_once), lambda _request: Notebook())
-    wire, child = launch(LaunchRequest(("no-such-program",), {}))
+    wire, child, notes = noted(read_all)
     assert wire.write(b"one") == 3
     assert wire.write(b"four") == 4
     wire.close_write()
     assert await child.wait() == 0
     child.close()
-    assert [(entry.data, entry.ahead) for entry in entries] == [
+    assert [(entry.data, entry.ahead) for entry in notes.entries] == [
         (b"one", 0),
         (b"four", 3),
         (b"", 7),
     ]
-    assert ends == [(0, False)]
+    assert notes.ends == [(0, False)]
+
+
+async def test_only_what_was_taken_is_noted() -> None:
+    """A pipe that is full takes a part, or nothing (issue 12)."""
+    wire, child, notes = noted(read_all, 3)
+    assert [wire.write(b"four"), wire.write(b"r")] == [3, 0]
+    child.kill()
+    assert [entry.data for entry in notes.entries] == [b"fou"]
+
+
+async def test_end_is_noted_once_with_the_time_since_the_start() -> None:
+    """Who reads at the end may do it again (issue 12)."""
+    wire, child, notes = noted(read_all)
+    wire.close_write()
+    await child.wait()
+    assert [wire.read(9), wire.read(9), wire.read(9)] == [b"bye", b"", b""]
+    noticed = [(entry.channel, entry.data) for entry in notes.entries]
+    out = [(Channel.STDOUT, b"bye"), (Channel.STDOUT, b"")]
+    assert noticed == [(Channel.STDIN, b""), *out]
+    assert all(0 <= entry.at < 10 for entry in notes.entries)
+
+
+async def test_signal_that_comes_after_the_exit_is_none() -> None:
+    """The exit status is that of the worker then, and not ours (issue 12)."""
+    wire, child, notes = noted(read_all)
+    wire.close_write()
+    await child.wait()
+    child.signal(SIGTERM)
+    child.kill()
+    child.close()
+    _, other, stopped = noted(read_all)
+    other.kill()
+    other.close()
+    assert (notes.ends, stopped.ends) == ([(0, False)], [(-SIGKILL, True)])

@@ -125,6 +125,31 @@ class UnknownLatest(Ranges):
         await self.worker.refuse("not known")
 
 
+class NoInitial(Ranges):
+    """Has no bug: it is asked for that only where a pipeline says so."""
+
+    async def do(self, request: dict[str, Any]) -> None:
+        if request == {"offsets": "initial"}:
+            await self.worker.reply()
+        else:
+            await super().do(request)
+
+
+class DiesAtInitial(Ranges):
+    async def do(self, request: dict[str, Any]) -> None:
+        if request == {"offsets": "initial"}:
+            raise SystemExit(4)
+        await super().do(request)
+
+
+class NoOffsets(Ranges):
+    async def do(self, request: dict[str, Any]) -> None:
+        if "offsets" in request:
+            await self.worker.reply()
+        else:
+            await super().do(request)
+
+
 class GivesOnce(Ranges):
     def __init__(self, worker: ScriptedWorker, disk: dict[Any, int]) -> None:
         super().__init__(worker, disk)
