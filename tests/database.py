@@ -7,19 +7,22 @@ install. The server refuses to run as root, and is then run by the user of its p
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import pwd
 import shutil
 import socket
+import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ("PostgreSQL", "drivers", "postgresql")
+__all__ = ("PostgreSQL", "SQLite", "drivers", "postgresql", "shared_server")
 
 _JARS: Final = {
     "libpostgresql-jdbc-java": Path("/usr/share/java/postgresql.jar"),
@@ -33,6 +36,26 @@ def drivers() -> str:
     """Return the drivers for Java as Spark's setting ``spark.jars`` has them."""
     _install([name for name, jar in _JARS.items() if not jar.exists()])
     return ",".join(map(str, _JARS.values()))
+
+
+class SQLite:
+    """A database in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        url = f"jdbc:sqlite:{path}"
+        self.options = {"url": url, "driver": "org.sqlite.JDBC"}
+
+    def ask(self, statement: str) -> list[str]:
+        """Return the rows that a statement gives, each as a line."""
+        with closing(sqlite3.connect(self._path)) as base:
+            rows = base.execute(statement).fetchall()
+            base.commit()
+        return ["|".join(map(str, row)) for row in rows]
+
+    def tables(self) -> list[str]:
+        """Return the names of all tables."""
+        return sorted(self.ask("select name from sqlite_master where type = 'table'"))
 
 
 class PostgreSQL:
@@ -96,6 +119,15 @@ class PostgreSQL:
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
+    def tables(self) -> list[str]:
+        """Return the names of all tables."""
+        return sorted(
+            self.ask(
+                "select relname from pg_class where relkind = 'r'"
+                " and relnamespace = 'public'::regnamespace"
+            )
+        )
+
     def _run(self, program: str, *arguments: str) -> None:
         # Not to a pipe: the server would hold it.
         with (self._folder / program).open("w+") as said:
@@ -131,6 +163,14 @@ def postgresql() -> Iterator[PostgreSQL]:
             server.stop()
     finally:
         shutil.rmtree(folder)
+
+
+@cache
+def shared_server() -> PostgreSQL:
+    """Return a server that lives until this process ends."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(postgresql())
 
 
 def _programs() -> Sequence[Path]:

@@ -65,14 +65,16 @@ def retry_letters(
         return _nothing(stage)
     with Delivery(retries.state) as delivery, Signals() as signals:
         check_ended(delivery)
-        found = find(file, changes)
-        wanted = ids_of(found, numbers, stage)
-        stages = {letter.stage for letter in _wanted(found, stage, wanted)}
-        if not stages:
-            return _nothing(stage)
-        _check(file, stages, retries.stages)
         work = _Work(retries, delivery, signals, verbosity)
         try:
+            found = find(file, changes)
+            if retries.recover(found.settled.next, delivery):
+                found = find(file, changes)
+            wanted = ids_of(found, numbers, stage)
+            stages = {letter.stage for letter in _wanted(found, stage, wanted)}
+            if not stages:
+                return _nothing(stage)
+            _check(file, stages, retries.stages)
             for name in (name for name in retries.stages if name in stages):
                 for chunk in chunks(_wanted(found, name, wanted)):
                     work.do(Retry(chunk, found.settled.next + work.recorded))
@@ -107,7 +109,7 @@ class _Work:
     def do(self, retry: Retry) -> None:
         """Run some letters, and record what became of them."""
         err, verbosity = Screen(stderr=True), self._verbosity
-        pipeline = self._retries.pipeline(retry, self._delivery.check)
+        pipeline = self._retries.pipeline(retry, self._delivery)
         configure(err, verbosity, secrets=pipeline.secrets)
         self._report = report = watch(pipeline, self._signals, err, verbosity)
         if report.status in ("done", "drained"):

@@ -201,22 +201,26 @@ class Builder:
             delivery=self._delivery(),
         )
 
-    def retrying(self, retry: Retry, first: int, check: Callable[[], None]) -> Pipeline:
+    def retrying(self, retry: Retry, first: int, epochs: Epochs) -> Pipeline:
         """Return what runs dead letters again, from the stage of that number on."""
         new = self._letters.of_run(token_hex(4))
         self._letters = new.kept_by(retry.keep, {}, retry.known)
-        sink = self._sink(self._keys.load)
-        if self._keys.delivery == "exactly-once":
-            # Called so again, until it is recorded.
-            sink.begin(Epochs("retry", retry.number - 1, once=True, check=check))
         return Pipeline(
             name=self._keys.name,
             source=retry.source,
             stages=self._stages()[first:],
-            sink=sink,
+            sink=self.retry_sink(epochs),
             dead_letters=self._letters,
             flush_every=math.inf,  # one epoch
+            note=lambda: retry.note,
         )
+
+    def retry_sink(self, epochs: Epochs) -> Sink:
+        """Return where retries end."""
+        sink = self._sink(self._keys.load)
+        if self._keys.delivery == "exactly-once":
+            sink.begin(epochs)
+        return sink
 
     def _stages(self) -> list[Stage]:
         return [
@@ -240,14 +244,14 @@ class Builder:
                 keys.load,
                 names["load",],
                 folder,
-                self._session(),
+                self.session(),
                 dead_letters=self._letters,
                 shipment=shipment,
             )
         return ExecutorPipeline(
             name=keys.name,
             origin=self._origin(shipment),
-            session=self._session(),
+            session=self.session(),
             stages=stages,
             sink=sink,
             dead_letters=self._letters,
@@ -267,7 +271,7 @@ class Builder:
         return StreamingPipeline(
             name=keys.name,
             origin=self._origin(shipment),
-            session=self._session(),
+            session=self.session(),
             stages=stages,
             outlet=build_spark.outlet(
                 keys.load, names["load",], folder, shipment=shipment
@@ -313,7 +317,7 @@ class Builder:
                 keys.spark,
                 name,
                 self._folder,
-                self._session(),
+                self.session(),
                 state=self._folder / state if state is not None else None,
             )
         stage = stage_of(keys, name, self._folder)
@@ -333,7 +337,7 @@ class Builder:
             from etlstage.config import build_spark
 
             return build_spark.sink(
-                keys, name, self._folder, self._session(), dead_letters=self._letters
+                keys, name, self._folder, self.session(), dead_letters=self._letters
             )
         stage = stage_of(keys, name, self._folder)
         if keys.commit and keys.abort:
@@ -357,7 +361,7 @@ class Builder:
             return None
         from etlstage.config import build_spark
 
-        return build_spark.letter_frame(keys.spark, self._folder, self._session())
+        return build_spark.letter_frame(keys.spark, self._folder, self.session())
 
     def _dead_letters(self) -> DeadLetters:
         document, trial = self._document, self._trial
@@ -375,7 +379,8 @@ class Builder:
             hidden=hidden_texts(self._keys, document),
         )
 
-    def _session(self) -> Session:
+    def session(self) -> Session:
+        """Return the Spark session that all parts have in common."""
         from etlstage.config import build_spark
 
         if self.shared is None:

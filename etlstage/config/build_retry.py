@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
+
+import anyio
 
 from etlstage.config.build import Builder, state_folder
 from etlstage.config.loader import examine
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.rules import stage_names
 from etlstage.config.variant import retried_keys
-from etlstage.pipeline.dead_letter.retry import Retry
+from etlstage.errors import StateUnusable
+from etlstage.pipeline.dead_letter.file import FOLDER
+from etlstage.pipeline.dead_letter.retry import Retry, record_noted
+from etlstage.pipeline.dead_letter.settled import SETTLED
+from etlstage.pipeline.delivery import position
+from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -42,22 +50,74 @@ class Retries:
         """Names of the stages that may have any, in order."""
         self._shared: Session | None = None
 
-    def pipeline(self, retry: Retry, check: Callable[[], None]) -> Pipeline:
+    def pipeline(self, retry: Retry, delivery: Delivery) -> Pipeline:
         """
         Return what runs some letters; it begins with their stage.
 
         Args:
             retry: The letters.
-            check: Raises if somebody has taken over the state directory.
+            delivery: The state directory, which is ours.
+
+        Raises:
+            StateUnusable: If nothing can be stored there.
 
         """
-        keys = retried_keys(self._keys, retry.number)
-        builder = Builder(keys, self._document, None, None)
-        builder.shared = self._shared
-        pipeline = builder.retrying(retry, self.stages.index(retry.stage), check)
+        builder = self._builder(retry.number)
+        epochs = self._epochs(retry.number, delivery)
+        return builder.retrying(retry, self.stages.index(retry.stage), epochs)
+
+    def recover(self, number: int, delivery: Delivery) -> bool:
+        """
+        Record what a database has of a retry that was killed before it was recorded.
+
+        Args:
+            number: Of the retry that is to come.
+            delivery: The state directory, which is ours.
+
+        Returns:
+            Whether there was any.
+
+        Raises:
+            SinkFailed: If the database can't be asked.
+            StateUnusable: If it can't be recorded.
+
+        """
+        if not self._of_database or not self._name.exists():
+            return False
+        sink = self._builder(number).retry_sink(self._epochs(number, delivery))
+        note = anyio.run(sink.noted)
+        return bool(note) and record_noted(self.state, number, str(note))
+
+    def _builder(self, number: int) -> Builder:
+        builder = Builder(retried_keys(self._keys, number), self._document, None, None)
         # All that are built have one session.
-        self._shared = builder.shared
-        return pipeline
+        if self._shared is None and self._keys.load.spark is not None:
+            self._shared = builder.session()
+        builder.shared = self._shared
+        return builder
+
+    @property
+    def _of_database(self) -> bool:
+        sink = self._keys.load.spark
+        exactly = self._keys.delivery == "exactly-once"
+        return exactly and sink is not None and sink.path is None
+
+    @property
+    def _name(self) -> Path:
+        return self.state / FOLDER / SETTLED / "load.json"
+
+    def _epochs(self, number: int, delivery: Delivery) -> Epochs:
+        """Return what a sink is told: it is called so again, until it is recorded."""
+        load, fence = "retry", delivery.record.fence
+        if self._of_database:
+            # Others have retries there, too.
+            try:
+                if not self._name.exists():
+                    position.store(self._name, f"retry-{token_hex(8)}")
+                load = position.load(self._name)
+            except (OSError, ValueError) as error:
+                raise StateUnusable(f"can't use {self._name}: {error}") from error
+        return Epochs(load, number - 1, once=True, check=delivery.check, start=fence)
 
     async def release(self, error: Exception | None) -> None:
         """Let go of what all that was built has in common."""

@@ -38,6 +38,7 @@ class Loading:
         delivery: Where they are recorded, if they are.
         every: Seconds after which what was written is made durable.
         doubtful: Returns how many replies may be those of other messages.
+        note: Returns what the sink is to note at the end, where nothing is recorded.
 
     """
 
@@ -51,6 +52,7 @@ class Loading:
         delivery: Delivery | None,
         every: float,
         doubtful: Callable[[], int],
+        note: Callable[[], str] = str,
     ) -> None:
         self._sink = sink
         self._source = source
@@ -62,6 +64,7 @@ class Loading:
         self._bounds = delivery.bounds if delivery is not None else Bounds()
         self._every = self._bounds.seconds if exact else every
         self._doubtful = doubtful
+        self._note = note
         self._writing = anyio.Lock(fast_acquire=True)
         self._flushing = anyio.CancelScope()
         # Each with how many messages the sink had taken before it.
@@ -116,7 +119,7 @@ class Loading:
             await self._end_exactly(exhausted=exhausted)
             return
         await (self._sink.finish() if exhausted else self._sink.flush())
-        await self._sink.commit("")
+        await self._sink.commit(self._note())
         await self._acknowledge()
         delivery = self._delivery
         if delivery is not None and not self._doubtful():

@@ -79,6 +79,7 @@ class Pipeline(Runner):
         judged_of: Messages of which the share of an error budget is taken, at least:
             a part of an input may be worse than the whole.
         delivery: Where it is recorded how far the run has come.
+        note: Without one, returns what the sink is to note at the end of the run.
 
     Raises:
         ConfigError: If two stages have one name, or a stage in the middle is not of
@@ -101,6 +102,7 @@ class Pipeline(Runner):
         release: Callable[[Exception | None], Awaitable[None]] | None = None,
         judged_of: int = 0,
         delivery: Delivery | None = None,
+        note: Callable[[], str] = str,
     ) -> None:
         super().__init__(
             name,
@@ -118,6 +120,7 @@ class Pipeline(Runner):
         self._meter = meter
         self._launch = launch
         self._judged_of = judged_of
+        self._note = note
         self._scope: anyio.CancelScope
         self._extracting: anyio.CancelScope | None = None
         self._supervisors: list[AsyncSupervisor] = []
@@ -324,6 +327,7 @@ class Pipeline(Runner):
             delivery=self._delivery,
             every=self._flush_every,
             doubtful=lambda: self.doubtful,
+            note=self._note,
         )
         async with self._sink, aclosing(items):
             # A sink that is entered in a thread does not hear that the run is cancelled.

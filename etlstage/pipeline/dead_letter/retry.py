@@ -9,17 +9,19 @@ interrupted has no record, and its letters are as they were.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from etlstage.errors import StateUnusable
 from etlstage.messages import AnnotatedRun, Position, Run
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.settled import settle
 from etlstage.pipeline.interfaces import Source
 
-__all__ = ("LetterSource", "Retry", "chunks")
+__all__ = ("LetterSource", "Retry", "chunks", "record_noted")
 
 _AT_ONCE: Final = 10_000  # letters that one record covers, at most
 _BYTES: Final = 64 << 20  # of their messages, unless one alone is larger
@@ -115,6 +117,41 @@ class Retry:
         """Record what became of the letters; raises as :func:`settle`."""
         letters = [*self.again, *self.new]
         settle(state, self.passed, "passed", letters=letters, number=self.number)
+
+    @property
+    def note(self) -> str:
+        """What became of them, for a sink to note where they end."""
+        letters = [letter.to_line().decode() for letter in (*self.again, *self.new)]
+        return json.dumps([self.number, self.passed, letters])
+
+
+def record_noted(state: Path, number: int, note: str) -> bool:
+    """
+    Record what a sink has noted of a retry that was killed before it was recorded.
+
+    Args:
+        state: The state directory.
+        number: Of the retry that is to come.
+        note: What was noted last.
+
+    Returns:
+        Whether that was of this retry; then there is another to come.
+
+    Raises:
+        StateUnusable: If it can't be understood, or recorded.
+
+    """
+    try:
+        noted, passed, lines = json.loads(note)
+        letters = [DeadLetter.from_line(line.encode()) for line in lines]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StateUnusable(
+            f"can't read what was noted with the retry of dead letters ({error})"
+        ) from error
+    if noted != number:
+        return False
+    settle(state, passed, "passed", letters=letters, number=number)
+    return True
 
 
 def chunks(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:

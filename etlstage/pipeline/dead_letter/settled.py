@@ -28,7 +28,7 @@ from etlstage.pipeline.dead_letter.file import (
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.folder import make_ours, opened, reason, sync
 
-__all__ = ("Became", "Settled", "settle")
+__all__ = ("SETTLED", "Became", "Settled", "settle")
 
 SETTLED: Final = "settled"
 """The folder of the records, in that of the letters."""

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import secrets
-import sqlite3
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import anyio
 import pytest
 from pyspark.sql import SparkSession
 
+from etlstage.config.build import pipeline_from_yaml
+from etlstage.config.build_retry import Retries
 from etlstage.errors import SinkFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline import Pipeline
+from etlstage.pipeline.dead_letter.file import FOLDER
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.retry import Retry
+from etlstage.pipeline.dead_letter.settled import Settled
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.pipeline.report import Report
 from etlstage.spark import DataFrameSink, Destination
-from tests.database import PostgreSQL, drivers, postgresql
+from tests.database import PostgreSQL, SQLite, drivers, postgresql
 
 pytestmark = [pytest.mark.spark, pytest.mark.classic]
 
 STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
-
-
-class SQLite:
-    """A file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        url = f"jdbc:sqlite:{path}"
-        self.options = {"url": url, "driver": "org.sqlite.JDBC"}
-
-    def ask(self, statement: str) -> list[str]:
-        """Return the rows that a statement gives, each as a line."""
-        with closing(sqlite3.connect(self._path)) as base:
-            rows = base.execute(statement).fetchall()
-            base.commit()
-        return ["|".join(map(str, row)) for row in rows]
 
 
 Database: TypeAlias = SQLite | PostgreSQL
@@ -89,18 +78,6 @@ def sink_into(
         format="jdbc", mode=mode, options={**base.options, "dbTable": table, **options}
     )
     return DataFrameSink(spark, place, schema=schema)
-
-
-def tables(base: Database) -> list[str]:
-    """Return the names of all tables."""
-    if isinstance(base, SQLite):
-        found = base.ask("select name from sqlite_master where type = 'table'")
-    else:
-        found = base.ask(
-            "select relname from pg_class where relkind = 'r'"
-            " and relnamespace = 'public'::regnamespace"
-        )
-    return sorted(found)
 
 
 class Numbers(Source):
@@ -173,7 +150,7 @@ async def test_run_that_breaks_off_loads_each_row_once(
     assert report.ledger[-1].done == 5
     assert "wrote 5 messages" in report.landed
     assert numbers(base) == [0, 1, 2, 3, 4]
-    assert tables(base) == ["etlstage_epochs", "rows"]
+    assert base.tables() == ["etlstage_epochs", "rows"]
     record = Record.latest(state)
     assert (record.ended, record.position) == (True, None)
 
@@ -202,7 +179,7 @@ async def test_run_that_was_taken_over_commits_nothing(
             assert old.account.done == 0
             await commit(new, b"1 new")
     assert base.ask("select value from rows") == ["1 new"]
-    assert tables(base) == ["etlstage_epochs", "rows"]
+    assert base.tables() == ["etlstage_epochs", "rows"]
 
 
 async def test_first_epoch_replaces_and_the_others_add(
@@ -262,7 +239,7 @@ async def test_what_stands_against_a_table_is_told_first(
         "load: there is no driver org.nobody.Driver: put its jar into spark.config, as"
         " in {spark.jars: driver.jar}"
     )
-    assert tables(base) == ["etlstage_epochs", "rows"]
+    assert base.tables() == ["etlstage_epochs", "rows"]
     base.ask("alter table rows add title text")
     sink = sink_into(spark, base, schema="id long, title string")
     sink.begin(known())
@@ -308,3 +285,52 @@ async def test_server_that_goes_away_costs_nothing(
     assert report.error is None
     assert numbers(postgres) == [0, 1, 2, 3, 4]
     postgres.ask("drop owned by loader; drop role loader")
+
+
+STAGE = """\
+from pathlib import Path
+from etlstage import worker
+
+def answer(message):
+    if message == b"b" and not Path("mended").exists():
+        raise worker.Refuse("not b")
+    yield message
+
+worker.transform(answer)
+"""
+
+
+def test_retry_that_was_killed_is_known_to_the_database(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its letters are loaded once, and have passed (issue 14)."""
+    base = SQLite(tmp_path / "base.db")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a\nb\nc\n")
+    (tmp_path / "stage.py").write_text(STAGE)
+    file, state = tmp_path / "pipeline.yaml", tmp_path / "state"
+    file.write_text(
+        "{name: p, delivery: exactly-once, state: state,"
+        " extract: {spark: {path: in, format: text}},"
+        " transform: [{name: t, worker: {command: [python, stage.py]}}],"
+        " load: {spark: {format: jdbc, mode: append, options:"
+        f" {{dbtable: rows, url: '{base.options['url']}', driver: org.sqlite.JDBC}}}}}}}}"
+    )
+    report = anyio.run(pipeline_from_yaml(file, spark=spark).run)
+    assert report.error is None
+    (tmp_path / "mended").touch()
+    found = Settled(state / FOLDER).letters("t")
+    letters = [letter for letter in found if isinstance(letter, DeadLetter)]
+    with Delivery(state) as delivery:
+        retries = Retries(file)
+        assert not retries.recover(1, delivery)
+        again = retries.pipeline(Retry(letters, 1), delivery)
+        assert anyio.run(again.run).error is None
+        # It is killed here.
+    with Delivery(state) as delivery:
+        retries = Retries(file)
+        assert retries.recover(1, delivery)
+        assert not retries.recover(2, delivery)
+    settled = Settled(state / FOLDER)
+    assert (settled.next, list(settled.letters("t"))) == (2, [])
+    assert base.ask("select value from rows") == ["a", "c", "b"]
