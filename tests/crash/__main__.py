@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
@@ -34,6 +35,7 @@ from tests.crash.matrix import (
     retry,
     start,
 )
+from tests.database import postgresql
 
 
 def main() -> None:
@@ -48,22 +50,26 @@ def main() -> None:
     chosen = parser.parse_args()
     dice = random.Random(chosen.seed)  # noqa: S311
     for order, ends in product(chosen.order or ORDERS, chosen.ends or ENDS):
-        case = Case(order, ends, chosen.messages, chosen.epoch)
-        began = time.monotonic()
-        tell(f"{case}: {trial(case, [], dice)}, and nothing was killed")
-        seconds = time.monotonic() - began
-        whats = [what for what in WHATS if ends != "workers" or what not in OF_SPARK]
-        kills = [
-            Kill(what, (step, str(dice.randrange(2))))
-            for step in STEPS
-            for what in whats
-        ]
-        for _ in range(chosen.moments):
-            moment = dice.uniform(0, seconds)
-            kills.append(Kill(dice.choice(whats), ("at", f"{moment:.2f}")))
-        dice.shuffle(kills)
-        while kills:
-            tell(f"{case}: {trial(case, kills, dice)}")
+        with postgresql() if ends == "postgresql" else nullcontext() as server:
+            case = Case(order, ends, server, chosen.messages, chosen.epoch)
+            trials(case, chosen.moments, dice)
+
+
+def trials(case: Case, moments: int, dice: random.Random) -> None:
+    """Kill everything at every step, and at moments by chance."""
+    what, began = f"{case.ends}, order {case.order}", time.monotonic()
+    tell(f"{what}: {trial(case, [], dice)}, and nothing was killed")
+    seconds = time.monotonic() - began
+    whats = [name for name in WHATS if case.ends != "workers" or name not in OF_SPARK]
+    kills = [
+        Kill(name, (step, str(dice.randrange(2)))) for step in STEPS for name in whats
+    ]
+    for _ in range(moments):
+        moment = dice.uniform(0, seconds)
+        kills.append(Kill(dice.choice(whats), ("at", f"{moment:.2f}")))
+    dice.shuffle(kills)
+    while kills:
+        tell(f"{what}: {trial(case, kills, dice)}")
 
 
 def trial(case: Case, kills: list[Kill], dice: random.Random) -> str:

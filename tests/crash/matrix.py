@@ -17,6 +17,7 @@ from etlstage.pipeline.dead_letter.file import FOLDER
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.settled import Settled
 from etlstage.pipeline.delivery.record import Record
+from tests.database import PostgreSQL, drivers
 
 __all__ = (
     "ENDS",
@@ -33,7 +34,7 @@ __all__ = (
     "start",
 )
 
-STEPS: Final = ("begin", "written", "aside", "recorded")
+STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
 OF_SPARK: Final = ("jvm", "python")
 WHATS: Final = ("process", "worker", *OF_SPARK)
 ORDERS: Final = {
@@ -60,15 +61,22 @@ transform:
     {order}
 """
 SPARK: Final = """\
-engine: {engine}
 spark:
   config:
     spark.ui.enabled: "false"
     spark.sql.shuffle.partitions: "2"
     spark.sql.execution.arrow.maxRecordsPerBatch: "{run}"
+    spark.jars: "{jars}"
 extract: {{spark: {{path: in, format: text}}}}
+"""
+FILES: Final = """\
 load:
   spark: {{path: out, format: parquet, epoch: {{messages: {epoch}}}}}
+"""
+TABLE: Final = """\
+load:
+  spark:
+    {{format: jdbc, mode: append, options: {options}, epoch: {{messages: {epoch}}}}}
 """
 ENDS: Final = {
     "workers": """\
@@ -82,8 +90,9 @@ load:
   commit: [{python}, {here}/ends.py, commit]
   abort: [{python}, {here}/ends.py, abort]
 """,
-    "local": SPARK,
-    "spark": SPARK,
+    "local": SPARK + FILES,
+    "spark": "engine: spark\n" + SPARK + FILES,
+    "postgresql": SPARK + TABLE,
 }
 """Between what the stages are: workers, or DataFrames on an engine."""
 
@@ -100,6 +109,7 @@ class Case(NamedTuple):
 
     order: str = "total"
     ends: str = "local"
+    server: PostgreSQL | None = None
     messages: int = 100_000
     epoch: int = 20_000
 
@@ -115,13 +125,17 @@ def prepare(folder: Path, case: Case) -> None:
         lines = (f"[{n % KEYS}, {n}]\n" for n in numbers)
         (folder / "in" / f"{name}.txt").write_text("".join(lines))
     names = {"python": sys.executable, "here": HERE, "keys": KEYS}
-    names |= {"run": case.epoch // 2, **case._asdict()}
+    names |= {"run": case.epoch // 2, "jars": "", **case._asdict()}
+    if case.server is not None:
+        case.server.ask("drop table if exists crash, etlstage_epochs")
+        options = json.dumps({**case.server.options, "dbtable": "crash"})
+        names |= {"jars": drivers(), "options": options}
     text = PIPELINE.format(
         python=sys.executable,
         here=HERE,
         batches=", batches" * (case.order == "batches"),
         order=re.sub(r", (?=key|workers|batch)", "\n    ", ORDERS[case.order]),
-        ends=ENDS[case.ends].format(engine=case.ends, **names),
+        ends=ENDS[case.ends].format(**names),
     )
     (folder / "pipeline.yaml").write_text(text)
 
@@ -187,7 +201,12 @@ def check_rows(folder: Path, case: Case, refused: Collection[int]) -> list[int]:
     ]
     found = Counter(number_of(letter.message) for letter in letters)
     assert found == Counter(refused), doubled("dead letters", found, refused)
-    loaded = [number_of(row) for row in rows_of(folder / "out", case)]
+    if case.server is not None:
+        loaded = [number_of(row) for row in case.server.ask("select value from crash")]
+        tables = "select tablename from pg_tables where schemaname = 'public'"
+        assert sorted(case.server.ask(tables)) == ["crash", "etlstage_epochs"]
+    else:
+        loaded = [number_of(row) for row in rows_of(folder / "out", case)]
     rows, wanted = Counter(loaded), set(range(case.messages)).difference(refused)
     assert rows == Counter(wanted), doubled("rows", rows, wanted)
     left = {re.sub(r"\d+\.", "", path.name) for path in (folder / "state").iterdir()}
@@ -214,7 +233,7 @@ def rows_of(out: Path, case: Case) -> Iterator[str]:
 
 def check_order(loaded: Sequence[int], case: Case) -> None:
     """Assert that what was in one file is in order, as far as that is kept."""
-    if case.order not in ("total", "key"):
+    if case.order not in ("total", "key") or case.server is not None:
         return
     keys = KEYS if case.order == "key" else 1
     last: dict[tuple[bool, int], int] = {}
