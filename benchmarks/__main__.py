@@ -27,6 +27,7 @@ QUESTIONS = (
     "growth",
     "import_time",
     "local_engine",
+    "exactly_once",
     "executor",
     "executor_chain",
     "executor_growth",
