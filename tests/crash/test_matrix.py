@@ -14,7 +14,7 @@ from tests.crash.matrix import Case, Kill, check, prepare, start
 @pytest.mark.timeout(300)
 def test_what_was_not_recorded_is_loaded_once_again(tmp_path: Path) -> None:
     """Its process was killed between the sink and the record (issue 14)."""
-    case = Case(order="none", messages=2000, epoch=500)
+    case = Case(order="none", messages=1000, epoch=500)
     prepare(tmp_path, case)
     code, said = start(tmp_path, case, Kill("process", ("written", "0")))
     assert code == -9, said
