@@ -1,0 +1,89 @@
+"""What Hypothesis draws for a worker with sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.protocol.events import (
+    Event,
+    ExchangeCancelled,
+    ExchangeOpened,
+    ExchangesEnded,
+    OutputOf,
+    Ready,
+)
+from etlstage.testing.sessions import frames, sessions
+from etlstage.testing.strategies import cuts
+from etlstage.testing.transcript import cut
+
+VERSIONS: Final = [version for version in Version if version.words is not None]
+
+
+@given(st.data(), st.sampled_from(VERSIONS))
+@settings(deadline=None, max_examples=50)
+def test_sessions_arrive_as_they_are_said(
+    data: st.DataObject, version: Version
+) -> None:
+    """In any version, and however the bytes are cut (issue 15)."""
+    dialect = CocaineDialect(protocol=version)
+    ours, theirs = (dialect.open(side, Limits()) for side in Side)
+    theirs.send(Ready("u"))
+    ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
+    said = data.draw(sessions())
+    for event in said:
+        ours.send(event)
+    wire = b"".join(ours.data_to_send())
+    places: Collection[int] = data.draw(cuts(len(wire)))
+    for piece in cut(wire, places):
+        theirs.receive_data(piece, 0.0)
+    heard: dict[int, list[bytes]] = {}
+    ended, cancelled = [], []
+    for event in theirs.events_received():
+        match event:
+            case ExchangeOpened(id_):
+                heard[id_] = []
+            case OutputOf(id_, messages):
+                heard[id_] += messages
+            case ExchangesEnded(ends):
+                for id_, group in ends:
+                    heard[id_] += group
+                    ended.append(id_)
+            case ExchangeCancelled(id_):
+                cancelled.append(id_)
+            case _:
+                pass
+    assert heard == _chunks(said)
+    assert ended == [e.ends[0][0] for e in said if isinstance(e, ExchangesEnded)]
+    assert cancelled == [e.id for e in said if isinstance(e, ExchangeCancelled)]
+
+
+def _chunks(said: Sequence[Event]) -> dict[int, list[bytes]]:
+    found: dict[int, list[bytes]] = {}
+    for event in said:
+        if isinstance(event, ExchangeOpened):
+            found[event.id] = []
+        elif isinstance(event, OutputOf):
+            found[event.id] += event.messages
+    return found
+
+
+@given(st.data(), st.sampled_from(VERSIONS), st.sampled_from(list(Side)))
+@settings(deadline=None, max_examples=100)
+def test_no_frame_is_more_than_a_fault_of_the_peer(
+    data: st.DataObject, version: Version, side: Side
+) -> None:
+    """Whatever it says, and when: nothing is raised (issue 15)."""
+    session = CocaineDialect(protocol=version).open(side, Limits())
+    if side is Side.WORKER:
+        session.send(Ready("u"))
+    for frame in data.draw(st.lists(frames(version), max_size=6)):
+        session.receive_data(frame, 0.0)
+        session.events_received()
+        session.data_to_send()
