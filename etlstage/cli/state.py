@@ -28,7 +28,7 @@ from etlstage.telemetry.terminal import harmless
 
 __all__ = ("reset_state", "show_state", "take_state_over")
 
-OF_STREAMS: Final = ("checkpoint", "batches", "stream.json", "stop", "stop-now")
+OF_STREAMS: Final = ("checkpoint", "failed.json", "stop", "stop-now")
 """What engine streaming stores beside."""
 WAITING: Final = ("spool-*", "staging-*")
 """Where what was read, and what stages made, waits to be loaded, as patterns."""

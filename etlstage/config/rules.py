@@ -113,9 +113,10 @@ def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
         yield from _extract_on_executors(str(engine), extract)
     sink = mapping(load.get("spark"))
     if engine == "streaming":
-        if sink.get("mode") == "overwrite":
+        if sink.get("mode") == "overwrite" and _is_far(sink):
             text = (
-                "can't be overwrite with engine streaming, which goes on where it was"
+                "can't be overwrite with engine streaming, but for a path of this machine"
+                " or a table: a stream adds to what is there"
             )
             yield broken(("load", "spark", "mode"), text, at_key=False)
         if "dead_letters" in data:
@@ -167,11 +168,10 @@ def _sink_not_once(
             f"needs load.spark with a path and a format of files ({formats}), or format"
             f" jdbc{workers}"
         )
-    path = sink.get("path")
-    if engine != "streaming" and isinstance(path, str) and local_path(path) is None:
+    if _is_far(sink):
         yield (
-            f"needs a path of this machine on engine {engine}, where an epoch can be"
-            " renamed; use engine streaming"
+            "needs a path of this machine, where an epoch can be renamed, such as that"
+            " of a file system that is mounted"
         )
 
 
@@ -191,6 +191,12 @@ def _not_once(
             "needs positions from which extraction can go on: use mode cyclic and"
             " offsets by supervisor"
         )
+
+
+def _is_far(sink: Mapping[str, Value]) -> bool:
+    """Return whether files go to another machine, where they can't be renamed."""
+    path = sink.get("path")
+    return "table" not in sink and isinstance(path, str) and local_path(path) is None
 
 
 def _commits(data: Mapping[str, Value], load: Mapping[str, Value]) -> Iterator[Problem]:

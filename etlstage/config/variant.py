@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from etlstage.config.model import PipelineKeys
 from etlstage.config.stages import StageKeys
 from etlstage.pipeline.interfaces import Sink
+from etlstage.settings.units import local_path
 from etlstage.stage import ErrorBudget
 
 __all__ = ("Trial", "retried_keys")
@@ -59,9 +60,11 @@ def retried_keys(keys: PipelineKeys, number: int) -> PipelineKeys:
     if load.spark is not None:
         sink = replace(load.spark, mode="append")
         if keys.engine == "streaming" and sink.path is not None:
-            delivery = "at-least-once"
-            path = f"{sink.path}/epoch=retry-{number}"
-            sink = replace(sink, path=path, mode="overwrite")
+            far = local_path(sink.path) is None
+            delivery = "at-least-once" if far else "exactly-once"
+            if far:
+                path = f"{sink.path}/epoch=retry-{number}"
+                sink = replace(sink, path=path, mode="overwrite")
         load = replace(load, spark=sink)
     stages = tuple(_lenient(stage) for stage in keys.transform)
     return replace(

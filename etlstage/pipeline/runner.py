@@ -141,7 +141,7 @@ class Runner(ABC):
         letters = self._dead_letters
         return letters.secrets if letters is not None else Secrets()
 
-    async def _begin_delivery(self) -> Record | None:
+    async def _begin_delivery(self, *, anew: bool = False) -> Record | None:
         """
         Have what this run commits recorded, and return what was before.
 
@@ -156,6 +156,7 @@ class Runner(ABC):
             self._number,
             stages=[account.stage for account in self.ledger],
             letters=letters.sizes() if letters is not None else {},
+            anew=anew,
         )
         await self._begin_landing(resumed=resumed)
         record = delivery.record

@@ -579,6 +579,13 @@ EXACTLY = (
     [
         ("spark", "at-least-once", FRAME, FRAME, []),
         ("streaming", "exactly-once", f"{FRAME}, every: 5s", FRAME, []),
+        (
+            "streaming",
+            "at-least-once",
+            FRAME,
+            "spark: {path: out, mode: overwrite}",
+            [],
+        ),
         # As Spark reads it (issue 11).
         ("streaming", "exactly-once", FRAME, "spark: {path: out, format: JSON}", []),
         (
@@ -674,8 +681,8 @@ EXACTLY = (
             "spark: {path: 's3a://out'}",
             [
                 (
-                    "delivery: exactly-once needs a path of this machine on engine"
-                    " local, where an epoch can be renamed; use engine streaming; it"
+                    "delivery: exactly-once needs a path of this machine, where an epoch"
+                    " can be renamed, such as that of a file system that is mounted; it"
                     " needs state, a folder where it is recorded what was loaded; it"
                     " needs positions from which extraction can go on: use mode cyclic"
                     " and offsets by supervisor"
@@ -686,12 +693,16 @@ EXACTLY = (
             "streaming",
             "exactly-once",
             FRAME,
-            "spark: {path: out, format: delta, mode: overwrite}",
+            "spark: {path: 's3a://out', format: delta, mode: overwrite}",
             [
-                f"delivery: {EXACTLY}",
                 (
-                    "load.spark.mode: can't be overwrite with engine streaming, which"
-                    " goes on where it was"
+                    f"delivery: {EXACTLY}; it needs a path of this machine, where an"
+                    " epoch can be renamed, such as that of a file system that is"
+                    " mounted"
+                ),
+                (
+                    "load.spark.mode: can't be overwrite with engine streaming, but for"
+                    " a path of this machine or a table: a stream adds to what is there"
                 ),
             ],
         ),

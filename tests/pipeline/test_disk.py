@@ -103,7 +103,7 @@ class Files(Sink):
     def begin(self, epochs: Epochs) -> None:
         """Remove what is not recorded."""
         self._epochs, self._folders = epochs, EpochFolders(self._out, epochs.load)
-        self._folders.sweep(epochs.done)
+        self._folders.sweep(epochs.done, check=epochs.check)
 
     async def write(self, run: Run) -> None:
         """Take a run."""

@@ -97,8 +97,35 @@ class Delivery:
         """Let others have it."""
         self._stack.close()
 
+    @classmethod
+    def joined(cls, folder: Path, fence: int) -> Self:
+        """
+        Return what commits for a run that holds the directory, in whatever process.
+
+        Args:
+            folder: The state directory.
+            fence: That of the run.
+
+        Raises:
+            StateUnusable: If another run has taken over.
+
+        """
+        delivery = cls(folder, exactly_once=True)
+        delivery.record = replace(Record.latest(folder), fence=fence)
+        delivery.check()
+        return delivery
+
+    def reread(self) -> None:
+        """Take note of what was committed for us: see :meth:`joined`."""
+        self.record = replace(Record.latest(self.folder), fence=self.record.fence)
+
     def begin(
-        self, run: str, *, stages: Sequence[str], letters: Mapping[str, int]
+        self,
+        run: str,
+        *,
+        stages: Sequence[str],
+        letters: Mapping[str, int],
+        anew: bool = False,
     ) -> bool:
         """
         Begin a run, and return whether it goes on with one that broke off.
@@ -107,18 +134,19 @@ class Delivery:
             run: What sets it apart, if it is a new one.
             stages: Names of its stages.
             letters: Bytes of the dead letters of each stage.
+            anew: Whether the source has forgotten how far it was read.
 
         Raises:
             StateUnusable: If another pipeline broke off, or the record can't be stored.
 
         """
-        found, delivery = self.record, self._promise
+        found = Record(fence=self.record.fence) if anew else self.record
         if not found.ended and (found.epoch or found.delivery == "exactly-once"):
             self._check_same(found, stages)
             return True
         record = Record(
             fence=found.fence,
-            delivery=delivery,
+            delivery=self._promise,
             load=found.load if found.resumes else secrets.token_hex(4),
             run=run,
             epoch=found.epoch if found.resumes else 0,

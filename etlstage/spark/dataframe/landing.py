@@ -9,8 +9,9 @@ loaded. ``destination.py`` knows how output is marked as complete.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from shutil import rmtree
 from typing import Final, Self
 
 import anyio.to_thread
@@ -116,6 +117,12 @@ class FrameLanding(Landing):
             raise
         return self
 
+    async def aclose(self) -> None:
+        """Forget what has not been loaded; safe to call twice and at any time."""
+        if self._folders is not None and self._known is not None and not self._whole:
+            with suppress(OSError):
+                rmtree(self._folders.aside(self._known.done + 1))
+
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded and what was not."""
         account = self.account
@@ -162,7 +169,7 @@ class FrameLanding(Landing):
             self._schema = schema
         columns = ["value"] if self._schema is None else self._schema.names
         if self._folders is not None and self._known is not None:
-            self._folders.sweep(self._known.done)
+            self._folders.sweep(self._known.done, check=self._known.check)
             self._folders.mark(whole=False)
         if self._table is not None and self._known is not None:
             schema = self._schema or StructType().add("value", "string")

@@ -52,12 +52,13 @@ class EpochFolders:
             path for path in self._entries() if not self._named.fullmatch(path.name)
         ]
 
-    def sweep(self, done: int) -> None:
+    def sweep(self, done: int, *, check: Callable[[], None]) -> None:
         """
         Remove what a start left that broke off: asides, and what is not recorded.
 
         Args:
             done: The last epoch that is.
+            check: Raises if another run has taken over, which may have recorded more.
 
         """
         if not self._path.exists():
@@ -65,6 +66,7 @@ class EpochFolders:
         for path in self._entries():
             named = self._named.fullmatch(path.name)
             if named is not None and (named[1] or int(named[2]) > done):
+                check()
                 shutil.rmtree(path)
 
     def settle(self, number: int, *, replaces: bool, check: Callable[[], None]) -> None:
@@ -81,6 +83,7 @@ class EpochFolders:
 
         """
         aside = self.aside(number)
+        check()
         if replaces:
             for path in self.others():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -8,7 +8,6 @@ stays bounded and what has landed is durable.  An epoch is checked as a whole, s
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from typing import Final
 
@@ -131,9 +130,7 @@ class DataFrameSink(FrameLanding, Sink):
     async def aclose(self) -> None:
         """Forget what has not been loaded; safe to call twice and at any time."""
         self._epoch = Epoch()
-        if self._folders is not None and self._known is not None and not self._whole:
-            with suppress(OSError):
-                shutil.rmtree(self._folders.aside(self._known.done + 1))
+        await super().aclose()
         if self._table is not None:
             # Where that fails the next start does it.
             with suppress(Exception), anyio.CancelScope(shield=True):

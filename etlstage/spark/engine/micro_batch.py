@@ -2,19 +2,17 @@
 One micro-batch of a stream: through the stages, into the sink, once.
 
 Spark may give a batch again, with the same number and the same rows, when it was
-stopped before it noted that the batch has ended. So a batch leaves a record when all
-of it has landed; one that has its record is skipped. Before the record is there, files
-of a batch are replaced as a whole: they are in a folder of their own, the epoch's.
+stopped before it noted that the batch has ended. So a batch is an epoch, which is on
+record when all of it has landed; one that is, is skipped. Files of a batch that is not
+are removed: they are in a folder of their own, the epoch's.
 
-Over Spark Connect this runs on the server's machine, in a process of its own. What it
-has to say is in the records, which are in the state directory.
+Over Spark Connect this runs on the server's machine, in a process of its own, which may
+live longer than the run: so it is here that the fence is checked, and the record stored.
 """
 
 from __future__ import annotations
 
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -22,12 +20,13 @@ from typing import Final, NamedTuple, Protocol
 import anyio
 from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.errors import EtlstageError
+from etlstage.errors import EtlstageError, StateUnusable
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.folder import make
 from etlstage.pipeline.delivery.position import load, store
-from etlstage.pipeline.interfaces import Output
-from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.interfaces import Epochs, Output
+from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import StagedLoad, staging_for
@@ -37,13 +36,12 @@ from etlstage.spark.ship.artifact import place
 from etlstage.spark.ship.plan import Shipment
 from etlstage.stage import ErrorPolicy, Stage
 
-__all__ = ("STOPPED", "Batches", "FrameOutlet", "Outlet", "Record", "WorkerOutlet")
+__all__ = ("STOPPED", "Batches", "Failure", "FrameOutlet", "Outlet", "WorkerOutlet")
 
 STOPPED: Final = "etlstage begins no further batch"
 """What a batch raises that comes after the stream was told to stop."""
 
 _STOP: Final = "stop"
-_KEPT: Final = 1000  # records; Spark can go back by 100 batches
 _STOP_NOW: Final = "stop-now"
 _LOOK: Final = 0.2  # seconds between two looks whether to stop now
 
@@ -68,13 +66,15 @@ class Outlet(Protocol):
         """Return where the messages end."""
         ...
 
-    def sink(self, spark: SparkSession, epoch: str, letters: DeadLetters) -> StagedLoad:
+    def sink(
+        self, spark: SparkSession, epochs: Epochs, letters: DeadLetters
+    ) -> StagedLoad:
         """
         Return the sink of a batch.
 
         Args:
             spark: The session.
-            epoch: What the batch is called, every time it is run.
+            epochs: What was loaded before; the batch is the next.
             letters: Where messages are dead-lettered.
 
         """
@@ -85,7 +85,12 @@ class Outlet(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FrameOutlet:
-    """A DataFrame: a path has a folder for each epoch, which is replaced as a whole."""
+    """
+    A DataFrame: a path has a folder for each epoch.
+
+    On this machine it is written aside and renamed; elsewhere, where nothing can be, that
+    of a batch that is repeated is replaced.
+    """
 
     destination: Destination
     """With mode ``error`` a stream that begins must find nothing there."""
@@ -105,13 +110,19 @@ class FrameOutlet:
         """Return the destination."""
         return self.destination.output()
 
-    def sink(self, spark: SparkSession, epoch: str, letters: DeadLetters) -> StagedSink:
+    def sink(
+        self, spark: SparkSession, epochs: Epochs, letters: DeadLetters
+    ) -> StagedSink:
         """Return the sink of a batch."""
-        place = replace(self.destination, mode="append")
-        if place.path is not None:
-            path = f"{place.path}/epoch={epoch}"
+        place, once = self.destination, self.destination.local is not None
+        far = place.path is not None and place.table is None and not once
+        if far:
+            path = f"{place.path}/epoch={epochs.load}-{epochs.done + 1}"
             place = replace(place, path=path, mode="overwrite")
-        return StagedSink(
+        elif not once and place.mode != "overwrite":
+            # Whether there was something is asked before the first.
+            place = replace(place, mode="append")
+        sink = StagedSink(
             spark,
             place,
             name=self.name,
@@ -119,6 +130,9 @@ class FrameOutlet:
             on_error=self.on_error,
             dead_letters=letters,
         )
+        if not far:
+            sink.begin(epochs._replace(once=once))
+        return sink
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,24 +160,21 @@ class WorkerOutlet:
         return Output("workers", self.name)
 
     def sink(
-        self, spark: SparkSession, epoch: str, letters: DeadLetters
+        self, spark: SparkSession, epochs: Epochs, letters: DeadLetters
     ) -> StagedWorker:
         """Return the sink of a batch."""
-        del spark, epoch
+        del spark, epochs
         return StagedWorker(self.stage, dead_letters=letters, place=self.place)
 
 
-class Record(NamedTuple):
-    """What became of one batch."""
+class Failure(NamedTuple):
+    """What a batch leaves that ends the run."""
 
-    number: int
-    run: str
-    """Of the process that ran it."""
+    fence: int
+    """Of the run."""
     accounts: list[list[int]]
-    """For each stage: received, done, dead, failed, lost, produced."""
-    loaded: bool
-    """Whether it has landed; otherwise it ended the run."""
-    error: str | None
+    """For each stage, as its account has them."""
+    error: str
 
 
 class Batches:
@@ -171,7 +182,6 @@ class Batches:
     What Spark calls for each batch.
 
     Args:
-        run: What sets this run apart from others.
         state: The state directory.
         source: Name of the extract stage.
         stages: The stages, of kind transform.
@@ -181,13 +191,14 @@ class Batches:
         shipment: What was sent to the executors.
 
     Attributes:
+        fence: That of the run, once it has the state directory.
         log_path: Spark's log, for errors to name, once there is one.
+        at: Told the steps of each commit, see :class:`Delivery`.
 
     """
 
     def __init__(
         self,
-        run: str,
         state: Path,
         *,
         source: str,
@@ -197,7 +208,6 @@ class Batches:
         staging: str | None = None,
         shipment: Shipment | None = None,
     ) -> None:
-        self._run = run
         self._state = state
         self._source = source
         self._stages = tuple(stages)
@@ -205,51 +215,28 @@ class Batches:
         self._letters = letters
         self._staging = staging
         self._shipment = shipment
+        self.fence: int = 0
         self.log_path: Path | None = None
-        self._first = True
-        self._read: set[str] = set()
+        self.at: Callable[[str], None] | None = None
 
     def __call__(self, messages: DataFrame, number: int) -> None:
         """Process a batch; blocks."""
         if (self._state / _STOP).exists():
             raise RuntimeError(STOPPED)
-        if self._record(number).exists():
-            return
         anyio.run(self._process_unless_stopped, messages, number)
 
-    def stream(self) -> str:
-        """Return what the epochs of this stream are called after; made if it is new."""
-        path = self._state / "stream.json"
-        if not path.exists():
-            store(path, {"id": secrets.token_hex(4)})
-        name: str = load(path)["id"]
-        return name
+    def failure(self) -> Failure | None:
+        """Return what has ended this run, if a batch has."""
+        try:
+            failure = Failure(**load(self._failure))
+        except FileNotFoundError:
+            return None
+        return failure if failure.fence == self.fence else None
 
-    def records(self) -> Iterator[Record]:
-        """Yield the records of this run that are new since the last time, unordered."""
-        for path in (self._state / "batches").glob("*.json"):
-            if path.name in self._read:
-                continue
-            self._read.add(path.name)
-            record = Record(**load(path))
-            if record.run == self._run:
-                yield record
-
-    def begin(self, *, anew: bool) -> None:
-        """
-        Forget what earlier runs left: that they were stopped, what they failed at.
-
-        Args:
-            anew: Whether Spark counts batches from zero again, its checkpoint being
-                gone: the batches that have records are others then.
-
-        """
+    def begin(self) -> None:
+        """Forget what earlier runs left: that they were stopped, what they failed at."""
         self.forget_stop()
-        if anew:
-            (self._state / "stream.json").unlink(missing_ok=True)
-            shutil.rmtree(self._state / "batches", ignore_errors=True)
-        for path in (self._state / "batches").glob("*.failed.json"):
-            path.unlink(missing_ok=True)
+        self._failure.unlink(missing_ok=True)
 
     def stop(self, *, at_once: bool = False) -> None:
         """
@@ -272,16 +259,18 @@ class Batches:
 
     async def _process_unless_stopped(self, messages: DataFrame, number: int) -> None:
         error: Exception | None = None
+        ended = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._call_off, tasks.cancel_scope)
             try:
                 await self._process(messages, number)
+                ended = True
             except Exception as caught:
                 error = caught
             tasks.cancel_scope.cancel()
         if error is not None:
             raise error
-        if not self._record(number).exists():
+        if not ended:
             raise RuntimeError(STOPPED)
 
     async def _call_off(self, batch: anyio.CancelScope) -> None:
@@ -291,33 +280,51 @@ class Batches:
         batch.cancel()
 
     async def _process(self, messages: DataFrame, number: int) -> None:
-        epoch = f"{self.stream()}-{number}"
-        letters = self._letters.of_run(epoch)
-        if self._first:
-            # Only the first batch of a process may have been begun by another.
-            letters.recall()
-            self._first = False
-        sink = self._outlet.sink(messages.sparkSession, epoch, letters)
+        accounts: list[Account] = []
+        try:
+            delivery = Delivery.joined(self._state, self.fence)
+            delivery.at = self.at or delivery.at
+            done = delivery.record.epoch
+            if done > number:
+                return
+            if done < number:
+                raise StateUnusable(
+                    f"can't go on with batch {number}: {self._state} has a record of"
+                    f" {done} before it; set another state to start from the beginning"
+                )
+            await self._load(messages, delivery, accounts)
+        except EtlstageError as error:
+            for account in accounts:
+                account.lost += account.pending
+            counts = [account.counts for account in accounts]
+            store(self._failure, Failure(self.fence, counts, str(error))._asdict())
+            raise
+
+    async def _load(
+        self, messages: DataFrame, delivery: Delivery, accounts: list[Account]
+    ) -> None:
+        """Load a batch, and have it recorded; ``accounts`` are those of its stages."""
+        record = delivery.record
+        epochs = Epochs(
+            record.load, record.epoch, once=True, check=delivery.check, start=self.fence
+        )
+        letters = self._letters.of_run(f"{record.load}-{record.epoch + 1}")
+        sink = self._outlet.sink(messages.sparkSession, epochs, letters)
         names = [stage.name for stage in self._stages]
         ledger = Ledger.of_pipeline(self._source, names, sink.account)
-        error: EtlstageError | None = None
+        accounts += ledger
         try:
-            await self._pass(messages, ledger, letters, sink)
+            await self._pass(messages, ledger, letters, sink, delivery)
             await letters.sync()
-        except EtlstageError as caught:
-            error = caught
         finally:
             letters.close()
-        if error is not None:
-            ledger.settle()
-        else:
-            ledger.check(whole=True)
-        counts = [account.counts for account in ledger]
-        text = None if error is None else str(error)
-        record = Record(number, self._run, counts, error is None, text)
-        self._note(record)
-        if error is not None:
-            raise error
+        ledger.check(whole=True)
+        before = record.accounts
+        counts = {a.stage: _sums(before[a.stage], a.counts) for a in ledger}
+        delivery.at("committed")
+        delivery.keep(
+            delivery.next(record.epoch + 1, accounts=counts, letters=letters.sizes())
+        )
 
     async def _pass(
         self,
@@ -325,6 +332,7 @@ class Batches:
         ledger: Ledger,
         letters: DeadLetters,
         sink: StagedLoad,
+        delivery: Delivery,
     ) -> None:
         spark = messages.sparkSession
         passing = StageJob(
@@ -339,15 +347,16 @@ class Batches:
             await passing.fill(messages, staging)
             starts = await passing.settle(spark, staging)
             async with sink:
+                delivery.check()
+                delivery.at("begin")
                 await sink.load(staging.messages(spark), starts)
+        delivery.at("written")
 
-    def _note(self, record: Record) -> None:
-        path = self._record(record.number)
-        if not record.loaded:
-            path = path.with_name(f"{record.number}.failed.json")
-        store(path, record._asdict())
-        # One goes with each that comes.
-        self._record(record.number - _KEPT).unlink(missing_ok=True)
+    @property
+    def _failure(self) -> Path:
+        return self._state / "failed.json"
 
-    def _record(self, number: int) -> Path:
-        return self._state / "batches" / f"{number}.json"
+
+def _sums(before: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Add to what a stage had counted; nothing, if it is its first epoch."""
+    return [a + b for a, b in zip(before, counts, strict=True)] if before else [*counts]

@@ -7,8 +7,7 @@ of a batch is in ``micro_batch.py``. Told to stop, it ends behind the batch unde
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ from etlstage.pipeline.dead_letter.file import letter_files, read_letters
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import Landing, Output
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
@@ -42,10 +42,9 @@ class StreamingPipeline(Runner):
     """
     Runs transform stages on the batches of a streaming DataFrame.
 
-    A batch that is run again, because the process was killed in it, is loaded once:
-    where the sink writes files to a path, each batch is an epoch with a folder of its
-    own, ``epoch=...``, which is replaced as a whole. Other sinks may be given such a
-    batch twice.
+    Each batch is an epoch. One that is run again, because the process was killed in it,
+    is loaded once where the sink writes files to a path of this machine: each has a
+    folder of its own, ``epoch=...``. Other sinks may be given such a batch twice.
 
     Args:
         name: As the report calls it.
@@ -86,7 +85,7 @@ class StreamingPipeline(Runner):
             dead_letters=dead_letters,
             dead_letter_sink=None,
             release=session.release,
-            delivery=Delivery(state.absolute()),
+            delivery=Delivery(state.absolute(), exactly_once=True),
         )
         self.ledger.awaited = "the first batch"
         self._origin = origin
@@ -97,9 +96,9 @@ class StreamingPipeline(Runner):
         self._every = every
         self._session = session
         self._drained = False
-        self._failed: str | None = None
+        self._booked: Mapping[str, Sequence[int]] = {}
+        self._from = 0
         self._batches = Batches(
-            secrets.token_hex(4),
             state.absolute(),
             source=origin.name,
             stages=stages,
@@ -115,11 +114,19 @@ class StreamingPipeline(Runner):
         self._batches.stop()
 
     async def _run(self) -> Status:
+        delivery = self._delivery
+        record = await self._begin_delivery(anew=not self._checkpoint.exists())
+        assert delivery is not None
+        assert record is not None
+        self._booked, self._from = record.accounts, record.epoch
+        self._batches.fence, self._batches.at = record.fence, delivery.at
         try:
             if self._drained:
                 self._batches.forget_stop()
             else:
                 await self._run_batches()
+            delivery.reread()
+            delivery.end()
         finally:
             self._book()
         return "drained" if self._drained else "done"
@@ -140,7 +147,7 @@ class StreamingPipeline(Runner):
                     yield letter
 
     async def _run_batches(self) -> None:
-        self._batches.begin(anew=not self._checkpoint.exists())
+        self._batches.begin()
         try:
             await self._run_query()
         finally:
@@ -205,18 +212,26 @@ class StreamingPipeline(Runner):
                     return
 
     def _failure(self, error: Exception) -> StageError:
-        if self._failed is not None:
-            return StageError(self._failed, stage=self._origin.name)
-        return self._origin.failure(error, self._session)
+        failure = self._batches.failure()
+        if failure is None:
+            return self._origin.failure(error, self._session)
+        for account, counts in zip(self.ledger, failure.accounts, strict=False):
+            account.add(counts)
+        return StageError(failure.error, stage=self._origin.name)
 
     def _book(self) -> None:
-        """Take over the accounts of batches that have ended."""
-        for record in self._batches.records():
-            for account, row in zip(self.ledger, record.accounts, strict=True):
-                account.add(row)
-                self._tick(account)
-            self._landed.epochs += record.loaded
-            self._failed = record.error or self._failed
+        """Take over the accounts of batches that are on record."""
+        record = Record.latest(self._state)
+        if record.fence != self._batches.fence:
+            return  # another's, by now
+        for account in self.ledger:
+            now, before = record.accounts[account.stage], self._booked[account.stage]
+            if now:
+                none = [0] * len(now)
+                account.add([a - b for a, b in zip(now, before or none, strict=True)])
+            self._tick(account)
+        self._booked = record.accounts
+        self._landed.epochs = record.epoch - self._from
 
 
 class _Landed(Landing):

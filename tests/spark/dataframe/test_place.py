@@ -15,6 +15,11 @@ def nothing() -> None:
     """Nobody has taken over."""
 
 
+def lost() -> None:
+    """Somebody has."""
+    raise StateUnusable("taken over")
+
+
 def written(folders: EpochFolders, number: int, text: str = "rows") -> None:
     """Write an epoch aside."""
     make(folders.aside(number))
@@ -40,14 +45,14 @@ def test_epoch_is_written_aside_and_renamed(tmp_path: Path) -> None:
 def test_what_was_not_recorded_is_removed(tmp_path: Path) -> None:
     """Whole or not; and nothing of anybody else (issue 14)."""
     folders = EpochFolders(tmp_path / "out", "ab12")
-    folders.sweep(0)
+    folders.sweep(0, check=nothing)
     for number in 1, 2, 10:
         written(folders, number)
         folders.settle(number, replaces=False, check=nothing)
     written(folders, 11)
     for name in "epoch=cd34-9", "mine":
         (tmp_path / "out" / name).mkdir()
-    folders.sweep(2)
+    folders.sweep(2, check=nothing)
     left = ["epoch=ab12-1", "epoch=ab12-2", "epoch=cd34-9", "mine"]
     assert names(tmp_path / "out") == left
     assert sorted(path.name for path in folders.others()) == left[2:]
@@ -56,12 +61,14 @@ def test_what_was_not_recorded_is_removed(tmp_path: Path) -> None:
 def test_starts_of_a_load_write_apart(tmp_path: Path) -> None:
     """Spark may go on with what another has begun that was taken over (issue 14)."""
     old, new = (EpochFolders(tmp_path, "ab12", start) for start in (1, 2))
-    new.sweep(0)
+    new.sweep(0, check=nothing)
     written(old, 1, "old")
+    (old.aside(1) / "more").touch()
     written(new, 1, "new")
     new.settle(1, replaces=False, check=nothing)
     assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "new"
-    EpochFolders(tmp_path, "ab12", 3).sweep(1)
+    assert names(tmp_path / "epoch=ab12-1") == ["part"]
+    EpochFolders(tmp_path, "ab12", 3).sweep(1, check=nothing)
     assert names(tmp_path) == ["epoch=ab12-1"]
 
 
@@ -81,12 +88,12 @@ def test_epoch_of_a_run_that_was_taken_over_is_replaced(tmp_path: Path) -> None:
     written(folders, 1, "old")
     folders.settle(1, replaces=False, check=nothing)
     written(folders, 1, "new")
-
-    def lost() -> None:
-        raise StateUnusable("taken over")
-
+    (tmp_path / "mine").touch()
     with pytest.raises(StateUnusable):
-        folders.settle(1, replaces=False, check=lost)
+        folders.settle(1, replaces=True, check=lost)
+    with pytest.raises(StateUnusable):
+        folders.sweep(0, check=lost)
+    (tmp_path / "mine").unlink()
     assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "old"
     folders.settle(1, replaces=False, check=nothing)
     assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "new"

@@ -1,77 +1,171 @@
-"""What the batches of a stream leave in the state directory, without Spark."""
+"""How the batches of a stream are recorded, without Spark."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
+from pyspark.sql import SparkSession
 
+from etlstage.errors import SinkFailed, StateUnusable
 from etlstage.pipeline import DeadLetters
-from etlstage.pipeline.ledger import COUNTS
+from etlstage.pipeline.delivery.delivery import Delivery, take_over
+from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.interfaces import Epochs
+from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
-from etlstage.spark.engine import micro_batch as batch_module
-from etlstage.spark.engine.micro_batch import Batches, FrameOutlet, Record
+from etlstage.spark.engine.micro_batch import STOPPED, Batches, FrameOutlet
+from etlstage.spark.engine.staging import StagedLoad
+from etlstage.spark.load.dataframe import StagedSink
+
+FRAME: Any = SimpleNamespace(sparkSession=None)
 
 
-def batches(run: str, state: Path) -> Batches:
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+class Scripted(Batches):
+    """Loads two messages of each batch, and does before it what it is told to."""
+
+    before: Callable[[], None] = staticmethod(lambda: None)
+    loaded: int = 0
+
+    async def _pass(
+        self,
+        messages: Any,  # noqa: ANN401 - a DataFrame
+        ledger: Ledger,
+        letters: DeadLetters,
+        sink: StagedLoad,
+        delivery: Delivery,
+    ) -> None:
+        ledger[0].produced = ledger[1].received = 2
+        self.before()
+        ledger[1].done = 2
+        self.loaded += 1
+
+
+class Outlet(FrameOutlet):
+    """Remembers what its sinks were told."""
+
+    def sink(
+        self, spark: SparkSession, epochs: Epochs, letters: DeadLetters
+    ) -> StagedSink:
+        """Return a sink that is never entered."""
+        return StagedSink(spark, self.destination, dead_letters=letters)
+
+
+def batches(state: Path, fence: int) -> Scripted:
     """Return what Spark would call, without stages."""
-    return Batches(
-        run,
+    found = Scripted(
         state,
         source="extract",
         stages=(),
-        outlet=FrameOutlet(destination=Destination("out", mode="append")),
+        outlet=Outlet(destination=Destination("out", mode="append")),
         letters=DeadLetters(state, pipeline="p"),
     )
+    found.fence = fence
+    return found
 
 
-def record(number: int, run: str = "a", error: str | None = None) -> Record:
-    """Return what became of a batch of no messages."""
-    return Record(number, run, [[0] * len(COUNTS)] * 2, error is None, error)
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Begin a run."""
+    with Delivery(tmp_path, exactly_once=True) as delivery:
+        delivery.begin("r", stages=["extract", "load"], letters={})
+    return tmp_path
 
 
-def test_records_are_yielded_once(tmp_path: Path) -> None:
-    """A stream without end would read more of them each time."""
-    here, there = batches("a", tmp_path), batches("a", tmp_path)
-    there._note(record(0))
-    there._note(record(1, run="b"))
-    assert [one.number for one in here.records()] == [0]
-    there._note(record(2))
-    assert [one.number for one in here.records()] == [2]
-    assert not list(here.records())
+def test_batch_is_an_epoch(state: Path) -> None:
+    """One that is on record is skipped, and accounts are of all (issue 14)."""
+    there = batches(state, 1)
+    for number in (0, 0, 1, 1, 0):
+        there(FRAME, number)
+    assert there.loaded == 2
+    record = Record.latest(state)
+    assert (record.epoch, record.position, record.ended) == (2, 2, False)
+    assert record.accounts["extract"][5] == 4
+    assert record.accounts["load"][:2] == [4, 4]
+    with pytest.raises(
+        StateUnusable, match=r"go on with batch 5: .* has a record of 2"
+    ):
+        there(FRAME, 5)
 
 
-def test_old_records_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The folder does not grow with the stream; the last batch is always known."""
-    monkeypatch.setattr(batch_module, "_KEPT", 3)
-    there = batches("a", tmp_path)
-    for number in range(10):
-        there._note(record(number))
-    kept = sorted(path.name for path in (tmp_path / "batches").iterdir())
-    assert kept == ["7.json", "8.json", "9.json"]
+def test_batch_of_a_run_that_was_taken_over_commits_nothing(state: Path) -> None:
+    """In whatever process it goes on: not one that begins, nor ends (issue 14)."""
+    there = batches(state, 1)
+    there.before = lambda: (take_over(state), None)[1]
+    with pytest.raises(StateUnusable, match="has taken over the state directory"):
+        there(FRAME, 0)
+    assert there.loaded == 1
+    with pytest.raises(StateUnusable, match="has taken over the state directory"):
+        there(FRAME, 0)
+    assert there.loaded == 1
+    assert Record.latest(state).epoch == 0
 
 
-def test_failure_of_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["aside", "recorded"])
+def test_batch_that_broke_off_in_its_record(state: Path, step: str) -> None:
+    """It is loaded again unless the record is there (issue 14)."""
+    there = batches(state, 1)
+
+    def at(now: str) -> None:
+        if now == step:
+            raise Crash(step)
+
+    there.at = at
+    with pytest.raises(Crash):
+        there(FRAME, 0)
+    again = batches(state, 1)
+    again(FRAME, 0)
+    assert again.loaded == (step == "aside")
+    assert Record.latest(state).accounts["load"][:2] == [2, 2]
+
+
+def test_failure_of_an_earlier_run_is_forgotten(state: Path) -> None:
     """A batch may fail again, for another reason, and that is to be told."""
-    batches("a", tmp_path)._note(record(4, error="old"))
-    again = batches("b", tmp_path)
-    again.stop()
-    again.begin(anew=False)
-    assert not list(again.records())
-    again._note(record(4, run="b", error="new"))
-    assert [one.error for one in again.records()] == ["new"]
-    assert not (tmp_path / "stop").exists()
+
+    def fails() -> None:
+        raise SinkFailed("disk full", stage="load")
+
+    there = batches(state, 1)
+    there.before = fails
+    with pytest.raises(SinkFailed, match="disk full"):
+        there(FRAME, 0)
+    failure = there.failure()
+    assert failure is not None
+    assert failure.error == "disk full"
+    assert failure.accounts[1][:5] == [2, 0, 0, 0, 2]
+    assert batches(state, 2).failure() is None
+    there.stop()
+    there.begin()
+    assert there.failure() is None
+    assert not (state / "stop").exists()
 
 
-def test_stream_that_begins_anew_has_another_name(tmp_path: Path) -> None:
-    """Its first batch is not the one that an earlier stream has loaded."""
-    there = batches("a", tmp_path)
-    there._note(record(0))
-    name = there.stream()
-    there.begin(anew=False)
-    assert (there.stream(), there._record(0).exists()) == (name, True)
-    there.begin(anew=True)
-    assert there.stream() != name
-    assert not there._record(0).exists()
+def test_batch_is_not_begun_when_the_stream_was_stopped(state: Path) -> None:
+    """It is the next run's."""
+    there = batches(state, 1)
+    there.stop()
+    with pytest.raises(RuntimeError, match=STOPPED):
+        there(FRAME, 0)
+    assert not there.loaded
+
+
+def test_batch_that_is_called_off_has_no_record(state: Path) -> None:
+    """It is run again when batches begin again."""
+    there = batches(state, 1)
+
+    async def waits(*_: object) -> None:
+        await anyio.sleep_forever()
+
+    there._pass = waits  # type: ignore[method-assign, assignment]
+    (state / "stop-now").touch()
+    with pytest.raises(RuntimeError, match=STOPPED):
+        there(FRAME, 0)
+    assert Record.latest(state).epoch == 0

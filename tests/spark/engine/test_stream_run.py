@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter.file import letter_files, read_letters
 from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.runner import Runner
 from tests.spark.driver import environment
 from tests.spark.processes import HANGING, are_gone, wait_for_pids
@@ -78,7 +79,7 @@ def feed(folder: Path, name: str, *ids: int) -> None:
 
 async def batch(folder: Path, number: int) -> None:
     """Wait until that batch has landed."""
-    while not await anyio.Path(folder, f"state/batches/{number}.json").exists():  # noqa: ASYNC110 - Spark acts
+    while Record.latest(folder / "state").epoch <= number:  # noqa: ASYNC110 - Spark acts
         await anyio.sleep(0.05)
 
 
@@ -124,7 +125,7 @@ async def test_what_is_there_is_loaded_once(
     assert "wrote 19 messages in 2 epochs to" in report.landed
     assert report.dead_letters.messages
     epochs = sorted(entry.name for entry in (tmp_path / "out").iterdir())
-    assert [name.rpartition("-")[2] for name in epochs] == ["0", "1"]
+    assert [name.rpartition("-")[2] for name in epochs] == ["_SUCCESS", "1", "2"]
 
     feed(tmp_path, "c", 100, 101)
     runner = Pipeline.from_yaml(path, spark=spark)
@@ -206,7 +207,7 @@ async def test_stream_stops_at_once_and_runs_its_batch_again(
             pids = await anyio.to_thread.run_sync(wait_for_pids, tmp_path / "pids")
             tasks.cancel_scope.cancel()
     assert await anyio.to_thread.run_sync(are_gone, pids[1:])
-    assert not list((tmp_path / "state/batches").glob("*"))
+    assert Record.latest(tmp_path / "state").epoch == 0
     assert not (tmp_path / "out").exists()
     report = await run(write(), spark)
     assert report.error is None
@@ -278,27 +279,20 @@ import os, signal, sys
 import anyio
 from etlstage.pipeline import Pipeline
 from etlstage.spark import Session
-from etlstage.spark.engine.micro_batch import Batches
 
-where, number = sys.argv[1], int(sys.argv[2])
+where, left = sys.argv[1], int(sys.argv[2])
 
-def kill(number_now):
-    if number_now == number:
+def at(step):
+    global left
+    left -= step == where
+    if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
-note, call = Batches._note, Batches.__call__
-def noting(self, record):
-    if where == "loaded":
-        kill(record.number)
-    note(self, record)
-def calling(self, frame, at):
-    call(self, frame, at)
-    if where == "noted":
-        kill(at)
-Batches._note, Batches.__call__ = noting, calling
 with_spark = Session(master="local[2]")
 spark = with_spark.start()
-report = anyio.run(Pipeline.from_yaml("s.yaml", spark=spark).run)
+runner = Pipeline.from_yaml("s.yaml", spark=spark)
+runner._delivery.at = at
+report = anyio.run(runner.run)
 assert report.error is None, report.error
 """
 
@@ -318,7 +312,7 @@ def crash(folder: Path, where: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.classic
-@pytest.mark.parametrize("where", ["loaded", "noted"])
+@pytest.mark.parametrize("where", ["written", "recorded"])
 async def test_crash_behind_the_load_costs_and_doubles_nothing(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path, where: str
 ) -> None:
@@ -329,10 +323,10 @@ async def test_crash_behind_the_load_costs_and_doubles_nothing(
     feed(tmp_path, "c", *range(20, 30))
     done = await anyio.to_thread.run_sync(crash, tmp_path, where)
     assert done.returncode == -9, done.stderr
-    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert len(list((tmp_path / "out").glob("epoch=*"))) == 2
     assert not (tmp_path / "state/checkpoint/commits/1").exists()
     report = await run(path, spark)
     assert report.error is None
     assert loaded(spark, tmp_path) == Counter(n for n in range(30) if n != 13)
     assert dead(tmp_path) == [b'{"id":13}']
-    assert report.ledger[1].received == (20 if where == "loaded" else 10)
+    assert report.ledger[1].received == 30
