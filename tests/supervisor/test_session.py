@@ -380,6 +380,7 @@ async def test_caller_that_does_not_read_stops_the_worker() -> None:
             await anyio.sleep(100)
             assert said < 20
             assert sum(map(len, await rest(session))) == 100 * 64 * 1024
+            assert anyio.current_time() == pytest.approx(100)
         assert supervisor.faults.failures == 0
 
 
