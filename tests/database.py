@@ -7,7 +7,6 @@ install. The server refuses to run as root, and is then run by the user of its p
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import os
 import pwd
@@ -17,12 +16,11 @@ import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from functools import cache
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ("PostgreSQL", "SQLite", "drivers", "postgresql", "shared_server")
+__all__ = ("PostgreSQL", "SQLite", "drivers", "postgresql")
 
 _JARS: Final = {
     "libpostgresql-jdbc-java": Path("/usr/share/java/postgresql.jar"),
@@ -163,14 +161,6 @@ def postgresql() -> Iterator[PostgreSQL]:
             server.stop()
     finally:
         shutil.rmtree(folder)
-
-
-@cache
-def shared_server() -> PostgreSQL:
-    """Return a server that lives until this process ends."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(postgresql())
 
 
 def _programs() -> Sequence[Path]:
