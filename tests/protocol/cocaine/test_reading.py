@@ -28,7 +28,8 @@ def test_each_frame_has_its_name_and_what_it_carries(
     version: Version, known: bool
 ) -> None:
     """In any version, which need not be known before (issue 15)."""
-    reader = FrameReader(version if known else Version.AUTO)
+    told = version if known else Version.AUTO
+    reader = CocaineDialect(protocol=told).reader()
     dialect = CocaineDialect(protocol=version)
     ours, theirs = (dialect.open(side, Limits()) for side in (OURS, THEIRS))
     seen = []
