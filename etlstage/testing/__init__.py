@@ -33,9 +33,9 @@ wants it to be given, with everything kept that goes both ways::
 A pipeline is tested between a :class:`MemorySource` and a :class:`MemorySink`.
 
 :mod:`etlstage.testing.strategies` draws messages, cuts, faults and stages for Hypothesis;
-:func:`given_worker` tries a property of a worker's replies, and a :class:`WorkerMachine`
-compares a stage with a model. These three need the extra ``testing``, nothing else here
-does. Fixtures for pytest are in :mod:`etlstage.testing.plugin`.
+:func:`given_worker` tries a property of a worker's replies, a :class:`WorkerMachine`
+compares a stage with a model, and a :class:`SessionMachine` a worker with sessions.
+These four need the extra ``testing``, nothing else here does. Fixtures for pytest are in :mod:`etlstage.testing.plugin`.
 
 Names are imported when they are used: the plugin for pytest is imported by each run of
 it, wherever this package is installed.
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from etlstage.testing.replies import Reply as Reply
     from etlstage.testing.scripted import ScriptedLaunch as ScriptedLaunch
     from etlstage.testing.scripted import ScriptedWorker as ScriptedWorker
+    from etlstage.testing.sessions import SessionMachine as SessionMachine
     from etlstage.testing.worker import hostile_worker as hostile_worker
 
 __all__ = (
@@ -97,6 +98,7 @@ __all__ = (
     "Reply",
     "ScriptedLaunch",
     "ScriptedWorker",
+    "SessionMachine",
     "Step",
     "SupervisorFactory",
     "VirtualLoop",
@@ -114,6 +116,7 @@ __all__ = (
 
 _HOMES = {
     "WorkerMachine": "etlstage.testing.machine",
+    "SessionMachine": "etlstage.testing.sessions",
     "given_worker": "etlstage.testing.properties",
     "WorkerFactory": "etlstage.testing.factories",
     "SupervisorFactory": "etlstage.testing.factories",

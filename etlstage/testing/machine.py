@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from signal import SIGKILL
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -27,9 +28,10 @@ from etlstage.testing.faulty.launch import FaultyLaunch
 from etlstage.testing.strategies import batches
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
 
-__all__ = ("WorkerMachine",)
+__all__ = ("Held", "WorkerMachine")
 
 T = TypeVar("T")
+Entered = TypeVar("Entered", bound=AbstractAsyncContextManager[Any])
 Expected: TypeAlias = list[bytes] | worker.Refuse
 
 _PATIENCE: Final = 60.0  # seconds for one step
@@ -96,7 +98,7 @@ class WorkerMachine(RuleBasedStateMachine):
         markers = getattr(self._stage.dialect, "markers", None)
         usual = batches(markers, max_size=min(5, self._stage.batch.size))
         self._drawn = usual if self.messages is None else self.messages
-        self._supervisor: _Held
+        self._supervisor: Held[AsyncSupervisor]
 
     # --- rules --------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class WorkerMachine(RuleBasedStateMachine):
             plan = data.draw(self.faults, label="faults")
             launch = FaultyLaunch(launch, {self._stage.name: plan})
         supervisor = AsyncSupervisor(self._stage, launch=launch)
-        self._supervisor = _Held(supervisor, virtual=callable(type(self).tested))
+        self._supervisor = Held(supervisor, virtual=callable(type(self).tested))
         self._supervisor.open()
 
     @rule(data=st.data())
@@ -145,7 +147,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     async def _submitted(self, messages: Sequence[bytes]) -> list[Result]:
         async with asyncio.timeout(_PATIENCE):
-            return await self._supervisor.supervisor.submit(messages)
+            return await self._supervisor.entered.submit(messages)
 
     async def _killed(self, messages: Sequence[bytes], steps: int) -> list[Result]:
         async def kill() -> None:
@@ -237,16 +239,16 @@ class _Watched:
             await asyncio.sleep(0.001)
 
 
-class _Held:
+class Held(Generic[Entered]):
     """
-    A supervisor that is open between two calls from code that is no coroutine.
+    What is entered, and open between two calls from code that is no coroutine.
 
     Its event loop runs only during a call. So nothing is done between them, and virtual
     time stands still.
     """
 
-    def __init__(self, supervisor: AsyncSupervisor, *, virtual: bool) -> None:
-        self.supervisor = supervisor
+    def __init__(self, entered: Entered, *, virtual: bool) -> None:
+        self.entered = entered
         factory = VirtualLoop if virtual else asyncio.new_event_loop
         self._runner = asyncio.Runner(loop_factory=factory)
         self._task: asyncio.Task[None] | None = None
@@ -254,7 +256,7 @@ class _Held:
         self._over = asyncio.Event()
 
     def open(self) -> None:
-        """Enter it, in a task of its own."""
+        """Enter it, in a task of its own; raise what that raises."""
         self._task = self._runner.get_loop().create_task(self._hold())
         self.run(self._opened.wait())
 
@@ -272,7 +274,7 @@ class _Held:
             self._runner.close()
 
     async def _hold(self) -> None:
-        async with self.supervisor:
+        async with self.entered:
             self._opened.set()
             await self._over.wait()
 

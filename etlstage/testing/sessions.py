@@ -6,21 +6,33 @@ It needs the extra ``testing``.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
 
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from etlstage.errors import LocalProtocolError
 from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.frame import Encoding, Packer
+from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
     Event,
     ExchangeCancelled,
     ExchangeOpened,
+    ExchangeRefused,
     ExchangesEnded,
+    LifeSeen,
     OutputOf,
 )
+from etlstage.stage import Stage
+from etlstage.testing.conversation import WorkerUnderTest
+from etlstage.testing.factories import Tested, stage_of
+from etlstage.testing.machine import Held
+from etlstage.worker.refusal import Refuse
 
-__all__ = ("chunks", "frames", "sessions")
+__all__ = ("SessionMachine", "chunks", "frames", "sessions")
 
 _EVENT: Final = "transform"
 _NUMBERS: Final = (0, 1, 2, 3, 127, 128, 65536, 2**32)
@@ -92,3 +104,179 @@ def _session(
         *(OutputOf(number, [chunk]) for chunk in given),
         draw(st.sampled_from(ends)),
     ]
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """
+    Has sessions with a worker, which overlap in any way, and compares with a model.
+
+    ::
+
+        class Shout(SessionMachine):
+            tested = ["python", "shout.py"]
+            dialect = CocaineDialect(event="shout")
+
+            def model(self, chunks):
+                return [chunk.upper() for chunk in chunks]
+
+        TestShout = Shout.TestCase
+
+    Its rules begin a session, send a chunk of it, end or cancel it, send a heartbeat,
+    and have another process. Add rules, and invariants, as to any machine of Hypothesis.
+
+    Attributes:
+        tested: A command, a script or a stage. The time of a script is virtual.
+        dialect: Its settings, unless a stage has them.
+        chunks: Draws what is sent.
+
+    """
+
+    tested: ClassVar[Tested]
+    dialect: ClassVar[CocaineDialect] = CocaineDialect()
+    chunks: ClassVar[st.SearchStrategy[bytes]] = chunks()
+
+    def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
+        """
+        Return the chunks of the reply to a session that had these.
+
+        ``raise worker.Refuse`` where it is an error; which does not matter.
+        """
+        raise NotImplementedError
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open: dict[int, list[bytes]] = {}
+        self._last = 0
+        self._held: Held[WorkerUnderTest] | None = None
+
+    # --- rules --------------------------------------------------------------
+
+    @initialize()
+    def start(self) -> None:
+        """Start the worker."""
+        tested = type(self).tested  # of an instance a script would be a method
+        stage, launch = stage_of(tested)
+        if not isinstance(tested, Stage):
+            stage = replace(stage, dialect=self.dialect)
+        made = WorkerUnderTest(stage, launch=launch)
+        self._held = Held(made, virtual=callable(tested))
+        self._held.open()
+        self._open, self._last = {}, 0
+
+    @precondition(lambda self: self._room)
+    @rule(data=st.data(), gap=st.integers(1, 3))
+    def begin(self, data: st.DataObject, gap: int) -> None:
+        """Begin a session, whose number is any that is higher."""
+        self._last += gap
+        given = data.draw(st.lists(self.chunks, max_size=2), label="chunks")
+        self._open[self._last] = given
+        self._say(ExchangeOpened(self._last, list(given), _EVENT, ended=False))
+
+    @precondition(lambda self: self._open)
+    @rule(data=st.data())
+    def pass_on(self, data: st.DataObject) -> None:
+        """Send a chunk more."""
+        number, chunk = self._one(data), data.draw(self.chunks, label="chunk")
+        self._open[number].append(chunk)
+        self._say(OutputOf(number, [chunk]))
+
+    @precondition(lambda self: self._open)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """End a session, and compare its reply."""
+        self._compare(self._one(data))
+
+    @precondition(lambda self: self._open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """Cancel a session: nothing of it is compared."""
+        number = self._one(data)
+        del self._open[number]
+        self._say(ExchangeCancelled(number, 7, "not wanted"))
+
+    @rule()
+    def beat(self) -> None:
+        """Send a heartbeat, unasked."""
+        self._say(LifeSeen())
+
+    @rule()
+    def restart(self) -> None:
+        """End all sessions, have the worker terminate, and start another one."""
+        self.teardown()
+        self.start()
+
+    def teardown(self) -> None:
+        """End all sessions, and have the worker terminate."""
+        if (held := self._held) is None:
+            return
+        try:
+            for number in [*self._open]:
+                self._compare(number)
+            held.run(held.entered.close())
+        finally:
+            self._held = None
+            held.close()
+
+    # --- how ----------------------------------------------------------------
+
+    @property
+    def _room(self) -> bool:
+        return self._held is not None and self._held.entered.session.room >= 1
+
+    def _one(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from([*self._open]), label="session")
+
+    def _say(self, *events: Event) -> None:
+        assert self._held is not None
+        self._held.run(_tell(self._held.entered, *events))
+
+    def _compare(self, number: int) -> None:
+        assert self._held is not None
+        worker, given = self._held.entered, self._open.pop(number)
+        self._say(ExchangesEnded([(number, ())]))
+        said = f"did not end session {number}"
+        self._held.run(worker.until(lambda: _ended(worker, number), said))
+        outputs = _outputs(worker, number)
+        try:
+            expected: list[bytes] | None = list(self.model(given))
+        except Refuse:
+            expected = None
+        assert outputs == expected, (
+            f"the model says {expected!r} to {given!r}, and the worker {outputs!r}"
+        )
+
+
+async def _tell(worker: WorkerUnderTest, *events: Event) -> None:
+    try:
+        await worker.send(*events)
+    except LocalProtocolError:
+        # Its end of the connection is gone: what became of it tells more.
+        await worker.until(lambda: False, "does not hear us any more")
+
+
+def _ended(worker: WorkerUnderTest, number: int) -> bool:
+    return any(
+        (isinstance(event, ExchangeRefused) and event.id == number)
+        or (
+            isinstance(event, ExchangesEnded)
+            and any(id_ == number for id_, _ in event.ends)
+        )
+        for event in worker.events
+    )
+
+
+def _outputs(worker: WorkerUnderTest, number: int) -> list[bytes] | None:
+    """Return the chunks of a reply; None if it is an error."""
+    outputs: list[bytes] = []
+    for event in worker.events:
+        match event:
+            case OutputOf(id_, messages) if id_ == number:
+                outputs += messages
+            case ExchangesEnded(ends):
+                for id_, group in ends:
+                    outputs += group if id_ == number else ()
+            case ExchangeRefused(id_) if id_ == number:
+                return None
+            case _:
+                pass
+    return outputs

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
 
+from etlstage import worker as sdk
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
@@ -19,10 +22,25 @@ from etlstage.protocol.events import (
     OutputOf,
     Ready,
 )
+from etlstage.testing import ScriptedWorker, SessionMachine
+from etlstage.testing.conversation import WorkerFailed
 from etlstage.testing.sessions import frames, sessions
 from etlstage.testing.strategies import cuts
 from etlstage.testing.transcript import cut
+from tests.testing.check.sessions import PLANTED, Worker
 
+FEW: Final = settings(
+    deadline=None, max_examples=20, stateful_step_count=15, database=None
+)
+MANY: Final = settings(
+    deadline=None,
+    max_examples=100,
+    stateful_step_count=8,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate, Phase.shrink],
+    report_multiple_bugs=False,
+)
 VERSIONS: Final = [version for version in Version if version.words is not None]
 
 
@@ -87,3 +105,54 @@ def test_no_frame_is_more_than_a_fault_of_the_peer(
         session.receive_data(frame, 0.0)
         session.events_received()
         session.data_to_send()
+
+
+async def shouts(worker: ScriptedWorker) -> int:
+    """Be a worker without a bug."""
+    return await Worker.script(worker)
+
+
+class Shouting(SessionMachine):
+    """The same."""
+
+    tested = shouts
+
+    def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
+        """Say what it does."""
+        return [chunk.upper() for chunk in chunks]
+
+
+class Refusing(Shouting):
+    """A model that knows better."""
+
+    def model(self, chunks: Sequence[bytes]) -> Iterable[bytes]:
+        """Refuse whatever there is."""
+        raise sdk.Refuse("no")
+
+
+def machine(bug: str) -> type[SessionMachine]:
+    """Return the machine of a worker with a bug."""
+    (worker,) = [worker for worker in PLANTED if worker.__name__ == f"_{bug}"]
+    return type(bug, (Shouting,), {"tested": worker.script})
+
+
+def test_worker_that_does_as_its_model() -> None:
+    """However its sessions overlap, and are cancelled (issue 15)."""
+    run_state_machine_as_test(Shouting, settings=FEW)
+
+
+@pytest.mark.parametrize(
+    ("machine", "error", "text"),
+    [
+        (machine("KnowsOneSession"), AssertionError, "the model says"),
+        (machine("DiesOfErrors"), WorkerFailed, "status 1"),
+        (machine("WaitsForAChunk"), WorkerFailed, "did not end session"),
+        (Refusing, AssertionError, "the model says None"),
+    ],
+)
+def test_worker_that_does_not(
+    machine: type[SessionMachine], error: type[Exception], text: str
+) -> None:
+    """It is told what the worker said, or did (issue 15)."""
+    with pytest.raises(error, match=text):
+        run_state_machine_as_test(machine, settings=MANY)
