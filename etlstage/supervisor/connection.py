@@ -176,11 +176,11 @@ class Connection:
             many: Whether it may be given several exchanges, where these have names.
 
         """
-        lasts = self._named is not None and self._named.lasts
-        if lasts or self._extracts or self._reader.paused:
+        if self._named is not None and self._named.lasts:
             self._follow_consumer()
-        if lasts:
             self._pass_on()
+        elif self._extracts or self._reader.paused:
+            self._follow_consumer()
         writer = self._writer
         if not self._host.usable or not (writer.empty or writer.flush()):
             return False
@@ -202,9 +202,10 @@ class Connection:
         """Give the worker what it may have next; return the bytes to write."""
         session, dispatch = self._session, self.dispatch
         many = many and self._named is not None
-        idle = not session.owed
+        owed = session.owed
+        idle = not owed
         while True:
-            owed, room = session.owed, session.room
+            room = session.room
             # A batch that was begun is filled.
             if not owed or not self._shape.batches:
                 # Behind so many it is proven, and the worker replaced.
@@ -221,11 +222,11 @@ class Connection:
                     session.send(event)
             except MessageRefused as error:
                 dispatch.refused(error)
-            if many:
-                continue  # each write is a system call, and wakes the worker
-            chunks = session.data_to_send()
-            if chunks or self._shape is Shape.STREAM:
-                break  # else of what was taken, nothing may be sent
+            if not many:  # each write is a system call, and wakes the worker
+                chunks = session.data_to_send()
+                if chunks or self._shape is Shape.STREAM:
+                    break  # else of what was taken, nothing may be sent
+            owed = session.owed
         if idle:
             dispatch.block.turn(now)
             self._written_before = self._writer.written
@@ -234,9 +235,12 @@ class Connection:
         return chunks
 
     def pump_all(self, now: float) -> None:
-        """Give the worker all that it may have now."""
-        while self.pump(now, many=True) and not self.dispatch.sated:
-            pass
+        """Give the worker all that it may have now, and write what there is to say."""
+        # More than once: of what was taken, all may have been refused.
+        while self.pump(now, many=True):
+            if self.dispatch.sated:
+                return  # what there was is written
+        self._flush()
 
     def retire(self) -> None:
         """Give no more messages; stop the worker when it has answered those it has."""
@@ -246,7 +250,7 @@ class Connection:
 
     async def write(self) -> None:
         """Write what the pipe had no room for, until cancelled."""
-        await self._writer.run(self._write_on)
+        await self._writer.run(self.pump_all)
 
     async def verify(self) -> None:
         """Prove that replies belong to what they are counted for, until cancelled."""
@@ -354,7 +358,7 @@ class Connection:
                 self._take_replies(event, now)
             else:
                 self._handle(event, now)
-        self._write_on(now)
+        self.pump_all(now)
         timer = self._session.get_timer()
         if timer != self._session_timer:
             self._session_timer = timer
@@ -394,12 +398,6 @@ class Connection:
         self._verifier.cancel()
         error = RemoteProtocolError(what)
         self._host.fail(f"broke the protocol: {what}", "pairing", error)
-
-    def _write_on(self, now: float) -> None:
-        """Write what the session has to say, be it an answer or what is given next."""
-        # More than once: of what was taken, all may have been refused.
-        self.pump_all(now)
-        self._flush()
 
     def _pass_on(self) -> None:
         """Write what callers add to exchanges that they keep open."""

@@ -300,16 +300,17 @@ class Dispatcher:
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
         """Take note of an exchange that is given; return what to send for it."""
+        messages, size = exchange.messages, exchange.size
         self._held.append(exchange)
-        self._held_bytes += exchange.size
-        self.block.give(exchange.left, exchange.size, self._now)
-        return (MessagesPassed(exchange.messages),)
+        self._held_bytes += size
+        self.block.give(len(messages), size, self._now)
+        return (MessagesPassed(messages),)
 
     def _give(self, room: int, now: float) -> Sequence[Event] | None:
         for submission in self._backlog.in_turn(self._number):
             self._fresh = False
             exchange = submission.take(room, SLICE)
-            self.sated = exchange.left == room
+            self.sated = len(exchange.messages) == room
             return self._begin(exchange)
         return None
 
