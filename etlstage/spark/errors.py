@@ -98,6 +98,10 @@ _OF_DATABASE: Final = re.compile(
     # What a driver of a database says: the last is the cause, and has no values in it.
     r"(?:^|[\s(:])(?:[a-z]\w*\.)+\w*SQL\w*Exception: ([^\n]+)"
 )
+_CUT_OFF: Final = re.compile(
+    # All that Py4J says of a call in the middle of which the JVM has ended.
+    r"An error occurred while calling \S+|\S+ does not exist in the JVM"
+)
 _VAGUE: Final = frozenset({"TASK_WRITE_FAILED", "FAILED_READ_FILE.NO_HINT"})
 
 
@@ -124,7 +128,9 @@ def text_of(error: BaseException) -> str:
     """Return the text of an error; the JVM is asked if it was raised there."""
     try:
         if not isinstance(error, GONE):
-            return str(error)
+            text = str(error)
+            if type(error) is not Py4JError or not _CUT_OFF.fullmatch(text):
+                return text
     except (OSError, Py4JError):
         pass
     return "the JVM of Spark has ended"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from etlstage.spark.errors import explain
 
@@ -214,3 +215,19 @@ def test_jvm_that_has_ended_is_told(raised: OSError) -> None:
     for error in (raised, Unknown()):
         text = explain(error, Path("/logs/spark.log"))
         assert text == "the JVM of Spark has ended; Spark's log is /logs/spark.log"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "An error occurred while calling o38.read",
+        "org.apache.spark.sql.SparkSession does not exist in the JVM",
+    ],
+)
+def test_call_that_the_jvm_did_not_outlive(said: str) -> None:
+    """It is told so; where there is a trace, that tells more (issue 14)."""
+    text = explain(Py4JError(said), Path("/logs/spark.log"))
+    assert text == "the JVM of Spark has ended; Spark's log is /logs/spark.log"
+    traced = Py4JError(f"{said}.\n: java.lang.IllegalStateException: no{STACK}")
+    assert "no" in explain(traced)
+    assert "ended" not in explain(traced)
