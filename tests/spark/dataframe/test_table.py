@@ -287,6 +287,40 @@ async def test_server_that_goes_away_costs_nothing(
     postgres.ask("drop owned by loader; drop role loader")
 
 
+@pytest.mark.parametrize("base", ["postgresql"], indirect=True)
+def test_run_on_executors_is_one_transaction(
+    spark: SparkSession, base: Database, tmp_path: Path
+) -> None:
+    """Whatever step a start broke off at (issue 14)."""
+    (tmp_path / "in.txt").write_text("".join(f"{n} row\n" for n in range(50)))
+    options = ", ".join(f"{name}: '{said}'" for name, said in base.options.items())
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        "{name: p, engine: spark, delivery: exactly-once, state: state,"
+        " extract: {spark: {path: in.txt, format: text}},"
+        ' transform: [{name: t, worker: {command: [cat], markers: {eom: "\\n",'
+        ' eop: "\\n"}}}],'
+        " load: {spark: {format: jdbc, mode: append, options:"
+        f" {{dbtable: rows, {options}}}}}}}}}"
+    )
+
+    def at(reached: str) -> None:
+        if reached == step:
+            raise Died(step)
+
+    for step in (*STEPS[:4], ""):  # behind the last another run would begin
+        runner = pipeline_from_yaml(file, spark=spark)
+        assert runner._delivery is not None
+        runner._delivery.at = at
+        report = anyio.run(runner.run)
+        if step:
+            assert step in str(report.error)
+            continue
+        assert (report.status, report.error) == ("done", None)
+    assert numbers(base) == [*range(50)]
+    assert base.tables() == ["etlstage_epochs", "rows"]
+
+
 STAGE = """\
 from pathlib import Path
 from etlstage import worker
