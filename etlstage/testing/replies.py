@@ -55,7 +55,7 @@ class Replies:
         partial: Outputs of a reply that is not complete.
         complete: Replies that nobody has taken, in the order of the exchanges.
         asked: Exchanges that have names and are not complete, in order.
-        heard: Bytes that were more than a sign of life.
+        heard: Bytes that were more than a heartbeat.
 
     """
 
@@ -104,7 +104,7 @@ class Replies:
         return self.fault is None
 
     def take_events(self) -> bool:
-        """Take what the session has to tell; return whether it is but a sign of life."""
+        """Take what the session has to tell; return whether it is but a heartbeat."""
         new = self.session.events_received()
         self.events += new
         for event in new:
