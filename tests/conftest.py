@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import settings
 
 from tests.spark.archive import ARCHIVE, OPTIONS
 
@@ -23,6 +24,9 @@ _JAVA: Final = OPTIONS + (
 os.environ.setdefault("JDK_JAVA_OPTIONS", _JAVA)
 
 pytest.register_assert_rewrite("tests.readme")
+
+# ``.ci/run`` judges a commit, twice the same; whoever runs pytest alone explores.
+settings.register_profile("repeatable", derandomize=True)
 
 HERE: Final = Path(__file__).parent
 GROUPS: Final = ("core", "process", "spark")
