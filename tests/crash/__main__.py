@@ -1,104 +1,118 @@
 """
 The whole of it: ``python -m tests.crash``, which takes its time.
 
-Every step of the commit, and moments by chance, in each order; what is killed is the
-whole process, a worker, the JVM or Spark's Python worker. A start that was broken off is
-followed by the next, in which the next thing is killed, until one comes to its end: then
+A cell is what the stages are between, and their order. What is killed is the whole
+process, a worker, the JVM or Spark's Python worker: first at every step of the commit in
+each cell, then at moments by chance, the cells in turn. A start that was broken off is
+followed by the next, in which the next things are killed, until all is on record: then
 all has to be there.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import signal
 import sys
-import tempfile
 import time
-from collections import Counter
-from contextlib import nullcontext
-from itertools import product
-from pathlib import Path
-from shutil import rmtree
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from random import Random, randrange
 
 import tests.conftest  # noqa: F401 - has JVMs start quickly
-from tests.crash.matrix import (
-    ENDS,
-    OF_SPARK,
-    ORDERS,
-    STEPS,
-    WHATS,
-    Case,
-    Kill,
-    check,
-    check_rows,
-    prepare,
-    retry,
-    start,
-)
-from tests.database import postgresql
+from tests.crash.cell import Cell
+from tests.crash.matrix import ENDS, EXECUTORS, ORDERS, Case, Kill
+from tests.database import PostgreSQL, postgresql
 
 
-def main() -> None:
-    """Kill, start again, and check."""
+def main() -> int:
+    """Kill, start again, and check; return 1 if anything was wrong."""
+    chosen = arguments()
+    seed = randrange(10**6) if chosen.seed is None else chosen.seed  # noqa: S311
+    names = [
+        (ends, order)
+        for ends in chosen.ends or ENDS
+        for order in chosen.order
+        or (["total"] if ends.startswith(EXECUTORS) else ORDERS)
+    ]
+    while chosen.first and "-".join(names[0]) != chosen.first:
+        names.append(names.pop(0))
+    with served(ends for ends, _ in names) as server:
+        cells = [
+            Cell(
+                Case(
+                    order,
+                    ends,
+                    server if "postgresql" in ends else None,
+                    chosen.messages,
+                    chosen.epoch,
+                ),
+                Random(f"{seed} {ends} {order}"),  # noqa: S311
+                tell,
+            )
+            for ends, order in names
+        ]
+        tell(f"seed {seed}, cells {', '.join(map(str, cells))}")
+        try:
+            if chosen.again is not None:
+                cells[0].trial(chosen.again)
+            else:
+                run(cells, chosen.moments)
+        except KeyboardInterrupt:
+            tell("interrupted")
+        finally:
+            report(cells)
+    return any(cell.failures for cell in cells)
+
+
+def arguments() -> argparse.Namespace:
+    """Return what is to be done."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash")
     parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--epoch", type=int, default=20_000)
-    parser.add_argument("--moments", type=int, default=200)
+    parser.add_argument("--epoch", type=int, default=10_000)
+    parser.add_argument("--moments", type=int, default=200, help="in each cell")
     parser.add_argument("--order", choices=ORDERS, action="append")
     parser.add_argument("--ends", choices=ENDS, action="append")
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--first", metavar="CELL", help="begin with this one")
+    parser.add_argument(
+        "--again",
+        metavar="KILLS",
+        nargs="*",
+        type=lambda text: [Kill.of(kill) for kill in text.split(",") if kill],
+        help="one trial: what is killed in each start, as a trial that failed has told",
+    )
     chosen = parser.parse_args()
-    dice = random.Random(chosen.seed)  # noqa: S311
-    for order, ends in product(chosen.order or ORDERS, chosen.ends or ENDS):
-        with postgresql() if ends == "postgresql" else nullcontext() as server:
-            case = Case(order, ends, server, chosen.messages, chosen.epoch)
-            trials(case, chosen.moments, dice)
+    if chosen.first and chosen.first.rpartition("-")[0] not in (chosen.ends or ENDS):
+        parser.error(f"no cell {chosen.first}")
+    return chosen
 
 
-def trials(case: Case, moments: int, dice: random.Random) -> None:
-    """Kill everything at every step, and at moments by chance."""
-    what, began = f"{case.ends}, order {case.order}", time.monotonic()
-    tell(f"{what}: {trial(case, [], dice)}, and nothing was killed")
-    seconds = time.monotonic() - began
-    whats = [name for name in WHATS if case.ends != "workers" or name not in OF_SPARK]
-    kills = [
-        Kill(name, (step, str(dice.randrange(2)))) for step in STEPS for name in whats
-    ]
-    for _ in range(moments):
-        moment = dice.uniform(0, seconds)
-        kills.append(Kill(dice.choice(whats), ("at", f"{moment:.2f}")))
-    dice.shuffle(kills)
-    while kills:
-        tell(f"{what}: {trial(case, kills, dice)}")
+@contextmanager
+def served(ends: Iterator[str]) -> Iterator[PostgreSQL | None]:
+    """Give a server, if any of the ends needs one."""
+    wanted = any("postgresql" in end for end in ends)
+    with postgresql() if wanted else nullcontext() as server:
+        yield server
 
 
-def trial(case: Case, kills: list[Kill], dice: random.Random) -> str:
-    """Start until a start comes to its end; check, and return what was killed."""
-    folder, starts, code = Path(tempfile.mkdtemp(prefix="crash-")), 0, 1
-    prepare(folder, case)
-    told = folder / "kills"
-    told.touch()
-    while code:
-        before, kill = told.read_text(), kills.pop() if kills else None
-        code, said = start(folder, case, kill)
-        starts += 1
-        # Only who was killed may fail, and a worker is replaced.
-        fails = (
-            kill is not None and kill.what != "worker" and told.read_text() != before
-        )
-        assert fails or not code, f"{folder}, {kill}, start {starts}: {said}"
-        if "Traceback" in said:
-            tell(said)
-    check(folder, case)
-    killed = Counter(line.split()[0] for line in told.read_text().splitlines())
-    # Wherever it is by then: they take longer and longer.
-    seconds = dice.uniform(0.5, 2)
-    while not retry(folder, seconds=seconds):
-        killed["retry"] += 1
-        seconds *= dice.uniform(1.5, 3)
-    check_rows(folder, case, set())
-    rmtree(folder)
-    return f"each once after {starts} starts, killed {dict(killed)}"
+def run(cells: Sequence[Cell], moments: int) -> None:
+    """Kill at every step in each cell; then at moments, one trial in each at a time."""
+    for cell in cells:
+        while cell.steps:
+            cell.trial()
+    while unfinished := [cell for cell in cells if cell.moments < moments]:
+        for cell in unfinished:
+            cell.trial()
+
+
+def report(cells: Sequence[Cell]) -> None:
+    """Say what was killed how often."""
+    tell("done:")
+    for cell in cells:
+        sys.stdout.write(cell.summary())
+    total = sum(cell.killed.total() for cell in cells)
+    failed = sum(cell.failures for cell in cells)
+    sys.stdout.write(f"{total} kills, {failed} failures\n")
 
 
 def tell(text: str) -> None:
@@ -108,4 +122,6 @@ def tell(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # In the background of a shell it would be ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main())

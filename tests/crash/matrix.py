@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow.dataset as ds
 
@@ -17,17 +20,19 @@ from etlstage.pipeline.dead_letter.file import FOLDER
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.settled import Settled
 from etlstage.pipeline.delivery.record import Record
+from tests.crash.victim import HANGS, PATIENCE
 from tests.database import PostgreSQL, drivers
 
 __all__ = (
     "ENDS",
-    "OF_SPARK",
+    "EXECUTORS",
     "ORDERS",
     "STEPS",
-    "WHATS",
     "Case",
     "Kill",
+    "Start",
     "check",
+    "check_gone",
     "check_rows",
     "prepare",
     "retry",
@@ -35,8 +40,6 @@ __all__ = (
 )
 
 STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
-OF_SPARK: Final = ("jvm", "python")
-WHATS: Final = ("process", "worker", *OF_SPARK)
 ORDERS: Final = {
     "total": "order: total",
     "none": "order: none, workers: 2",
@@ -46,6 +49,7 @@ ORDERS: Final = {
 
 KEYS: Final = 10
 HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parent.parent
 
 PIPELINE: Final = """\
 name: crash
@@ -55,30 +59,35 @@ state: state
 transform:
   - name: first
     worker: {{command: [{python}, {here}/stage.py{batches}]}}
+    on_error: {{budget: 50%}}
     {order}
   - name: second
     worker: {{command: [{python}, {here}/stage.py{batches}]}}
+    on_error: {{budget: 50%}}
     {order}
 """
 SPARK: Final = """\
 spark:
+  master: local[2]
   config:
-    spark.ui.enabled: "false"
     spark.sql.shuffle.partitions: "2"
+    spark.sql.adaptive.enabled: "false"
+    spark.sql.codegen.wholeStage: "false"
     spark.sql.execution.arrow.maxRecordsPerBatch: "{run}"
     spark.jars: "{jars}"
-extract: {{spark: {{path: in, format: text}}}}
+extract:
+  spark: {{path: in, format: text, options: {{maxFilesPerTrigger: "1"}}}}
 """
-FILES: Final = """\
-load:
-  spark: {{path: out, format: parquet, epoch: {{messages: {epoch}}}}}
-"""
+FILES: Final = "load: {{spark: {{path: out, format: parquet}}}}\n"
 TABLE: Final = """\
-load:
-  spark:
-    {{format: jdbc, mode: append, options: {options}, epoch: {{messages: {epoch}}}}}
+load: {{spark: {{format: jdbc, mode: append, options: {options}}}}}
 """
 ENDS: Final = {
+    "local": SPARK + FILES,
+    "postgresql": SPARK + TABLE,
+    "spark": "engine: spark\n" + SPARK + FILES,
+    "spark-postgresql": "engine: spark\n" + SPARK + TABLE,
+    "streaming": "engine: streaming\n" + SPARK + FILES,
     "workers": """\
 extract:
   worker: {{command: [{python}, {here}/ends.py, extract, "{messages}", "{keys}"]}}
@@ -90,18 +99,41 @@ load:
   commit: [{python}, {here}/ends.py, commit]
   abort: [{python}, {here}/ends.py, abort]
 """,
-    "local": SPARK + FILES,
-    "spark": "engine: spark\n" + SPARK + FILES,
-    "postgresql": SPARK + TABLE,
 }
 """Between what the stages are: workers, or DataFrames on an engine."""
+EXECUTORS: Final = ("spark", "streaming")
+"""What such ends begin with where the stages are inside Spark's executors."""
 
 
 class Kill(NamedTuple):
     """What is killed, and when."""
 
     what: str
-    when: tuple[str, ...]
+    """``process``, ``worker``, ``jvm``, or ``python``, which is Spark's."""
+    when: str
+    """A step of the commit, or ``at``."""
+    number: float
+    """How often the step comes before; or seconds since the start."""
+
+    @classmethod
+    def of(cls, text: str) -> Kill:
+        """Return what :meth:`__str__` has written."""
+        what, when, number = text.split(":")
+        return cls(what, when, float(number))
+
+    def __str__(self) -> str:
+        return f"{self.what}:{self.when}:{self.number:g}"
+
+
+class Start(NamedTuple):
+    """What came of one start."""
+
+    code: int
+    said: str
+    done: list[Kill]
+    """What was killed."""
+    vain: list[Kill]
+    """Of what there was nothing to be killed."""
 
 
 class Case(NamedTuple):
@@ -111,19 +143,24 @@ class Case(NamedTuple):
     ends: str = "local"
     server: PostgreSQL | None = None
     messages: int = 100_000
-    epoch: int = 20_000
+    epoch: int = 10_000
+
+    @property
+    def files(self) -> int:
+        """Of how many the input consists; none is larger than an epoch."""
+        return -(-self.messages // self.epoch)
 
 
 def prepare(folder: Path, case: Case) -> None:
     """Write the input and the pipeline."""
     (folder / "in").mkdir()
-    half = case.messages // 2
-    for name, numbers in (
-        ("a", range(half)),
-        ("b", range(half, case.messages)),
-    ):
+    (folder / "tmp").mkdir()
+    (folder / "kills").touch()
+    for number in range(case.files):
+        start = number * case.epoch
+        numbers = range(start, min(start + case.epoch, case.messages))
         lines = (f"[{n % KEYS}, {n}]\n" for n in numbers)
-        (folder / "in" / f"{name}.txt").write_text("".join(lines))
+        (folder / "in" / f"{number:03}.txt").write_text("".join(lines))
     names = {"python": sys.executable, "here": HERE, "keys": KEYS}
     names |= {"run": case.epoch // 2, "jars": "", **case._asdict()}
     if case.server is not None:
@@ -140,57 +177,95 @@ def prepare(folder: Path, case: Case) -> None:
     (folder / "pipeline.yaml").write_text(text)
 
 
-def start(folder: Path, case: Case, kill: Kill | None = None) -> tuple[int, str]:
-    """Run the pipeline once; return the exit code, and what was said."""
+def start(folder: Path, case: Case, kills: Sequence[Kill] = ()) -> Start:
+    """Run the pipeline once, and kill what is to be killed."""
+    told = (folder / "kills").read_text()
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.crash.victim", folder / "pipeline.yaml"),
-            *(str(case.epoch), *((kill.what, *kill.when) if kill else ())),
+            *(sys.executable, "-m", "tests.crash.victim", "pipeline.yaml"),
+            *(str(case.epoch), *map(str, kills)),
         ],
-        capture_output=True,
-        text=True,
-        timeout=500,
+        **_place(folder),
+        timeout=PATIENCE + 60,
         check=False,
     )
-    return done.returncode, done.stdout + done.stderr
+    found = (folder / "kills").read_text().removeprefix(told).splitlines()
+    results: list[list[Kill]] = [[], []]
+    for line in found:
+        name, count = line.split()
+        results[count == "0"].append(Kill.of(name))
+    assert HANGS not in done.stdout, done.stdout
+    return Start(done.returncode, done.stdout, *results)
 
 
 def retry(folder: Path, *, seconds: float | None = None) -> bool:
     """Retry the dead letters, which pass now; return whether it was not killed."""
     (folder / "mended").touch()
     etlstage = str(Path(sys.executable).with_name("etlstage"))
-    process = subprocess.Popen(
-        [etlstage, "dlq", "retry", str(folder / "pipeline.yaml")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [etlstage, "dlq", "retry", "pipeline.yaml"]
     try:
-        said, _ = process.communicate(timeout=seconds)
+        done = subprocess.run(command, **_place(folder), timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
         return False
-    assert not process.returncode, said
+    assert not done.returncode, done.stdout
     return True
 
 
-def check(folder: Path, case: Case) -> None:
-    """Assert that all is there once, and nothing else."""
+def _place(folder: Path) -> dict[str, Any]:
+    """Return where a process runs: whatever it leaves is found there."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")}
+    return {
+        "cwd": folder,
+        "env": environ,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
+
+
+def check(folder: Path, case: Case, *, ended: bool = True) -> None:
+    """
+    Assert that all is there once, and nothing else.
+
+    Args:
+        folder: Where it ran.
+        case: What ran.
+        ended: Whether the last start was not killed, when all was on record.
+
+    """
     refused = {n for n in range(case.messages) if n % 100 == 7}
-    loaded = check_rows(folder, case, refused)
+    loaded = check_rows(folder, case, refused, ended=ended)
     check_order(loaded, case)
     record = Record.latest(folder / "state")
-    position = case.messages if case.ends == "workers" else None
+    position = {"workers": case.messages, "streaming": case.files}.get(case.ends)
     assert (record.ended, record.position) == (True, position), record
     extracted, first, second, last = record.accounts.values()
     assert extracted[5] == case.messages, record
     kept = case.messages - len(refused)
     assert [*first[:3]] == [case.messages, kept, len(refused)], record
     assert [*second[:3]] == [*last[:3]] == [kept, kept, 0], record
+    for account in (first, second, last):
+        assert account[3:5] == [0, 0], record
 
 
-def check_rows(folder: Path, case: Case, refused: Collection[int]) -> list[int]:
+def check_gone(folder: Path) -> None:
+    """Assert that all processes have ended that were started in a folder."""
+    left: dict[str, bytes] = {}
+    for _ in range(60):
+        left = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if (process / "cwd").readlink().is_relative_to(folder):
+                    left[process.name] = (process / "cmdline").read_bytes()[:200]
+        if not left:
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"processes are left: {left}")
+
+
+def check_rows(
+    folder: Path, case: Case, refused: Collection[int], *, ended: bool = True
+) -> list[int]:
     """Assert that each message is a dead letter or a row, once; return the rows."""
     settled = Settled(folder / "state" / FOLDER)
     letters = [
@@ -210,7 +285,10 @@ def check_rows(folder: Path, case: Case, refused: Collection[int]) -> list[int]:
     rows, wanted = Counter(loaded), set(range(case.messages)).difference(refused)
     assert rows == Counter(wanted), doubled("rows", rows, wanted)
     left = {re.sub(r"\d+\.", "", path.name) for path in (folder / "state").iterdir()}
-    assert left == {"lock", FOLDER, "record.json"}, left
+    kept = {"lock", FOLDER, "record.json"} | {"checkpoint"} & left
+    # Who is killed behind the record leaves to the next run what it would remove.
+    spool = re.compile("(spool|staging)-.*")
+    assert {name for name in left if ended or not spool.match(name)} == kept, left
     aside = folder / "aside"
     assert not aside.exists() or not list(aside.iterdir()), list(aside.iterdir())
     return loaded
@@ -236,9 +314,9 @@ def check_order(loaded: Sequence[int], case: Case) -> None:
     if case.order not in ("total", "key") or case.server is not None:
         return
     keys = KEYS if case.order == "key" else 1
-    last: dict[tuple[bool, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
     for number in loaded:
-        of = number < case.messages // 2, number % keys
+        of = number // case.epoch, number % keys
         assert last.get(of, -1) < number, f"{number} behind {last[of]}"
         last[of] = number
 

@@ -1,39 +1,52 @@
 """
 Runs a pipeline that something is killed in: ``python -m tests.crash.victim``.
 
-Arguments: the pipeline file; the messages of an epoch; what is killed, ``process``,
-``worker``, ``jvm`` or ``python``, which is Spark's worker; and when: the step of a commit
-and how often it comes before, or ``at`` and seconds. Without the last nothing is killed.
-What is killed is told in a file ``kills`` beside the pipeline. The exit code is that of
-the run.
+Arguments: the pipeline file; the messages of an epoch; and any number of kills, each as
+``what:when:number``. What is ``process``, ``worker``, ``jvm`` or ``python``, which is
+Spark's worker; when is the step of a commit, and the number how often it comes before;
+or ``at`` and seconds. What is killed is told in a file ``kills`` in the working
+directory, with a 0 behind it where there was nothing of the kind. The exit code is that
+of the run; one that hangs tells where, and has :data:`HANGS`.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
 import sys
 import threading
+from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import anyio
 
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.delivery.delivery import Bounds
 
-CHILDREN = {"worker": b"crash/stage.py", "jvm": b"java", "python": b"pyspark.daemon"}
+CHILDREN: Final = {
+    "worker": b"crash/stage.py",
+    "jvm": b"java",
+    "python": b"pyspark.daemon",
+}
+PATIENCE: Final = 400  # seconds that a run may take
+HANGS: Final = "Timeout ("
+"""What is said by one that takes longer."""
 
 
-def kill(what: str, told: Path) -> None:
+def kill(name: str) -> None:
     """Kill the whole process, or a child of it by what it runs."""
+    what = name.partition(":")[0]
     if what == "process":
         found = [os.getpid()]
     else:
         found = [p for p in descendants(os.getpid()) if CHILDREN[what] in command(p)]
+    with Path("kills").open("a") as file:
+        file.write(f"{name} {len(found)}\n")
     if found:
-        with told.open("a") as file:
-            file.write(f"{what} {' '.join(sys.argv[4:])}\n")
         os.kill(random.choice(found), signal.SIGKILL)  # noqa: S311
 
 
@@ -60,27 +73,30 @@ def descendants(pid: int) -> list[int]:
 
 def main() -> int:
     """Run the pipeline; kill what is to be killed."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
     path, epoch, *kills = sys.argv[1:]
-    runner, told = Pipeline.from_yaml(path), Path(path).with_name("kills")
+    runner = Pipeline.from_yaml(path)
     assert runner._delivery is not None
     # Of load workers no file says it.
     runner._delivery.bounds = Bounds(messages=int(epoch))
-    what, when, number = kills or ("", "", "0")
-    if when == "at":
-        timer = threading.Timer(float(number), kill, [what, told])
+    steps = []
+    for name in kills:
+        _, when, number = name.split(":")
+        if when != "at":
+            steps.append(name)
+            continue
+        timer = threading.Timer(float(number), partial(kill, name))
         timer.daemon = True
         timer.start()
-    elif when:
-        left = int(number)
+    seen = Counter[str]()
 
-        def at(step: str) -> None:
-            nonlocal left
-            left -= step == when
-            if left < 0:
-                left = sys.maxsize
-                kill(what, told)
+    def at(step: str) -> None:
+        for name in steps:
+            if name.endswith(f":{step}:{seen[step]}"):
+                kill(name)
+        seen[step] += 1
 
-        runner._delivery.at = at
+    runner._delivery.at = at
     report = anyio.run(runner.run)
     sys.stdout.write(f"{report.status} {report.error}\n")
     return report.status != "done"

@@ -1,0 +1,220 @@
+"""One cell of the matrix: its trials, and what was killed in them."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from random import Random
+from shutil import rmtree
+
+from etlstage.pipeline.delivery.record import Record
+from tests.crash.matrix import (
+    EXECUTORS,
+    STEPS,
+    Case,
+    Kill,
+    check,
+    check_gone,
+    check_rows,
+    prepare,
+    retry,
+    start,
+)
+
+__all__ = ("Cell",)
+
+_ENDING = ("process", "jvm")
+_STARTS = 12  # of a trial in which something is killed by chance
+
+
+class Cell:
+    """
+    Kills in one case, trial by trial.
+
+    Args:
+        case: What runs.
+        dice: Chooses what is killed when.
+        tell: Is told how it goes.
+
+    Attributes:
+        steps: Kills at steps that are still to be made.
+        killed: How often what was killed at a step, or a ``moment``.
+        failures: Trials that have failed.
+
+    """
+
+    def __init__(self, case: Case, dice: Random, tell: Callable[[str], None]) -> None:
+        self.case = case
+        self._dice = dice
+        self._tell = tell
+        self._whats = ["process", "worker"]
+        if case.ends != "workers":
+            self._whats += ["jvm", "python"]
+        # Of a run that is one epoch a step comes once.
+        most = 1 if case.ends.startswith("spark") else 2
+        self.steps: list[Kill] = [
+            Kill(what, step, dice.randrange(most))
+            for step, what in product(STEPS, self._whats)
+        ]
+        dice.shuffle(self.steps)
+        self.killed: Counter[tuple[str, str]] = Counter()
+        self.failures = 0
+        self._vain: Counter[tuple[str, str]] = Counter()
+        self._trials = self._starts = self._messages = self._retries = 0
+        self._seconds = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.case.ends}-{self.case.order}"
+
+    @property
+    def moments(self) -> int:
+        """How often something was killed at a moment by chance."""
+        return sum(n for (_, when), n in self.killed.items() if when == "moment")
+
+    def trial(self, again: Sequence[Sequence[Kill]] | None = None) -> None:
+        """Start until all is on record, and check; a failure is told, and counted."""
+        folder = Path(tempfile.mkdtemp(prefix="crash-"))
+        starts: list[list[Kill]] = []
+        before, began = self.killed.total(), time.monotonic()
+        try:
+            self._run(folder, starts, again)
+        except Exception as error:
+            self.failures += 1
+            told = " ".join(",".join(map(str, kills)) or "''" for kills in starts)
+            case = self.case
+            self._tell(
+                f"{self} FAILED in {folder}: {error!r}\nonce more: python -m tests.crash"
+                f" --ends {case.ends} --order {case.order} --messages {case.messages}"
+                f" --epoch {case.epoch} --again {told}"
+            )
+        else:
+            rmtree(folder)
+        self._trials += 1
+        self._starts += len(starts)
+        self._messages += self.case.messages
+        self._tell(
+            f"{self}: {len(starts)} starts, {self.killed.total() - before} kills in"
+            f" {time.monotonic() - began:.0f} s; so far {self.killed.total()} kills,"
+            f" {self.moments} at moments, {len(self.steps)} steps to come"
+        )
+
+    def summary(self) -> str:
+        """Return what was killed how often, as lines."""
+        head = (
+            f"{self}: {self._trials} trials, {self._starts} starts, {self._messages}"
+            f" messages, {self._retries} retries killed, {self.failures} failures"
+        )
+        lines = [head]
+        for what in self._whats:
+            found = []
+            for when in (*STEPS, "moment"):
+                vain = self._vain[what, when]
+                none = f" ({vain} with nothing there)" if vain else ""
+                found.append(f"{when} {self.killed[what, when]}{none}")
+            lines.append(f"    {what}: {', '.join(found)}")
+        return "\n".join([*lines, ""])
+
+    def _run(
+        self,
+        folder: Path,
+        starts: list[list[Kill]],
+        again: Sequence[Sequence[Kill]] | None,
+    ) -> None:
+        prepare(folder, self.case)
+        epoch, over, code = 0, False, 0
+        while not over:
+            if again is None:
+                kills = self._choose(len(starts), epoch)
+            else:
+                kills = [*again[len(starts)]] if len(starts) < len(again) else []
+            starts.append(kills)
+            began = time.monotonic()
+            code = self._start(folder, kills)
+            if not self._seconds:
+                self._seconds = time.monotonic() - began
+            record = Record.latest(folder / "state")
+            epoch, over = record.epoch, record.ended and record.epoch > 0
+            assert over or code, f"not on record: {record}"
+        check(folder, self.case, ended=not code)
+        if again is None and not self._trials and not code:
+            self._retry(folder)
+        check_gone(folder)
+
+    def _start(self, folder: Path, kills: list[Kill]) -> int:
+        """Start once; return the exit code."""
+        found = start(folder, self.case, kills)
+        (folder / "said").write_text(found.said)
+        for counts, those in ((self.killed, found.done), (self._vain, found.vain)):
+            counts.update(
+                (kill.what, "moment" if kill.when == "at" else kill.when)
+                for kill in those
+            )
+        # The run may have come to its end before.
+        self.steps += [
+            kill
+            for kill in kills
+            if kill.when != "at" and kill not in (*found.done, *found.vain)
+        ]
+        # Only who was killed may fail, and a worker is replaced.
+        fatal = {kill.what for kill in found.done} - {"worker"}
+        said = found.said.splitlines()
+        last = [line for line in said if line and "dead-lettered" not in line][-1:]
+        assert fatal or not found.code, f"exit code {found.code}: {last}"
+        if found.code:
+            told = ", ".join(map(str, found.done))
+            self._tell(f"  {self}: {told}: {found.code} {' '.join(last)[:300]}")
+        # Py4J shows one of its own; the command line has that silenced.
+        if any('File "' in line and "/etlstage/" in line for line in said):
+            shown = [line for line in said if "dead-lettered" not in line]
+            self._tell("\n".join([f"  {self} shows a traceback:", *shown[:60]]))
+        return found.code
+
+    def _choose(self, starts: int, epoch: int) -> list[Kill]:
+        """
+        Return what is killed in the next start: at most one thing that ends it.
+
+        Args:
+            starts: How many there were in this trial.
+            epoch: The last that is on record.
+
+        """
+        if self.steps:
+            return self._choose_steps(starts)
+        if starts > _STARTS:
+            return []
+        whats = [what for what in self._whats if what != "worker"]
+        if "python" in whats and not self._has_python(starts):
+            whats.remove("python")
+        left = 1 - epoch / self.case.files
+        return [
+            Kill(what, "at", round(self._dice.uniform(0, self._seconds * left), 2))
+            for what in ("worker", self._dice.choice(whats))
+        ]
+
+    def _choose_steps(self, starts: int) -> list[Kill]:
+        """Do as :meth:`_choose` with what is to be killed at steps."""
+        ending = [kill for kill in self.steps if kill.what in _ENDING]
+        # The first start of all tells how long a whole run takes.
+        chosen = ending[:1] if self._seconds else []
+        chosen += [kill for kill in self.steps if kill.what == "worker"][:2]
+        if self._has_python(starts):
+            chosen += [kill for kill in self.steps if kill.what == "python"]
+        for kill in chosen:
+            self.steps.remove(kill)
+        return chosen
+
+    def _has_python(self, starts: int) -> bool:
+        """Return whether Spark has Python workers in a start of a trial."""
+        # Where the stages are not, it has read all by then.
+        return not starts or self.case.ends.startswith(EXECUTORS)
+
+    def _retry(self, folder: Path) -> None:
+        """Retry the dead letters, killed wherever it is by then, and once more."""
+        if not retry(folder, seconds=self._dice.uniform(2, 12)):
+            self._retries += 1
+            assert retry(folder)
+        check_rows(folder, self.case, set())

@@ -1,0 +1,42 @@
+"""A sample of ``python -m tests.crash``."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.crash.cell import Cell
+from tests.crash.matrix import Case, Kill
+
+
+def judge(ends: str, *starts: str) -> Cell:
+    """Kill in starts of a run with few messages, and check it."""
+    told: list[str] = []
+    case = Case(order="none", ends=ends, messages=600, epoch=200)
+    cell = Cell(case, Random(14), told.append)  # noqa: S311
+    cell.trial([[Kill.of(kill) for kill in kills.split()] for kills in starts])
+    assert not cell.failures, told
+    return cell
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)  # four starts
+def test_each_message_is_loaded_once_whatever_is_killed() -> None:
+    """A worker, and the whole process at three steps of the commit (issue 14)."""
+    starts = (
+        "worker:begin:0 process:written:1",
+        "process:committed:0",
+        "process:aside:0",
+    )
+    cell = judge("workers", *starts)
+    assert sum(cell.killed.values()) == 4
+
+
+@pytest.mark.spark
+@pytest.mark.slow  # two starts of Spark, and one of its workers for each
+@pytest.mark.timeout(300)
+def test_what_was_not_recorded_is_loaded_once_again() -> None:
+    """Its process was killed between the sink and the record (issue 14)."""
+    cell = judge("local", "process:written:0")
+    assert cell.killed == {("process", "written"): 1}
