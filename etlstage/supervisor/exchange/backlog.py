@@ -26,6 +26,8 @@ class Backlog:
         self._dead: EtlstageError | None = None
         self._workers: set[int] = set()
         self._steps = 0.0  # messages that are still to be tried in lock-step
+        self.life: float = math.inf
+        """Messages behind which workers were lost, the last ones above all."""
         self.hurried: bool = False
         """Nobody wants to wait for workers of which none has ever answered."""
         self.answered: bool = False
@@ -116,6 +118,12 @@ class Backlog:
         """Take note of messages that have ended well."""
         self.answered = True
         self._steps = max(0.0, self._steps - messages)
+
+    def lost(self, messages: int) -> None:
+        """Take note that a process was lost behind so many messages."""
+        if messages:
+            known = self.life < math.inf
+            self.life = (self.life + messages) / 2 if known else messages
 
     def in_turn(self, worker: int) -> list[Submission]:
         """

@@ -69,6 +69,7 @@ class Dispatcher:
             bounded=stage.dialect.counts,
             alone=stage.kind is not StageKind.TRANSFORM,
             first=stage.window or 1,
+            life=backlog.life,
         )
         self.due: float | None = None
         self.retiring = False
@@ -250,6 +251,7 @@ class Dispatcher:
             rounds = [*self.block.take_back(), *self._let_go()]
             return self._lose_rounds(rounds, attempt, error, untouched=untouched)
         count = self.held
+        self._backlog.lost(self.block.total)
         first = not self._answered_any
         answered, held = self.block.take_back(), self._let_go()
         for exchange in self._unsent():

@@ -10,7 +10,8 @@ nobody knows which of its replies belongs where, so nobody is blamed, and its me
 are tried in lock-step.
 
 What this costs is a pause per block, so blocks grow with the age of the process, and
-are bounded in messages, bytes and time. A block of one message that ends because there
+are bounded in messages, bytes and time. Where processes are lost, what each of them
+holds back has to be done again: no block is longer then than a share of their life. A block of one message that ends because there
 is no more input is released at once, unless the process is young or the stage goes in
 lock-step: a caller waits for it. Should a fault show later, then that message is
 *doubtful*.
@@ -32,6 +33,7 @@ __all__ = ("Answered", "Block")
 _YOUNG: Final = 4  # blocks of a process behind which a quiet time is waited for
 _GROWTH: Final = 4
 _MOST: Final = 65536  # messages
+_OF_LIFE: Final = 8  # blocks, in the messages behind which a process is lost
 _BYTES: Final = 8 * 1024 * 1024  # messages, and replies that wait
 _SECONDS: Final = 0.25
 _QUIET: Final = 0.005  # seconds: a shorter pause may be the scheduler's
@@ -70,13 +72,20 @@ class Block:
         alone: Whether each exchange is a block: what a load worker has done can't be
             taken back, nor what an extract worker has written.
         first: Messages in the first block of a process.
+        life: Messages behind which processes before this one were lost.
 
     """
 
     def __init__(
-        self, *, bounded: bool = True, alone: bool = False, first: int = 1
+        self,
+        *,
+        bounded: bool = True,
+        alone: bool = False,
+        first: int = 1,
+        life: float = math.inf,
     ) -> None:
         self._bounded = bounded
+        self._life = life
         self._alone = alone
         self._limit = first
         self._count = 0  # blocks that were released
@@ -223,7 +232,8 @@ class Block:
     def end(self) -> None:
         """Begin the next block: what is given from now on is of that one."""
         self._count += 1
-        self._limit = min(_MOST, self._limit * _GROWTH)
+        share = max(1.0, max(self._life, self.total) / _OF_LIFE)
+        self._limit = int(min(_MOST, self._limit * _GROWTH, share))
         self._given = self._bytes = 0
         self._closed = False
 

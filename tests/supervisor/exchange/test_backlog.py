@@ -41,6 +41,15 @@ def test_callers_are_first_by_turns() -> None:
     assert waiting.messages == 2
 
 
+def test_life_of_workers_that_are_lost() -> None:
+    """The last ones count most, and those not that were given nothing (issue 13)."""
+    waiting, lives = backlog(), []
+    for messages in (100, 0, 10, 1):
+        waiting.lost(messages)
+        lives.append(waiting.life)
+    assert lives == [100, 100, 55, 28]
+
+
 def test_who_has_nothing_is_left_out() -> None:
     """There is nothing to take."""
     assert backlog(submission()).in_turn(0) == []

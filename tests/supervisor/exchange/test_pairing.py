@@ -42,6 +42,21 @@ def test_blocks_grow_with_the_age_of_a_process() -> None:
     assert limits == [1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 65536]
 
 
+def test_blocks_are_a_share_of_the_life_of_processes_that_are_lost() -> None:
+    """Or of what this one has done so far: it may outlive them (issue 13)."""
+    block, limits = Block(life=100), []
+    for _ in range(16):
+        limits.append(room := block.room(0.0, step=False))
+        fill(block, room)
+        block.release(proven=True)
+
+    assert limits == [1, 4, *[12] * 9, 14, 15, 17, 19, 22]
+    for _ in range(99):
+        fill(block, block.room(0.0, step=False))
+        block.release(proven=True)
+    assert block.room(0.0, step=False) == 65536
+
+
 def test_block_begins_with_what_it_is_given() -> None:
     """And ends with its release."""
     block = Block()
