@@ -15,8 +15,9 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Iterable,
+    Iterator,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final
 
@@ -93,7 +94,7 @@ class Callers:
         self._admit(len(run))
         results: dict[int, list[Result]] = {}
         failed = 0
-        async with self._submission("submit") as (submission, changed, noted):
+        with self._submission("submit") as (submission, changed, noted):
             submission.feed(run, anyio.current_time())
             submission.close()
             self._kick()
@@ -134,7 +135,7 @@ class Callers:
         tasks: TaskGroup,
     ) -> AsyncGenerator[Collected, None]:
         """Yield outcomes and positions; a task among ``tasks`` reads the input."""
-        async with self._submission("stream") as (submission, changed, _):
+        with self._submission("stream") as (submission, changed, _):
             intake = Intake(
                 submission,
                 items,
@@ -233,10 +234,10 @@ class Callers:
 
     # --- inside -------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _submission(
+    @contextmanager
+    def _submission(
         self, what: str
-    ) -> AsyncIterator[tuple[Submission | Lanes, Signal, Span]]:
+    ) -> Iterator[tuple[Submission | Lanes, Signal, Span]]:
         if self._stage.kind is StageKind.EXTRACT:
             raise LocalProtocolError(
                 f"stage {self._stage.name} extracts: it takes no messages"

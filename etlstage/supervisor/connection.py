@@ -201,6 +201,8 @@ class Connection:
     def take_next(self, now: float, *, many: bool = False) -> list[bytes] | None:
         """Give the worker what it may have next; return the bytes to write."""
         session, dispatch = self._session, self.dispatch
+        if dispatch.idle:
+            return None
         many = many and self._named is not None
         owed = session.owed
         idle = not owed

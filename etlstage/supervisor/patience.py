@@ -104,9 +104,10 @@ class Patience:
             self.answer_due.set(since + limit)
 
     def _expect_nothing(self) -> None:
-        self._asked_at = None
-        self.silence_due.set(None)
-        self.answer_due.set(None)
+        if self._asked_at is not None:
+            self._asked_at = None
+            self.silence_due.set(None)
+            self.answer_due.set(None)
 
     def progressed(self, now: float) -> None:
         """Give the worker more time: it says that it gets on with what it has."""

@@ -85,6 +85,12 @@ class Backlog:
         return suspects + sum(s.waiting for s in self._submissions)
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing waits for a worker, as always between two single calls."""
+        waiting = any(submission.waiting for submission in self._submissions)
+        return not (waiting or self.suspects)
+
+    @property
     def demand(self) -> int:
         """How many messages wait that one more worker might take."""
         lanes = Counter(self._owners.values())

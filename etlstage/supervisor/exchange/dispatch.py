@@ -116,6 +116,13 @@ class Dispatcher:
         oldest = self._held[0].submission
         return oldest.streams and oldest.forgotten
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to give or to end, however much room there is."""
+        if self._batches or self._concurrent:
+            return False  # time alone ends what is open
+        return self._backlog.empty and not (self._again or self._retried)
+
     def awaited(self, _room: float) -> bool:
         """Return whether the worker, which has an exchange, waits for us all the same."""
         return False

@@ -123,9 +123,11 @@ class Peer:
 
 def give(dispatcher: Dispatcher, session: Session, now: float) -> bool:
     """Let the session have what the worker may be given; return whether it was any."""
+    idle = dispatcher.idle
     events = dispatcher.next(now, session.owed, session.room)
     if events is None:
         return False
+    assert not idle, "there was nothing to give"
     for event in events:
         try:
             session.send(event)
@@ -500,6 +502,20 @@ def test_bytes_bound_what_is_ahead() -> None:
     line.pump()
 
     assert line.dispatcher.held == 3
+
+
+def test_who_has_nothing_to_give_need_not_be_asked() -> None:
+    """But for batches, which end by time; a refused one is given anew (issue 13)."""
+    line = Line(stage(window=1))
+    assert line.dispatcher.idle
+    line.submission().feed([b"good", b"bad\0", b"good"], 0.0)
+    assert not line.dispatcher.idle
+    line.pump()
+    while line.move(100):
+        pass
+    assert line.dispatcher.idle
+    assert not Line(stage(Mode.BATCH_SUPERVISOR)).dispatcher.idle
+    assert not Line(stage(Mode.BATCH_WORKER)).dispatcher.idle
 
 
 def test_load_stage_gets_one_message_at_a_time() -> None:
