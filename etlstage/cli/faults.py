@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from etlstage.cli.screen import Screen
 from etlstage.config.fault import FaultKeys
 from etlstage.messages import counted
+from etlstage.settings.definition import broken
+from etlstage.settings.problem import Invalid
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
-from etlstage.testing.faulty.launch import FaultyLaunch
+from etlstage.testing.faulty.launch import FaultyLaunch, unknown
 from etlstage.testing.faulty.victim import Occurrence
 from etlstage.transport import Launch
 
@@ -37,8 +39,29 @@ class Faults:
         self._keys: dict[str, list[FaultKeys]] = defaultdict(list)
         self._launch: FaultyLaunch
 
-    def launch(self, inner: Launch, faults: Sequence[FaultKeys]) -> Launch:
-        """Return what starts workers as ``inner`` does, with these faults."""
+    def launch(
+        self, inner: Launch, faults: Sequence[FaultKeys], dialects: Mapping[str, str]
+    ) -> Launch:
+        """
+        Return what starts workers as ``inner`` does, with these faults.
+
+        Args:
+            inner: What starts them.
+            faults: Those in the file.
+            dialects: What the workers of each stage speak.
+
+        Raises:
+            Invalid: If one of them can't have such a fault.
+
+        """
+        reasons = [unknown(FaultKind(f.kind), dialects[f.stage]) for f in faults]
+        wrong = [
+            broken(("faults", number, "kind"), reason, at_key=False)
+            for number, reason in enumerate(reasons)
+            if reason
+        ]
+        if wrong:
+            raise Invalid(*wrong)
         for keys in faults:
             self._keys[keys.stage].append(keys)
         self._launch = FaultyLaunch(

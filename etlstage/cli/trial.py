@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -83,10 +83,10 @@ class Trial:
         """Return what the closing report has of it, too."""
         return {} if self._faults is None else {"faults": self._faults.report()}
 
-    def _launch(self, keys: Sequence[FaultKeys]) -> Launch:
+    def _launch(self, keys: Sequence[FaultKeys], dialects: Mapping[str, str]) -> Launch:
         launch: Launch = launch_worker
         if self._faults is not None:
-            launch = self._faults.launch(launch, keys)
+            launch = self._faults.launch(launch, keys, dialects)
         if self._recordings is not None:
             from etlstage.testing.recording.recorder import RecordedLaunch
 

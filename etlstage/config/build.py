@@ -7,7 +7,7 @@ Nothing is started here. A pipeline that was built and never run leaves no trace
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.runner import Runner
 from etlstage.pipeline.worker_sink import WorkerSink
 from etlstage.pipeline.worker_source import WorkerSource
+from etlstage.settings.problem import Invalid
 from etlstage.stage import Stage
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
@@ -89,7 +90,7 @@ def pipeline_from_here(
     changes: Changes = UNCHANGED,
     *,
     meter: Meter | None = None,
-    launch: Callable[[Sequence[FaultKeys]], Launch] | None = None,
+    launch: Callable[[Sequence[FaultKeys], Mapping[str, str]], Launch] | None = None,
     faults: bool = False,
 ) -> Runner:
     """
@@ -99,8 +100,8 @@ def pipeline_from_here(
         path: The file.
         changes: What is laid over it.
         meter: Where to count what happens in its stages.
-        launch: Returns, for the faults in the file, what starts its workers, in place
-            of what does for all others.
+        launch: Returns, for the faults in the file and the dialects of its stages, what
+            starts its workers, in place of what does for all others.
         faults: Whether its faults are wanted.
 
     Raises:
@@ -119,8 +120,22 @@ def pipeline_from_here(
             " Spark's executors, where they can't be recorded, nor be given faults; add"
             " --set engine=local"
         )
-    starts = launch(keys.faults) if launch is not None else None
+    starts = None
+    if launch is not None:
+        try:
+            starts = launch(keys.faults, _dialects(keys, document))
+        except Invalid as error:
+            for problem in error.problems:
+                document.complain(problem.loc, problem.say())
+            document.check()
     return Builder(keys, document, None, None, meter, starts).runner()
+
+
+def _dialects(keys: PipelineKeys, document: Document) -> dict[str, str]:
+    """Return what the workers of each stage speak."""
+    stages = (keys.extract, *keys.transform, keys.load)
+    names = (name for _, name in stage_names(document.data))
+    return {name: s.dialect.name for name, s in zip(names, stages, strict=True)}
 
 
 def _refuse_faults(keys: PipelineKeys, document: Document) -> None:

@@ -22,10 +22,12 @@ _MOMENTS: Final = {
     "never_ready": "start",
     "ignore_sigterm": "start",
     "extra_eop": "idle",
+    "lose_terminate": "end",
 }
 """When a fault happens that does not say it; all others do at messages."""
 _OF_REPLIES: Final = (
     *("partial", "skip", "twice", "wrong_marker", "refuse", "huge", "flood", "cut"),
+    "revoke",
 )
 
 
@@ -59,11 +61,16 @@ class FaultKeys(Definition):
         "close_stdout",
         "close_stdin",
         "ignore_sigterm",
+        "lose_heartbeats",
+        "lose_answers",
+        "lose_terminate",
+        "revoke",
+        "disconnect",
     ]
     """What happens."""
     at: Literal["start", "message", "idle", "end"] | None = None
     """When: before anything is written, at a message, when there is nothing to do, when
-    the input has ended. Without it when that kind is of use."""
+    the input has ended, or a terminate was sent. Without it when that kind is of use."""
     message: Count | None = None
     """Only at this message of a process, counted from 1."""
     equals: str | None = None
@@ -83,7 +90,7 @@ class FaultKeys(Definition):
     size: SizeOrZero | None = None
     """For stderr and huge: how much; for flood: messages."""
     data: str | None = None
-    """For garbage, wrong_marker, refuse and stderr: what is written."""
+    """For garbage, wrong_marker, refuse, revoke and stderr: what is written."""
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:

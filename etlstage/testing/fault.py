@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker import MARKER_NAMES
 
-__all__ = ("Fault", "FaultKind", "FaultPlan", "Moment")
+__all__ = ("CONNECTED", "Fault", "FaultKind", "FaultPlan", "Moment")
 
 
 class FaultKind(StrEnum):
@@ -87,6 +87,19 @@ class FaultKind(StrEnum):
     """Starts a child that holds its pipes, ignores SIGTERM and outlives it; with
     ``own_session`` the child also leaves its process group."""
 
+    # --- it is connected; only from outside
+    LOSE_HEARTBEATS = "lose_heartbeats"
+    """None of its heartbeats arrives any more."""
+    LOSE_ANSWERS = "lose_answers"
+    """None of our heartbeats reaches it any more: it may think itself abandoned."""
+    LOSE_TERMINATE = "lose_terminate"
+    """What it says when it is told to terminate does not arrive."""
+    REVOKE = "revoke"
+    """Its session ends in the middle of the reply, with an error for the reason
+    ``data``, or with a choke if that is empty; the rest comes all the same."""
+    DISCONNECT = "disconnect"
+    """Its connection is closed; it lives on."""
+
 
 class Moment(StrEnum):
     """When in the life of a worker a fault may happen."""
@@ -98,13 +111,26 @@ class Moment(StrEnum):
     IDLE = "idle"
     """When there was nothing to do for a moment; again after each such moment."""
     END = "end"
-    """When its input has ended."""
+    """When its input has ended, or it is told to terminate."""
+
+
+CONNECTED: Final = frozenset(
+    {
+        FaultKind.LOSE_HEARTBEATS,
+        FaultKind.LOSE_ANSWERS,
+        FaultKind.LOSE_TERMINATE,
+        FaultKind.REVOKE,
+        FaultKind.DISCONNECT,
+    }
+)
+"""Kinds of workers that are connected, which only a launch can do to them."""
 
 
 _OWN_MOMENT: Final = {
     FaultKind.NEVER_READY: Moment.START,
     FaultKind.IGNORE_SIGTERM: Moment.START,
     FaultKind.EXTRA_EOP: Moment.IDLE,
+    FaultKind.LOSE_TERMINATE: Moment.END,
 }
 _ONLY_AT_MESSAGES: Final = frozenset(
     {
@@ -116,6 +142,7 @@ _ONLY_AT_MESSAGES: Final = frozenset(
         FaultKind.HUGE,
         FaultKind.FLOOD,
         FaultKind.CUT,
+        FaultKind.REVOKE,
     }
 )
 _OWN_SIZE: Final = {
@@ -148,7 +175,8 @@ class Fault:
     kind: FaultKind
     at: Moment | None = None
     """When; None becomes the moment at which that kind is of use: NEVER_READY and
-    IGNORE_SIGTERM at the start, EXTRA_EOP when idle, all others at messages."""
+    IGNORE_SIGTERM at the start, EXTRA_EOP when idle, LOSE_TERMINATE at the end, all
+    others at messages."""
     message: int | None = None
     """Only at this message of a process, counted from 1."""
     equals: bytes | None = None
@@ -170,8 +198,8 @@ class Fault:
     """For STDERR, HUGE and LEAK: bytes; for FLOOD: messages. None becomes 10 MB, or
     one line of ``data``; 1 GB, 10 MB and ten thousand."""
     data: bytes | None = None
-    """For GARBAGE, WRONG_MARKER, REFUSE and STDERR: what is written; to stderr, the
-    line."""
+    """For GARBAGE, WRONG_MARKER, REFUSE, REVOKE and STDERR: what is written; to stderr,
+    the line."""
     own_session: bool = False
     """For GRANDCHILD: it leaves the session and process group of its parent."""
 

@@ -20,7 +20,7 @@ from etlstage.protocol.marker import Markers, Mode, escape
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Order, Stage
 from etlstage.testing.ends import MemorySink, MemorySource
-from etlstage.testing.fault import Fault, FaultKind, FaultPlan
+from etlstage.testing.fault import CONNECTED, Fault, FaultKind, FaultPlan
 
 __all__ = (
     "DEADLY",
@@ -85,9 +85,15 @@ _SIZES: Final = {
     FaultKind.LEAK: 1_000_000,
 }
 _LATER: Final = frozenset(
-    {FaultKind.NEVER_READY, FaultKind.IGNORE_SIGTERM, FaultKind.EXTRA_EOP}
+    {
+        FaultKind.NEVER_READY,
+        FaultKind.IGNORE_SIGTERM,
+        FaultKind.EXTRA_EOP,
+        FaultKind.LOSE_TERMINATE,
+    }
 )
 """Kinds that don't happen at messages."""
+_USUAL: Final = frozenset(FaultKind) - CONNECTED
 _POISON: Final = (b"poison",)
 _ESCAPES: Final = {b"\\n", b"\\0", b"\\u0000", b"%0A"}
 
@@ -273,7 +279,7 @@ def pipelines(
 
 
 def faults(
-    kinds: Collection[FaultKind] = frozenset(FaultKind),
+    kinds: Collection[FaultKind] = _USUAL,
     *,
     poison: Sequence[bytes] = _POISON,
 ) -> st.SearchStrategy[Fault]:
@@ -281,7 +287,7 @@ def faults(
     Draw a fault; it happens at some message, or in some start.
 
     Args:
-        kinds: Which may be drawn.
+        kinds: Which may be drawn; by default those of workers with pipes.
         poison: Messages at which a fault may happen each time.
 
     Raises:
@@ -307,7 +313,7 @@ def faults(
 
 
 def fault_plans(
-    kinds: Collection[FaultKind] = frozenset(FaultKind),
+    kinds: Collection[FaultKind] = _USUAL,
     *,
     poison: Sequence[bytes] = _POISON,
     max_faults: int = 3,

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker import Mode
-from etlstage.testing.fault import FaultPlan
+from etlstage.testing.fault import CONNECTED, FaultPlan
 
 __all__ = ("hostile_worker",)
 
@@ -49,9 +49,13 @@ def hostile_worker(
             many messages the process has read; nothing, as a load worker.
 
     Raises:
-        ConfigError: If a number is too small.
+        ConfigError: If a number is too small, or a fault can only be done from outside.
 
     """
+    for fault in () if plan is None else plan.faults:
+        if fault.kind in CONNECTED:
+            text = f"fault {fault.kind.value} is done from outside: see FaultyLaunch"
+            raise ConfigError(text)
     if batch < 1:
         raise ConfigError(f"batch must be 1 or more, got {batch}")
     if messages < 0:

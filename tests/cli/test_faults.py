@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,44 @@ def test_faults_are_asked_for_where_there_are_none(
     """A run that shows nothing is no trial."""
     result = etlstage("run", pipeline, "--faults")
     assert (result.returncode, "has no key faults" in result.stderr) == (2, True)
+
+
+SESSIONS = """\
+from etlstage.worker import cocaine
+
+def upper(request, response):
+    for chunk in request:
+        response.write(chunk.upper())
+
+cocaine.run({"transform": upper})
+"""
+
+
+def test_worker_that_connects_has_faults_of_its_own(
+    etlstage: Etlstage, pipeline: Path
+) -> None:
+    """One of other dialects is refused where it stands (issue 15)."""
+    (pipeline.parent / "upper.py").write_text(SESSIONS)
+    spoken = "dialect: cocaine, concurrency: 1, command: [python, upper.py]"
+    text = pipeline.read_text().replace("command: [python, upper.py]", spoken)
+    faults = "  - {stage: upper, kind: kill, message: 2, start: 1}\n"
+    faults += "  - {stage: upper, kind: lose_terminate}\n"
+    pipeline.write_text(f"{text}faults:\n{faults}")
+    result = etlstage("run", pipeline, "--faults")
+    assert result.returncode == 0, result.stderr
+    loaded = (pipeline.parent / "loaded.txt").read_text()
+    assert loaded.splitlines() == ["A", "B", "C"]
+    assert result.stdout.splitlines()[-2:] == [
+        "fault kill in upper, message 2, start 1: 1 time; 1 worker was killed by SIGKILL",
+        "fault lose_terminate in upper: 1 time; 1 worker exited with status 0",
+    ]
+    wrong = faults.replace("lose_terminate", "extra_eop")
+    wrong += "  - {stage: load, kind: revoke}\n"
+    pipeline.write_text(f"{text}faults:\n{wrong}")
+    result = etlstage("run", pipeline, "--faults")
+    assert result.returncode == 2
+    first, second = re.findall(r"pipeline.yaml:\d+:\d+: (faults.*)", result.stderr)
+    what = "extra_eop is about markers, which dialect cocaine has not"
+    assert first == f"faults[1].kind: {what}"
+    what = "revoke is about a connection, which dialect marker has not"
+    assert second == f"faults[2].kind: {what}"

@@ -147,6 +147,12 @@ class Frames:
         self._full = msgpack.BufferFull
         self._pending = 0  # bytes, at most, of the frame that is not complete
 
+    @property
+    def end(self) -> int:
+        """Where the last frame ended, in bytes of all that was fed."""
+        end: int = self._unpacker.tell()
+        return end
+
     def feed(self, data: bytes) -> Iterator[object]:
         """
         Yield what is complete now.

@@ -11,9 +11,10 @@ from etlstage.testing.hostile.plan import as_bytes
 from etlstage.transport import LaunchRequest
 from etlstage.worker.marking import find_markers
 
-__all__ = ("Replies", "Requests", "repeated")
+__all__ = ("BETWEEN", "Replies", "Requests", "repeated")
 
-_BETWEEN: Final = 0.002  # seconds between two parts of a marker
+BETWEEN: Final = 0.002
+"""Seconds between two parts of what is cut."""
 _BLOCK: Final = 1024 * 1024  # bytes
 
 
@@ -107,7 +108,7 @@ class Replies:
         for mark in self._marks.finditer(data):
             made.append(data[at : mark.start()])
             for byte in mark[0]:
-                made += [_BETWEEN, bytes([byte])]
+                made += [BETWEEN, bytes([byte])]
             at = mark.end()
         return [item for item in (*made, data[at:]) if item]
 

@@ -88,5 +88,5 @@ def test_what_is_no_frame_is_shown_as_it_is() -> None:
         "no frame: [1, 2]",
     ]
     assert reader.read(THEIRS, b"\xc1 what") == [r"no frame: '\xc1 what'"]
-    assert reader.read(THEIRS, b"is it") == ["'is it'"]
+    assert reader.read(THEIRS, b"is it") == ["no frame: 'is it'"]
     assert reader.read(OURS, b"\x93\x01\x00\x90") == ["handshake"]

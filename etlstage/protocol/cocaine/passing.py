@@ -1,0 +1,130 @@
+"""
+Frames that pass between two sides, by their names, and as they were written.
+
+Nothing here judges what may follow what; it is for who shows them to people, or stands
+between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from etlstage.errors import RemoteProtocolError
+from etlstage.protocol.base import Side
+from etlstage.protocol.cocaine.frame import EARLY, ONE, ZERO, Frames, Version, Words
+
+__all__ = ("Passed", "Passing")
+
+_LARGEST: Final = 2**31  # bytes; who sends more has been stopped elsewhere
+
+
+class Passed(NamedTuple):
+    """What a side has said that is complete."""
+
+    raw: bytes
+    """As it was written."""
+    frame: object = None
+    """What that means, if anything."""
+    name: str = ""
+    """Such as ``chunk``; empty if it is no frame."""
+    session: int | None = None
+    """Which session it is about; None: the connection."""
+    arguments: tuple[object, ...] = ()
+    headers: object = ()
+
+
+class Passing:
+    """
+    Names what two sides say to each other, in the order in which they do.
+
+    Args:
+        version: Of the protocol; ``AUTO``: as the worker begins.
+
+    Attributes:
+        words: How it is said; None if that is not known yet.
+
+    """
+
+    def __init__(self, version: Version) -> None:
+        self.words: Words | None = version.words
+        self._streams = {side: _Stream() for side in Side}
+        self._shaken = False  # the worker has said who it is
+        self._invoked: set[int] = set()
+
+    def read(self, side: Side, data: bytes) -> Iterator[Passed]:
+        """Yield what is complete now; what is no frame comes as it is."""
+        for raw, frame in self._streams[side].cut(data):
+            match frame:
+                case (int(first), int(second), tuple(arguments), *rest):
+                    headers = rest[0] if rest else ()
+                    name, session = self._name(side, first, second, arguments)
+                    yield Passed(raw, frame, name, session, arguments, headers)
+                case _:
+                    yield Passed(raw, frame)
+
+    def rest(self, side: Side) -> bytes:
+        """Return, once, what is not complete."""
+        return self._streams[side].rest()
+
+    def _name(
+        self, side: Side, first: int, second: int, arguments: tuple[object, ...]
+    ) -> tuple[str, int | None]:
+        if self.words is None:
+            self.words = ZERO if first == 0 else ONE
+        elif self.words is ONE and (first, second, arguments) == (1, 1, ()):
+            self.words = EARLY
+        words = self.words
+        number, kind = (first, second) if words.channel_first else (second, first)
+        if number == words.control:
+            return self._control(words, kind), None
+        return self._session(words, side, number, kind), number
+
+    def _control(self, words: Words, kind: int) -> str:
+        # What a handshake is at first may be a heartbeat later.
+        if kind == words.handshake and not self._shaken:
+            self._shaken = True
+            return "handshake"
+        names = {words.heartbeat: "heartbeat", words.terminate: "terminate"}
+        return names.get(kind, f"control frame {kind}")
+
+    def _session(self, words: Words, side: Side, number: int, kind: int) -> str:
+        begins = side is Side.SUPERVISOR and number not in self._invoked
+        if begins and kind == words.invoke:
+            self._invoked.add(number)
+            return "invoke"
+        names = {words.chunk: "chunk", words.error: "error", words.choke: "choke"}
+        return names.get(kind, f"frame {kind} for")
+
+
+class _Stream:
+    """What one side writes."""
+
+    def __init__(self) -> None:
+        self._frames = Frames(_LARGEST)
+        self._waiting = bytearray()
+        self._begin = 0  # of what waits, in all that came
+        self._broken = False
+
+    def cut(self, data: bytes) -> Iterator[tuple[bytes, object]]:
+        """Yield each frame that is complete now, with its bytes."""
+        if self._broken:
+            yield data, None
+            return
+        self._waiting += data
+        try:
+            for frame in self._frames.feed(data):
+                size = self._frames.end - self._begin
+                self._begin += size
+                raw = bytes(self._waiting[:size])
+                del self._waiting[:size]
+                yield raw, frame
+        except RemoteProtocolError:
+            self._broken = True
+            yield self.rest(), None
+
+    def rest(self) -> bytes:
+        """Return, once, what makes no frame yet."""
+        rest = bytes(self._waiting)
+        self._waiting.clear()
+        return rest

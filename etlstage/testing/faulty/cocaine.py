@@ -1,0 +1,232 @@
+"""
+A worker of dialect ``cocaine`` that suffers: frames, each as it was written.
+
+A message is a chunk that the worker is sent. What happens at one happens as soon as the
+worker has it, whatever it has to say of other sessions; what changes a reply changes
+what comes of that session, and of no other. The input ends with our terminate.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from signal import SIGKILL
+from typing import ClassVar, Final
+
+from etlstage.protocol.base import Side
+from etlstage.protocol.cocaine.frame import Encoding, unpacked_text
+from etlstage.protocol.cocaine.outgoing import Outgoing
+from etlstage.protocol.cocaine.passing import Passed, Passing
+from etlstage.protocol.cocaine.sessions import WORKER_CATEGORY
+from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
+from etlstage.testing.fault import FaultKind
+from etlstage.testing.faulty.spoiler import BETWEEN, repeated
+from etlstage.testing.faulty.victim import Victim
+from etlstage.testing.faulty.wire import Act, Fault, FaultyWire, Item
+from etlstage.testing.hostile.plan import Plan, as_bytes
+from etlstage.transport import LaunchRequest, Wire
+
+__all__ = ("UNKNOWN", "WIRE")
+
+UNKNOWN: Final[Mapping[FaultKind, str]] = {
+    FaultKind.EXTRA_EOP: "markers",
+    FaultKind.WRONG_MARKER: "markers",
+    FaultKind.CLOSE_STDOUT: "pipes",
+    FaultKind.CLOSE_STDIN: "pipes",
+}
+"""What these are about."""
+
+_LOST: Final[Mapping[FaultKind, tuple[Side, str]]] = {
+    FaultKind.NEVER_READY: (Side.WORKER, "heartbeat"),
+    FaultKind.LOSE_HEARTBEATS: (Side.WORKER, "heartbeat"),
+    FaultKind.LOSE_ANSWERS: (Side.SUPERVISOR, "heartbeat"),
+    FaultKind.LOSE_TERMINATE: (Side.WORKER, "terminate"),
+}
+"""Which frames don't arrive any more."""
+_CODE: Final = 1  # of an error
+_HEAD: Final = 8  # bytes of a frame that come one by one
+_EMPTY: Final = b"\xa0"  # a string, as msgpack has it
+_LONG: Final = b"\xdb"  # what begins one whose length has four bytes
+
+
+class CocaineWire(FaultyWire):
+    """The conversation, as the supervisor is to see it; see :class:`FaultyWire`."""
+
+    shapes: ClassVar[frozenset[str]] = frozenset(
+        {"partial", "skip", "twice", "refuse", "huge", "flood", "cut", "revoke"}
+    )
+
+    def __init__(
+        self,
+        wire: Wire,
+        child: Victim,
+        request: LaunchRequest,
+        plan: Plan,
+        note: Callable[[Fault, int], None],
+    ) -> None:
+        super().__init__(wire, child, request, plan, note)
+        dialect = request.dialect
+        assert isinstance(dialect, CocaineDialect)
+        self.stray = b"stray print\n"
+        self._packed = dialect.payload is Payload.MSGPACK
+        self._passing = Passing(dialect.protocol)
+        self._unsent = b""
+        self._open: set[int] = set()
+        self._session = 0  # that is told something
+        self._shapes: dict[int, list[Fault]] = {}  # by session
+        self._said: dict[int, list[Passed]] = defaultdict(list)  # of these
+        self._lost: set[tuple[Side, str]] = set()
+
+    @property
+    def _idle(self) -> bool:
+        return not self._open
+
+    # --- what the worker is told --------------------------------------------
+
+    def _pass_on(self, data: memoryview | bytes) -> int:
+        # Of what there is no room for the last byte is not taken: so who writes comes
+        # again. What it is was read.
+        begin = 1 if self._unsent else 0
+        for passed in self._passing.read(Side.SUPERVISOR, bytes(data[begin:])):
+            self._tell(passed)
+        while self._unsent and (written := self._wire.write(self._unsent)):
+            self._unsent = self._unsent[written:]
+        return len(data) - bool(self._unsent)
+
+    def _tell(self, passed: Passed) -> None:
+        raw, _, name, session, arguments, _ = passed
+        if (Side.SUPERVISOR, name) not in self._lost:
+            self._unsent += raw
+        if session is None:
+            if name == "terminate":
+                self._see_end()
+            return
+        self._session = session
+        match name, arguments:
+            case "invoke", _:
+                self._open.add(session)
+            case "error", _:
+                self._open.discard(session)
+            case "chunk", (bytes(payload), *_):
+                self._number += 1
+                message = unpacked_text(payload) if self._packed else payload
+                self._misbehave("message", message or b"")
+
+    # --- what it says -------------------------------------------------------
+
+    def _hear(self, data: bytes) -> None:
+        for passed in self._passing.read(Side.WORKER, data):
+            if (Side.WORKER, passed.name) in self._lost:
+                continue
+            if passed.session not in self._shapes:
+                self._queue.append(passed.raw)
+            else:
+                self._said[passed.session].append(passed)
+            if passed.session is not None and self._ends(passed.name):
+                self._open.discard(passed.session)
+                self._pass_reply(passed.session)
+
+    def _ends(self, name: str) -> bool:
+        """Return whether such a frame is the last of a session."""
+        words = self._passing.words
+        terminal = words is not None and words.error_ends
+        return name == "choke" or (name == "error" and terminal)
+
+    def _rest(self) -> bytes:
+        held = [passed.raw for said in self._said.values() for passed in said]
+        self._said.clear()
+        return b"".join([*held, self._passing.rest(Side.WORKER)])
+
+    def _pass_reply(self, session: int) -> None:
+        faults, said = self._shapes.pop(session, []), self._said.pop(session, [])
+        for fault in faults:
+            self._note(fault, self._number)
+        if not faults:
+            return
+        shapes = {fault["kind"]: fault for fault in faults}
+        if any(passed.name == "error" for passed in said):
+            shapes = {}  # it is wrong already: a refusal
+        self._queue += self._spoiled(session, shapes, [passed.raw for passed in said])
+        if "partial" in shapes:
+            self._queue.append(partial(self._end, -SIGKILL))
+
+    def _spoiled(
+        self, session: int, shapes: Mapping[str, Fault], said: Sequence[bytes]
+    ) -> Iterator[Item]:
+        """Yield what is passed on in place of a reply, which is chunks and a choke."""
+        if "skip" in shapes:
+            return
+        *chunks, choke = said
+        if "refuse" in shapes:
+            yield self._end_of(session, shapes["refuse"], "refused")
+            return
+        if "flood" in shapes:
+            tiny = self._chunk(session, b"x")
+            yield from repeated(tiny, len(tiny) * shapes["flood"]["size"])
+        if "huge" in shapes:
+            yield from self._huge(session, shapes["huge"]["size"])
+            chunks = []
+        if "revoke" in shapes:
+            chunks.insert(
+                (len(chunks) + 1) // 2,
+                self._end_of(session, shapes["revoke"], "revoked"),
+            )
+        frames = chunks if "partial" in shapes else [*chunks, choke]
+        for frame in frames * (1 + ("twice" in shapes)):
+            yield from _cut(frame) if "cut" in shapes else [frame]
+
+    def _end_of(self, session: int, fault: Fault, reason: str) -> bytes:
+        """Return what ends a session: an error, or a choke if there is no reason."""
+        given, out = as_bytes(fault.get("data")), self._outgoing()
+        if given == b"":
+            out.choke(session)
+        else:
+            text = reason if given is None else given.decode(errors="replace")
+            out.error(session, WORKER_CATEGORY, _CODE, text)
+        return b"".join(out.take())
+
+    def _chunk(self, session: int, payload: bytes) -> bytes:
+        out = self._outgoing()
+        out.chunks(session, [payload])
+        return b"".join(out.take())
+
+    def _huge(self, session: int, size: int) -> Iterator[bytes]:
+        """Yield a chunk of so many bytes, of which few are in memory."""
+        head = self._chunk(session, b"").removesuffix(_EMPTY)
+        length = _LONG + size.to_bytes(4)
+        if self._packed:  # a string in a string
+            head = head[:-1] + _LONG + (size + len(length)).to_bytes(4)
+        yield head + length
+        yield from repeated(b"x", size)
+
+    def _outgoing(self) -> Outgoing:
+        return Outgoing(self._passing.words, Encoding.RAW, packed=self._packed)
+
+    # --- what goes wrong ----------------------------------------------------
+
+    def _shape(self, fault: Fault) -> None:
+        self._shapes.setdefault(self._session, []).append(fault)
+
+    def _later(self, act: Act) -> None:
+        self._queue.append(act)
+
+    def _act(self, kind: FaultKind, fault: Fault) -> None:
+        if kind in _LOST:
+            self._lost.add(_LOST[kind])
+        if kind is FaultKind.DISCONNECT:
+            self._stdin_open = self._stdout_open = False
+        else:
+            super()._act(kind, fault)
+
+
+def _cut(frame: bytes) -> Iterator[Item]:
+    """Yield a frame with a pause before each of its first bytes."""
+    for byte in frame[:_HEAD]:
+        yield BETWEEN
+        yield bytes([byte])
+    if len(frame) > _HEAD:
+        yield frame[_HEAD:]
+
+
+WIRE: Final = CocaineWire

@@ -1,0 +1,147 @@
+"""
+A worker of dialect ``marker`` that suffers: messages and replies in turn.
+
+A fault at a message happens when all replies before it have been passed on, whatever the
+worker has answered meanwhile: that is dropped. What was sent ahead it may have seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from signal import SIGKILL
+from typing import ClassVar, Final
+
+from etlstage.protocol.base import Shape, Side
+from etlstage.testing.fault import CONNECTED, FaultKind
+from etlstage.testing.faulty.spoiler import Replies, Requests
+from etlstage.testing.faulty.victim import Victim
+from etlstage.testing.faulty.wire import Act, Fault, FaultyWire
+from etlstage.testing.hostile.output import SHAPES
+from etlstage.testing.hostile.plan import Plan
+from etlstage.transport import LaunchRequest, Wire
+
+__all__ = ("UNKNOWN", "WIRE")
+
+UNKNOWN: Final[Mapping[FaultKind, str]] = dict.fromkeys(CONNECTED, "a connection")
+"""What these are about."""
+
+
+class MarkerWire(FaultyWire):
+    """The conversation, as the supervisor is to see it; see :class:`FaultyWire`."""
+
+    shapes: ClassVar[frozenset[str]] = frozenset(SHAPES)
+
+    def __init__(
+        self,
+        wire: Wire,
+        child: Victim,
+        request: LaunchRequest,
+        plan: Plan,
+        note: Callable[[Fault, int], None],
+    ) -> None:
+        super().__init__(wire, child, request, plan, note)
+        self._input = Requests(request)
+        self._replies = Replies(request)
+        self.stray = b"stray print" + self._replies.eom
+        self._streams = self._dialect.shape is Shape.STREAM
+        self._requests = 0  # complete ones
+        self._turns = 0  # replies that were complete
+        self._due: deque[tuple[int, Act]] = deque()  # by turns
+        self._shapes: deque[tuple[int, Fault]] = deque()  # likewise
+        self._unfinished = b""  # of a reply that is not complete
+        self._passed = 0  # bytes of it that were passed on
+
+    @property
+    def _idle(self) -> bool:
+        return self._turns >= self._requests
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is not known yet how a process that is gone is to have ended."""
+        return self.hangs or (
+            self._streams and not (self._over or self._child.released)
+        )
+
+    def _pass_on(self, data: memoryview | bytes) -> int:
+        taken = self._wire.write(data)
+        for message in self._input.feed(bytes(data[:taken])):
+            if message is None:
+                self._requests += 1
+                continue
+            self._number += 1
+            self._misbehave("message", message)
+            self._requests += self._dialect.shape is not Shape.BATCH
+        return taken
+
+    def _hear(self, data: bytes) -> None:
+        whole = self._dialect.cut(Side.WORKER, self._unfinished + data)
+        *replies, self._unfinished = whole
+        for reply in replies:
+            if self._streams:
+                self._number += 1
+                self._misbehave("message", reply.removesuffix(self._replies.eom))
+            self._pass_reply(reply)
+            self._turns += 1
+            self._advance()
+        if not self._shaped() and not self._streams:
+            self._queue += filter(None, [self._unfinished[self._passed :]])
+            self._passed = len(self._unfinished)
+
+    def _rest(self) -> bytes:
+        rest, self._unfinished = self._unfinished[self._passed :], b""
+        self._passed = 0
+        return rest
+
+    def _shaped(self) -> bool:
+        """Return whether something is to be wrong with the reply to come."""
+        return bool(self._shapes) and self._shapes[0][0] <= self._turns
+
+    def _pass_reply(self, reply: bytes) -> None:
+        unseen, self._passed = reply[self._passed :], 0
+        if not self._shaped():
+            self._queue.append(unseen)
+            return
+        shapes = {f["kind"]: f for turn, f in self._shapes if turn <= self._turns}
+        if reply == self._replies.bnc and self._dialect.shape is Shape.ASKED_BATCH:
+            # A batch is answered as a whole: what is wrong is so with its reply.
+            cut = "cut" in shapes
+            self._queue += self._replies.cut(reply) if cut else [reply]
+            return
+        while self._shaped():
+            _, fault = self._shapes.popleft()
+            self._note(fault, self._number)
+        self._queue += self._replies.spoiled(shapes, reply)
+        if "partial" in shapes:
+            self._queue.append(partial(self._end, -SIGKILL))
+
+    @property
+    def _turn(self) -> int:
+        """After how many replies it is the turn of what is written, or came, now."""
+        return self._turns if self._streams else self._requests
+
+    def _shape(self, fault: Fault) -> None:
+        self._shapes.append((self._turn, fault))
+
+    def _later(self, act: Act) -> None:
+        self._due.append((self._turn, act))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Queue what is due now that so many replies are complete."""
+        while self._due and self._due[0][0] <= self._turns:
+            self._queue.append(self._due.popleft()[1])
+
+    def _act(self, kind: FaultKind, fault: Fault) -> None:
+        if kind is FaultKind.EXTRA_EOP:
+            self._queue.appendleft(self._replies.eop)
+        else:
+            super()._act(kind, fault)
+
+    def _turn_deaf(self) -> None:
+        super()._turn_deaf()
+        self._due.clear()
+
+
+WIRE: Final = MarkerWire

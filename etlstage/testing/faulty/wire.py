@@ -1,0 +1,303 @@
+"""
+A conversation with a worker that suffers, as far as it does not matter what is said.
+
+Everything that a worker may read next is a queue: bytes, pauses (a float) and acts. What
+is put into it, and when, the wire of a dialect decides.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from signal import SIGABRT, SIGKILL, SIGSEGV, SIGSTOP
+from typing import Any, ClassVar, Final, TypeAlias
+
+import anyio
+
+from etlstage.testing.fault import FaultKind
+from etlstage.testing.faulty.victim import Status, Victim
+from etlstage.testing.hostile.plan import Plan, as_bytes
+from etlstage.transport import LaunchRequest, Wire
+
+__all__ = ("Act", "Fault", "FaultyWire", "Item")
+
+_IDLE: Final = 0.05  # seconds without input
+
+Fault: TypeAlias = dict[str, Any]
+"""One of a plan, as JSON has it."""
+Act: TypeAlias = Callable[[], None]
+Item: TypeAlias = bytes | float | Act
+"""What is read next, a pause in seconds, or what is done when nothing else is left."""
+
+
+class FaultyWire(ABC):
+    """
+    The conversation, as the supervisor is to see it.
+
+    Args:
+        wire: The real one.
+        child: The process.
+        request: What it was started with.
+        plan: What goes wrong.
+        note: Called with each fault that happens, and the number of messages.
+
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        child: Victim,
+        request: LaunchRequest,
+        plan: Plan,
+        note: Callable[[Fault, int], None],
+    ) -> None:
+        self._wire = wire
+        self._child = child
+        self._dialect = request.dialect
+        self._plan = plan
+        self._note = note
+        self._number = 0  # messages written, or extracted
+        self._queue: deque[Item] = deque()
+        self._until: float | None = None  # when a pause ends
+        self._deaf = False  # nothing that the worker says counts any more
+        self._stalled = False
+        self._over = False  # it is known how it ends
+        self._stdin_open = True
+        self._stdout_open = True
+        self._input_ended = False
+        self._end_seen = False
+        self._moved = anyio.Event()
+        self.unread = wire.unread
+        self.writable = wire.writable
+        self.close = wire.close
+        child.scene = self
+        if child.inner.status is not None:
+            child.status = Status(child.inner.status, self)
+
+    def begin(self) -> None:
+        """Do what happens at the start."""
+        self._misbehave("start")
+
+    # --- what a dialect decides ---------------------------------------------
+
+    shapes: ClassVar[frozenset[str]]
+    """Kinds that change a reply."""
+    stray: bytes
+    """What is written by mistake."""
+
+    @property
+    @abstractmethod
+    def _idle(self) -> bool:
+        """Whether the worker owes nothing."""
+
+    @abstractmethod
+    def _pass_on(self, data: memoryview | bytes) -> int:
+        """Write to the worker; return how many bytes it took."""
+
+    @abstractmethod
+    def _hear(self, data: bytes) -> None:
+        """Take what the worker has written."""
+
+    @abstractmethod
+    def _rest(self) -> bytes:
+        """Return, at the end, what of that was not passed on."""
+
+    @abstractmethod
+    def _shape(self, fault: Fault) -> None:
+        """Have a reply changed."""
+
+    @abstractmethod
+    def _later(self, act: Act) -> None:
+        """Have something done when its time has come."""
+
+    # --- what the supervisor writes -----------------------------------------
+
+    def write(self, data: memoryview | bytes, /) -> int:
+        """Write what the worker may read; see :class:`~etlstage.transport.Wire`."""
+        if not self._stdin_open:
+            raise BrokenPipeError
+        if self._deaf:
+            return len(data)  # to a worker that is as good as dead
+        taken = self._pass_on(data)
+        if self._queue:
+            self.stop_waiting()
+        return taken
+
+    def close_write(self) -> None:
+        """End its input, unless it is one that does not end."""
+        if self._input_ended:
+            return
+        self._input_ended = True
+        if "end" not in self._plan:
+            self._end_input()
+            return
+        self._see_end()
+        self._later(self._end_input)
+        self.stop_waiting()
+
+    def _see_end(self) -> None:
+        """Do, once, what happens at the end; who is as good as dead sees none."""
+        if not (self._end_seen or self._deaf):
+            self._end_seen = True
+            self._misbehave("end")
+
+    def _end_input(self) -> None:
+        # Who has closed one of its pipes, or hangs, does not end with its input.
+        if self._stdin_open and self._stdout_open and not self._stalled:
+            self._wire.close_write()
+
+    # --- what it reads ------------------------------------------------------
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return what it says, as far as that is to be heard."""
+        while self._stdout_open:
+            if self._queue:
+                head = self._queue[0]
+                if isinstance(head, float) and self._waits(head):
+                    return None
+                self._queue.popleft()
+                if isinstance(head, bytes):
+                    if len(head) > size:
+                        self._queue.appendleft(head[size:])
+                    return head[:size]
+                if not isinstance(head, float):
+                    head()
+                continue
+            data = self._wire.read(size)
+            if data is None:
+                return None
+            if not data and self.hangs:
+                return None
+            if not data:
+                rest = self._rest()
+                self._over = True
+                self._move_on()
+                return b"" if self._deaf else rest
+            if not self._deaf:
+                self._hear(data)
+        return b""
+
+    async def readable(self) -> None:
+        """Wait until there is something; or do what happens when there is nothing."""
+        if self._queue or not self._stdout_open:
+            await self.resumed()
+            return
+        if self.hangs and self._child.inner.returncode is not None:
+            await self._moved.wait()
+            return
+        if self._deaf or not self._idle or "idle" not in self._plan:
+            await self._wire.readable()
+            return
+        with anyio.move_on_after(_IDLE):
+            await self._wire.readable()
+            return
+        self._misbehave("idle")
+
+    def stop_waiting(self) -> None:
+        """Wake who waits."""
+        self._move_on()
+        self._wire.stop_waiting()
+
+    def _move_on(self) -> None:
+        self._moved.set()
+        self._moved = anyio.Event()
+
+    async def settled(self) -> None:
+        """Wait until it is known how a process that is gone is to have ended."""
+        while self.undecided:
+            await self._moved.wait()
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is not known yet how a process that is gone is to have ended."""
+        return self.hangs
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it is not to end by itself, even if the process does."""
+        return self._stalled and not self._child.released
+
+    @property
+    def silent(self) -> bool:
+        """Whether the worker sends no heartbeat."""
+        return self._deaf
+
+    @property
+    def pauses(self) -> bool:
+        """Whether it is about to go on, and sends none before that."""
+        # One that nobody has come to yet would never end for who waits for its end.
+        return self._until is not None and anyio.current_time() < self._until
+
+    async def resumed(self) -> None:
+        """Wait until a pause is over, or :meth:`stop_waiting`."""
+        if self._until is not None:
+            with anyio.move_on_after(self._until - anyio.current_time()):
+                await self._moved.wait()
+
+    def _waits(self, seconds: float) -> bool:
+        now = anyio.current_time()
+        if self._until is None:
+            self._until = now + seconds
+        if now < self._until and not self._child.released:
+            return True
+        self._until = None
+        return False
+
+    # --- what goes wrong ----------------------------------------------------
+
+    def _misbehave(self, moment: str, message: bytes = b"") -> None:
+        for fault in self._plan.due(moment, self._number, message):
+            if fault["kind"] in self.shapes:
+                self._shape(fault)
+            else:
+                self._later(partial(self._happen, fault, self._number))
+
+    def _happen(self, fault: Fault, number: int) -> None:
+        self._note(fault, number)
+        self._act(FaultKind(fault["kind"]), fault)
+
+    def _act(self, kind: FaultKind, fault: Fault) -> None:
+        match kind:
+            case FaultKind.KILL:
+                self._end(-SIGKILL)
+            case FaultKind.SEGFAULT:
+                self._end(-SIGSEGV)
+            case FaultKind.ABORT:
+                self._end(-SIGABRT)
+            case FaultKind.EXIT:
+                self._end(fault["status"])
+            case FaultKind.STOP:
+                self._child.inner.signal(SIGSTOP)
+                self._stall()
+            case FaultKind.STALL:
+                self._stall()
+            case FaultKind.PAUSE:
+                self._queue.appendleft(float(fault["seconds"]))
+            case FaultKind.GARBAGE:
+                self._queue.appendleft(as_bytes(fault.get("data")) or self.stray)
+            case FaultKind.STDERR:
+                self._child.stderr.say(as_bytes(fault.get("data")), fault["size"])
+            case FaultKind.CLOSE_STDOUT:
+                self._stdout_open = False
+            case FaultKind.CLOSE_STDIN:
+                self._stdin_open = False
+            case FaultKind.IGNORE_SIGTERM:
+                self._child.ignores = True
+            case FaultKind.NEVER_READY if self._child.status is not None:
+                self._child.status.never = True
+
+    def _end(self, status: int) -> None:
+        self._child.die(status)
+        self._over = True
+        self._turn_deaf()
+        self._move_on()
+
+    def _stall(self) -> None:
+        self._stalled = True
+        self._turn_deaf()
+
+    def _turn_deaf(self) -> None:
+        self._deaf = True
+        self._queue.clear()
