@@ -25,6 +25,7 @@ __all__ = (
     "ExchangeOpened",
     "ExchangeRefused",
     "ExchangesEnded",
+    "ExchangesOpened",
     "Farewell",
     "LifeSeen",
     "MessagesPassed",
@@ -95,6 +96,16 @@ class ExchangeOpened(NamedTuple):
     """What the supervisor says beside them, by name."""
     event: str = ""
     """What the worker is to do instead of what the settings say, by its name for it."""
+
+
+class ExchangesOpened(NamedTuple):
+    """The supervisor opens an exchange for each message, and ends its half of them."""
+
+    first: int
+    """The number of the first; those of the others follow."""
+    messages: Run
+    kind: str
+    """What the worker is to do with each: the kind of the stage."""
 
 
 class OutputOf(NamedTuple):
@@ -197,6 +208,7 @@ Event: TypeAlias = (
     | OutputPassed
     | RepliesCompleted
     | ExchangeOpened
+    | ExchangesOpened
     | OutputOf
     | ExchangesEnded
     | ExchangeRefused

@@ -38,6 +38,7 @@ from etlstage.protocol.events import (
     ExchangeOpened,
     ExchangeRefused,
     ExchangesEnded,
+    ExchangesOpened,
     Farewell,
     LifeSeen,
     MessagesPassed,
@@ -212,6 +213,8 @@ class Connection:
             if not owed or not self._shape.batches:
                 # Behind so many it is proven, and the worker replaced.
                 room = min(room, self._max_messages - dispatch.block.total)
+            if self._named is not None and not many:
+                room = min(room, 1)
             events = dispatch.next(now, owed, room)
             if events is None:
                 if self._shape.batches:
@@ -228,6 +231,9 @@ class Connection:
                 chunks = session.data_to_send()
                 if chunks or self._shape is Shape.STREAM:
                     break  # else of what was taken, nothing may be sent
+            elif dispatch.sated:
+                chunks = session.data_to_send()
+                break
             owed = session.owed
         if idle:
             dispatch.block.turn(now)
@@ -473,6 +479,7 @@ class Connection:
                 | MessagesPassed()
                 | BatchEnded()
                 | ExchangeOpened()
+                | ExchangesOpened()
                 | ExchangeCancelled()
                 | CommitAnswered()
             ):

@@ -207,7 +207,8 @@ class WorkerPool:
                 connections.sort(key=lambda c: c.owed)
             moved = False
             for connection in connections:
-                moved = connection.pump(now) or moved
+                # Who is alone need not leave anything to others.
+                moved = connection.pump(now, many=len(connections) == 1) or moved
         self._tell_demand()
 
     def commit(self, position: object, answer: Callable[[str | None], None]) -> None:

@@ -72,6 +72,9 @@ class ToySession:
             self.send(event)
         if isinstance(event, e.ExchangeOpened):
             self.open.add(event.id)
+        if isinstance(event, e.ExchangesEnded):
+            ends = [(id_, tuple(group)) for id_, group in event.ends]
+            event = e.ExchangesEnded(ends)
         if isinstance(
             event, e.ExchangesEnded | e.ExchangeRefused | e.ExchangeCancelled
         ):
@@ -87,6 +90,12 @@ class ToySession:
         return events
 
     def send(self, event: e.Event) -> None:
+        if isinstance(event, e.ExchangesOpened):
+            if self.room < len(event.messages):
+                raise LocalProtocolError("no room for so many exchanges")
+            for id_, message in enumerate(event.messages, event.first):
+                self.send(e.ExchangeOpened(id_, [message], event.kind))
+            return
         if isinstance(event, e.ExchangeOpened):
             if self.room < 1:
                 raise LocalProtocolError("no room for one more exchange")

@@ -8,7 +8,7 @@ is behind all else. What may be said is decided in ``session.py``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from etlstage.errors import LocalProtocolError
@@ -20,6 +20,8 @@ __all__ = ("Outgoing",)
 _SLICE: Final = (
     256 * 1024
 )  # bytes behind which the answer to a heartbeat may have to wait
+# In msgpack: an array of three, of which the last one is an array of one, or none.
+_FRAME, _ONE, _NONE = b"\x93", b"\x91", b"\x90"
 
 
 class Outgoing:
@@ -41,6 +43,7 @@ class Outgoing:
         self._packed = packed
         self._control: list[bytes] = []
         self._data: deque[bytes] = deque()
+        self._size = 0  # bytes of these
 
     @property
     def said(self) -> Words:
@@ -69,58 +72,97 @@ class Outgoing:
     def terminate(self, code: int, reason: str) -> None:
         """Say that this is the end."""
         words = self.said
-        self._put(words.control, words.terminate, (code, reason.encode()))
+        self._put(
+            [self._frame(words.control, words.terminate, (code, reason.encode()))]
+        )
 
     def invoke(self, number: int, event: str, headers: Headers) -> None:
         """Begin a session."""
         written = [(False, *header) for header in headers]
         rest = [written] if written else []
-        self._put(number, self.said.invoke, (event.encode(),), *rest)
+        self._put([self._frame(number, self.said.invoke, (event.encode(),), *rest)])
 
     def chunks(self, number: int, messages: Iterable[bytes]) -> None:
         """Send messages."""
-        words, pack = self.said, self._packer.pack_payload
-        kind, first = words.chunk, words.channel_first
+        head = self._head(self.said.chunk, _ONE) % self._packer.pack(number)
+        pieces: list[bytes] = []
         for message in messages:
-            payload = (packed_text(message) if self._packed else message,)
-            frame = (number, kind, payload) if first else (kind, number, payload)
-            self._data.append(pack(frame))
+            pieces += head, self._payload(message)
+        self._put(pieces)
 
     def choke(self, number: int) -> None:
         """End our half of a session."""
-        self._put(number, self.said.choke, ())
+        self._put([self._head(self.said.choke, _NONE) % self._packer.pack(number)])
+
+    def whole(self, first: int, event: str, messages: Iterable[bytes]) -> None:
+        """
+        Begin a session for each message, and end our half of it.
+
+        Args:
+            first: Number of the first; the others follow.
+            event: Of them all.
+            messages: Each of them.
+
+        """
+        words, pack, payload = self.said, self._packer.pack, self._payload
+        name = pack(event.encode()).replace(b"%", b"%%")
+        begin = self._head(words.invoke, _ONE + name) + self._head(words.chunk, _ONE)
+        end = self._head(words.choke, _NONE)
+        pieces: list[bytes] = []
+        for number, message in enumerate(messages, first):
+            packed = pack(number)
+            pieces += begin % (packed, packed), payload(message), end % packed
+        self._put(pieces)
 
     def error(self, number: int, category: int, code: int, reason: str) -> None:
         """End our half of a session with an error."""
         words = self.said
         said = (category, code) if words.pairs else code
-        self._put(number, words.error, (said, reason.encode()))
+        self._put([self._frame(number, words.error, (said, reason.encode()))])
         if not words.error_ends:
             self.choke(number)
 
     def drop(self) -> None:
         """Forget what was not taken, but for what is about the connection."""
         self._data.clear()
+        self._size = 0
 
     def clear(self) -> None:
         """Forget all that was not taken."""
         self._control.clear()
-        self._data.clear()
+        self.drop()
 
     def take(self) -> list[bytes]:
         """Return what is to be written next; each of it is a system call."""
-        frames, self._control = self._control, []
-        size, data = 0, self._data
+        pieces, self._control = self._control, []
+        data = self._data
+        if self._size < _SLICE:
+            pieces += data
+            self.drop()
+        size = 0
         while data and size < _SLICE:
             size += len(data[0])
-            if size >= _SLICE and frames:
+            self._size -= len(data[0])
+            if size >= _SLICE and pieces:
                 # One that is long is not copied.
-                return [b"".join(frames), data.popleft()]
-            frames.append(data.popleft())
-        return frames if len(frames) < 2 else [b"".join(frames)]
+                return [b"".join(pieces), data.popleft()]
+            pieces.append(data.popleft())
+        return pieces if len(pieces) < 2 else [b"".join(pieces)]
 
-    def _put(self, number: int, kind: int, *rest: object) -> None:
-        self._data.append(self._frame(number, kind, *rest))
+    def _payload(self, message: bytes) -> bytes:
+        return self._packer.pack_payload(
+            packed_text(message) if self._packed else message
+        )
+
+    def _head(self, kind: int, rest: bytes) -> bytes:
+        """Return a frame in which the place of its number is marked for formatting."""
+        packed = self._packer.pack(kind)
+        order = b"%b" + packed if self.said.channel_first else packed + b"%b"
+        return _FRAME + order + rest
+
+    def _put(self, pieces: Sequence[bytes]) -> None:
+        self._data.extend(pieces)
+        self._size += sum(map(len, pieces))
 
     def _frame(self, number: int, kind: int, *rest: object) -> bytes:
         order = (number, kind) if self.said.channel_first else (kind, number)

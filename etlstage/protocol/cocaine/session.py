@@ -38,6 +38,7 @@ from etlstage.protocol.events import (
     ExchangeOpened,
     ExchangeRefused,
     ExchangesEnded,
+    ExchangesOpened,
     Farewell,
     LifeSeen,
     Noise,
@@ -140,7 +141,7 @@ class CocaineSession:
     @property
     def owed(self) -> int:
         """How many exchanges the worker has not ended."""
-        return self._sessions.owed
+        return len(self._sessions)
 
     @property
     def room(self) -> float:
@@ -161,8 +162,7 @@ class CocaineSession:
             self._alarms.cancel(Alarm.HEARTBEAT if not data else Alarm.UNHEARD)
             self._alarms.set(Alarm.HEARTBEAT if data else Alarm.UNHEARD)
         try:
-            for frame in self._frames.feed(data):
-                self._take(frame)
+            self._sessions.take_all(self._frames.feed(data), self._take)
         except RemoteProtocolError as error:
             # What was whole before that counts.
             self._sessions.tell()
@@ -186,7 +186,7 @@ class CocaineSession:
         return events
 
     def _take(self, frame: object) -> None:
-        """Understand one frame."""
+        """Understand a frame that does not go on with a session that is open."""
         if type(frame) is not tuple or len(frame) < 3:
             raise RemoteProtocolError("a frame is no array of 3 elements or more")
         words = self._out.words or self._guess(frame)
@@ -281,6 +281,8 @@ class CocaineSession:
         match event:
             case ExchangeOpened(event=wanted) if self._ours and self.room >= 1:
                 self._sessions.open(event, wanted or self._event or event.kind)
+            case ExchangesOpened() if self._ours and self.room >= len(event.messages):
+                self._sessions.open_each(event, self._event or event.kind)
             case OutputOf(id_, messages):
                 self._sessions.pass_on(id_, messages)
             case ExchangesEnded(ends):

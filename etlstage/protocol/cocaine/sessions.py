@@ -4,13 +4,13 @@ The sessions of one connection: which are open, and what has come of each.
 Their numbers rise, and none is used again: a frame for one that has ended is late, and
 hits no other. Outside they are known by the numbers of exchanges, which begin with 1.
 
-What must be kept in sync: a session is here until the worker has ended its half, on the
-worker's side until both halves have ended.
+What must be kept in sync: a half of a session is here until it has ended. Once the
+worker has ended its own, nothing more is said of a session on our side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from etlstage.errors import (
@@ -19,7 +19,7 @@ from etlstage.errors import (
     PayloadTooBig,
     RemoteProtocolError,
 )
-from etlstage.messages import cost_of
+from etlstage.messages import Run, cost_of
 from etlstage.protocol.base import Limits
 from etlstage.protocol.cocaine.frame import ONE, Words, text_of, unpacked_text
 from etlstage.protocol.cocaine.headers import Headers
@@ -30,6 +30,7 @@ from etlstage.protocol.events import (
     ExchangeOpened,
     ExchangeRefused,
     ExchangesEnded,
+    ExchangesOpened,
     Noise,
     OutputOf,
 )
@@ -38,17 +39,6 @@ __all__ = ("WORKER_CATEGORY", "Sessions", "code_of")
 
 WORKER_CATEGORY: Final = 42
 """Category of the errors that frameworks send."""
-
-
-class _Session:
-    """Which halves have not ended, and what has come that was not told."""
-
-    __slots__ = ("cost", "mine", "parts", "theirs")
-
-    def __init__(self) -> None:
-        self.mine = self.theirs = True
-        self.parts: list[bytes] = []
-        self.cost = 0  # bytes of memory that these take
 
 
 class Sessions:
@@ -81,22 +71,55 @@ class Sessions:
         self._limits = limits
         self._concat = concat and ours
         self._packed = packed
-        self._open: dict[int, _Session] = {}
+        # The halves that the peer has not ended: what has come, and was not told.
+        self._theirs: dict[int, list[bytes]] = {}
+        self._mine: set[int] = set()  # we have not ended ours
         self._last = 0  # the highest number there was
-        self._touched: dict[int, _Session] = {}  # have parts that were not told
+        self._shift = 0
+        self._costs: dict[int, int] = {}  # bytes of memory of parts that are joined
         self._ends: list[tuple[int, tuple[bytes, ...]]] = []
 
     def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def owed(self) -> int:
-        """How many the worker has not ended."""
-        if self._ours:
-            return len(self._open)
-        return sum(session.mine for session in self._open.values())
+        """Return how many the worker has not ended."""
+        return len(self._theirs if self._ours else self._mine)
 
     # --- what comes -----------------------------------------------------------
+
+    def take_all(
+        self, frames: Iterable[object], other: Callable[[object], None]
+    ) -> None:
+        """
+        Understand chunks and chokes of sessions that are open, as nearly all frames are.
+
+        Args:
+            frames: What has come.
+            other: Understands any other frame.
+
+        """
+        theirs, outgoing = self._theirs, self._outgoing
+        words = first = chunk = choke = None
+        for frame in frames:
+            if words is not outgoing.words:
+                words = outgoing.said
+                first, chunk, choke = words.channel_first, words.chunk, words.choke
+                self._shift = words.first - 1
+            if type(frame) is tuple and len(frame) == 3:
+                number, kind, arguments = frame
+                if not first:
+                    number, kind = kind, number
+                if (
+                    type(number) is int
+                    and number in theirs
+                    and type(kind) is int
+                    and type(arguments) is tuple
+                ):
+                    if kind == chunk:
+                        self._take_chunk(number, arguments)
+                        continue
+                    if kind == choke:
+                        self._take_choke(number)
+                        continue
+            other(frame)
 
     def take(
         self,
@@ -107,29 +130,30 @@ class Sessions:
         headers: Headers,
     ) -> None:
         """Understand a frame about a session."""
-        session = self._open.get(number)
-        if session is None and not self._ours and kind == words.invoke:
-            self._begin(words, number, arguments, headers)
-        elif session is None or not session.theirs:
+        if number not in self._theirs:
+            known = self._ours or number in self._mine
+            if not known and kind == words.invoke:
+                self._begin(words, number, arguments, headers)
+                return
             if number > self._last and self._ours:
                 raise RemoteProtocolError(f"there is no session {number}")
             self._drop(kind, number)
         elif kind == words.chunk:
-            self._take_chunk(number, session, arguments)
+            self._take_chunk(number, arguments)
         elif kind == words.choke:
-            self._take_choke(number, session)
+            self._take_choke(number)
         elif kind == words.error:
-            self._take_error(number, session, arguments)
+            self._take_error(number, arguments)
         else:
             self._drop(kind, number)
 
     def tell(self) -> None:
         """Tell what has come."""
-        if self._touched and not self._concat:
-            for number, session in self._touched.items():
-                self._events.append(OutputOf(self._id(number), session.parts))
-                session.parts = []
-        self._touched.clear()
+        if not self._concat:
+            for number, parts in self._theirs.items():
+                if parts:
+                    self._events.append(OutputOf(self._id(number), parts))
+                    self._theirs[number] = []
         if self._ends:
             self._events.append(ExchangesEnded(self._ends))
             self._ends = []
@@ -153,52 +177,50 @@ class Sessions:
             raise RemoteProtocolError("invoke names no event")
         event = text_of(arguments[0], "the event of an invoke")
         self._last = max(number, self._last)
-        self._open[number] = _Session()
+        self._theirs[number] = []
+        self._mine.add(number)
         self._events.append(ExchangeOpened(self._id(number), [], event, False, headers))
 
-    def _take_chunk(
-        self, number: int, session: _Session, arguments: tuple[object, ...]
-    ) -> None:
+    def _take_chunk(self, number: int, arguments: tuple[object, ...]) -> None:
         payload = arguments[0] if arguments else None
         if type(payload) is not bytes:
             raise RemoteProtocolError("a chunk holds no string")
         if self._packed:
             payload = unpacked_text(payload)
             if payload is None:
-                self._refuse(number, session)
+                self._refuse(number)
                 return
         if len(payload) > (most := self._limits.max_message_bytes):
             raise PayloadTooBig(
                 f"chunk is {len(payload)} bytes long, expected no more than {most};"
                 " see max_message"
             )
-        session.parts.append(payload)
-        self._touched[number] = session
+        self._theirs[number].append(payload)
         if self._concat:
-            session.cost += cost_of([payload])
-            if session.cost > (most := self._limits.max_reply_bytes):
+            cost = self._costs.get(number, 0) + cost_of([payload])
+            self._costs[number] = cost
+            if cost > (most := self._limits.max_reply_bytes):
                 raise PayloadTooBig(
                     f"reply takes more than {most} bytes of memory; see max_reply"
                 )
 
-    def _refuse(self, number: int, session: _Session) -> None:
+    def _refuse(self, number: int) -> None:
         """Take a session as refused whose payload can't be read."""
         text = "its payload is no string packed by msgpack"
         if not self._ours:
             raise RemoteProtocolError(text)
         self._events.append(ExchangeRefused(self._id(number), 0, text))
-        self._end_theirs(number, session)
+        self._end_theirs(number)
 
-    def _take_choke(self, number: int, session: _Session) -> None:
-        parts = session.parts
+    def _take_choke(self, number: int) -> None:
+        parts = self._theirs.pop(number)
         if self._concat and parts:
             parts = [b"".join(parts)]
-        self._ends.append((self._id(number), tuple(parts)))
-        self._end_theirs(number, session)
+        self._ends.append((number - self._shift, tuple(parts)))
+        if self._mine or self._costs:
+            self._end_theirs(number)
 
-    def _take_error(
-        self, number: int, session: _Session, arguments: tuple[object, ...]
-    ) -> None:
+    def _take_error(self, number: int, arguments: tuple[object, ...]) -> None:
         category, code, reason = code_of(arguments)
         self.tell()
         id_ = self._id(number)
@@ -207,17 +229,21 @@ class Sessions:
         else:
             self._events.append(ExchangeCancelled(id_, code, reason))
         # In version 0 a choke follows, which is late then.
-        self._end_theirs(number, session)
+        self._end_theirs(number)
 
-    def _end_theirs(self, number: int, session: _Session) -> None:
-        self._touched.pop(number, None)
-        session.theirs = False
-        session.parts = []
-        if self._ours or not session.mine:
-            del self._open[number]
-        if self._ours and session.mine and self._outgoing.said.error_ends:
-            # In version 1 a worker keeps a session until both halves have ended.
-            self._outgoing.choke(number)
+    def _end_theirs(self, number: int) -> None:
+        self._forget(number)
+        if self._ours and number in self._mine:
+            self._mine.remove(number)
+            if self._outgoing.said.error_ends:
+                # In version 1 a worker keeps a session until both halves have ended.
+                self._outgoing.choke(number)
+
+    def _forget(self, number: int) -> None:
+        """Take nothing more of a session, and tell nothing of it."""
+        self._theirs.pop(number, None)
+        if self._concat:
+            self._costs.pop(number, None)
 
     # --- what we say ----------------------------------------------------------
 
@@ -230,40 +256,56 @@ class Sessions:
             MessageRefused: If a message is too long.
 
         """
-        number = self._number(event.id)
-        if number <= self._last:
-            text = f"exchange {event.id} does not come behind all others"
-            raise LocalProtocolError(text)
-        most = self._limits.max_message_bytes
-        for index, message in enumerate(event.messages):
-            if len(message) > most:
-                text = f"message is {len(message)} bytes long, expected no more than"
-                raise MessageRefused(f"{text} {most}; see max_message", index=index)
+        number = self._fresh(event.id, event.messages)
         self._last = number
-        self._open[number] = _Session()
+        self._theirs[number] = []
+        self._mine.add(number)
         self._outgoing.invoke(number, name, event.headers)
         self._outgoing.chunks(number, event.messages)
         if event.ended:
-            self.end(event.id, ())
+            self._end(number)
+
+    def open_each(self, event: ExchangesOpened, name: str) -> None:
+        """
+        Open a session for each message, and end our half of it.
+
+        Raises:
+            LocalProtocolError: If the numbers do not rise; none is open then.
+            MessageRefused: If a message is too long, likewise.
+
+        """
+        first = self._fresh(event.first, event.messages)
+        self._last = first + len(event.messages) - 1
+        self._theirs.update((number, []) for number in range(first, self._last + 1))
+        self._outgoing.whole(first, name, event.messages)
+
+    def _fresh(self, id_: int, messages: Run) -> int:
+        """Return the number of an exchange that is to be opened."""
+        number = self._number(id_)
+        if number <= self._last:
+            text = f"exchange {id_} does not come behind all others"
+            raise LocalProtocolError(text)
+        most = self._limits.max_message_bytes
+        for index, message in enumerate(messages):
+            if len(message) > most:
+                text = f"message is {len(message)} bytes long, expected no more than"
+                raise MessageRefused(f"{text} {most}; see max_message", index=index)
+        return number
 
     def pass_on(self, id_: int, messages: Sequence[bytes]) -> None:
         """Send messages of a session that goes on."""
-        self._mine(id_)
-        self._outgoing.chunks(self._number(id_), messages)
+        self._outgoing.chunks(self._open(id_), messages)
 
     def end(self, id_: int, messages: Sequence[bytes]) -> None:
         """End our half of a session, with these messages."""
         self.pass_on(id_, messages)
-        number = self._number(id_)
-        self._outgoing.choke(number)
-        self._end_mine(number)
+        self._end(self._number(id_))
 
     def refuse(self, event: ExchangeRefused) -> None:
         """End our half with an error: on the worker's side."""
-        self._mine(event.id)
-        number = self._number(event.id)
+        number = self._open(event.id)
         self._outgoing.error(number, event.category, event.code, event.reason)
-        self._end_mine(number)
+        self._mine.remove(number)
 
     def cancel(self, event: ExchangeCancelled, *, told: bool) -> None:
         """
@@ -277,22 +319,23 @@ class Sessions:
         if self._outgoing.words is None:
             return
         number = self._number(event.id)
-        session = self._open.pop(number, None)
-        self._touched.pop(number, None)
+        self._forget(number)
         # Who has heard the end of our half is not to hear any more of it.
-        if session is not None and session.mine and not told:
-            self._outgoing.error(number, WORKER_CATEGORY, event.code, event.reason)
+        if number in self._mine:
+            self._mine.remove(number)
+            if not told:
+                self._outgoing.error(number, WORKER_CATEGORY, event.code, event.reason)
 
-    def _mine(self, id_: int) -> None:
-        session = self._open.get(self._number(id_))
-        if session is None or not session.mine:
+    def _end(self, number: int) -> None:
+        self._outgoing.choke(number)
+        self._mine.remove(number)
+
+    def _open(self, id_: int) -> int:
+        """Return the number of an exchange of which our half has not ended."""
+        number = self._number(id_)
+        if number not in self._mine:
             raise LocalProtocolError(f"exchange {id_} takes no more from us")
-
-    def _end_mine(self, number: int) -> None:
-        session = self._open[number]
-        session.mine = False
-        if not session.theirs:
-            del self._open[number]
+        return number
 
     def _id(self, number: int) -> int:
         return number - self._outgoing.said.first + 1

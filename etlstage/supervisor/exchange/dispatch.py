@@ -166,6 +166,7 @@ class Dispatcher:
 
     def refused(self, error: MessageRefused) -> None:
         """Take note that what was to be sent last can't be: not one message was."""
+        self.sated = False  # for others there is room
         exchange = self._take_back()
         before, rest = exchange.split(error.index)
         culprit, behind = rest.split(1)

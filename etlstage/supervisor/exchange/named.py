@@ -4,20 +4,26 @@ What one worker is given that works at several exchanges at once.
 Each exchange has a number, and ends when the worker says so, in any order. None of
 them stands in the way of another: one that takes too long is cancelled by itself, and
 one that is refused is its own matter.
+
+What is opened at once has consecutive numbers, and one object stands for all of it;
+what ends of that at once is one outcome.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from etlstage.errors import Attempt, EtlstageError, PayloadTooBig
-from etlstage.messages import OVERHEAD, Groups, Run, StageKind, cost_of
+from etlstage.messages import OVERHEAD, Run, StageKind, cost_of, size_of
 from etlstage.protocol.events import (
     Event,
     ExchangeCancelled,
     ExchangeOpened,
     ExchangesEnded,
+    ExchangesOpened,
     OutputOf,
 )
 from etlstage.stage.stage import Stage
@@ -31,12 +37,26 @@ from etlstage.supervisor.exchange.retry import LastError, Loss, carry_out, judge
 __all__ = ("NamedDispatcher",)
 
 
-@dataclass(slots=True)
-class _Open:
+_MOST: Final = 4096  # exchanges opened at once
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    """What was opened at once: an exchange for each message, or for all of them."""
+
     exchange: Exchange
+    first: int
+    """Number of the first one."""
     since: float
+
+
+@dataclass(slots=True)
+class _Begun:
+    """What has come of a reply."""
+
     outputs: list[bytes] = field(default_factory=list)
-    cost: int = 0  # bytes of memory that these take
+    cost: int = 0
+    """Bytes of memory that these take."""
 
 
 class NamedDispatcher(Dispatcher):
@@ -47,7 +67,8 @@ class NamedDispatcher(Dispatcher):
     def __init__(self, stage: Stage, backlog: Backlog, number: int = 0) -> None:
         super().__init__(stage, backlog, number)
         self._batches = stage.dialect.shape.batches
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _Opened] = {}
+        self._begun: dict[int, _Begun] = {}  # replies that go on
         self._dialogues: dict[int, Dialogue] = {}  # those that are open, by turns
         self._last = 0  # a number is never used again
         self._now = 0.0
@@ -55,6 +76,8 @@ class NamedDispatcher(Dispatcher):
     @property
     def held(self) -> int:
         """Messages that the worker has and did not answer."""
+        if not self._batches:
+            return len(self._open)
         return sum(item.exchange.left for item in self._open.values())
 
     @property
@@ -65,7 +88,8 @@ class NamedDispatcher(Dispatcher):
     @property
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
-        return any(item.exchange.submission.flooded for item in self._open.values())
+        callers = {item.exchange.submission for item in self._open.values()}
+        return any(caller.flooded for caller in callers)
 
     @property
     def oldest(self) -> float | None:
@@ -99,13 +123,15 @@ class NamedDispatcher(Dispatcher):
         return gone
 
     def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
-        """Return an exchange to open, or None."""
+        """Return exchanges to open, of one caller, or None."""
         self.due = None
         self._now = now
+        self.sated = False
         if room < 1:
             return None
+        count = int(min(room, _MOST))
         if self._again:  # what stood around a message that can't be sent
-            return self._begin(self._again.popleft())
+            return self._begin(self._first(self._again, count))
         if self._retried and not self._alone:
             return self._begin(self._retried.popleft())
         if self._alone or self.retiring:
@@ -115,7 +141,7 @@ class NamedDispatcher(Dispatcher):
                 return self._begin(suspect)
             if self._awaits_suspect(owed):
                 return None
-        return self._give(1, now)
+        return self._give(count, now)
 
     def passed_by(self, id_: int, outputs: Run) -> None:
         """
@@ -129,42 +155,46 @@ class NamedDispatcher(Dispatcher):
             return
         if item.exchange.submission.streams:
             item.exchange.submission.pass_on(outputs)
-        else:
-            item.cost += cost_of(outputs)
-            if item.cost > (most := self._stage.max_reply):
-                raise PayloadTooBig(
-                    f"reply takes more than {most} bytes of memory, with no end yet;"
-                    " see max_reply"
-                )
-            item.outputs.extend(outputs)
+            return
+        begun = self._begun.setdefault(id_, _Begun())
+        begun.cost += cost_of(outputs)
+        if begun.cost > (most := self._stage.max_reply):
+            raise PayloadTooBig(
+                f"reply takes more than {most} bytes of memory, with no end yet;"
+                " see max_reply"
+            )
+        begun.outputs.extend(outputs)
 
     def ended(
         self, ends: Iterable[tuple[int, tuple[bytes, ...]]], reply_size: int, now: float
     ) -> None:
         """Take replies by the numbers of their exchanges."""
-        ended = 0
+        count = first = behind = 0
+        opened: _Opened | None = None
+        groups: list[tuple[bytes, ...]] = []
         for id_, group in ends:
-            if (item := self._close(id_)) is None:
+            if (item := self._open.pop(id_, None)) is None:
                 continue
-            ended += 1
-            exchange = item.exchange
-            groups: Groups = [(*item.outputs, *group)]
-            outcome = Outcome(
-                exchange.start,
-                exchange.messages,
-                groups,
-                exchange.size,
-                reply_size + OVERHEAD * len(groups[0]),
-            )
-            self.block.hold(exchange, outcome)
-            reply_size = 0
-        self.block.answered(ended, now)
+            if self._begun and (begun := self._begun.pop(id_, None)):
+                group = (*begun.outputs, *group)
+            if item is not opened or id_ != behind:
+                if opened is not None:
+                    self._hold(opened, first, groups, reply_size)
+                    reply_size = 0
+                opened, first, groups = item, id_, []
+            groups.append(group)
+            behind = id_ + 1
+            count += 1
+        if opened is not None:
+            self._hold(opened, first, groups, reply_size)
+            self._note_ends(id_ for id_, _ in ends)
+        self.block.answered(count, now)
 
     def refused_by(self, id_: int, error: EtlstageError, now: float) -> None:
         """End an exchange that the worker refused, if it is still open."""
-        if (item := self._close(id_)) is not None:
+        if (exchange := self._close(id_)) is not None:
             self.block.answered(1, now)
-            self.block.hold(item.exchange, item.exchange.failed(error))
+            self.block.hold(exchange, exchange.failed(error))
 
     def expired(self, now: float, limit: float) -> list[int]:
         """Return the exchanges that have been open for ``limit`` seconds or longer."""
@@ -174,7 +204,7 @@ class NamedDispatcher(Dispatcher):
 
     def postpone(self, seconds: float, now: float) -> None:
         """Give all that is open more time: nothing was read for so long."""
-        for item in self._open.values():
+        for item in {*self._open.values()}:
             item.since = min(item.since + seconds, now)
 
     def lose(self, attempt: Attempt, error: LastError, *, untouched: bool) -> Loss:
@@ -197,61 +227,112 @@ class NamedDispatcher(Dispatcher):
         error: LastError,
     ) -> Loss:
         """Let others try one exchange, which was cancelled; the worker lives on."""
-        item = self._close(id_)
-        assert item is not None, "what is not open can't be cancelled"
-        dialogue = item.exchange.submission
+        exchange = self._close(id_)
+        assert exchange is not None, "what is not open can't be cancelled"
+        dialogue = exchange.submission
         if isinstance(dialogue, Dialogue):
             dialogue.expired = True
-            item.exchange.fail(error((attempt,)))
+            exchange.fail(error((attempt,)))
             return Loss(1, 0, 1)
         if self._stage.kind is StageKind.EXTRACT:
-            return self._lose_rounds([item.exchange], attempt, error)
+            return self._lose_rounds([exchange], attempt, error)
         found = judge(
-            [item.exchange],
+            [exchange],
             attempt,
             retries=self._stage.on_error.retries,
             batches=self._batches,
             first=True,
         )
         suspects = self._backlog.suspects
-        return carry_out(found, item.exchange.left, error, suspects)
+        return carry_out(found, exchange.left, error, suspects)
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
-        self._last += 1
-        self._open[self._last] = _Open(exchange, self._now)
-        kind, dialogue = self._stage.kind.value, exchange.submission
-        if isinstance(dialogue, Dialogue):
-            self._dialogues[self._last] = dialogue
-            event = dialogue.event
-            return (ExchangeOpened(self._last, (), kind, ended=False, event=event),)
-        return (ExchangeOpened(self._last, exchange.messages, kind),)
+        first, kind, caller = (
+            self._last + 1,
+            self._stage.kind.value,
+            exchange.submission,
+        )
+        each = not self._batches and not isinstance(caller, Dialogue)
+        self._last += len(exchange.messages) if each else 1
+        numbers = range(first, self._last + 1)
+        opened = _Opened(exchange, first, self._now)
+        self._open.update(dict.fromkeys(numbers, opened))
+        if each:
+            return (ExchangesOpened(first, exchange.messages, kind),)
+        if isinstance(caller, Dialogue):
+            self._dialogues[first] = caller
+            return (ExchangeOpened(first, (), kind, ended=False, event=caller.event),)
+        return (ExchangeOpened(first, exchange.messages, kind),)
 
-    def _give(self, _room: int, now: float) -> Sequence[Event] | None:
+    def _give(self, room: int, now: float) -> Sequence[Event] | None:
+        callers = self._backlog.in_turn(self._number)
+        exchange: Exchange | None = None
         if self._batches:
-            submissions = self._backlog.in_turn(self._number)
-            batch, self.due = take_ripe(submissions, self._stage.batch, now)
-            if batch is not None:
-                self._fresh = False
-                return self._begin(batch)
+            exchange, self.due = take_ripe(callers, self._stage.batch, now)
+        elif callers:
+            share = 1 if callers[0].stalled else -(-room // len(callers))
+            exchange = callers[0].take(share, SLICE)
+            self.sated = len(exchange.messages) == room
+        if exchange is None:
             return None
-        for submission in self._backlog.in_turn(self._number):
-            self._fresh = False
-            return self._begin(submission.take(1, SLICE))
-        return None
+        self._fresh = False
+        return self._begin(exchange)
+
+    def _first(self, waiting: deque[Exchange], count: int) -> Exchange:
+        """Remove and return what waits first, but not more than there is room for."""
+        first = waiting[0]
+        taken = first if self._batches else first.take(count, SLICE)
+        if taken is first or not first.left:
+            waiting.popleft()
+        return taken
+
+    def _hold(
+        self,
+        opened: _Opened,
+        first: int,
+        groups: list[tuple[bytes, ...]],
+        reply_size: int,
+    ) -> None:
+        """Hold back the outcome of exchanges that were opened, and have ended, at once."""
+        part = self._part(opened, first, len(groups))
+        size = reply_size + OVERHEAD * sum(map(len, groups))
+        outcome = Outcome(part.start, part.messages, groups, part.size, size)
+        self.block.hold(part, outcome)
+
+    def _part(self, opened: _Opened, first: int, count: int = 1) -> Exchange:
+        """Return so many of the exchanges that were opened at once."""
+        whole = opened.exchange
+        if self._batches or count == len(whole.messages):
+            return whole
+        at = first - opened.first
+        messages = whole.messages[at : at + count]
+        return Exchange(whole.submission, whole.start + at, messages, size_of(messages))
 
     def _take_back(self) -> Exchange:
-        return self._open.pop(self._last).exchange
+        opened = self._open[self._last]
+        for id_ in range(opened.first, self._last + 1):
+            del self._open[id_]
+        return opened.exchange
 
-    def _close(self, id_: int) -> _Open | None:
-        item = self._open.pop(id_, None)
-        if item is not None:
-            self._alone = False
-            self._dialogues.pop(id_, None)
-        return item
+    def _close(self, id_: int) -> Exchange | None:
+        opened = self._open.pop(id_, None)
+        if opened is None:
+            return None
+        self._begun.pop(id_, None)
+        self._note_ends([id_])
+        return self._part(opened, id_)
+
+    def _note_ends(self, ids: Iterable[int]) -> None:
+        self._alone = False
+        if self._dialogues:
+            for id_ in ids:
+                self._dialogues.pop(id_, None)
 
     def _let_go(self) -> list[Exchange]:
-        held = [item.exchange for item in self._open.values()]
+        # Each of them may have been the culprit, and is tried by itself.
+        held = [self._part(item, id_) for id_, item in self._open.items()]
         self._open.clear()
+        self._begun.clear()
         self._dialogues.clear()
         self._alone = False
         return held

@@ -26,6 +26,25 @@ def test_frames_are_in_the_order_of_their_version(frames: str) -> None:
     assert b"".join(out.take()) == bytes.fromhex(frames)
 
 
+@pytest.mark.parametrize("words", [ZERO, EARLY, ONE])
+@pytest.mark.parametrize("encoding", Encoding)
+@pytest.mark.parametrize("packed", [False, True])
+def test_whole_sessions_are_what_their_frames_are_one_by_one(
+    words: Words, encoding: Encoding, packed: bool
+) -> None:
+    """Whatever their event is called, and however long numbers get (issue 15)."""
+    at_once, one_by_one = (Outgoing(words, encoding, packed=packed) for _ in range(2))
+    messages = [b"%d" % number * 100 for number in range(9)]
+    for first in (2, 120, 65530):
+        at_once.whole(first, "100 %b", messages)
+        for number, message in enumerate(messages, first):
+            one_by_one.invoke(number, "100 %b", ())
+            one_by_one.chunks(number, [message])
+            one_by_one.choke(number)
+
+    assert at_once.take() == one_by_one.take()
+
+
 def test_what_is_about_the_connection_overtakes_but_not_the_end() -> None:
     """A terminate is behind all that was said before."""
     out = Outgoing(ONE, Encoding.RAW, packed=False)
@@ -65,7 +84,7 @@ def test_short_frames_are_one_piece_and_a_long_one_is_not_copied() -> None:
     out = Outgoing(ONE, Encoding.RAW, packed=False)
     out.chunks(2, [b"a", b"b", bytes(300_000), b"c"])
 
-    assert [len(piece) for piece in out.take()] == [12, 300_009]
+    assert [len(piece) for piece in out.take()] == [16, 300_005]
     assert [len(piece) for piece in out.take()] == [6]
     assert out.take() == []
 

@@ -18,6 +18,7 @@ from etlstage.protocol.events import (
     ExchangeOpened,
     ExchangeRefused,
     ExchangesEnded,
+    ExchangesOpened,
     Farewell,
     LifeSeen,
     Noise,
@@ -89,6 +90,45 @@ def test_worker_has_as_many_sessions_as_it_may() -> None:
     assert (session.room, session.owed) == (1, 1)
     session.send(ExchangeCancelled(1, 0, "too late"))
     assert (session.room, session.owed) == (2, 0)
+
+
+@versions
+def test_sessions_that_are_opened_at_once_are_sessions(version: Version) -> None:
+    """Each has a number, and a message, and our half of it has ended (issue 15)."""
+    session, other = supervisor(version), supervisor(version)
+    said = sent(session, ExchangesOpened(3, [b"a", b"b", b"c"], "x"))
+
+    assert said == sent(other, opened(3, b"a"), opened(4, b"b"), opened(5, b"c"))
+    assert (session.owed, session.room) == (3, 7)
+    with pytest.raises(LocalProtocolError, match="exchange 4 takes no more from us"):
+        session.send(OutputOf(4, [b"d"]))
+    theirs = worker(version)
+    received(theirs, said)
+    reply = sent(theirs, ExchangesEnded([(5, (b"C",)), (3, ())]))
+    assert received(session, reply) == [ExchangesEnded([(5, (b"C",)), (3, ())])]
+    assert session.owed == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "messages", "said"),
+    [
+        (2, [b"a", b"b", b"c"], "can't send ExchangesOpened in state ACTIVE"),
+        (2, [b"a", b"123456"], "message is 6 bytes long, expected no more than 5"),
+        (1, [b"a", b"b"], "exchange 1 does not come behind all others"),
+    ],
+)
+def test_sessions_are_opened_at_once_or_not_at_all(
+    first: int, messages: list[bytes], said: str
+) -> None:
+    """What stands in the way is told before anything is sent (issue 15)."""
+    session = supervisor(concurrency=3, limits=Limits(5))
+    sent(session, opened(1))
+    with pytest.raises((LocalProtocolError, MessageRefused), match=said) as caught:
+        session.send(ExchangesOpened(first, messages, "x"))
+
+    assert getattr(caught.value, "index", 1) == 1
+    assert (session.owed, session.data_to_send()) == (1, [])
+    sent(session, ExchangesOpened(2, [b"a"], "x"))
 
 
 @versions

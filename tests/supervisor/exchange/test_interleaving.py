@@ -28,6 +28,7 @@ from etlstage.protocol.events import (
     ExchangeOpened,
     ExchangeRefused,
     ExchangesEnded,
+    ExchangesOpened,
     OutputOf,
     Ready,
 )
@@ -92,9 +93,9 @@ class Interleaving(RuleBasedStateMachine):
         """Some bytes reach a worker."""
         self._to_worker(self._choose(data), size)
 
-    @rule(data=st.data(), how=st.sampled_from(["end", "end", "part", "refuse"]))
+    @rule(data=st.data(), how=st.sampled_from(["part", "refuse"]))
     def answer(self, data: st.DataObject, how: str) -> None:
-        """A worker answers one of its exchanges, or a part of it."""
+        """A worker refuses one of its exchanges, or answers a part of it."""
         worker = self._choose(data)
         if not worker.open:
             return
@@ -107,13 +108,16 @@ class Interleaving(RuleBasedStateMachine):
             worker.theirs.send(OutputOf(id_, [b"first " + message]))
         else:
             del worker.open[id_]
-            if how == "refuse":
-                worker.theirs.send(ExchangeRefused(id_, 1, "no"))
-            else:
-                rest = () if id_ in worker.begun else (b"first " + message,)
-                group = (*rest, b"last " + message)
-                worker.theirs.send(ExchangesEnded([(id_, group)]))
+            worker.theirs.send(ExchangeRefused(id_, 1, "no"))
         worker.to_us += b"".join(worker.theirs.data_to_send())
+
+    @rule(data=st.data())
+    def answer_several(self, data: st.DataObject) -> None:
+        """A worker ends several of its exchanges at once, in any order."""
+        worker = self._choose(data)
+        if worker.open:
+            ids = st.lists(st.sampled_from(sorted(worker.open)), unique=True)
+            self._end(worker, data.draw(ids))
 
     @rule(data=st.data(), size=st.integers(1, 200))
     def receive(self, data: st.DataObject, size: int) -> None:
@@ -154,12 +158,12 @@ class Interleaving(RuleBasedStateMachine):
             outcomes += [o for o in caller.collect() if isinstance(o, Outcome)]
             places = [o.start for o in outcomes]
             assert len(set(places)) == len(places)
+            for start, run, *_ in outcomes:
+                assert run == messages[start : start + len(run)]
             for outcome in outcomes:
-                (message,) = outcome.messages
-                assert message == messages[outcome.start]
                 if outcome.error is None:
-                    replies = (b"first " + message, b"last " + message)
-                    assert list(outcome.replies) == [replies]
+                    replies = [(b"first " + m, b"last " + m) for m in outcome.messages]
+                    assert list(outcome.replies) == replies
 
     def teardown(self) -> None:
         """However it went: answered to the end, every message has its outcome."""
@@ -173,12 +177,7 @@ class Interleaving(RuleBasedStateMachine):
                 while self._give(worker):
                     pass
                 self._to_worker(worker, 10_000)
-                for id_, message in worker.open.items():
-                    rest = () if id_ in worker.begun else (b"first " + message,)
-                    group = (*rest, b"last " + message)
-                    worker.theirs.send(ExchangesEnded([(id_, group)]))
-                worker.open.clear()
-                worker.to_us += b"".join(worker.theirs.data_to_send())
+                self._end(worker, list(worker.open))
             # Suspects wait for a fresh worker.
             if self.backlog.suspects:
                 for worker in self.workers:
@@ -191,8 +190,17 @@ class Interleaving(RuleBasedStateMachine):
         self.pairing_is_right()
         for caller, messages, outcomes in self.callers:
             assert caller.finished
-            assert len(outcomes) == len(messages)
+            assert sum(len(o.messages) for o in outcomes) == len(messages)
             assert caller.in_flight == caller.held == caller.held_bytes == 0
+
+    def _end(self, worker: Worker, ids: list[int]) -> None:
+        ends: list[tuple[int, tuple[bytes, ...]]] = []
+        for id_ in ids:
+            message = worker.open.pop(id_)
+            rest = () if id_ in worker.begun else (b"first " + message,)
+            ends.append((id_, (*rest, b"last " + message)))
+        worker.theirs.send(ExchangesEnded(ends))
+        worker.to_us += b"".join(worker.theirs.data_to_send())
 
     def _choose(self, data: st.DataObject) -> Worker:
         return data.draw(st.sampled_from(self.workers))
@@ -219,7 +227,6 @@ class Interleaving(RuleBasedStateMachine):
                 case OutputOf(id_, outputs):
                     worker.dispatcher.passed_by(id_, outputs)
                 case ExchangesEnded(ends):
-                    ends = [(id_, tuple(group)) for id_, group in ends]
                     end(worker.dispatcher, ends, len(data))
                 case ExchangeRefused(id_):
                     refuse(worker.dispatcher, id_, NO)
@@ -253,12 +260,12 @@ def fed(backlog: Backlog, *messages: bytes) -> Submission:
 def test_exchanges_are_opened_while_there_is_room() -> None:
     """Each has a number of its own and one message."""
     d, backlog = dispatcher()
-    fed(backlog, b"a", b"b")
+    fed(backlog, b"a", b"b", b"c")
 
-    assert d.next(0.0, 0, 2) == (ExchangeOpened(1, [b"a"], "transform"),)
+    assert d.next(0.0, 0, 1) == (ExchangesOpened(1, [b"a"], "transform"),)
     assert d.next(0.0, 1, 0) is None
-    assert d.next(0.0, 1, 1) == (ExchangeOpened(2, [b"b"], "transform"),)
-    assert (d.held, d.busy, d.next(0.0, 2, 1)) == (2, True, None)
+    assert d.next(0.0, 1, 9) == (ExchangesOpened(2, [b"b", b"c"], "transform"),)
+    assert (d.held, d.busy, d.next(0.0, 3, 1)) == (3, True, None)
 
 
 def test_late_end_hits_no_other_exchange() -> None:
@@ -279,7 +286,6 @@ def test_refusal_ends_one_exchange() -> None:
     d, backlog = dispatcher()
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 2)
-    d.next(0.0, 1, 1)
     refuse(d, 1, NO)
     end(d, [(2, (b"B",))], 1)
     outcomes = {o.start: o for o in caller.collect() if isinstance(o, Outcome)}
@@ -294,7 +300,7 @@ def test_refused_exchange_is_opened_again_if_it_may_be() -> None:
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 1)
     refuse(d, 1, NO)
-    assert d.next(0.0, 0, 1) == (ExchangeOpened(2, [b"a"], "transform"),)
+    assert d.next(0.0, 0, 1) == (ExchangesOpened(2, [b"a"], "transform"),)
     refuse(d, 2, NO)
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)

@@ -20,6 +20,7 @@ from etlstage.protocol.events import (
     ExchangeCancelled,
     ExchangeOpened,
     ExchangesEnded,
+    ExchangesOpened,
     OutputOf,
 )
 from etlstage.protocol.marker import Mode
@@ -65,7 +66,7 @@ class Worker:
     def open(self, now: float = 0.0, room: float = 1) -> Sequence[Event]:
         """Return what is sent while there is something to send."""
         sent: list[Event] = []
-        while events := self.dispatcher.next(now, len(sent), room):
+        while events := self.dispatcher.next(now, self.dispatcher.held, room):
             sent += events
         return sent
 
@@ -105,9 +106,9 @@ def refuse(
     return answered.messages, answered.size
 
 
-def opened(number: int, message: bytes) -> ExchangeOpened:
-    """Return the event that opens an exchange."""
-    return ExchangeOpened(number, [message], "transform")
+def opened(number: int, *messages: bytes) -> ExchangesOpened:
+    """Return the event that opens an exchange for each message."""
+    return ExchangesOpened(number, [*messages], "transform")
 
 
 def test_each_message_is_an_exchange_with_a_number() -> None:
@@ -117,6 +118,52 @@ def test_each_message_is_an_exchange_with_a_number() -> None:
     assert w.open() == [opened(1, b"a"), opened(2, b"b")]
     assert w.dispatcher.held == 2
     assert w.dispatcher.busy
+
+
+def test_what_there_is_room_for_is_opened_at_once() -> None:
+    """What ends of it at once, in a row, is one outcome (issue 15)."""
+    w = Worker(b"a", b"bb", b"c", b"d", b"e")
+    assert w.open(room=4) == [opened(1, b"a", b"bb", b"c", b"d"), opened(5, b"e")]
+    w.dispatcher.passed_by(3, [b"C0"])
+
+    assert end(w.dispatcher, [(2, (b"B",)), (3, (b"C1",)), (1, ())], 9) == (3, 4)
+    assert end(w.dispatcher, [(4, (b"D",)), (5, (b"E",))], 9) == (2, 2)
+
+    assert w.submission.collect() == [
+        Outcome(0, [b"a"], [()], 1),
+        Outcome(1, [b"bb", b"c"], [(b"B",), (b"C0", b"C1")], 3, 9 + 3 * OVERHEAD),
+        Outcome(3, [b"d"], [(b"D",)], 1, 9 + OVERHEAD),
+        Outcome(4, [b"e"], [(b"E",)], 1, OVERHEAD),
+    ]
+    assert w.submission.held_bytes == w.submission.in_flight == 0
+
+
+def test_callers_share_the_room() -> None:
+    """One with much to do does not keep the others waiting (issue 15)."""
+    w = Worker(b"a", b"b", b"c", b"d")
+    other = Submission(lambda: None)
+    other.feed([b"1", b"2", b"3"], 0.0)
+    w.backlog.open(other)
+
+    taken = []
+    for room in (4, 2):
+        (event,) = w.dispatcher.next(0.0, 0, room) or ()
+        taken.append(event)
+    assert taken == [opened(1, b"1", b"2"), opened(3, b"a")]
+
+
+def test_caller_that_takes_no_replies_is_given_what_it_waits_for() -> None:
+    """One message at a time, whatever room there is (issue 15)."""
+    w = Worker(b"a", b"b", b"c")
+    w.submission.max_unread = 0
+    w.dispatcher.next(0.0, 0, 1)
+    w.dispatcher.ended([(1, (b"A",))], 1, 0.0)
+    w.dispatcher.release()
+    assert w.open(room=9) == []
+    w.submission.collect()
+    w.submission.max_unread = -1
+
+    assert w.open(room=9) == [opened(2, b"b")]
 
 
 @pytest.mark.parametrize("room", [0, 0.5])
@@ -165,14 +212,16 @@ def test_refusal_is_a_matter_of_one_exchange() -> None:
     w.open()
 
     assert refuse(w.dispatcher, 1, REFUSED) == (1, 1)
+    assert refuse(w.dispatcher, 1, REFUSED) == (0, 0)
     end(w.dispatcher, [(2, ())], 0)
     assert w.replies == {b"a": "refused", b"b": "()"}
 
 
-def test_exchange_that_takes_too_long_is_lost_alone() -> None:
+@pytest.mark.parametrize("room", [1, 2])
+def test_exchange_that_takes_too_long_is_lost_alone(room: int) -> None:
     """Its age is known; the worker lives on with the others."""
     w = Worker(b"a", b"b")
-    w.open(now=5.0)
+    w.open(now=5.0, room=room)
 
     assert w.dispatcher.oldest == 5.0
     assert w.dispatcher.expired(6.9, 2.0) == []
@@ -211,10 +260,11 @@ def test_suspect_waits_for_an_idle_worker() -> None:
     assert w.dispatcher.next(0.0, 1, 1) is None
 
 
-def test_everything_open_is_lost_with_the_worker() -> None:
+@pytest.mark.parametrize("room", [1, 2])
+def test_everything_open_is_lost_with_the_worker(room: int) -> None:
     """Each may have been the culprit, and is tried alone."""
     w = Worker(b"a", b"b", retries=1)
-    w.open()
+    w.open(room=room)
 
     loss = w.dispatcher.lose(
         CANCELLED, lambda _: WorkerLost("x", stage="t"), untouched=False
@@ -251,9 +301,9 @@ def test_round_that_takes_too_long_is_asked_again() -> None:
     asked = Round(lambda: None, b"request", max_unread=100)
     w.backlog.open(asked)
 
-    assert w.open() == [ExchangeOpened(1, [b"request"], "extract")]
+    assert w.open() == [ExchangesOpened(1, [b"request"], "extract")]
     assert w.lose(1) == Loss(1, retried=1, failed=0, tries=0)
-    assert w.open() == [ExchangeOpened(2, [b"request"], "extract")]
+    assert w.open() == [ExchangesOpened(2, [b"request"], "extract")]
     assert w.lose(2) == Loss(1, retried=0, failed=1, tries=0)
     assert str(asked.error) == "took too long"
 
@@ -277,6 +327,25 @@ def test_message_that_can_not_be_sent_is_taken_back() -> None:
     assert not w.dispatcher.busy
     (text,) = w.replies.values()
     assert text == "stage t: contains a marker (message 1 of its input)"
+
+
+def test_messages_around_one_that_can_not_be_sent_are_opened() -> None:
+    """As many as there is room for, under new numbers (issue 15)."""
+    w = Worker(b"a", b"b", b"c", b"d", b"e")
+    assert w.dispatcher.next(0.0, 0, 5) == (opened(1, b"a", b"b", b"c", b"d", b"e"),)
+
+    assert w.dispatcher.sated
+    w.dispatcher.refused(MessageRefused("is too long", index=1))
+    assert not w.dispatcher.sated
+
+    assert not w.dispatcher.busy
+    assert w.dispatcher.next(0.0, 0, 2) == (opened(6, b"a"),)
+    assert w.dispatcher.next(0.0, 1, 2) == (opened(7, b"c", b"d"),)
+    assert w.dispatcher.next(0.0, 3, 2) == (opened(9, b"e"),)
+    assert w.dispatcher.next(0.0, 4, 2) is None
+    end(w.dispatcher, [(6, ())], 0)
+    culprit = "stage t: is too long (message 2 of its input)"
+    assert w.replies == {b"a": "()", b"b": culprit}
 
 
 def lost(attempts: tuple[Attempt, ...]) -> WorkerLost:
@@ -357,10 +426,11 @@ def test_dialogue_that_nobody_wants_is_cancelled_with_its_reason() -> None:
     assert w.dispatcher.said() == []
 
 
-def test_exchanges_have_more_time_when_nothing_was_read() -> None:
+@pytest.mark.parametrize("room", [1, 2])
+def test_exchanges_have_more_time_when_nothing_was_read(room: int) -> None:
     """But none of them is opened in the future."""
     w = Worker(b"a", b"b")
-    w.open(0.0, room=1)
+    w.open(0.0, room=room)
     w.dispatcher.postpone(5.0, now=3.0)
     assert w.dispatcher.oldest == 3.0
     w.dispatcher.postpone(5.0, now=30.0)
