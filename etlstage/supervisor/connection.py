@@ -561,7 +561,7 @@ class Connection:
 
     def _cancel(self, id_: int, reason: str) -> None:
         self._session.send(ExchangeCancelled(id_, 0, reason))
-        self._flush()
+        self.pump_all(anyio.current_time())  # there is room for another one
 
     def _stop_if_retired(self) -> None:
         if self._session.owed or self.dispatch.block.holds:

@@ -165,6 +165,6 @@ class Patience:
             return
         for id_ in self._named.expired(now, limit):
             reason = f"did not answer a {what} within {limit} s, and it was cancelled"
-            self._cancel(id_, reason)
             self._named.lose_one(id_, *self._host.cancelled(reason))
+            self._cancel(id_, reason)
         self.expect(now)

@@ -175,6 +175,14 @@ async def test_worker_that_hangs_is_replaced(
     assert "there was no heartbeat within 15 s" in found.failed[0]
 
 
+async def test_session_that_is_not_answered_costs_no_worker() -> None:
+    """It is cancelled and tried again, the others go on (issue 15)."""
+    found = await account(
+        Fault(FaultKind.SKIP, message=2), dialect=CocaineDialect(concurrency=4)
+    )
+    assert (found.outputs, found.exits) == (ALL, [ENDED])
+
+
 async def test_pause_only_delays() -> None:
     """Also a heartbeat, if it is not too long (issue 15)."""
     found = await account(Fault(FaultKind.PAUSE, message=2, seconds=9))

@@ -226,7 +226,7 @@ class NamedDispatcher(Dispatcher):
         attempt: Attempt,
         error: LastError,
     ) -> Loss:
-        """Let others try one exchange, which was cancelled; the worker lives on."""
+        """Have one exchange tried again, which was cancelled; the worker lives on."""
         exchange = self._close(id_)
         assert exchange is not None, "what is not open can't be cancelled"
         dialogue = exchange.submission
@@ -243,8 +243,8 @@ class NamedDispatcher(Dispatcher):
             batches=self._batches,
             first=True,
         )
-        suspects = self._backlog.suspects
-        return carry_out(found, exchange.left, error, suspects)
+        # No fresh worker need come for it: this one lives, and others don't suffer.
+        return carry_out(found, exchange.left, error, self._retried)
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
         first, kind, caller = (

@@ -274,6 +274,28 @@ async def test_session_that_takes_too_long_is_given_up_and_the_worker_lives() ->
 
 
 @virtually
+async def test_message_of_a_session_that_took_too_long_is_tried_again() -> None:
+    """At once, by the same worker, which is as good as any other (issue 15)."""
+    asked = 0
+
+    async def answer(worker: CocaineWorker, request: Request) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            await worker.reply(request, b"<" + request.messages[0] + b">")
+
+    slow = stage(timeout=Timeouts(message=5), on_error=ErrorPolicy(retries=1))
+    scripted = answering(answer)
+    began = anyio.current_time()
+    async with AsyncSupervisor(slow, launch=scripted) as supervisor:
+        (result,) = await supervisor.submit([b"slow"])
+        took = anyio.current_time() - began
+
+    assert result.outputs == (b"<slow>",)
+    assert (took, asked, len(scripted.workers)) == (5, 2, 1)
+
+
+@virtually
 async def test_sessions_of_a_worker_that_dies_are_others_matter() -> None:
     """Each message has one result."""
 

@@ -70,6 +70,12 @@ class Worker:
             sent += events
         return sent
 
+    def suspect(self) -> None:
+        """Have another worker be lost with the first message."""
+        other = NamedDispatcher(self.dispatcher._stage, self.backlog, 1)
+        other.next(0.0, 0, 1)
+        other.lose(CANCELLED, lambda _: WorkerLost("x", stage="t"), untouched=False)
+
     def lose(self, id_: int) -> Loss:
         """Cancel an exchange."""
         return self.dispatcher.lose_one(
@@ -240,21 +246,19 @@ def test_what_is_not_open_is_not_lost() -> None:
 def test_suspect_is_tried_alone() -> None:
     """Nothing is opened beside it, whatever room there is."""
     w = Worker(b"a", b"b", b"c", retries=1)
-    assert w.dispatcher.next(0.0, 0, 1) == (opened(1, b"a"),)
-    w.lose(1)
+    w.suspect()
     w.backlog.orphaned = True
 
-    assert w.open() == [opened(2, b"a")]
-    end(w.dispatcher, [(2, ())], 0)
-    assert w.open() == [opened(3, b"b"), opened(4, b"c")]
+    assert w.open() == [opened(1, b"a")]
+    end(w.dispatcher, [(1, ())], 0)
+    assert w.open() == [opened(2, b"b"), opened(3, b"c")]
 
 
 def test_suspect_waits_for_an_idle_worker() -> None:
     """Where nobody fresh may come, who is busy gets idle first."""
     w = Worker(b"a", b"b", b"c", retries=1)
     w.dispatcher.next(0.0, 0, 1)
-    w.dispatcher.next(0.0, 1, 1)
-    w.lose(1)
+    w.suspect()
     w.backlog.orphaned = True
 
     assert w.dispatcher.next(0.0, 1, 1) is None
@@ -312,10 +316,19 @@ def test_who_can_not_try_a_suspect_goes_on() -> None:
     """Somebody fresh will come for it."""
     w = Worker(b"a", b"b", b"c", retries=1)
     w.dispatcher.next(0.0, 0, 1)
-    w.dispatcher.next(0.0, 1, 1)
+    w.suspect()
+
+    assert w.dispatcher.next(0.0, 1, 1) == (opened(2, b"c"),)
+
+
+def test_message_that_took_too_long_is_opened_beside_others() -> None:
+    """The worker lives on: nobody fresh has to come for it (issue 15)."""
+    w = Worker(b"a", b"b", b"c", retries=1)
+    w.open(room=2)
     w.lose(1)
 
-    assert w.dispatcher.next(0.0, 1, 1) == (opened(3, b"c"),)
+    assert not w.backlog.suspects
+    assert w.dispatcher.next(0.0, 1, 1) == (opened(4, b"a"),)
 
 
 def test_message_that_can_not_be_sent_is_taken_back() -> None:
