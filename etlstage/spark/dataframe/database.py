@@ -18,7 +18,15 @@ from pyspark.sql.types import StructType
 
 from etlstage.spark.session.job import over_connect
 
-__all__ = ("Connection", "Database", "NotCommitted")
+__all__ = (
+    "Connection",
+    "Database",
+    "NotCommitted",
+    "create_unknown",
+    "for_writers",
+    "option",
+    "with_option",
+)
 
 _NO_TABLE: Final = ("42P01", "42S02", "42Y07")
 """What databases call a table that is not there, as SQLSTATE; SQLite says it in words."""
@@ -57,6 +65,11 @@ class Database:
         dialects = java.org.apache.spark.sql.jdbc.JdbcDialects
         self._dialect = dialects.get(self._options.url())
 
+    @property
+    def known(self) -> bool:
+        """Whether Spark has a dialect for it."""
+        return not str(self._dialect.getClass().getName()).endswith(".NoopDialect$")
+
     def quoted(self, name: str) -> str:
         """Return the name of a column as a statement has it."""
         text: str = self._dialect.quoteIdentifier(name)
@@ -75,6 +88,45 @@ class Database:
         """Create a table with the types that Spark's dialect has for the columns."""
         java = self._session.parseDataType(schema.json())
         self._utils.createTable(connection.java, table, java, False, self._options)
+
+
+def option(options: Mapping[str, str], name: str) -> str:
+    """Return an option, whose name Spark reads in whatever case; empty: there is none."""
+    return next((v for k, v in options.items() if k.lower() == name), "")
+
+
+def with_option(options: Mapping[str, str], name: str, value: str) -> dict[str, str]:
+    """Return the options with another value; the others are the driver's, as written."""
+    return {**{k: v for k, v in options.items() if k.lower() != name}, name: value}
+
+
+def for_writers(options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options with as many writers as the database can have."""
+    if option(options, "url").startswith("jdbc:sqlite:"):
+        return with_option(options, "numpartitions", "1")
+    return options
+
+
+def create_unknown(
+    spark: SparkSession, options: Mapping[str, str], schema: StructType
+) -> bool:
+    """
+    Create a table that Spark would not, and return whether.
+
+    Where Spark has no dialect for a database it can't tell that a table is not there
+    from any other error.
+    """
+    if over_connect(spark):
+        return False
+    database = Database(spark, options)
+    if database.known:
+        return False
+    with database.connected() as connection:
+        table = option(options, "dbtable")
+        if connection.columns(table) is not None:
+            return False
+        database.create(connection, table, schema)
+        return True
 
 
 class Connection(NamedTuple):

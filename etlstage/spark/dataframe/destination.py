@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 from etlstage.errors import ConfigError
 from etlstage.pipeline.interfaces import Output
 from etlstage.settings.units import local_path, of_files
+from etlstage.spark.dataframe.database import option
 
 __all__ = ("Destination",)
 
@@ -79,7 +80,7 @@ class Destination:
     @property
     def of_database(self) -> bool:
         """Whether it is a table of a database, over JDBC."""
-        return self.format.lower() == "jdbc" and self._option("dbtable") is not None
+        return self.format.lower() == "jdbc" and option(self.options, "dbtable") != ""
 
     def write(self, frame: DataFrame, *, first: bool, last: bool) -> None:
         """
@@ -109,7 +110,7 @@ class Destination:
     def output(self) -> Output:
         """Return what and where it is, for reports."""
         what = self.format if self.table is None else "table"
-        place = self.table or self.path or self._option("dbtable")
+        place = self.table or self.path or option(self.options, "dbtable")
         return Output(what, place or str(self))
 
     def objection(self, columns: Sequence[str], *, new: bool = True) -> str | None:
@@ -150,14 +151,9 @@ class Destination:
             return None
         return local_path(self.path)
 
-    def _option(self, name: str) -> str | None:
-        """Return an option, whose name Spark reads in whatever case."""
-        found = (v for k, v in self.options.items() if k.lower() == name)
-        return next(found, None)
-
     def __str__(self) -> str:
         if self.table is not None:
             return f"table {self.table}"
         if self.of_database:
-            return f"table {self._option('dbtable')} of a database"
+            return f"table {option(self.options, 'dbtable')} of a database"
         return self.path or f"a {self.format} destination"

@@ -24,7 +24,11 @@ from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs, Landing, Output
-from etlstage.spark.dataframe.database import NotCommitted
+from etlstage.spark.dataframe.database import (
+    NotCommitted,
+    create_unknown,
+    for_writers,
+)
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of
 from etlstage.spark.dataframe.place import EpochFolders
@@ -252,6 +256,13 @@ class FrameLanding(Landing):
             await anyio.to_thread.run_sync(self._table.stage)
             destination = replace(destination, options=self._table.staging)
             first = False
+        elif destination.of_database:
+            spark, options = rows.sparkSession, for_writers(destination.options)
+            destination = replace(destination, options=options)
+            # What is made now is not in the way of mode error.
+            first = first and not await anyio.to_thread.run_sync(
+                create_unknown, spark, options, rows.schema
+            )
         if files is not None:
             rows = rows.coalesce(files)
         await run_job(

@@ -26,7 +26,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from etlstage.pipeline.interfaces import Epochs
-from etlstage.spark.dataframe.database import Connection, Database, NotCommitted
+from etlstage.spark.dataframe.database import (
+    Connection,
+    Database,
+    NotCommitted,
+    for_writers,
+    option,
+    with_option,
+)
 
 __all__ = ("EpochTable",)
 
@@ -54,8 +61,8 @@ class EpochTable:
     """
 
     def __init__(self, options: Mapping[str, str], epochs: Epochs) -> None:
-        self._options = {name.lower(): value for name, value in options.items()}
-        self._table = self._options["dbtable"]
+        self._options = for_writers(options)
+        self._table = option(options, "dbtable")
         before = _BEFORE.match(self._table)
         schema = before[0] if before is not None else ""
         self._epochs = f"{schema}{_EPOCHS}"
@@ -70,10 +77,7 @@ class EpochTable:
     @property
     def staging(self) -> dict[str, str]:
         """Options by which Spark writes to the staging table."""
-        alone = {}
-        if self._options.get("url", "").startswith("jdbc:sqlite:"):
-            alone = {"numpartitions": "1"}  # one writer at a time
-        return {**self._options, **alone, "dbtable": self._stage}
+        return with_option(self._options, "dbtable", self._stage)
 
     def noted(self, spark: SparkSession) -> str | None:
         """

@@ -25,6 +25,7 @@ from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.pipeline.report import Report
 from etlstage.spark import DataFrameSink, Destination
+from etlstage.spark.dataframe.table import EpochTable
 from tests.database import PostgreSQL, SQLite, drivers, postgresql
 
 pytestmark = [pytest.mark.spark, pytest.mark.classic]
@@ -196,6 +197,33 @@ async def test_first_epoch_replaces_and_the_others_add(
             await commit(sink, b'{"ID": %d, "we ird": "x"}' % done)
     rows = base.ask('select more, "we ird", id from rows order by id')
     assert rows == ["7|x|0", "7|x|1"]
+
+
+@pytest.mark.parametrize("base", ["sqlite"], indirect=True)
+async def test_table_is_made_at_least_once_too(
+    spark: SparkSession, base: Database
+) -> None:
+    """Also where Spark can't tell that it is not there (issue 14)."""
+    async with sink_into(spark, base, mode="error") as sink:
+        for message in b"1", b"2":
+            await sink.write([message])
+            await sink.flush()
+        await sink.finish()
+    assert base.ask("select value from rows") == ["1", "2"]
+    assert base.tables() == ["rows"]
+    with pytest.raises(SinkFailed, match="already exists"):
+        async with sink_into(spark, base, mode="error") as sink:
+            await sink.finish()
+
+
+def test_options_of_the_driver_stay_as_they_are() -> None:
+    """It may tell large letters from small ones, and Spark does not (issue 14)."""
+    options = {"url": "u", "ApplicationName": "etl", "dbTable": "mine.rows"}
+    assert EpochTable(options, known()).staging == {
+        "url": "u",
+        "ApplicationName": "etl",
+        "dbtable": "mine.etlstage_ab12_1",
+    }
 
 
 async def test_rows_of_a_task_that_ran_twice_are_refused(
