@@ -33,6 +33,9 @@ class Deadlines(NamedTuple):
 class Alarm(Enum):
     """What may be due."""
 
+    # An alarm is set with each read, and that of Enum is Python code.
+    __hash__ = object.__hash__
+
     HANDSHAKE = "it did not say who it is"
     HEARTBEAT = "there was no heartbeat"
     UNHEARD = "nobody reads what it says"

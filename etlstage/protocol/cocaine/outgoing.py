@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from etlstage.errors import LocalProtocolError
 from etlstage.protocol.cocaine.frame import Encoding, Packer, Words, packed_text
@@ -22,6 +22,9 @@ _SLICE: Final = (
 )  # bytes behind which the answer to a heartbeat may have to wait
 # In msgpack: an array of three, of which the last one is an array of one, or none.
 _FRAME, _ONE, _NONE = b"\x93", b"\x91", b"\x90"
+
+_Whole: TypeAlias = tuple[Words, str, bytes, bytes]
+"""What is before and behind the message of a session, of one version and event."""
 
 
 class Outgoing:
@@ -44,6 +47,7 @@ class Outgoing:
         self._control: list[bytes] = []
         self._data: deque[bytes] = deque()
         self._size = 0  # bytes of these
+        self._whole: _Whole | None = None
 
     @property
     def said(self) -> Words:
@@ -104,10 +108,11 @@ class Outgoing:
             messages: Each of them.
 
         """
-        words, pack, payload = self.said, self._packer.pack, self._payload
-        name = pack(event.encode()).replace(b"%", b"%%")
-        begin = self._head(words.invoke, _ONE + name) + self._head(words.chunk, _ONE)
-        end = self._head(words.choke, _NONE)
+        pack, payload = self._packer.pack, self._payload
+        whole = self._whole
+        if whole is None or whole[:2] != (self.said, event):
+            self._whole = whole = self._around(self.said, event)
+        _, _, begin, end = whole
         pieces: list[bytes] = []
         for number, message in enumerate(messages, first):
             packed = pack(number)
@@ -148,6 +153,11 @@ class Outgoing:
                 return [b"".join(pieces), data.popleft()]
             pieces.append(data.popleft())
         return pieces if len(pieces) < 2 else [b"".join(pieces)]
+
+    def _around(self, words: Words, event: str) -> _Whole:
+        name = self._packer.pack(event.encode()).replace(b"%", b"%%")
+        begin = self._head(words.invoke, _ONE + name) + self._head(words.chunk, _ONE)
+        return words, event, begin, self._head(words.choke, _NONE)
 
     def _payload(self, message: bytes) -> bytes:
         return self._packer.pack_payload(

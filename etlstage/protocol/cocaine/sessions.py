@@ -75,7 +75,6 @@ class Sessions:
         self._theirs: dict[int, list[bytes]] = {}
         self._mine: set[int] = set()  # we have not ended ours
         self._last = 0  # the highest number there was
-        self._shift = 0
         self._costs: dict[int, int] = {}  # bytes of memory of parts that are joined
         self._ends: list[tuple[int, tuple[bytes, ...]]] = []
 
@@ -89,21 +88,23 @@ class Sessions:
         self, frames: Iterable[object], other: Callable[[object], None]
     ) -> None:
         """
-        Understand chunks and chokes of sessions that are open, as nearly all frames are.
+        Understand plain chunks and chokes, as nearly all frames are.
 
         Args:
             frames: What has come.
-            other: Understands any other frame.
+            other: Understands any frame: one that is something else, or may be wrong.
 
         """
-        theirs, outgoing = self._theirs, self._outgoing
+        theirs, mine, outgoing = self._theirs, self._mine, self._outgoing
+        plain, most = not (self._concat or self._packed), self._limits.max_message_bytes
         words = first = chunk = choke = None
+        shift = 0
         for frame in frames:
             if words is not outgoing.words:
                 words = outgoing.said
                 first, chunk, choke = words.channel_first, words.chunk, words.choke
-                self._shift = words.first - 1
-            if type(frame) is tuple and len(frame) == 3:
+                shift = words.first - 1
+            if plain and type(frame) is tuple and len(frame) == 3:
                 number, kind, arguments = frame
                 if not first:
                     number, kind = kind, number
@@ -113,11 +114,17 @@ class Sessions:
                     and type(kind) is int
                     and type(arguments) is tuple
                 ):
-                    if kind == chunk:
-                        self._take_chunk(number, arguments)
+                    if kind == choke and number not in mine:
+                        parts = theirs.pop(number)
+                        self._ends.append((number - shift, tuple(parts)))
                         continue
-                    if kind == choke:
-                        self._take_choke(number)
+                    if (
+                        kind == chunk
+                        and arguments
+                        and type(payload := arguments[0]) is bytes
+                        and len(payload) <= most
+                    ):
+                        theirs[number].append(payload)
                         continue
             other(frame)
 
@@ -213,12 +220,11 @@ class Sessions:
         self._end_theirs(number)
 
     def _take_choke(self, number: int) -> None:
-        parts = self._theirs.pop(number)
+        parts = self._theirs[number]
         if self._concat and parts:
             parts = [b"".join(parts)]
-        self._ends.append((number - self._shift, tuple(parts)))
-        if self._mine or self._costs:
-            self._end_theirs(number)
+        self._ends.append((self._id(number), tuple(parts)))
+        self._end_theirs(number)
 
     def _take_error(self, number: int, arguments: tuple[object, ...]) -> None:
         category, code, reason = code_of(arguments)
@@ -276,7 +282,8 @@ class Sessions:
         """
         first = self._fresh(event.first, event.messages)
         self._last = first + len(event.messages) - 1
-        self._theirs.update((number, []) for number in range(first, self._last + 1))
+        for number in range(first, self._last + 1):
+            self._theirs[number] = []
         self._outgoing.whole(first, name, event.messages)
 
     def _fresh(self, id_: int, messages: Run) -> int:
@@ -286,10 +293,11 @@ class Sessions:
             text = f"exchange {id_} does not come behind all others"
             raise LocalProtocolError(text)
         most = self._limits.max_message_bytes
-        for index, message in enumerate(messages):
-            if len(message) > most:
-                text = f"message is {len(message)} bytes long, expected no more than"
-                raise MessageRefused(f"{text} {most}; see max_message", index=index)
+        sizes = list(map(len, messages))
+        if max(sizes, default=0) > most:
+            index = next(at for at, size in enumerate(sizes) if size > most)
+            text = f"message is {sizes[index]} bytes long, expected no more than"
+            raise MessageRefused(f"{text} {most}; see max_message", index=index)
         return number
 
     def pass_on(self, id_: int, messages: Sequence[bytes]) -> None:

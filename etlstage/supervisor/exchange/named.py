@@ -88,8 +88,8 @@ class NamedDispatcher(Dispatcher):
     @property
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
-        callers = {item.exchange.submission for item in self._open.values()}
-        return any(caller.flooded for caller in callers)
+        opened = {*self._open.values()}
+        return any(item.exchange.submission.flooded for item in opened)
 
     @property
     def oldest(self) -> float | None:
@@ -169,26 +169,27 @@ class NamedDispatcher(Dispatcher):
         self, ends: Iterable[tuple[int, tuple[bytes, ...]]], reply_size: int, now: float
     ) -> None:
         """Take replies by the numbers of their exchanges."""
-        count = first = behind = 0
+        count, first, behind = len(self._open), 0, 0
         opened: _Opened | None = None
         groups: list[tuple[bytes, ...]] = []
+        close, begun = self._open.pop, self._begun
         for id_, group in ends:
-            if (item := self._open.pop(id_, None)) is None:
+            if (item := close(id_, None)) is None:
                 continue
-            if self._begun and (begun := self._begun.pop(id_, None)):
-                group = (*begun.outputs, *group)
-            if item is not opened or id_ != behind:
+            if begun and id_ in begun:
+                group = (*begun.pop(id_).outputs, *group)
+            if item is opened and id_ == behind:
+                groups.append(group)
+            else:
                 if opened is not None:
                     self._hold(opened, first, groups, reply_size)
                     reply_size = 0
-                opened, first, groups = item, id_, []
-            groups.append(group)
+                opened, first, groups = item, id_, [group]
             behind = id_ + 1
-            count += 1
         if opened is not None:
             self._hold(opened, first, groups, reply_size)
             self._note_ends(id_ for id_, _ in ends)
-        self.block.answered(count, now)
+        self.block.answered(count - len(self._open), now)
 
     def refused_by(self, id_: int, error: EtlstageError, now: float) -> None:
         """End an exchange that the worker refused, if it is still open."""
