@@ -40,6 +40,12 @@ def test_three_stages_keep_what_is_promised() -> None:
     simulate(three_stages, SOME)
 
 
+@pytest.mark.parametrize("seed", [895962, 1082668])
+def test_reply_too_many_that_is_made_up_for_is_no_finding(seed: int) -> None:
+    """Where the worker ends its batches itself, nobody can tell (issue 12)."""
+    simulate(three_stages, [seed])
+
+
 # --- what is planted is found ---------------------------------------------------------
 
 judge = retry.judge

@@ -25,6 +25,7 @@ from etlstage.testing import (
     virtual_time,
 )
 from etlstage.testing.simulate.worker import SimulatedWorker
+from etlstage.transport.base import LaunchRequest
 
 pytestmark = pytest.mark.core
 
@@ -185,3 +186,37 @@ async def test_what_takes_a_process_is_refused(kind: FaultKind) -> None:
 
     async with AsyncSupervisor(stage, launch=ScriptedLaunch(script)):
         await anyio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "data", "made_up"),
+    [
+        (Mode.BATCH_WORKER, b"x\n\x17a\nb\n\x17", True),
+        (Mode.BATCH_WORKER, b"x\n\x17a\n\x17b\n\x17", False),
+        (Mode.BATCH_WORKER, b"a\nb\n\x17a\nb\n\x17x\n\x17", False),
+        (Mode.BATCH_SUPERVISOR, b"x\n\x17a\nb\n\x17", False),
+    ],
+)
+async def test_reply_too_many_is_made_up_for(
+    mode: Mode, data: bytes, *, made_up: bool
+) -> None:
+    """Where it can pass for the end of a batch that goes on for us (issue 12)."""
+    told: list[str] = []
+    dialect = MarkerDialect(mode=mode)
+    stage = Stage(name="t", command=("simulated",), dialect=dialect)
+    found: list[bool] = []
+
+    async def script(worker: ScriptedWorker) -> None:
+        plan = FaultPlan.of(Fault(FaultKind.TWICE, equals=X))
+        simulated = SimulatedWorker(
+            worker, stage, upper, plan, told.append, lambda _: None
+        )
+        await simulated.run()
+        found.append(simulated.made_up)
+
+    wire, child = ScriptedLaunch(script)(LaunchRequest(("simulated",), {}))
+    wire.write(data)
+    wire.close_write()
+    assert await child.wait() == 0
+    assert found == [made_up]
+    assert ("second reply was that to b'a'" in told[-1]) is made_up

@@ -66,6 +66,10 @@ class SimulatedWorker:
         tell: Called with what goes wrong, in words.
         answered: Called with the messages of a reply that was written whole.
 
+    Attributes:
+        made_up: Whether a reply too many was made up for by one too few, so that no
+            count can show it.
+
     """
 
     def __init__(
@@ -92,6 +96,8 @@ class SimulatedWorker:
         self._spoilt: dict[str, Fault] = {}  # what is wrong with the reply to come
         self._rest = b""
         self._silent = self._deaf = self._mute = False
+        self.made_up: bool = False
+        self._ahead = False  # a reply too many has closed a batch, if we live on
         heartbeat = float(worker.request.env.get("ETLSTAGE_HEARTBEAT") or 0)
         # One may be late of three that are given in the time that is allowed.
         self._every = heartbeat / 3
@@ -164,6 +170,12 @@ class SimulatedWorker:
     async def _reply_to_batch(self) -> None:
         batch, self._batch = self._batch, []
         spoilt, self._spoilt = self._spoilt, {}
+        if self._ahead and len(batch) > 1:
+            # A worker that ends its batches itself may end one behind its first
+            # message: so the reply too many was taken, and of the two batches that we
+            # have been given since, this reply is the only one.
+            self.made_up = True
+            self._tell(f"its second reply was that to {batch[0]!r}: no count shows it")
         try:
             outputs = [output for message in batch for output in self._work(message)]
         except Exception as error:
@@ -211,6 +223,8 @@ class SimulatedWorker:
         else:
             reply = self._reply_of(outputs) + eop
             await self._write(reply * (1 + ("twice" in spoilt)))
+            driven = self._dialect.mode is Mode.BATCH_WORKER
+            self._ahead = self._ahead or (driven and "twice" in spoilt)
 
     async def _cut(self, marker: bytes) -> None:
         for at in range(len(marker)):
