@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from etlstage.testing.conversation import WorkerFailed as WorkerFailed
     from etlstage.testing.conversation import WorkerUnderTest as WorkerUnderTest
     from etlstage.testing.ends import MemoryDeadLetters as MemoryDeadLetters
+    from etlstage.testing.ends import MemoryEpochs as MemoryEpochs
+    from etlstage.testing.ends import MemoryEpochSink as MemoryEpochSink
     from etlstage.testing.ends import MemorySink as MemorySink
     from etlstage.testing.ends import MemorySource as MemorySource
     from etlstage.testing.factories import PipelineFactory as PipelineFactory
@@ -86,6 +88,8 @@ __all__ = (
     "FaultPlan",
     "FaultyLaunch",
     "MemoryDeadLetters",
+    "MemoryEpochSink",
+    "MemoryEpochs",
     "MemorySink",
     "MemorySource",
     "Moment",
@@ -131,6 +135,8 @@ _HOMES = {
     "RecordingFolder": "etlstage.testing.recording.recorder",
     "play": "etlstage.testing.recording.replay",
     "MemoryDeadLetters": "etlstage.testing.ends",
+    "MemoryEpochSink": "etlstage.testing.ends",
+    "MemoryEpochs": "etlstage.testing.ends",
     "MemorySink": "etlstage.testing.ends",
     "MemorySource": "etlstage.testing.ends",
     "Moment": "etlstage.testing.fault",

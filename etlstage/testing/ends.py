@@ -11,15 +11,23 @@ What a pipeline has around its stages, in memory: no files, no threads, no Spark
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from etlstage.messages import Position, Run, counted
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.interfaces import Output, Sink, Source
+from etlstage.pipeline.interfaces import Epochs, Output, Sink, Source
 
-__all__ = ("MemoryDeadLetters", "MemorySink", "MemorySource")
+__all__ = (
+    "MemoryDeadLetters",
+    "MemoryEpochSink",
+    "MemoryEpochs",
+    "MemorySink",
+    "MemorySource",
+)
 
 
 class MemorySource(Source):
@@ -42,13 +50,22 @@ class MemorySource(Source):
         super().__init__(name)
         self.acknowledged: list[object] = []
         self._items = items
+        self._resumed: object = None
+
+    def resume(self, position: object) -> None:
+        """Begin behind the position with that value."""
+        self._resumed = position
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield the items; raise the exception, if there is one."""
+        behind = self._resumed is None
         for item in self._items:
-            if isinstance(item, Exception):
-                raise item
-            yield item
+            if behind:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+            elif isinstance(item, Position):
+                behind = item.value == self._resumed
 
     async def acknowledge(self, position: Position) -> None:
         """Note the position."""
@@ -100,12 +117,85 @@ class MemorySink(Sink):
         return Output("memory", self.name)
 
 
+@dataclass
+class MemoryEpochs:
+    """What is loaded once; it outlives the sinks that load into it."""
+
+    places: dict[str, list[bytes]] = field(default_factory=dict)
+    """The epochs, in order, by the name of the load and their number."""
+    note: str | None = None
+    """That of the last, where sinks note what they commit."""
+
+    @property
+    def messages(self) -> list[bytes]:
+        """What is in all epochs."""
+        return [message for place in self.places.values() for message in place]
+
+
+class MemoryEpochSink(MemorySink):
+    """
+    Loads what is written epoch by epoch, for a run that may break off: exactly once.
+
+    Args:
+        epochs: Where they go, and are found by the next start.
+        noting: Whether an epoch is added together with a note of its commit, as to a
+            table, and can't be taken back; else it has a place, as a folder, and is
+            replaced there.
+        name: As reports and errors call it.
+
+    """
+
+    def __init__(
+        self, epochs: MemoryEpochs, *, noting: bool = False, name: str = "sink"
+    ) -> None:
+        super().__init__(durable=False, name=name)
+        self.epochs: MemoryEpochs = epochs
+        self._noting = noting
+        self._epoch = Epochs("", 0, once=True, check=lambda: None)
+        self._flushed = self._placed = 0  # messages
+
+    def begin(self, epochs: Epochs) -> None:
+        """Remove what is not recorded, where that can be."""
+        self._epoch = epochs
+        places = self.epochs.places
+        for name in [*places] if not self._noting else ():
+            if int(name.rpartition("-")[2]) > epochs.done:
+                del places[name]
+
+    async def noted(self) -> str | None:
+        """Return the note of the last epoch."""
+        return self.epochs.note
+
+    async def flush(self) -> None:
+        """Put what was taken in the next place, if that can be replaced."""
+        if not self._noting:
+            self._put()
+        self.account.done += len(self.messages) - self._flushed
+        self._flushed = len(self.messages)
+
+    async def commit(self, note: str) -> None:
+        """Add the epoch and the note, if it can't be replaced."""
+        if self._noting:
+            self._put()
+            self.epochs.note = note
+
+    def _put(self) -> None:
+        load, done, _, check, *_ = self._epoch
+        name = f"{load}-{done + 1}"
+        check()
+        assert not self._noting or name not in self.epochs.places
+        self.epochs.places[name] = self.messages[self._placed :]
+        self._placed = len(self.messages)
+        self._epoch = self._epoch._replace(done=done + 1)
+
+
 class MemoryDeadLetters(DeadLetters):
     """
     Keeps the dead letters of one run.
 
     Args:
         pipeline: Name of the pipeline.
+        kept: Those of starts that broke off.
 
     Attributes:
         kept: The letters, in order.
@@ -113,10 +203,10 @@ class MemoryDeadLetters(DeadLetters):
 
     """
 
-    def __init__(self, *, pipeline: str = "p") -> None:
+    def __init__(self, *, pipeline: str = "p", kept: Iterable[DeadLetter] = ()) -> None:
         super().__init__(Path("memory"), pipeline=pipeline, run="memory")
-        self.kept: list[DeadLetter] = []
-        self.durable: int = 0
+        self.kept: list[DeadLetter] = [*kept]
+        self.durable: int = len(self.kept)
 
     def check(self) -> None:
         """Do nothing: there is no folder."""
@@ -129,6 +219,27 @@ class MemoryDeadLetters(DeadLetters):
     async def sync(self) -> None:
         """Make all durable."""
         self.durable = len(self.kept)
+
+    def size(self, stage: str) -> int:
+        """Return how many letters a stage has."""
+        return self.sizes().get(stage, 0)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the same for each stage that has any."""
+        return Counter(letter.stage for letter in self.kept)
+
+    def resume(self, run: str, sizes: Mapping[str, int]) -> None:
+        """Go on with a run that broke off; its letters behind some are removed."""
+        self.run: str = run
+        left, kept = Counter(sizes), list[DeadLetter]()
+        for letter in self.kept:
+            left[letter.stage] -= 1
+            if left[letter.stage] >= 0:
+                kept.append(letter)
+        self.kept = kept
+        self.count = self.durable = len(kept)
+        numbers = (int(letter.id.rpartition("-")[2]) for letter in kept)
+        self._numbered = max(numbers, default=0)
 
     def letters(self) -> Iterator[DeadLetter]:
         """Yield the letters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,12 @@ from etlstage.pipeline.ledger import Ledger
 from etlstage.pipeline.loading import Loading
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.testing import MemorySink, MemorySource, run_virtually
+from etlstage.testing import (
+    MemoryEpochs,
+    MemoryEpochSink,
+    MemorySource,
+    run_virtually,
+)
 from tests.pipeline.ends import Wait
 
 STEPS = ["begin", "written", "committed", "aside"]
@@ -33,95 +38,23 @@ class Stopped(Exception):
 
 
 class Numbers(MemorySource):
-    """Reads numbers, and on from a position behind any run of them."""
+    """Reads numbers, with a position behind any run of them."""
 
     def __init__(self, count: int, run: int, *, waits: Wait | None = None) -> None:
-        super().__init__([])
-        self._count = count
-        self._run = run
-        self._start = 0
+        items: list[Run | Position] = []
+        for start in range(0, count, run):
+            end = min(start + run, count)
+            items += [b"%d" % n for n in range(start, end)], Position(end)
+        super().__init__(items)
         self._waits = waits
-
-    def resume(self, position: object) -> None:
-        """Begin behind a number."""
-        assert isinstance(position, int)
-        self._start = position
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """Yield runs, and a position behind each."""
-        for start in range(self._start, self._count, self._run):
-            end = min(start + self._run, self._count)
-            yield [b"%d" % n for n in range(start, end)]
-            yield Position(end)
-            if self._waits is not None:
-                await self._waits.here()
-
-
-class EpochSink(MemorySink):
-    """Has a place for each epoch, which outlives it."""
-
-    def __init__(self, places: dict[str, list[bytes]]) -> None:
-        super().__init__(durable=False)
-        self.places = places
-        self._epochs = Epochs("", 0, once=True, check=lambda: None)
-        self._taken: list[bytes] = []
-
-    def begin(self, epochs: Epochs) -> None:
-        """Remove what is not recorded."""
-        self._epochs = epochs
-        for name in [*self.places]:
-            if int(name.rpartition("-")[2]) > epochs.done:
-                del self.places[name]
-
-    async def write(self, run: Run) -> None:
-        """Take a run."""
-        self.account.received += len(run)
-        self._taken += run
-
-    async def flush(self) -> None:
-        """Put what was taken in the next place."""
-        load, done, *_ = self._epochs
-        self.places[f"{load}-{done + 1}"] = self._taken
-        self.account.done += len(self._taken)
-        self._epochs = self._epochs._replace(done=done + 1)
-        self._taken = []
-
-    @property
-    def loaded(self) -> list[bytes]:
-        """What is in all places."""
-        return [message for place in self.places.values() for message in place]
-
-
-class NotingSink(EpochSink):
-    """Adds an epoch to all that there is together with a note, and can't take it back."""
-
-    def begin(self, epochs: Epochs) -> None:
-        """Take note of what is recorded."""
-        self._epochs = epochs
-
-    async def noted(self) -> str | None:
-        """Return the note of the last epoch."""
-        return self.places["note"][0].decode() if "note" in self.places else None
-
-    async def flush(self) -> None:
-        """Put aside what was taken."""
-        self.account.done += len(self._taken)
-
-    async def commit(self, note: str) -> None:
-        """Add it."""
-        load, done, *_ = self._epochs
-        assert f"{load}-{done + 1}" not in self.places
-        self.places[f"{load}-{done + 1}"] = self._taken
-        self.places["note"] = [note.encode()]
-        self._epochs = self._epochs._replace(done=done + 1)
-        self._taken = []
-
-    @property
-    def loaded(self) -> list[bytes]:
-        """What is there besides the note."""
-        return [
-            m for name, place in self.places.items() if name != "note" for m in place
-        ]
+        async with aclosing(super().runs()) as items:
+            async for item in items:
+                yield item
+                if isinstance(item, Position) and self._waits is not None:
+                    await self._waits.here()
 
 
 def numbers(end: int) -> list[bytes]:
@@ -130,7 +63,10 @@ def numbers(end: int) -> list[bytes]:
 
 
 async def run(
-    folder: Path, source: Numbers, sink: EpochSink, delivery: Delivery | None = None
+    folder: Path,
+    source: Numbers,
+    sink: MemoryEpochSink,
+    delivery: Delivery | None = None,
 ) -> Report:
     """Run once, with epochs of ten messages."""
     bounds = Bounds(messages=10, seconds=3600)
@@ -158,19 +94,22 @@ def stop_at(delivery: Delivery, step: str, number: int) -> Callable[[str], None]
 
 @settings(deadline=None, max_examples=40)
 @given(
-    kind=st.sampled_from([EpochSink, NotingSink]),
+    noting=st.booleans(),
     size=st.integers(1, 12),
     crashes=st.lists(
         st.tuples(st.sampled_from([*STEPS, "recorded"]), st.integers(1, 6)), max_size=5
     ),
 )
-@example(kind=NotingSink, size=10, crashes=[("committed", 5)])
-@example(kind=EpochSink, size=1, crashes=[("recorded", 3), ("recorded", 3)])
+@example(noting=True, size=10, crashes=[("committed", 5)])
+@example(noting=False, size=1, crashes=[("recorded", 3), ("recorded", 3)])
 def test_each_message_is_loaded_once(
-    kind: type[EpochSink], size: int, crashes: list[tuple[str, int]]
+    *, noting: bool, size: int, crashes: list[tuple[str, int]]
 ) -> None:
     """Wherever runs break off, and however often; accounts balance (issue 14)."""
-    places: dict[str, list[bytes]] = {}
+    epochs = MemoryEpochs()
+
+    def sink() -> MemoryEpochSink:
+        return MemoryEpochSink(epochs, noting=noting)
 
     async def all_runs(folder: Path) -> Report:
         for step, number in crashes:
@@ -178,50 +117,49 @@ def test_each_message_is_loaded_once(
                 folder, exactly_once=True, bounds=Bounds(messages=10, seconds=3600)
             )
             delivery.at = stop_at(delivery, step, number)
-            report = await run(folder, Numbers(50, size), kind(places), delivery)
+            report = await run(folder, Numbers(50, size), sink(), delivery)
             if report.status == "done":
                 return report
             assert isinstance(report.error, Stopped)
-        return await run(folder, Numbers(50, size), kind(places))
+        return await run(folder, Numbers(50, size), sink())
 
     with tempfile.TemporaryDirectory() as folder:
         report = anyio.run(all_runs, Path(folder))
     assert report.status == "done"
-    assert kind(places).loaded == numbers(50)
+    assert epochs.messages == numbers(50)
     assert [(a.received, a.made) for a in report.ledger] == [(0, 50), (50, 50)]
-    assert max(map(len, places.values())) <= max(size, 10)
+    assert max(map(len, epochs.places.values())) <= max(size, 10)
 
 
 async def test_next_run_begins_a_new_load(tmp_path: Path) -> None:
     """A source that is read anew is loaded anew, from epoch 1 on (issue 14)."""
-    first: dict[str, list[bytes]] = {}
-    second: dict[str, list[bytes]] = {}
-    for places in first, second:
-        report = await run(tmp_path, Numbers(5, 5), EpochSink(places))
+    first, second = MemoryEpochs(), MemoryEpochs()
+    for epochs in first, second:
+        report = await run(tmp_path, Numbers(5, 5), MemoryEpochSink(epochs))
         assert report.ledger[-1].done == 5
-    assert [*first.values()] == [*second.values()] == [numbers(5)]
-    assert first.keys() != second.keys()
+    assert first.messages == second.messages == numbers(5)
+    assert first.places.keys() != second.places.keys()
 
 
 async def test_epoch_ends_when_it_is_old(tmp_path: Path) -> None:
     """At the position that was reached; and nothing is held for long (issue 14)."""
-    wait, places = Wait(), dict[str, list[bytes]]()
+    wait, epochs = Wait(), MemoryEpochs()
     delivery = Delivery(tmp_path, exactly_once=True, bounds=Bounds(seconds=0.001))
     recorded = anyio.Event()
     delivery.at = lambda step: recorded.set() if step == "recorded" else None
-    source, sink = Numbers(3, 3, waits=wait), EpochSink(places)
+    source, sink = Numbers(3, 3, waits=wait), MemoryEpochSink(epochs)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, tmp_path, source, sink, delivery)
         with anyio.fail_after(15):
             await recorded.wait()
         assert delivery.record.position == 3
         wait.released.set()
-    assert sink.loaded == numbers(3)
+    assert epochs.messages == numbers(3)
 
 
 async def test_run_that_was_taken_over_loads_no_more(tmp_path: Path) -> None:
     """It says why (issue 14)."""
-    places: dict[str, list[bytes]] = {}
+    epochs = MemoryEpochs()
     bounds = Bounds(messages=10, seconds=3600)
     delivery = Delivery(tmp_path, exactly_once=True, bounds=bounds)
 
@@ -230,10 +168,10 @@ async def test_run_that_was_taken_over_loads_no_more(tmp_path: Path) -> None:
             take_over(tmp_path)
 
     delivery.at = lose
-    report = await run(tmp_path, Numbers(50, 5), EpochSink(places), delivery)
+    report = await run(tmp_path, Numbers(50, 5), MemoryEpochSink(epochs), delivery)
     assert isinstance(report.error, StateUnusable)
     assert "another run has taken over" in str(report.error)
-    assert EpochSink(places).loaded == numbers(10)
+    assert epochs.messages == numbers(10)
 
 
 # --- step by step ---------------------------------------------------------------------
@@ -264,7 +202,7 @@ class Bench:
     def __init__(self, delivery: Delivery, doubtful: int) -> None:
         self.steps: list[str] = []
         self.delivery = delivery
-        self.sink = EpochSink({})
+        self.sink = MemoryEpochSink(MemoryEpochs())
         source = Numbers(0, 1)
         source.finished = self._finished  # type: ignore[method-assign]
         delivery.at = self.steps.append
@@ -288,7 +226,7 @@ class Bench:
         """Take these; return what is in each epoch by now."""
         for item in items:
             await self.loading.take(item)
-        return list(self.sink.places.values())
+        return list(self.sink.epochs.places.values())
 
 
 @contextmanager
@@ -313,7 +251,7 @@ async def test_what_is_doubtful_is_no_epoch(tmp_path: Path, messages: int) -> No
     with bench(tmp_path, doubtful=1, messages=messages) as made:
         await made.take([b"1", b"2"], Position(2), [b"3"])
         await made.loading.end(exhausted=True)
-        assert made.sink.places == {}
+        assert made.sink.epochs.places == {}
         assert (made.delivery.record.epoch, made.delivery.record.ended) == (0, False)
         assert "finished" not in made.steps
 

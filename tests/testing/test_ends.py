@@ -7,6 +7,7 @@ import pytest
 from etlstage import Pipeline
 from etlstage.errors import SourceFailed
 from etlstage.messages import Position
+from etlstage.pipeline import DeadLetter
 from etlstage.stage import ErrorBudget, ErrorPolicy
 from etlstage.testing import (
     MemoryDeadLetters,
@@ -80,3 +81,29 @@ async def test_dead_letters_in_memory() -> None:
     assert [letter.stage for letter in letters.kept] == ["words", "words"]
     assert report.dead_letters.messages == letters.durable == letters.count == 2
     assert not letters.folder.exists()
+
+
+async def test_source_reads_on() -> None:
+    """Behind the position that was recorded (issue 14)."""
+    source = MemorySource([[b"a"], Position(1), [b"b"], Position(2), [b"c"]])
+    source.resume(1)
+    assert [item async for item in source.runs()] == [[b"b"], Position(2), [b"c"]]
+
+
+async def test_letters_of_a_start_that_broke_off() -> None:
+    """So many of each stage stay, and others get new names (issue 14)."""
+    letters = MemoryDeadLetters()
+
+    def letter(stage: str, message: bytes) -> DeadLetter:
+        return letters.letter(stage, 0, message, ValueError("no"), config={}, time="")
+
+    await letters.keep([letter("x", b"1"), letter("y", b"2")])
+    await letters.keep([letter("x", b"3"), letter("x", b"4")])
+    assert (letters.size("x"), letters.size("z"), letters.durable) == (3, 0, 0)
+    assert letters.sizes() == {"x": 3, "y": 1}
+
+    letters = MemoryDeadLetters(kept=letters.kept)
+    letters.resume("again", {"x": 2})
+    assert [kept.message for kept in letters.kept] == [b"1", b"3"]
+    assert (letters.count, letters.durable, letters.run) == (2, 2, "again")
+    assert letter("x", b"5").id == "again-4"

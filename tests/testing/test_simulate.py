@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -17,13 +17,20 @@ import structlog
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
+from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.loading import Loading
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
 from etlstage.supervisor.exchange import dispatch, retry, submission
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.testing import Fault, FaultKind, FaultPlan, MemoryDeadLetters
+from etlstage.testing import (
+    Fault,
+    FaultKind,
+    FaultPlan,
+    MemoryDeadLetters,
+)
 from etlstage.testing.simulate import (
+    Bounds,
     Scenario,
     SimulationFailed,
     simulate,
@@ -130,6 +137,102 @@ def test_planted_bug_is_found(name: str) -> None:
     simulate(three_stages, [found.value.seed])
 
 
+# --- epochs ---------------------------------------------------------------------------
+
+follow = Delivery.next
+commit = Loading._commit
+commit_at = Loading._commit_at
+
+
+def epochs(draw: random.Random) -> Scenario:
+    """Draw three stages until each message is to be loaded once."""
+    while (made := three_stages(draw)).epoch is None:
+        pass
+    return made
+
+
+def ahead(delivery: Delivery, position: object, **options: Any) -> Any:  # noqa: ANN401
+    """Return a record whose position is one too far."""
+    at = position + 1 if isinstance(position, int) else position
+    return follow(delivery, at, **options)
+
+
+def uncounted(delivery: Delivery, position: object, **options: Any) -> Any:  # noqa: ANN401
+    """Return a record without what the stages have counted."""
+    return follow(delivery, position, **options | {"accounts": None})
+
+
+async def seal(loading: Any, durable: Any) -> None:  # noqa: ANN401
+    """Leave the dead letters for later."""
+    await durable()
+
+
+async def put_off(loading: Any, _durable: Any) -> None:  # noqa: ANN401
+    """Leave the epoch for later."""
+    await loading._letters.sync()
+
+
+async def record_first(loading: Any, *record: Any, ended: bool) -> None:  # noqa: ANN401
+    """Record an epoch, and load it then."""
+    await commit(loading, *record, ended=ended)
+    await loading._sink.flush()
+
+
+LOADED_TWICE = {
+    "a position is one ahead": (
+        ((Delivery, "next", ahead),),
+        "is lost: neither|the last position stored is",
+    ),
+    "dead letters are made durable behind the record": (
+        ((Loading, "_seal", seal),),
+        "a dead letter of stage . is not durable",
+    ),
+    "an epoch is recorded before it is loaded": (
+        ((Loading, "_seal", put_off), (Loading, "_commit", record_first)),
+        "is lost: neither|LedgerImbalance",
+    ),
+    "accounts are forgotten": (
+        ((Delivery, "next", uncounted),),
+        r"messages were extracted|where it was given \[\]",
+    ),
+    "what a table has noted is not looked at": (
+        ((Delivery, "adopt", lambda *_: None),),
+        "the run failed: ",
+    ),
+}
+
+
+def test_runs_that_break_off_load_each_message_once() -> None:
+    """In a sample; many more were run (issue 14)."""
+    simulate(epochs, range(30))
+
+
+@pytest.mark.parametrize("name", LOADED_TWICE)
+def test_planted_bug_in_a_commit_is_found(name: str) -> None:
+    """Soon, and where there is none otherwise (issue 14)."""
+    bugs, why = LOADED_TWICE[name]
+    with ExitStack() as stack:
+        for bug in bugs:
+            stack.enter_context(patch.object(*bug))
+        with pytest.raises(SimulationFailed, match=why) as found:
+            simulate(epochs, SOME)
+    simulate(epochs, [found.value.seed])
+
+
+def test_position_that_is_acknowledged_is_recorded() -> None:
+    """Before that: its source forgets what is before it (issue 14)."""
+
+    async def hasty(loading: Any, reached: Any, *, ended: bool = False) -> None:  # noqa: ANN401
+        await loading._source.acknowledge(reached)
+        await commit_at(loading, reached, ended=ended)
+
+    with (
+        patch.object(Loading, "_commit_at", hasty),
+        pytest.raises(SimulationFailed, match="is acknowledged, and not recorded"),
+    ):
+        simulate(epochs, SOME)
+
+
 # --- one's own stages -----------------------------------------------------------------
 
 
@@ -232,6 +335,23 @@ def test_what_is_not_as_expected_is_a_finding(
     """It says what, and for which message."""
     with pytest.raises(SimulationFailed, match=why):
         simulate(scenario(**changes), [0])
+
+
+def test_own_stages_load_once() -> None:
+    """However often, and wherever, a run breaks off (issue 14)."""
+    killed = {"clean": FaultPlan.of(Fault(FaultKind.KILL, message=2, start=1))}
+    breaks = [(step, n) for n in (1, 2) for step in ("written", "aside", "recorded")]
+    for notes in (False, True):
+        simulate(
+            scenario(
+                epoch=Bounds(messages=2),
+                notes=notes,
+                breaks=[0.0, 0.001, *breaks],
+                position_every=1,
+                faults=killed,
+            ),
+            range(3),
+        )
 
 
 @pytest.mark.parametrize("ended", ["drained", "cancelled"])

@@ -155,7 +155,7 @@ class Delivery:
             accounts={stage: [] for stage in stages},
             letters=dict(letters),
         )
-        record.store(self.folder)
+        self._store(record)
         self.record = record
         return False
 
@@ -203,7 +203,7 @@ class Delivery:
 
         """
         self.check()
-        record.store(self.folder, self.at)
+        self._store(record, self.at)
         self.record = record
         self.at("recorded")
 
@@ -232,7 +232,7 @@ class Delivery:
         """Record that the run has come to its end; raises as :meth:`keep`."""
         self.check()
         self.record = replace(self.record, ended=True)
-        self.record.store(self.folder)
+        self._store(self.record)
 
     def check(self) -> None:
         """
@@ -247,6 +247,9 @@ class Delivery:
                 f"another run has taken over the state directory {self.folder}: nothing"
                 f" is committed behind epoch {self.record.epoch} by this one"
             )
+
+    def _store(self, record: Record, at: Callable[[str], None] | None = None) -> None:
+        record.store(self.folder, at)
 
     @property
     def _promise(self) -> str:

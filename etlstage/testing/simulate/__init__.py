@@ -20,10 +20,11 @@ ends are in memory. A seed that fails tells its story, and runs again the same.
 
 from __future__ import annotations
 
+from etlstage.pipeline.delivery.delivery import Bounds as Bounds
 from etlstage.testing.simulate.pipelines import three_stages as three_stages
-from etlstage.testing.simulate.run import SimulationFailed as SimulationFailed
-from etlstage.testing.simulate.run import simulate as simulate
 from etlstage.testing.simulate.scenario import Scenario as Scenario
+from etlstage.testing.simulate.seeds import SimulationFailed as SimulationFailed
+from etlstage.testing.simulate.seeds import simulate as simulate
 from etlstage.testing.simulate.worker import Work as Work
 
-__all__ = ("Scenario", "SimulationFailed", "Work", "simulate", "three_stages")
+__all__ = ("Bounds", "Scenario", "SimulationFailed", "Work", "simulate", "three_stages")

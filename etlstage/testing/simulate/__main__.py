@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from typing import Final
 
 from etlstage.testing.simulate.pipelines import three_stages
-from etlstage.testing.simulate.run import simulate_all
+from etlstage.testing.simulate.seeds import simulate_all
 
 __all__ = ("main",)
 

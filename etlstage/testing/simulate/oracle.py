@@ -70,6 +70,25 @@ class Oracle:
                 f"position {position} is stored, but {_some(lacking)} is not durable"
             )
 
+    def check_epoch(
+        self, position: int, loaded: Sequence[bytes], letters: Sequence[DeadLetter]
+    ) -> None:
+        """
+        Assert that all before a position is loaded once, when it is recorded.
+
+        Args:
+            position: How many messages are before it.
+            loaded: What counts with the record.
+            letters: Those that do; they would not be lost now.
+
+        """
+        if position < self._committed:
+            raise Violation(
+                f"position {position} is recorded behind position {self._committed}"
+            )
+        self._committed = position
+        self.check_loaded(position, loaded, letters, whole=True)
+
     def check_end(
         self,
         report: Report,

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
 from etlstage.messages import StageKind
+from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
@@ -79,6 +81,8 @@ _BREAKS: Final[tuple[Literal["source", "sink", "flush", "commit", "letters"], ..
     "commit",
     "letters",
 )
+_STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
+"""Of a commit, see ``Delivery.at``."""
 _MANY: Final = 1000  # restarts
 _LONG: Final = 100.0  # virtual seconds
 
@@ -118,7 +122,7 @@ def three_stages(draw: random.Random) -> Scenario:
     known = known and not (ended == "drained" and silent)
     broken = draw.choice(_BREAKS) if draw.random() < 0.1 else ""
     may_fail = may_fail or (ended == "drained" and silent) or bool(broken)
-    return Scenario(
+    made = Scenario(
         messages=messages,
         stages=stages,
         work=work,
@@ -136,6 +140,18 @@ def three_stages(draw: random.Random) -> Scenario:
         ended=ended,
         ended_at=draw.choice((0.0, 0.01, 0.1, 1.0)) if ended else 0.0,
     )
+    if made.sink is not None or draw.random() < 0.75:
+        return made
+    breaks: list[tuple[str, int] | float] = []
+    for _ in range(draw.randint(0, 3)):
+        step = draw.choice(_STEPS), draw.randint(1, 3)
+        breaks.append(draw.choice((step, step, draw.random() * 0.1)))
+    bounds = Bounds(
+        messages=draw.randint(1, 4),
+        bytes=draw.choice((20, 1000)),
+        seconds=draw.choice((0.02, 60.0)),
+    )
+    return replace(made, epoch=bounds, notes=draw.random() < 0.5, breaks=breaks)
 
 
 def _work(name: str, none: int, two: int, message: bytes) -> Iterable[bytes]:

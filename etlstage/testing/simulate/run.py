@@ -11,104 +11,47 @@ from __future__ import annotations
 import errno
 import json
 import random
-import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import anyio
 
-from etlstage.errors import LedgerImbalance, RepliesDoubtful
-from etlstage.messages import Position, Run
-from etlstage.pipeline import (
-    DeadLetter,
-    Pipeline,
-    Report,
-    Sink,
-    Source,
-    WorkerSink,
-    WorkerSource,
-)
-from etlstage.stage import Stage
-from etlstage.testing.ends import MemoryDeadLetters, MemorySink, MemorySource
+from etlstage.errors import LedgerImbalance, RepliesDoubtful, SourceFailed
+from etlstage.messages import Position
+from etlstage.pipeline import Pipeline, Report, Sink, Source, WorkerSink
+from etlstage.pipeline.delivery.record import Record
+from etlstage.testing.ends import MemorySink
 from etlstage.testing.fault import FaultPlan
 from etlstage.testing.scripted import ScriptedLaunch, ScriptedWorker
 from etlstage.testing.simulate import backend
-from etlstage.testing.simulate.control import chance, logged, no_garbage
+from etlstage.testing.simulate.control import chance, logged
+from etlstage.testing.simulate.ends import (
+    Disk,
+    Extracting,
+    SimulatedDelivery,
+    SimulatedEpochSink,
+    SimulatedLetters,
+    SimulatedSink,
+    SimulatedSource,
+)
 from etlstage.testing.simulate.loop import Loop
 from etlstage.testing.simulate.oracle import Oracle, Violation
 from etlstage.testing.simulate.scenario import Scenario
 from etlstage.testing.simulate.worker import SimulatedWorker, Work
-from etlstage.transport import Launch
 from etlstage.transport.base import Child, LaunchRequest, Wire, describe_status
 
-__all__ = ("Draw", "SimulationFailed", "simulate", "simulate_all")
+__all__ = ("Draw", "Simulation")
 
 Draw = Callable[[random.Random], Scenario]
 """Draws what a seed runs, from that alone."""
 
 
-class SimulationFailed(AssertionError):
-    """
-    Raised for a seed whose run broke a promise; the text is the story of it.
-
-    Attributes:
-        seed: The seed.
-        why: What was not as promised.
-        story: What happened, in order, each line with its virtual time.
-
-    """
-
-    def __init__(self, seed: int, why: str, story: Iterable[str]) -> None:
-        self.seed = seed
-        self.why = why
-        self.story: tuple[str, ...] = tuple(story)
-        super().__init__(f"seed {seed}: {why}\n  " + "\n  ".join(self.story))
+class Crashed(Exception):
+    """What breaks a run off, as SIGKILL would."""
 
 
-def simulate(draw: Draw, seeds: Iterable[int] = range(1000)) -> None:
-    """
-    Run pipelines in virtual time, one for each seed, and judge each.
-
-    Every message has one outcome, replies are those of their messages, order is kept
-    where it was promised, no position is stored before all that it covers is durable,
-    and the run is over in time, with no worker left.
-
-    Args:
-        draw: Draws what to run. What it is given is the only chance that it may use.
-        seeds: Which to run.
-
-    Raises:
-        SimulationFailed: For the first seed whose run breaks one of these promises.
-
-    """
-    with no_garbage() as collect:
-        for seed in seeds:
-            why = _Simulation(draw, seed).run()
-            if why:
-                again = _Simulation(draw, seed, told=True)
-                found = again.run()
-                if found != why:
-                    again.tell(f"the first time it was: {why}")
-                raise SimulationFailed(seed, why, again.story)
-            collect()
-
-
-def simulate_all(draw: Draw, seeds: range) -> tuple[list[str], float]:
-    """Return the stories of all seeds that fail, and the processor time of all."""
-    began, stories = time.process_time(), list[str]()
-    while seeds:
-        try:
-            simulate(draw, seeds)
-        except SimulationFailed as error:
-            stories.append(str(error))
-            seeds = range(error.seed + 1, seeds.stop)
-        else:
-            break
-    return stories, time.process_time() - began
-
-
-class _Simulation:
+class Simulation:
     """One seed, run once."""
 
     def __init__(self, draw: Draw, seed: int, *, told: bool = False) -> None:
@@ -121,16 +64,18 @@ class _Simulation:
         self._loop = Loop(self._draw)
         self.story: list[str] = []
         self._oracle = Oracle(self.scenario)
-        self._letters = _Letters(self)
         self._scripted = ScriptedLaunch(self._script, pipe_size=self.scenario.pipe_size)
         self._calls = 0  # of the end that is broken
+        self._disk = Disk()
+        self._crash: Crashed | None = None
         self._stages = {stage.name: stage for stage in self.scenario.stages}
         self._loaded: list[bytes] = []  # by workers
         self._tries: Counter[tuple[str, bytes]] = Counter()
         # By stage: which message was processed first, and so on.
         self._processed: dict[str, dict[bytes, int]] = {}
-        self._memory = _Sink(self)
-        self._pipeline = self._make()
+        self._memory: MemorySink
+        self._letters: SimulatedLetters
+        self._pipeline: Pipeline
         self._violation = ""
         self._doubted: Violation | None = None
         self._made_up = False
@@ -170,16 +115,47 @@ class _Simulation:
                 self.tell(f"the {end} fails")
                 raise OSError(f"the {end} is broken")
 
+    def live(self) -> None:
+        """Raise what broke the run off, if anything did."""
+        if self._crash is not None:
+            raise self._crash
+
     def commit(self, position: Position) -> None:
-        """Judge a position that is about to be stored."""
+        """Judge a position that is about to be stored, or was recorded."""
         self.use("commit")
         value = position.value
         assert isinstance(value, int)
+        if self.scenario.epoch is not None:
+            if value != self._disk.record.position:
+                self.violate(f"position {value} is acknowledged, and not recorded")
+            return
         self.tell(f"position {value} is stored")
         durable = self._memory.messages[: self._memory.account.done]
-        letters = self._letters.kept[: self._letters.durable]
+        with self._judging():
+            self._oracle.check_commit(
+                value, [*durable, *self._loaded], self._letters.safe
+            )
+
+    def record(self, record: Record) -> None:
+        """Judge an epoch that is about to be recorded."""
+        if record.epoch == self._disk.record.epoch:
+            return  # it is no epoch
+        position = record.position
+        if position is None:
+            position = len(self.scenario.messages)
+        assert isinstance(position, int)
+        self.tell(f"epoch {record.epoch} is recorded, with position {position}")
+        with self._judging():
+            letters = self._letters.safe_of(record.letters)
+            loaded = self._disk.loaded_by(record)
+            self._oracle.check_epoch(position, loaded, letters)
+
+    # --- inside -------------------------------------------------------------
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
         try:
-            self._oracle.check_commit(value, [*durable, *self._loaded], letters)
+            yield
         except Violation as error:
             if self._pipeline.doubtful or not self.scenario.may_fail:
                 self.violate(str(error))
@@ -187,23 +163,27 @@ class _Simulation:
                 # What shows that a reply was another's may come later.
                 self._doubted = self._doubted or error
 
-    # --- inside -------------------------------------------------------------
-
     def _launch(self, request: LaunchRequest) -> tuple[Wire, Child]:
         if request.start in self.scenario.starts_that_fail.get(request.stage, ()):
             self.tell(f"{request.worker}: start {request.start} fails")
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         return self._scripted(request)
 
-    def _make(self) -> Pipeline:
-        scenario, letters, launch = self.scenario, self._letters, self._launch
-        source: Source = _Source(self, scenario)
+    def _make(self) -> None:
+        scenario, disk, launch = self.scenario, self._disk, self._launch
+        letters = self._letters = SimulatedLetters(self, disk)
+        source: Source = SimulatedSource(self, scenario)
         if scenario.source is not None:
-            source = _Extracting(self, scenario.source, launch)
+            source = Extracting(self, scenario.source, launch)
+        self._memory = SimulatedSink(self)
+        delivery = None
+        if scenario.epoch is not None:
+            self._memory = SimulatedEpochSink(self, disk)
+            delivery = SimulatedDelivery(self, disk, self._at)
         sink: Sink = self._memory
         if scenario.sink is not None:
             sink = WorkerSink(scenario.sink, dead_letters=letters, launch=launch)
-        return Pipeline(
+        self._pipeline = Pipeline(
             name="simulated",
             source=source,
             stages=scenario.between,
@@ -211,59 +191,119 @@ class _Simulation:
             flush_every=scenario.flush_every,
             dead_letters=letters,
             launch=launch,
+            delivery=delivery,
         )
 
     async def _run(self) -> None:
-        scenario, report = self.scenario, None
+        breaks, ended = iter(self.scenario.breaks), self.scenario.ended
+        while await self._start(next(breaks, None), ended):
+            self.tell("the run is started again")
+            ended = ""
+            self._processed.clear()  # it may be that it is processed in another order
+
+    async def _start(self, breaks: tuple[str, int] | float | None, ended: str) -> bool:
+        """Run the pipeline; return whether it is to be started again."""
+        scenario, report, calls = self.scenario, None, self._calls
+        self._step, self._crash = ("", 0), None
+        self._make()
         with anyio.move_on_after(scenario.seconds) as patience:
-            with anyio.CancelScope() as scope:
+            with anyio.CancelScope() as self._scope:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._end, scope)
+                    tasks.start_soon(self._end, ended)
+                    if isinstance(breaks, tuple):
+                        self._step = breaks
+                    elif breaks is not None:
+                        tasks.start_soon(self._break_off, breaks)
                     report = await self._pipeline.run()
                     tasks.cancel_scope.cancel()
         for worker in self._scripted.running:
             raise Violation(f"{worker.name} was left behind")
         if patience.cancelled_caught:
             raise Violation(f"the run was not over within {scenario.seconds:g} s")
+        if self._crash is not None:
+            return self._goes_on()
         if report is None:
-            self._check_cancelled()
-        else:
-            self.tell(f"the run is over: {report.status}")
-            if self._made_up:
-                return  # replies are those of other messages, and nobody can know
-            if self._calls > scenario.broken_at and report.status != "failed":
-                raise Violation(
-                    f"the run is {report.status}, although the {scenario.broken} failed"
-                )
-            if self._doubted and not isinstance(report.error, RepliesDoubtful):
-                raise self._doubted
-            self._oracle.check_end(
-                report, self._arrived, self._letters.kept, self._processed
-            )
+            return self._is_cancelled()
+        broke = calls <= scenario.broken_at < self._calls
+        return self._is_over(report, broke=broke, drained=ended == "drained")
 
-    def _check_cancelled(self) -> None:
+    def _is_over(self, report: Report, *, broke: bool, drained: bool) -> bool:
+        self.tell(f"the run is over: {report.status}")
+        if self._made_up:
+            return False  # replies are those of other messages, and nobody can know
+        if broke and report.status != "failed":
+            raise Violation(
+                f"the run is {report.status}, although the {self.scenario.broken}"
+                " failed"
+            )
+        if self._doubted and not isinstance(report.error, RepliesDoubtful):
+            raise self._doubted
+        # Between two positions a source can't be drained so that it reads on.
+        drained = drained and isinstance(report.error, SourceFailed)
+        if self.scenario.epoch is not None and (broke or drained):
+            return self._goes_on()
+        self._oracle.check_end(
+            report, self._arrived, self._letters.kept, self._processed
+        )
+        return False
+
+    def _is_cancelled(self) -> bool:
         self.tell("the run is cancelled")
+        if self.scenario.epoch is not None:
+            return self._goes_on()
         if self.scenario.may_fail:
-            return  # whether a reply was another's, it had no time to tell
+            return False  # whether a reply was another's, it had no time to tell
         report: Report = self._pipeline.report("failed")
         extracted = report.ledger[0].produced
         self._oracle.check_loaded(
             extracted, self._arrived, self._letters.kept, whole=False
         )
+        return False
 
-    async def _end(self, scope: anyio.CancelScope) -> None:
-        if not self.scenario.ended:
+    def _goes_on(self) -> bool:
+        """Return whether a run that broke off goes on, and what is left for it."""
+        kept = self._letters.kept
+        # Of what was not made durable some may have become so.
+        self._disk.letters = kept[
+            : self._draw.randint(self._letters.durable, len(kept))
+        ]
+        if self._made_up or self._doubted:
+            return False  # whether a reply was another's, it had no time to tell
+        return not self._disk.record.ended
+
+    async def _end(self, ended: str) -> None:
+        if not ended:
             return
         await anyio.sleep(self.scenario.ended_at)
-        if self.scenario.ended == "drained":
+        if ended == "drained":
             self.tell("the run is drained")
             self._pipeline.drain()
         else:
-            scope.cancel()
+            self._scope.cancel()
+
+    async def _break_off(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        with suppress(Crashed):
+            self._break("")
+
+    def _at(self, step: str) -> None:
+        name, left = self._step
+        self._step = name, left - (step == name)
+        # Behind the end there is nothing to go on with.
+        if self._step == (step, 0) and not self._disk.record.ended:
+            self._break(f" at {step}")
+
+    def _break(self, where: str) -> None:
+        self.tell(f"the run breaks off{where}")
+        self._crash = Crashed("the run has broken off")
+        self._scope.cancel()
+        raise self._crash
 
     @property
     def _arrived(self) -> list[bytes]:
-        """What reached the sink."""
+        """What reached the sink, and counts."""
+        if self.scenario.epoch is not None:
+            return self._disk.loaded
         return self._loaded if self.scenario.sink is not None else self._memory.messages
 
     async def _script(self, worker: ScriptedWorker) -> int:
@@ -319,82 +359,3 @@ class _Simulation:
 
 def _nothing(_: bytes) -> Iterable[bytes]:
     return ()
-
-
-class _Source(MemorySource):
-    """Takes its time, and has the positions judged."""
-
-    def __init__(self, simulation: _Simulation, scenario: Scenario) -> None:
-        super().__init__(_items(scenario))
-        self._simulation = simulation
-
-    async def runs(self) -> AsyncGenerator[Run | Position, None]:
-        """Yield the items."""
-        async with aclosing(super().runs()) as items:
-            async for item in items:
-                await self._simulation.pause()
-                self._simulation.use("source")
-                yield item
-
-    async def acknowledge(self, position: Position) -> None:
-        """Have the position judged."""
-        self._simulation.commit(position)
-        await self._simulation.pause()
-
-
-class _Extracting(WorkerSource):
-    """Has the positions of its workers judged."""
-
-    def __init__(self, simulation: _Simulation, stage: Stage, launch: Launch) -> None:
-        super().__init__(stage, offsets=simulation.scenario.offsets, launch=launch)
-        self._simulation = simulation
-
-    async def acknowledge(self, position: Position) -> None:
-        """Have the position judged."""
-        self._simulation.commit(position)
-
-
-class _Letters(MemoryDeadLetters):
-    """Fails where that is wanted."""
-
-    def __init__(self, simulation: _Simulation) -> None:
-        super().__init__()
-        self._simulation = simulation
-
-    async def keep(self, letters: Sequence[DeadLetter]) -> None:
-        """Append letters."""
-        self._simulation.use("letters")
-        await super().keep(letters)
-
-    async def sync(self) -> None:
-        """Make all durable."""
-        self._simulation.use("letters")
-        await super().sync()
-
-
-class _Sink(MemorySink):
-    """Takes its time."""
-
-    def __init__(self, simulation: _Simulation) -> None:
-        super().__init__(durable=not simulation.scenario.flushes)
-        self._simulation = simulation
-
-    async def write(self, run: Run) -> None:
-        """Take a run."""
-        await self._simulation.pause()
-        self._simulation.use("sink")
-        await super().write(run)
-
-    async def flush(self) -> None:
-        """Make all durable."""
-        await self._simulation.pause()
-        self._simulation.use("flush")
-        await super().flush()
-
-
-def _items(scenario: Scenario) -> Iterator[Run | Position]:
-    messages, step = scenario.messages, scenario.position_every
-    for start in range(0, len(messages), step):
-        run = messages[start : start + step]
-        yield run
-        yield Position(start + len(run))

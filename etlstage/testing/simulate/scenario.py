@@ -8,6 +8,7 @@ from typing import Literal
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
+from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.testing.fault import FaultPlan
 from etlstage.testing.simulate.worker import Work
@@ -67,8 +68,17 @@ class Scenario:
     """How the run is ended before its end, if it is."""
     ended_at: float = 0.0
     """When, in virtual seconds."""
+    epoch: Bounds | None = None
+    """When an epoch ends, if each message is to be loaded once; then what breaks off is
+    started again until it is done, or fails by itself."""
+    notes: bool = False
+    """Whether the sink in memory adds an epoch together with a note, as to a table, and
+    does not replace it, as a folder."""
+    breaks: Sequence[tuple[str, int] | float] = ()
+    """Where starts break off, one each, as if by SIGKILL: at a step of a commit, as
+    ``("written", 2)`` at the second such step, or after virtual seconds."""
     seconds: float = 3600.0
-    """Virtual seconds in which the run is to be over."""
+    """Virtual seconds in which each start is to be over."""
 
     def __post_init__(self) -> None:
         for stage in self.stages:

@@ -1,0 +1,258 @@
+"""
+What a simulated run has around its stages, and what outlives one that breaks off.
+
+What is on disk changes only as long as the run is alive: one that has broken off may
+still close what it has, and leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, Self
+
+from etlstage.errors import StateUnusable
+from etlstage.messages import Position, Run
+from etlstage.pipeline import DeadLetter, WorkerSource
+from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.interfaces import Epochs
+from etlstage.stage import Stage
+from etlstage.testing.ends import (
+    MemoryDeadLetters,
+    MemoryEpochs,
+    MemoryEpochSink,
+    MemorySink,
+    MemorySource,
+)
+from etlstage.testing.simulate.oracle import Violation
+from etlstage.testing.simulate.scenario import Scenario
+from etlstage.transport import Launch
+
+__all__ = (
+    "Disk",
+    "Extracting",
+    "SimulatedDelivery",
+    "SimulatedEpochSink",
+    "SimulatedLetters",
+    "SimulatedSink",
+    "SimulatedSource",
+    "Watch",
+)
+
+
+@dataclass
+class Disk:
+    """What outlives a start."""
+
+    record: Record = field(default_factory=Record)
+    letters: list[DeadLetter] = field(default_factory=list)
+    epochs: MemoryEpochs = field(default_factory=MemoryEpochs)
+
+    @property
+    def loaded(self) -> list[bytes]:
+        """What is in the epochs that are recorded."""
+        return self.loaded_by(self.record)
+
+    def loaded_by(self, record: Record) -> list[bytes]:
+        """Return what is in the epochs up to that of a record."""
+        number = record.epoch
+        return [
+            message
+            for name, place in self.epochs.places.items()
+            if int(name.rpartition("-")[2]) <= number
+            for message in place
+        ]
+
+
+class Watch(Protocol):
+    """Who looks at what a run does."""
+
+    scenario: Scenario
+
+    async def pause(self) -> None:
+        """Take some time, or none."""
+
+    def use(self, end: str) -> None:
+        """Raise OSError, if that end is to fail now."""
+
+    def live(self) -> None:
+        """Raise what broke the run off, if anything did."""
+
+    def commit(self, position: Position) -> None:
+        """Judge a position that is acknowledged."""
+
+    def record(self, record: Record) -> None:
+        """Judge a record that is about to be stored."""
+
+
+class SimulatedSource(MemorySource):
+    """Takes its time, and has the positions judged."""
+
+    def __init__(self, watch: Watch, scenario: Scenario) -> None:
+        super().__init__(_items(scenario))
+        self._watch = watch
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield the items."""
+        async with aclosing(super().runs()) as items:
+            async for item in items:
+                await self._watch.pause()
+                self._watch.use("source")
+                yield item
+
+    async def acknowledge(self, position: Position) -> None:
+        """Have the position judged."""
+        self._watch.commit(position)
+        await self._watch.pause()
+
+
+class Extracting(WorkerSource):
+    """Has the positions of its workers judged."""
+
+    def __init__(self, watch: Watch, stage: Stage, launch: Launch) -> None:
+        super().__init__(stage, offsets=watch.scenario.offsets, launch=launch)
+        self._watch = watch
+
+    async def acknowledge(self, position: Position) -> None:
+        """Have the position judged."""
+        self._watch.commit(position)
+
+
+class SimulatedLetters(MemoryDeadLetters):
+    """Fails where that is wanted."""
+
+    def __init__(self, watch: Watch, disk: Disk) -> None:
+        super().__init__(kept=disk.letters)
+        self._watch = watch
+
+    @property
+    def safe(self) -> list[DeadLetter]:
+        """Those that would not be lost now."""
+        return self.kept[: self.durable]
+
+    def safe_of(self, sizes: Mapping[str, int]) -> list[DeadLetter]:
+        """Return so many of each stage; raises Violation if one would be lost now."""
+        safe, left = list[DeadLetter](), Counter(sizes)
+        for letter in self.safe:
+            if left[letter.stage] > 0:
+                left[letter.stage] -= 1
+                safe.append(letter)
+        if lacking := [stage for stage, count in left.items() if count]:
+            raise Violation(f"a dead letter of stage {lacking[0]} is not durable")
+        return safe
+
+    async def keep(self, letters: Sequence[DeadLetter]) -> None:
+        """Append letters."""
+        self._watch.use("letters")
+        self._watch.live()
+        await super().keep(letters)
+
+    async def sync(self) -> None:
+        """Make all durable."""
+        self._watch.use("letters")
+        self._watch.live()
+        await super().sync()
+
+
+class SimulatedSink(MemorySink):
+    """Takes its time."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(durable=not watch.scenario.flushes)
+        self._watch = watch
+
+    async def write(self, run: Run) -> None:
+        """Take a run."""
+        await self._watch.pause()
+        self._watch.use("sink")
+        await super().write(run)
+
+    async def flush(self) -> None:
+        """Make all durable."""
+        await self._watch.pause()
+        self._watch.use("flush")
+        await super().flush()
+
+
+class SimulatedEpochSink(MemoryEpochSink):
+    """Takes its time."""
+
+    def __init__(self, watch: Watch, disk: Disk) -> None:
+        super().__init__(disk.epochs, noting=watch.scenario.notes)
+        self._watch = watch
+
+    def begin(self, epochs: Epochs) -> None:
+        """Remove what is not recorded."""
+        self._watch.live()
+        super().begin(epochs)
+
+    async def write(self, run: Run) -> None:
+        """Take a run."""
+        await self._watch.pause()
+        self._watch.use("sink")
+        await super().write(run)
+
+    async def flush(self) -> None:
+        """Put what was taken in the next place."""
+        await self._watch.pause()
+        self._watch.use("flush")
+        self._watch.live()
+        await super().flush()
+        await self._watch.pause()
+
+    async def commit(self, note: str) -> None:
+        """Add the epoch and the note."""
+        await self._watch.pause()
+        self._watch.live()
+        await super().commit(note)
+        await self._watch.pause()
+
+
+class SimulatedDelivery(Delivery):
+    """
+    Has no files, and each record judged before it counts.
+
+    Args:
+        watch: Who judges.
+        disk: What was recorded, and is.
+        at: Told the steps of each commit.
+
+    """
+
+    def __init__(self, watch: Watch, disk: Disk, at: Callable[[str], None]) -> None:
+        bounds = watch.scenario.epoch
+        super().__init__(Path("memory"), exactly_once=True, bounds=bounds)
+        self.at = at
+        self._watch = watch
+        self._disk = disk
+
+    def __enter__(self) -> Self:
+        """Raise the fence."""
+        found = self._disk.record
+        self.record: Record = replace(found, fence=found.fence + 1)
+        self._store(self.record)
+        return self
+
+    def check(self) -> None:
+        """Assert that nobody has taken over."""
+        if self._disk.record.fence != self.record.fence:
+            raise StateUnusable("another run has taken over")
+
+    def _store(self, record: Record, at: Callable[[str], None] | None = None) -> None:
+        if at is not None:
+            at("aside")
+        self._watch.live()
+        self._watch.record(record)
+        self._disk.record = record
+
+
+def _items(scenario: Scenario) -> Iterator[Run | Position]:
+    messages, step = scenario.messages, scenario.position_every
+    for start in range(0, len(messages), step):
+        run = messages[start : start + step]
+        yield run
+        yield Position(start + len(run))
