@@ -8,7 +8,7 @@ is behind all else. What may be said is decided in ``session.py``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from etlstage.errors import LocalProtocolError
@@ -43,7 +43,8 @@ class Outgoing:
     ) -> None:
         self.words = words
         self._packer = Packer(encoding)
-        self._packed = packed
+        self._payload: Callable[[bytes], bytes]
+        self._payload = self._packed_twice if packed else self._packer.pack_payload
         self._control: list[bytes] = []
         self._data: deque[bytes] = deque()
         self._size = 0  # bytes of these
@@ -159,10 +160,8 @@ class Outgoing:
         begin = self._head(words.invoke, _ONE + name) + self._head(words.chunk, _ONE)
         return words, event, begin, self._head(words.choke, _NONE)
 
-    def _payload(self, message: bytes) -> bytes:
-        return self._packer.pack_payload(
-            packed_text(message) if self._packed else message
-        )
+    def _packed_twice(self, message: bytes) -> bytes:
+        return self._packer.pack_payload(packed_text(message))
 
     def _head(self, kind: int, rest: bytes) -> bytes:
         """Return a frame in which the place of its number is marked for formatting."""
