@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 from rich.live import Live
@@ -26,16 +26,22 @@ from etlstage.cli.subject import Options, Program, program_of
 from etlstage.config.lookup import stage_from_yaml
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind, counted
-from etlstage.protocol.registry import DEFAULT
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.check.subject import examine_sample
 from etlstage.testing.fuzzing.case import CaseFailed
 from etlstage.testing.fuzzing.failures import FOLDER, Failure, Failures, Origin
 from etlstage.testing.fuzzing.oracle import Oracles, model_of
+from etlstage.testing.fuzzing.sessions import SessionCase, case_class
 
 try:
-    from etlstage.testing.fuzzing.fuzz import Budget, Fuzzer, Progress, cases
+    from etlstage.testing.fuzzing.fuzz import (
+        Budget,
+        Fuzzer,
+        Progress,
+        cases,
+        session_cases,
+    )
     from etlstage.testing.strategies import (
         MARKER_SETS,
         json_messages,
@@ -103,7 +109,7 @@ def fuzz(
     structlog.configure(processors=[drop])
     out = Screen()
     program = program_of(words, wanted.options)
-    _examine(program.stage, wanted.oracles)
+    _examine(program.stage, wanted)
     fuzzer = _fuzzer(program.stage, wanted)
     kept = Failures(find=_find)
     origin = Origin(tuple(words), wanted.options.stage)
@@ -136,12 +142,11 @@ def fuzz(
     return FAILED
 
 
-def _examine(stage: Stage, oracles: Oracles) -> None:
+def _examine(stage: Stage, wanted: Wanted) -> None:
     """Raise ConfigError for what can't be asked of such a worker."""
-    if stage.dialect.name != DEFAULT:
-        raise ConfigError(
-            f"fuzz speaks dialect {DEFAULT}, and this worker {stage.dialect.name}"
-        )
+    oracles = wanted.oracles
+    if wanted.vary_markers and case_class(stage.dialect) is SessionCase:
+        raise ConfigError(f"--vary-markers: dialect {stage.dialect.name} has none")
     if stage.kind is StageKind.EXTRACT:
         raise ConfigError(
             "fuzz draws messages, and an extract worker is given none; 'etlstage check'"
@@ -169,16 +174,22 @@ def _fuzzer(stage: Stage, wanted: Wanted) -> Fuzzer:
         drawn = partial(like, sample)
     _, _, written = (wanted.options.batch or "").partition(":")
     full = stage.batch.size if written or wanted.options.stage else _SIZE
-    dialect = stage.dialect
-    return Fuzzer(
-        stage,
-        cases(
+    dialect, size = stage.dialect, full if written else min(full, _SIZE)
+    searched: st.SearchStrategy[Any]
+    if case_class(dialect) is SessionCase:
+        own = drawn() if sample or wanted.json_in else None
+        searched = session_cases(dialect, size=size, drawn=own)
+    else:
+        searched = cases(
             dialect,
-            size=full if written else min(full, _SIZE),
+            size=size,
             full=full,
             speaking=MARKER_SETS if wanted.vary_markers else (),
             drawn=drawn,
-        ),
+        )
+    return Fuzzer(
+        stage,
+        searched,
         wanted.oracles,
         size=full if dialect.shape.batches else 0,
         as_json=wanted.json_in,

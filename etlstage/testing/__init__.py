@@ -68,6 +68,9 @@ if TYPE_CHECKING:
     from etlstage.testing.fuzzing.case import Case as Case
     from etlstage.testing.fuzzing.case import Step as Step
     from etlstage.testing.fuzzing.oracle import verify as verify
+    from etlstage.testing.fuzzing.sessions import Call as Call
+    from etlstage.testing.fuzzing.sessions import Calls as Calls
+    from etlstage.testing.fuzzing.sessions import SessionCase as SessionCase
     from etlstage.testing.machine import WorkerMachine as WorkerMachine
     from etlstage.testing.pair import ProtocolPair as ProtocolPair
     from etlstage.testing.properties import given_worker as given_worker
@@ -82,6 +85,8 @@ if TYPE_CHECKING:
     from etlstage.testing.worker import hostile_worker as hostile_worker
 
 __all__ = (
+    "Call",
+    "Calls",
     "Case",
     "Fault",
     "FaultKind",
@@ -102,6 +107,7 @@ __all__ = (
     "Reply",
     "ScriptedLaunch",
     "ScriptedWorker",
+    "SessionCase",
     "SessionMachine",
     "Step",
     "SupervisorFactory",
@@ -150,6 +156,9 @@ _HOMES = {
     "Case": "etlstage.testing.fuzzing.case",
     "Step": "etlstage.testing.fuzzing.case",
     "verify": "etlstage.testing.fuzzing.oracle",
+    "Call": "etlstage.testing.fuzzing.sessions",
+    "Calls": "etlstage.testing.fuzzing.sessions",
+    "SessionCase": "etlstage.testing.fuzzing.sessions",
     "hostile_worker": "etlstage.testing.worker",
     "run_virtually": "etlstage.testing.clock",
     "virtual_time": "etlstage.testing.clock",

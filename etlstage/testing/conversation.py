@@ -96,6 +96,11 @@ class WorkerUnderTest:
         return self._said.events
 
     @property
+    def last(self) -> int:
+        """Number of the last exchange that it was given, where these have names."""
+        return self._said.last
+
+    @property
     def transcript(self) -> Transcript:
         """All that went both ways."""
         return self._process.transcript

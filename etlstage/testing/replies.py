@@ -56,6 +56,7 @@ class Replies:
         complete: Replies that nobody has taken, in the order of the exchanges.
         asked: Exchanges that have names and are not complete, in order.
         heard: Bytes that were more than a heartbeat.
+        last: Number of the last exchange that was opened by its name.
 
     """
 
@@ -69,9 +70,9 @@ class Replies:
         self.complete: list[Reply] = []
         self.asked: list[int] = []
         self.heard: int = 0
+        self.last: int = 0
         self._given: defaultdict[int, list[bytes]] = defaultdict(list)
         self._ended: dict[int, Reply] = {}
-        self._last = 0  # number of an exchange
         self._dialect = dialect
         self._kind = kind.value
         self._received = 0
@@ -143,7 +144,7 @@ class Replies:
         """
         room = max(1, min(len(runs), int(self.session.room)))
         return [
-            ExchangeOpened(self._last + number, run, self._kind)
+            ExchangeOpened(self.last + number, run, self._kind)
             for number, run in enumerate(runs[:room], 1)
         ]
 
@@ -152,7 +153,7 @@ class Replies:
         match event:
             case ExchangeOpened(id_):
                 self.asked.append(id_)
-                self._last = id_
+                self.last = id_
             case ExchangeCancelled(id_):
                 if id_ in self.asked:
                     self.asked.remove(id_)

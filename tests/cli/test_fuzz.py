@@ -187,3 +187,45 @@ def test_what_is_wrong_is_said(
     result = etlstage("fuzz", *options, "--", "./no-such-worker")
     assert result.returncode == (2 if options else 1)
     assert options == [] or said in result.stderr
+
+
+SESSIONS = """\
+from etlstage.worker import cocaine
+
+def shout(request, response):
+    for chunk in request:
+        response.write(chunk[0:1].upper() + chunk[1:]{more})
+
+cocaine.run({{"shout": shout}})
+"""
+
+
+def test_worker_that_connects_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> None:
+    """What is found is shown as frames, and kept with its dialect (issue 15)."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(SESSIONS.format(more=' or b"?"'))
+    (tmp_path / "model.py").write_text("def shout(message):\n    return [message]\n")
+    fuzz = (
+        *("fuzz", "--dialect", "cocaine:event=shout", "--seed", "1"),
+        *("--model", "model:shout", "--", sys.executable, "-S", "worker.py"),
+    )
+
+    found = etlstage(*fuzz)
+
+    assert (found.returncode, found.stderr) == (1, "")
+    assert found.stdout.startswith(
+        "FAILED it does not do as the model does: gave [b'?'] for b'', but [b''] in"
+    )
+    said = "  1. invoke 2 'shout'; chunk 2 ''; choke 2\n  2. a terminate\n"
+    assert said in found.stdout
+    program = found.stdout.partition("in Python:\n")[2].partition("found after")[0]
+    told = subprocess.run(
+        [sys.executable, "-c", program.replace("\n  ", "\n").strip()],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "CaseFailed: gave [b'?'] for b''" in told.stderr
+    assert etlstage("replay").stdout.startswith("FAILED gave [b'?']")

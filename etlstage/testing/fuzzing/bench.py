@@ -16,12 +16,18 @@ from typing import NamedTuple, Self
 import anyio
 import anyio.abc
 
-from etlstage.protocol.marker import Markers
-from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
-from etlstage.testing.fuzzing.case import Case, CaseFailed, Step, converse, end
+from etlstage.testing.fuzzing.case import (
+    AnyCase,
+    Case,
+    CaseFailed,
+    Saying,
+    converse,
+    end,
+)
 from etlstage.testing.fuzzing.oracle import Oracles, compare, judge
+from etlstage.transport import Launch, launch_worker
 
 __all__ = ("Bench",)
 
@@ -32,12 +38,13 @@ class _Place(NamedTuple):
     stage: Stage
     worker: WorkerUnderTest
     left: anyio.Event
-    markers: Markers
-    seen: list[Step]
+    case: AnyCase
+    """One of those that it is for."""
+    seen: list[Saying]
 
-    def everything(self) -> Case:
+    def everything(self) -> AnyCase:
         """Return all that the process has seen, as one case."""
-        return Case((*self.seen,), self.markers)
+        return self.case.having(self.seen)
 
 
 class Bench:
@@ -48,14 +55,23 @@ class Bench:
         stage: Command and dialect.
         oracles: What must be true of the replies.
         timeout: How long each reply, and the exit, may take, in seconds.
+        launch: What starts them.
 
     Attributes:
         patience: How long they may take now.
 
     """
 
-    def __init__(self, stage: Stage, oracles: Oracles, *, timeout: float) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        oracles: Oracles,
+        *,
+        timeout: float,
+        launch: Launch = launch_worker,
+    ) -> None:
         self.patience = timeout
+        self._launch = launch
         self._stage = stage
         self._oracles = oracles
         self._next: _Place | None = None
@@ -77,16 +93,16 @@ class Bench:
                 place.left.set()
         await self._tasks.__aexit__(None, None, None)
 
-    async def fresh(self, case: Case) -> CaseFailed | None:
+    async def fresh(self, case: AnyCase) -> CaseFailed | None:
         """Play a case to a process that has seen nothing; return how it failed."""
         stage = case.on(self._stage)
         try:
-            await judge(lambda: self._fresh(stage), case, self._oracles)
+            await judge(lambda: self._fresh(stage, case), case, self._oracles)
         except CaseFailed as failed:
             return failed
         return None
 
-    async def again(self, case: Case) -> tuple[CaseFailed | None, Case]:
+    async def again(self, case: AnyCase) -> tuple[CaseFailed | None, AnyCase]:
         """
         Play a case to the process that has seen the cases before.
 
@@ -97,20 +113,22 @@ class Bench:
         stage = case.on(self._stage)
         if self._kept is None or self._kept.stage != stage:
             await self.renew()
-            self._kept = await self._start(stage)
+            self._kept = await self._start(stage, case)
         kept = self._kept
         kept.seen.extend(case.steps)
         kept.worker.timeout = self.patience
         try:
             said = await converse(kept.worker, case.steps)
-            await compare(lambda: self._fresh(stage), kept.worker, said, self._oracles)
+            await compare(
+                lambda: self._fresh(stage, case), kept.worker, said, self._oracles
+            )
         except CaseFailed as failed:
             kept.left.set()
             self._kept = None
             return failed, kept.everything()
         return None, kept.everything()
 
-    async def renew(self) -> tuple[CaseFailed | None, Case]:
+    async def renew(self) -> tuple[CaseFailed | None, AnyCase]:
         """End the process that is kept, if there is one; return as :meth:`again`."""
         kept, self._kept = self._kept, None
         if kept is None:
@@ -124,23 +142,24 @@ class Bench:
         return None, kept.everything()
 
     @asynccontextmanager
-    async def _fresh(self, stage: Stage) -> AsyncIterator[WorkerUnderTest]:
+    async def _fresh(
+        self, stage: Stage, case: AnyCase
+    ) -> AsyncIterator[WorkerUnderTest]:
         place, self._next = self._next, None
         if place is not None and place.stage != stage:
             place.left.set()
             place = None
-        place = place or await self._start(stage)
-        self._next = await self._start(stage)
+        place = place or await self._start(stage, case)
+        self._next = await self._start(stage, case)
         place.worker.timeout = self.patience
         try:
             yield place.worker
         finally:
             place.left.set()
 
-    async def _start(self, stage: Stage) -> _Place:
-        assert isinstance(stage.dialect, MarkerDialect)
-        spoken = stage.dialect.markers
-        place = _Place(stage, WorkerUnderTest(stage), anyio.Event(), spoken, [])
+    async def _start(self, stage: Stage, case: AnyCase) -> _Place:
+        worker = WorkerUnderTest(stage, launch=self._launch)
+        place = _Place(stage, worker, anyio.Event(), case, [])
         await self._tasks.start(self._host, place)
         return place
 

@@ -7,19 +7,33 @@ ends well when its input does. What else must be true, ``oracle.py`` knows.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NoReturn, Self, TypeAlias
+from typing import Any, NoReturn, Protocol, Self, TypeAlias
 
+from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerFailed, WorkerUnderTest
 from etlstage.testing.replies import Reply
+from etlstage.testing.transcript import cut
 from etlstage.transport.base import describe_status
 
-__all__ = ("Case", "CaseFailed", "Kind", "Said", "Step", "converse", "end", "fail")
+__all__ = (
+    "AnyCase",
+    "Case",
+    "CaseFailed",
+    "Kind",
+    "Said",
+    "Saying",
+    "Step",
+    "converse",
+    "end",
+    "fail",
+    "shown_steps",
+)
 
 
 class Kind(StrEnum):
@@ -60,6 +74,67 @@ class CaseFailed(WorkerFailed):
         self.kind = kind
 
 
+class Saying(Protocol):
+    """What is said at once, and the replies to it waited for, in any dialect."""
+
+    @property
+    def messages(self) -> Sequence[bytes]:
+        """All of them."""
+        ...
+
+    async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
+        """Say it; return the replies."""
+        ...
+
+    def alone(
+        self, replies: Sequence[Reply], *, batches: bool
+    ) -> Iterator[tuple[Saying, list[Reply]]]:
+        """Yield each exchange with its reply."""
+        ...
+
+    def turned(self) -> Saying:
+        """Return the same in the opposite order, as far as that is one exchange."""
+        ...
+
+    def of(self, outputs: Sequence[bytes], *, batches: bool) -> Saying:
+        """Return what says outputs again."""
+        ...
+
+
+class AnyCase(Protocol):
+    """A conversation to be had with a worker of any dialect; see :class:`Case`."""
+
+    @property
+    def steps(self) -> Sequence[Saying]:
+        """What is said."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many messages there are."""
+        ...
+
+    def on(self, stage: Stage) -> Stage:
+        """Return a stage whose workers it is for."""
+        ...
+
+    def having(self, steps: Sequence[Any]) -> Self:
+        """Return the same with other steps."""
+        ...
+
+    def written(self, dialect: Dialect) -> Iterator[str]:
+        """Yield what is written at once, as text; and the end."""
+        ...
+
+    def imports(self) -> Iterator[str]:
+        """Yield what a program imports that has it."""
+        ...
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+        ...
+
+
 @dataclass(frozen=True)
 class Step:
     """What is written at once, before the replies to all of it are waited for."""
@@ -77,8 +152,30 @@ class Step:
         more += ", full=True" if self.full else ""
         return f"Step({[*self.messages]}{more})"
 
+    async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
+        """Say it; return the replies."""
+        return await worker.exchange(self.messages, full=self.full, cuts=self.cuts)
 
-Said: TypeAlias = list[tuple[Step, list[Reply]]]
+    def alone(
+        self, replies: Sequence[Reply], *, batches: bool
+    ) -> Iterator[tuple[Step, list[Reply]]]:
+        """Yield each exchange with its reply."""
+        if batches:
+            yield self, [*replies]
+            return
+        for message, reply in zip(self.messages, replies, strict=True):
+            yield Step((message,)), [reply]
+
+    def turned(self) -> Step:
+        """Return the same with the messages in the opposite order."""
+        return replace(self, messages=self.messages[::-1], cuts=())
+
+    def of(self, outputs: Sequence[bytes], *, batches: bool) -> Step:
+        """Return what says outputs again."""
+        return Step(tuple(outputs))
+
+
+Said: TypeAlias = list[tuple[Saying, list[Reply]]]
 """What was said, and the replies to it."""
 
 
@@ -90,9 +187,7 @@ class Case:
     markers: Markers = field(default_factory=Markers)
 
     def __repr__(self) -> str:
-        steps = ", ".join(map(repr, self.steps))
-        same = len(self.steps) > 2 and all(s == self.steps[0] for s in self.steps)
-        steps = f"[{self.steps[0]}] * {len(self.steps)}" if same else f"[{steps}]"
+        steps = shown_steps(self.steps)
         default = Markers()
         given = zip(Markers._fields, self.markers, default, strict=True)
         marked = ", ".join(f"{n}={mine!r}" for n, mine, usual in given if mine != usual)
@@ -107,6 +202,24 @@ class Case:
         """Return a stage whose workers speak with the case's markers."""
         assert isinstance(stage.dialect, MarkerDialect)
         return replace(stage, dialect=replace(stage.dialect, markers=self.markers))
+
+    def having(self, steps: Sequence[Any]) -> Self:
+        """Return the same with other steps."""
+        return replace(self, steps=(*steps,))
+
+    def written(self, dialect: Dialect) -> Iterator[str]:
+        """Yield what is written at once, as text; and the end."""
+        for step in self.steps:
+            wire = dialect.raw(step.messages)
+            yield " | ".join(dialect.shown(part) for part in cut(wire, step.cuts))
+        yield "the end of the input"
+
+    def imports(self) -> Iterator[str]:
+        """Yield what a program imports that has it."""
+        names = "Case, Step, verify" if self.steps else "Case, verify"
+        if self.markers != Markers():
+            yield "from etlstage.protocol.marker import Markers"
+        yield f"from etlstage.testing import {names}"
 
     def to_plain(self) -> dict[str, Any]:
         """Return what :meth:`from_plain` reads, as plain JSON."""
@@ -134,7 +247,14 @@ class Case:
         return cls(tuple(steps), Markers.from_text(**plain["markers"]))
 
 
-async def converse(worker: WorkerUnderTest, steps: Iterable[Step]) -> Said:
+def shown_steps(steps: Sequence[object]) -> str:
+    """Return steps as Python has them; of those that are all the same, one."""
+    if len(steps) > 2 and all(step == steps[0] for step in steps):
+        return f"[{steps[0]}] * {len(steps)}"
+    return f"[{', '.join(map(repr, steps))}]"
+
+
+async def converse(worker: WorkerUnderTest, steps: Iterable[Saying]) -> Said:
     """
     Say what a case says, and return the replies to each step.
 
@@ -142,27 +262,26 @@ async def converse(worker: WorkerUnderTest, steps: Iterable[Step]) -> Said:
         CaseFailed: If the worker hangs, crashes or breaks the protocol.
 
     """
-    replies = []
+    replies: Said = []
     for step in steps:
         # It may have broken it behind its last reply.
         await _classified(worker, worker.until(lambda: not worker.broken, ""))
-        given = await _classified(
-            worker, worker.exchange(step.messages, full=step.full, cuts=step.cuts)
-        )
+        given = await _classified(worker, step.exchange(worker))
         replies.append((step, given))
     return replies
 
 
 async def end(worker: WorkerUnderTest) -> None:
     """
-    Close its stdin and see it to its end.
+    Have it end, and see it to its end.
 
     Raises:
         CaseFailed: If that is no good end.
 
     """
     status = await _classified(worker, worker.close())
-    if status:
+    # One that connects is told to end, and leaves with any status.
+    if status < 0 or (status and not worker.stage.dialect.connects):
         what = f"the worker {describe_status(status)} at the end of its input"
         fail(worker, Kind.CRASHES, what)
 

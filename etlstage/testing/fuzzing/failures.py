@@ -22,16 +22,17 @@ import anyio
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.secret import Secrets
-from etlstage.protocol.marker import Markers, Mode
+from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
-from etlstage.testing.fuzzing.case import Case, CaseFailed, Kind, converse, end
+from etlstage.testing.fuzzing.case import AnyCase, CaseFailed, Kind, converse, end
 from etlstage.testing.fuzzing.oracle import Oracles, verify
+from etlstage.testing.fuzzing.sessions import case_class
 from etlstage.testing.recording.recorder import RecordedLaunch
 from etlstage.testing.recording.recording import Recording
-from etlstage.testing.transcript import Entry, cut
+from etlstage.testing.transcript import Entry
 from etlstage.transport import LaunchRequest, launch_worker
 
 __all__ = ("FOLDER", "Failure", "Failures", "Origin")
@@ -61,7 +62,7 @@ class Failure:
     stage: Stage
     """Command and dialect."""
     origin: Origin
-    case: Case
+    case: AnyCase
     oracles: Oracles
     kind: Kind
     """What the worker was found to do."""
@@ -87,36 +88,38 @@ class Failure:
 
     def written(self) -> Iterator[str]:
         """Yield what is written before each wait for replies, equal ones together."""
-        dialect = self.case.on(self.stage).dialect
-        lines = []
-        for step in self.case.steps:
-            wire = dialect.raw(step.messages)
-            lines.append(
-                " | ".join(dialect.shown(part) for part in cut(wire, step.cuts))
-            )
+        *lines, last = self.case.written(self.case.on(self.stage).dialect)
         number = 1
         for line, same in groupby(lines):
-            last = number + len([*same]) - 1
-            yield f"{number}-{last}. {line}" if last > number else f"{number}. {line}"
-            number = last + 1
-        yield f"{number}. the end of the input"
+            end = number + len([*same]) - 1
+            yield f"{number}-{end}. {line}" if end > number else f"{number}. {line}"
+            number = end + 1
+        yield f"{number}. {last}"
 
     def program(self) -> Iterator[str]:
         """Yield the lines of a program that fails as the case does."""
-        case = self.case
-        names = "Case, Step, verify" if case.steps else "Case, verify"
+        case, dialect = self.case, self.stage.dialect
         (*words,), name = self.origin
+        given = self.oracles.given
         if name is not None:
             yield "from etlstage.config.lookup import stage_from_yaml"
-        if case.markers != Markers():
-            yield "from etlstage.protocol.marker import Markers"
-        yield f"from etlstage.testing import {names}"
+            worker = f"stage_from_yaml({words[0]!r}, {name!r})"
+        elif isinstance(dialect, MarkerDialect):
+            worker, given = repr(words), {**self._more, **given}
+        else:
+            yield "from etlstage import Stage"
+            yield "from etlstage.messages import StageKind"
+            yield "from etlstage.protocol.registry import dialect_from_plain"
+            usual = type(dialect)().plain()
+            own = {k: v for k, v in dialect.plain().items() if v != usual[k]}
+            worker = "stage"
+        yield from case.imports()
         yield ""
-        given = self.oracles.given
-        worker = f"stage_from_yaml({words[0]!r}, {name!r})"
-        if name is None:
-            worker = repr(words)
-            given = {**self._more, **given}
+        if worker == "stage":
+            yield f"dialect = dialect_from_plain({ {'name': dialect.name, **own} })"
+            kind = f"StageKind.{self.stage.kind.name}"
+            yield f"command = {tuple(words)}"
+            yield f"stage = Stage(name='worker', kind={kind}, command=command, dialect=dialect)"
         more = "".join(f", {name}={value!r}" for name, value in given.items())
         yield f"verify({worker}, {case!r}{more})"
 
@@ -228,7 +231,7 @@ class Failures:
             return Failure(
                 stage,
                 origin,
-                Case.from_plain(plain["case"]),
+                case_class(stage.dialect).from_plain(plain["case"]),
                 Oracles(**plain["oracles"]),
                 {kind.label: kind for kind in Kind}[plain["found"]],
                 plain["timeout"],

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -24,16 +24,20 @@ from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.fuzzing.bench import Bench
-from etlstage.testing.fuzzing.case import Case, CaseFailed, Kind, Step
+from etlstage.testing.fuzzing.case import AnyCase, Case, CaseFailed, Kind, Step
 from etlstage.testing.fuzzing.oracle import Oracles
-from etlstage.testing.fuzzing.shortening import shorten
+from etlstage.testing.fuzzing.sessions import Call, Calls, SessionCase, ready
+from etlstage.testing.fuzzing.shortening import shorten, shorten_calls
+from etlstage.testing.sessions import chunks
 from etlstage.testing.strategies import cuts, messages
+from etlstage.transport import Launch, launch_worker
 
-__all__ = ("Budget", "Found", "Fuzzer", "Progress", "cases")
+__all__ = ("Budget", "Found", "Fuzzer", "Progress", "cases", "session_cases")
 
 _LIFE: Final = 40  # cases that one process is given
 _ALONE: Final = 3  # cases at the beginning that have a process each
 _QUICK: Final = 1.0  # seconds of patience while a case that hangs is shrunk
+_AT_ONCE: Final = 4  # sessions, at most
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Budget:
 class Found:
     """A case that a worker does not stand."""
 
-    case: Case
+    case: AnyCase
     failure: CaseFailed
     steady: bool = True
     """It fails whenever it is played to a fresh process."""
@@ -80,11 +84,12 @@ class Fuzzer:
 
     Args:
         stage: Command and dialect; its markers, where the worker is given no others.
-        drawn: What draws cases; see :func:`cases`.
+        drawn: What draws cases; see :func:`cases`, and :func:`session_cases`.
         oracles: What must be true of the replies.
         size: Messages of a full batch; 0: the worker answers single messages.
         as_json: Whether messages are JSON documents.
         timeout: How long each reply, and the exit, may take, in seconds.
+        launch: What starts the workers.
 
     Attributes:
         progress: What was done so far.
@@ -95,12 +100,13 @@ class Fuzzer:
     def __init__(
         self,
         stage: Stage,
-        drawn: st.SearchStrategy[Case],
+        drawn: st.SearchStrategy[Any],
         oracles: Oracles,
         *,
         size: int = 0,
         as_json: bool = False,
         timeout: float = 5.0,
+        launch: Launch = launch_worker,
     ) -> None:
         self.progress: Progress = Progress()
         self._drawn = drawn
@@ -108,7 +114,7 @@ class Fuzzer:
         self._as_json = as_json
         self._timeout = timeout
         self.tell: Callable[[Progress], None] = lambda progress: None
-        self._bench = Bench(stage, oracles, timeout=timeout)
+        self._bench = Bench(stage, oracles, timeout=timeout, launch=launch)
         self._found: Found | None = None
         self._until = 0.0
         self._portal: BlockingPortal
@@ -122,7 +128,7 @@ class Fuzzer:
         ):
             yield self
 
-    def play(self, case: Case) -> CaseFailed | None:
+    def play(self, case: AnyCase) -> CaseFailed | None:
         """Play a case to a fresh process; return how it failed."""
         return self._portal.call(self._bench.fresh, case)
 
@@ -150,14 +156,14 @@ class Fuzzer:
             verbosity=Verbosity.quiet,
         )
         @given(self._drawn)
-        def trial(case: Case) -> None:
+        def trial(case: AnyCase) -> None:
             self._check_time()
             self._try(case)
             self.tell(self.progress)
 
         trial()
 
-    def _try(self, case: Case) -> None:
+    def _try(self, case: AnyCase) -> None:
         self.progress.examples += 1
         self.progress.messages += case.count
         number = self.progress.examples
@@ -181,7 +187,7 @@ class Fuzzer:
         if failure is not None:
             self._blame_all(failure, everything)
 
-    def _blame_all(self, failure: CaseFailed, everything: Case) -> NoReturn:
+    def _blame_all(self, failure: CaseFailed, everything: AnyCase) -> NoReturn:
         """Take all that a process has seen for the case."""
         again = self.play(everything)
         self._end_with(Found(everything, again or failure, steady=again is not None))
@@ -198,7 +204,7 @@ class Fuzzer:
         if kind is Kind.HANGS:
             self._bench.patience = min(_QUICK, self._timeout)
 
-        def fails(case: Case) -> bool:
+        def fails(case: AnyCase) -> bool:
             self._check_time()
             self.progress.tries += 1
             self.tell(self.progress)
@@ -208,7 +214,11 @@ class Fuzzer:
             self._found = Found(case, failure)
             return True
 
-        shorten(self._found.case, fails, size=self._size, as_json=self._as_json)
+        case = self._found.case
+        if isinstance(case, SessionCase):
+            shorten_calls(case, fails, as_json=self._as_json)
+        elif isinstance(case, Case):
+            shorten(case, fails, size=self._size, as_json=self._as_json)
 
     def _check_time(self) -> None:
         if monotonic() > self._until:
@@ -272,6 +282,41 @@ def cases(
         filled = dialect.shape.batches and len(group) == (full or size)
         steps.append(Step(tuple(group), tuple(draw(cuts(length))), filled))
     return Case(tuple(steps), spoken)
+
+
+@st.composite
+def session_cases(
+    draw: st.DrawFn,
+    dialect: Dialect,
+    *,
+    size: int = 3,
+    drawn: st.SearchStrategy[bytes] | None = None,
+) -> SessionCase:
+    """
+    Draw a case for a worker whose exchanges have names.
+
+    Args:
+        draw: Is given by Hypothesis.
+        dialect: What the worker speaks.
+        size: Chunks of a session, at most.
+        drawn: Draws a chunk.
+
+    """
+    chunk = chunks() if drawn is None else drawn
+    most = int(min(_AT_ONCE, ready(dialect).room))
+    several = st.lists(chunk, max_size=size).map(tuple)
+    # Most are what a stage has.
+    one = several if dialect.shape.batches else st.tuples(chunk) | several
+    cancelled = st.sampled_from([False, False, False, True])
+    some = st.lists(st.builds(Call, one, cancelled), min_size=1, max_size=most)
+    steps = []
+    for calls in draw(st.lists(some, max_size=5)):
+        turn = st.integers(0, len(calls) - 1)
+        turns = draw(st.lists(turn, max_size=3 * len(calls)))
+        step = Calls(tuple(calls), tuple(turns))
+        places = draw(cuts(len(step.wire(dialect))))
+        steps.append(replace(step, cuts=tuple(places)))
+    return SessionCase(tuple(steps))
 
 
 def _repeated(drawn: Sequence[tuple[bytes, bool]]) -> list[bytes]:

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
@@ -25,7 +25,15 @@ from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
-from etlstage.testing.fuzzing.case import Case, Kind, Said, Step, converse, end, fail
+from etlstage.testing.fuzzing.case import (
+    AnyCase,
+    Kind,
+    Said,
+    Saying,
+    converse,
+    end,
+    fail,
+)
 from etlstage.testing.replies import Reply
 
 __all__ = ("Open", "Oracles", "compare", "judge", "model_of", "verify")
@@ -67,7 +75,7 @@ class Oracles:
 
 def verify(
     command: Sequence[str] | Stage,
-    case: Case,
+    case: AnyCase,
     *,
     batch: Literal["supervisor", "worker"] | None = None,
     kind: Literal["transform", "load"] = "transform",
@@ -104,7 +112,7 @@ def verify(
     anyio.run(judge, start, case, Oracles(**oracles))
 
 
-async def judge(start: Open, case: Case, oracles: Oracles) -> None:
+async def judge(start: Open, case: AnyCase, oracles: Oracles) -> None:
     """
     Have fresh processes stand a case; see :func:`verify`.
 
@@ -129,12 +137,14 @@ async def compare(
 
     """
     batches = worker.stage.dialect.shape.batches
-    exchanges = said if batches else _single(said)
+    exchanges = _single(said, batches=batches)
     for step, replies in exchanges:
         outputs = _outputs(replies)
         if outputs is None:
             continue
-        if oracles.one_output and len(outputs) != len(step.messages):
+        # Of a session that is not as a stage has them nobody knows what is right.
+        usual = batches or len(step.messages) == 1
+        if oracles.one_output and usual and len(outputs) != len(step.messages):
             what = f"gave {counted(len(outputs), 'output')} for {_asked(step)}"
             fail(worker, Kind.OUTPUTS, what)
         if oracles.json_out:
@@ -156,12 +166,12 @@ async def compare(
         await _repeat(worker, exchanges)
 
 
-def _single(said: Said) -> Said:
-    """Return the exchanges of a dialect where each message is one."""
+def _single(said: Said, *, batches: bool) -> Said:
+    """Return the exchanges, each by itself."""
     return [
-        (Step((message,)), [reply])
+        single
         for step, replies in said
-        for message, reply in zip(step.messages, replies, strict=True)
+        for single in step.alone(replies, batches=batches)
     ]
 
 
@@ -172,7 +182,7 @@ def _outputs(replies: Sequence[Reply]) -> list[bytes] | None:
     return [output for reply in replies for output in reply.outputs]
 
 
-async def _alone(start: Open, step: Step) -> list[Reply]:
+async def _alone(start: Open, step: Saying) -> list[Reply]:
     async with start() as worker:
         ((_, replies),) = await converse(worker, [step])
         return replies
@@ -182,9 +192,7 @@ async def _turn_round(
     start: Open, worker: WorkerUnderTest, said: Said, *, batches: bool
 ) -> None:
     """Say the same in the opposite order: within batches, if there are any."""
-    turned = [
-        replace(step, messages=step.messages[::-1], cuts=()) for step, _ in said[::-1]
-    ]
+    turned = [step.turned() for step, _ in said[::-1]]
     async with start() as other:
         again = await converse(other, turned)
     for (step, replies), (_, others) in zip(said, again[::-1], strict=True):
@@ -196,11 +204,12 @@ async def _turn_round(
 
 async def _repeat(worker: WorkerUnderTest, said: Said) -> None:
     """Send outputs again."""
-    for _, replies in said:
+    batches = worker.stage.dialect.shape.batches
+    for asked, replies in said:
         outputs = _outputs(replies)
         if not outputs:
             continue
-        step = Step(tuple(outputs))
+        step = asked.of(outputs, batches=batches)
         # What may come from a worker may not always be sent to it.
         with suppress(MessageRefused):
             ((_, again),) = await converse(worker, [step])
@@ -217,24 +226,37 @@ def _follow(
     batches: bool,
 ) -> None:
     """Compare with what the model does."""
-    from etlstage import worker as sdk  # nobody else has to wait for it
-
-    loads = worker.stage.kind is StageKind.LOAD
     for step, replies in said:
+        if not batches and len(step.messages) != 1:
+            continue  # it is a session that no stage has
         asked = [*step.messages] if batches else step.messages[0]
         try:
-            (expected,) = sdk.run(
-                model, [asked], kind="load" if loads else "transform", on_error="exit"
-            )
+            wanted = _modelled(worker, model, asked)
         except Exception as error:
             text = f"the model failed for {_asked(step)}: {error!r}"
             raise ConfigError(text) from error
-        if isinstance(expected, sdk.Refuse):
-            wanted = Reply((), str(expected))
-        else:
-            wanted = Reply((*expected,))
         if _outputs(replies) != _outputs([wanted]):
             _differ(worker, Kind.MODEL, step, replies, [wanted], "in the model")
+
+
+def _modelled(
+    worker: WorkerUnderTest,
+    model: Callable[..., Iterable[bytes] | None],
+    asked: bytes | list[bytes],
+) -> Reply:
+    """Return what the model replies."""
+    from etlstage import worker as sdk  # nobody else has to wait for it
+
+    if worker.stage.dialect.connects:
+        try:
+            return Reply((*(model(asked) or ()),))  # no marker is in the way
+        except sdk.Refuse as no:
+            return Reply((), str(no))
+    loads = worker.stage.kind is StageKind.LOAD
+    (said,) = sdk.run(
+        model, [asked], kind="load" if loads else "transform", on_error="exit"
+    )
+    return Reply((), str(said)) if isinstance(said, sdk.Refuse) else Reply((*said,))
 
 
 def model_of(name: str) -> Callable[..., Iterable[bytes] | None]:
@@ -262,7 +284,7 @@ def model_of(name: str) -> Callable[..., Iterable[bytes] | None]:
 def _differ(
     worker: WorkerUnderTest,
     kind: Kind,
-    step: Step,
+    step: Saying,
     replies: Sequence[Reply],
     others: Sequence[Reply],
     how: str,
@@ -271,7 +293,7 @@ def _differ(
     fail(worker, kind, what)
 
 
-def _asked(step: Step) -> str:
+def _asked(step: Saying) -> str:
     messages = [*step.messages]
     return f"batch {_shown(messages)}" if len(messages) != 1 else _shown(messages[0])
 

@@ -14,8 +14,9 @@ from typing import Final
 
 from etlstage.testing.fewest import fewest
 from etlstage.testing.fuzzing.case import Case, Step
+from etlstage.testing.fuzzing.sessions import Call, Calls, SessionCase
 
-__all__ = ("shorten",)
+__all__ = ("shorten", "shorten_calls")
 
 _SIMPLE: Final = (b"", b"x")
 
@@ -111,20 +112,7 @@ class _Shortening:
             return self._puts(at, replace(step, messages=tuple(messages)))
 
         message = self._case.steps[at].messages[place]
-        if self._as_json:
-            for simple in _documents(json.loads(message)):
-                puts(json.dumps(simple).encode())
-            return
-        if puts(b"") or puts(b"x"):
-            return
-        kept = fewest([*message], lambda left: puts(bytes(left)))
-        for number, byte in enumerate(kept):
-            for simple in (ord("x"), 0x80):
-                if simple == byte or puts(
-                    bytes([*kept[:number], simple, *kept[number + 1 :]])
-                ):
-                    kept[number] = simple
-                    break
+        _simplify(message, puts, as_json=self._as_json)
 
     def _has(self, at: int, messages: Sequence[bytes]) -> bool:
         cuts, full = self._case.steps[at].cuts, len(messages) == self._size > 0
@@ -135,6 +123,121 @@ class _Shortening:
         steps = [*self._case.steps]
         steps[at] = step
         return self._takes(steps)
+
+
+def shorten_calls(
+    case: SessionCase, fails: Callable[[SessionCase], bool], *, as_json: bool = False
+) -> SessionCase:
+    """Return the simplest case that fails; see :func:`shorten`."""
+    return _SessionShortening(case, fails, as_json=as_json).run()
+
+
+class _SessionShortening:
+    def __init__(
+        self,
+        case: SessionCase,
+        fails: Callable[[SessionCase], bool],
+        *,
+        as_json: bool,
+    ) -> None:
+        self._case = case
+        self._fails = fails
+        self._as_json = as_json
+        self._tried: dict[tuple[Calls, ...], bool] = {}
+
+    def run(self) -> SessionCase:
+        before = None
+        while before != self._case:
+            before = self._case
+            self._takes([replace(step, cuts=()) for step in self._case.steps])
+            fewest(self._case.steps, self._takes)
+            for at in range(len(self._case.steps)):
+                self._simplify(at)
+        return self._case
+
+    def _takes(self, steps: Sequence[Calls]) -> bool:
+        """Go on with these steps if they fail, too."""
+        key = tuple(steps)
+        if key == tuple(self._case.steps):
+            return True
+        if key not in self._tried:
+            self._tried[key] = self._fails(replace(self._case, steps=key))
+        if self._tried[key]:
+            self._case = replace(self._case, steps=key)
+        return self._tried[key]
+
+    def _puts(self, at: int, step: Calls) -> bool:
+        steps = [*self._case.steps]
+        steps[at] = step
+        return self._takes(steps)
+
+    def _simplify(self, at: int) -> None:
+        """Make one step simpler."""
+        step = self._case.steps[at]
+        fewest(range(len(step.calls)), lambda left: self._puts(at, step.only(left)))
+        for number in range(len(self._case.steps[at].calls)):
+            self._simplify_call(at, number)
+        step = self._case.steps[at]
+        # One behind the other; or all at once, and then one behind the other.
+        orders: list[tuple[int, ...]] = [(), tuple(range(len(step.calls)))]
+        if not any(self._puts(at, replace(step, turns=turns)) for turns in orders):
+            fewest(
+                step.turns,
+                lambda left: self._puts(at, replace(step, turns=(*left,))),
+            )
+        step = self._case.steps[at]
+        if step.turns in orders:
+            fewest(
+                step.turns, lambda left: self._puts(at, replace(step, turns=(*left,)))
+            )
+        step = self._case.steps[at]
+        if step.cuts and not self._puts(at, replace(step, cuts=(1,))):
+            fewest(step.cuts, lambda left: self._puts(at, replace(step, cuts=(*left,))))
+
+    def _simplify_call(self, at: int, number: int) -> None:
+        def puts(call: Call) -> bool:
+            step = self._case.steps[at]
+            calls = [*step.calls]
+            calls[number] = call
+            return self._puts(at, replace(step, calls=tuple(calls)))
+
+        def call() -> Call:
+            return self._case.steps[at].calls[number]
+
+        if call().cancelled:
+            puts(replace(call(), cancelled=False))
+        # The usual one is simpler than one without a chunk.
+        if not self._as_json and any(puts(Call((simple,))) for simple in _SIMPLE):
+            return
+        if puts(Call()):
+            return
+        fewest(call().chunks, lambda left: puts(replace(call(), chunks=(*left,))))
+        for place in range(len(call().chunks)):
+
+            def puts_chunk(chunk: bytes, place: int = place) -> bool:
+                chunks = [*call().chunks]
+                chunks[place] = chunk
+                return puts(replace(call(), chunks=tuple(chunks)))
+
+            _simplify(call().chunks[place], puts_chunk, as_json=self._as_json)
+
+
+def _simplify(message: bytes, puts: Callable[[bytes], bool], *, as_json: bool) -> None:
+    """Make a message simpler, as far as ``puts`` takes it."""
+    if as_json:
+        for simple in _documents(json.loads(message)):
+            puts(json.dumps(simple).encode())
+        return
+    if puts(b"") or puts(b"x"):
+        return
+    kept = fewest([*message], lambda left: puts(bytes(left)))
+    for number, byte in enumerate(kept):
+        for simple in (ord("x"), 0x80):
+            if simple == byte or puts(
+                bytes([*kept[:number], simple, *kept[number + 1 :]])
+            ):
+                kept[number] = simple
+                break
 
 
 def _documents(document: object) -> Iterator[object]:

@@ -1,0 +1,166 @@
+"""
+Planted bugs of workers with sessions, each found and shown by the shortest case.
+
+The workers are scripts: a try takes milliseconds, and no process.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.stage import Stage
+from etlstage.testing import Call, Calls, ScriptedLaunch, SessionCase
+from etlstage.testing.fuzzing.case import Kind
+from etlstage.testing.fuzzing.fuzz import Budget, Found, Fuzzer, session_cases
+from etlstage.testing.fuzzing.oracle import Oracles
+from etlstage.testing.fuzzing.sessions import case_class
+from tests.testing.check.sessions import Worker
+
+pytestmark = pytest.mark.core
+
+ONE: Final = Call((b"",))
+
+
+class _Mixes(Worker):
+    """A chunk goes to the session that was begun last."""
+
+    def add(self, number: int, chunk: bytes) -> None:
+        super().add(max(self.open), chunk)
+
+
+class _DiesWhenEmpty(Worker):
+    """As it takes the first byte of a chunk."""
+
+    def add(self, number: int, chunk: bytes) -> None:
+        _ = chunk[0]
+        super().add(number, chunk)
+
+
+class _ForgetsTheThird(Worker):
+    """It has room for two, and forgets how the third ends."""
+
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        if len(self.open) < 2:
+            await super().answer(number, chunks)
+
+
+class _KeepsCount(Worker):
+    """It answers otherwise what comes later."""
+
+    count = 0
+
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        self.count += 1
+        await super().answer(number, [b"%d" % self.count for _ in chunks])
+
+
+class _TakesReadsForFrames(Worker):
+    """What a read ends with is lost."""
+
+    def cut(self, data: bytes) -> Any:  # noqa: ANN401 - frames
+        frames = [*super().cut(data)]
+        self.frames = type(self.frames)(raw=True, use_list=False)
+        return frames
+
+
+class _BreaksWhenCancelled(Worker):
+    """An error for what is cancelled begins a session that nobody asked for."""
+
+    async def take(self, first: int, second: int, *rest: Any) -> None:  # noqa: ANN401
+        if second == self.words.error and first in self.open:
+            await self.say(99, self.words.choke)
+        await super().take(first, second, *rest)
+
+
+PLANTED: Final[list[tuple[type[Worker], dict[str, Any], Kind, *tuple[Calls, ...]]]] = [
+    (
+        _Mixes,
+        {"one_output": True},
+        Kind.OUTPUTS,
+        Calls((ONE, ONE), turns=(0, 1)),
+    ),
+    (_DiesWhenEmpty, {}, Kind.CRASHES, Calls((ONE,))),
+    (_ForgetsTheThird, {}, Kind.HANGS, Calls((ONE,) * 3, turns=(1, 2))),
+    (
+        _TakesReadsForFrames,
+        {},
+        Kind.CRASHES,
+        Calls((ONE,), cuts=(1,)),
+    ),
+    (_KeepsCount, {"stateless": True}, Kind.STATELESS, Calls((ONE,)), Calls((ONE,))),
+    (_BreaksWhenCancelled, {}, Kind.BREAKS, Calls((Call((), cancelled=True),))),
+]
+
+
+def search(worker: type[Worker], examples: int = 100, **oracles: Any) -> Found | None:  # noqa: ANN401
+    """Return what is found in a script."""
+    dialect = CocaineDialect()
+    fuzzer = Fuzzer(
+        Stage(name="worker", command=("no-such-program",), dialect=dialect),
+        session_cases(dialect),
+        Oracles(**oracles),
+        timeout=0.1,
+        launch=ScriptedLaunch(worker.script),
+    )
+    with fuzzer.running():
+        return fuzzer.search(Budget(examples, seconds=30, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("worker", "oracles", "kind", "shortest"),
+    [(worker, oracles, kind, steps) for worker, oracles, kind, *steps in PLANTED],
+    ids=[bug[0].__name__[1:] for bug in PLANTED],
+)
+def test_bug_is_found(
+    worker: type[Worker], oracles: dict[str, Any], kind: Kind, shortest: list[Calls]
+) -> None:
+    """And shrunk to its known minimum, which fails from a fresh start (issue 15)."""
+    found = search(worker, **oracles)
+    assert found is not None
+    assert (found.failure.kind, found.steady) == (kind, True)
+    assert found.case == SessionCase((*shortest,))
+
+
+def upper(message: bytes) -> list[bytes]:
+    """Do what the worker has to do."""
+    return [message.upper()]
+
+
+def test_sound_worker_passes() -> None:
+    """Whatever is asked of it (issue 15)."""
+    model = f"{__name__}:upper"
+    assert search(Worker, 25, one_output=True, order_free=True, model=model) is None
+    assert search(Worker, 10, stateless=True, idempotent=True) is None
+
+
+def test_case_reads_as_a_program() -> None:
+    """What is printed, and what is kept, is the case (issue 15)."""
+    step = Calls((Call((b"x",)), Call((), cancelled=True)), turns=(0, 1), cuts=(3,))
+    case = SessionCase((step, Calls((ONE,))))
+    assert eval(repr(case)).to_plain() == case.to_plain()  # noqa: S307
+    assert repr(case) == (
+        "SessionCase([Calls([Call([b'x']), Call([], cancelled=True)], turns=[0, 1],"
+        " cuts=[3]), Calls([Call([b''])])])"
+    )
+    assert SessionCase.from_plain(case.to_plain()) == case
+    assert case.count == 2
+    wont = "error 3 [42, 7] 'not wanted any more'"
+    assert [*case.written(CocaineDialect())] == [
+        "... | invoke 2 'transform'; invoke 3 'transform'; chunk 2 'x'; choke 2; "
+        + wont,
+        "invoke 4 'transform'; chunk 4 ''; choke 4",
+        "a terminate",
+    ]
+
+
+def test_batch_is_a_session() -> None:
+    """Of as many chunks; what is asked of batches is asked of it (issue 15)."""
+    dialect = CocaineDialect(batches=True)
+    assert case_class(dialect) is SessionCase
+    said = Calls((Call((b"a", b"b")),)).of([b"A", b"B"], batches=True)
+    assert said == Calls((Call((b"A", b"B")),))
+    said = Calls((Call((b"a", b"b")),)).of([b"A", b"B"], batches=False)
+    assert said == Calls((Call((b"A",)), Call((b"B",))))
