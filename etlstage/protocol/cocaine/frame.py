@@ -164,14 +164,13 @@ class Frames:
         """
         for at in range(0, len(data), _SLICE):
             piece = data[at : at + _SLICE] if len(data) > _SLICE else data
-            before = self.end
             try:
                 self._unpacker.feed(piece)
-                yield from self._unpacker
+                for frame in self._unpacker:
+                    self._pending = 0
+                    yield frame
             except self._wrong as error:
                 raise self._blame(error) from None
-            if self.end > before:
-                self._pending = 0
             self._pending += len(piece)
             if self._pending > self._most + _SLICE:
                 raise self._too_long()
