@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -21,9 +22,11 @@ from etlstage.messages import Position, Run, size_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.interfaces import Sink, Source
-from etlstage.pipeline.ledger import Ledger
+from etlstage.pipeline.ledger import COUNTS, Ledger
 
 __all__ = ("Loading",)
+
+_PRODUCED: Final = COUNTS.index("produced")
 
 
 class Loading:
@@ -72,6 +75,11 @@ class Loading:
         # Of the epoch under way: its messages and bytes, and those behind the position.
         self._held = [0, 0]
         self._behind = 0
+        # What the source had given before the last position, or had when we began.
+        self._covered = 0
+        if self._epochs is not None:
+            counts = self._epochs.record.accounts.get(source.name)
+            self._covered = counts[_PRODUCED] if counts else 0
         self._reached: Position | None = None
         self._due = False
 
@@ -151,6 +159,8 @@ class Loading:
     async def _take_exactly(self, item: Run | Position) -> None:
         if isinstance(item, Position):
             self._reached, self._behind = item, 0
+            if item.passed:
+                self._covered = item.passed[0].counts[_PRODUCED]
             if self._due or self._over(0, 0):
                 await self._commit_at(item)
             return
@@ -206,7 +216,8 @@ class Loading:
             await self._commit(value, counts, letters, ended=True)
             if value is None:
                 await self._source.finished()
-        elif self._behind:
+        elif self._behind or self._ledger[0].produced > self._covered:
+            # Of some nothing came: they have dead letters that will come again, too.
             raise SourceFailed(
                 f"stage {self._source.name}: stopped where it can't read on: what came"
                 " behind its last position is not loaded, and read again",

@@ -152,13 +152,12 @@ class Runner(ABC):
         delivery, letters = self._delivery, self._dead_letters
         if delivery is None:
             return None
-        resumed = delivery.begin(
-            self._number,
-            stages=[account.stage for account in self.ledger],
-            letters=letters.sizes() if letters is not None else {},
-            anew=anew,
-        )
+        resumed = self._begin_run(delivery, anew=anew)
         await self._begin_landing(resumed=resumed)
+        if resumed and delivery.record.ended and delivery.record.position is not None:
+            # It was drained, as only the sink has noted: what comes is the next run.
+            resumed = self._begin_run(delivery)
+            await self._begin_landing(resumed=resumed)
         record = delivery.record
         if resumed and delivery.exactly_once:
             self._number = record.run
@@ -175,6 +174,15 @@ class Runner(ABC):
                 run=record.run,
             )
         return record
+
+    def _begin_run(self, delivery: Delivery, *, anew: bool = False) -> bool:
+        letters = self._dead_letters
+        return delivery.begin(
+            self._number,
+            stages=[account.stage for account in self.ledger],
+            letters=letters.sizes() if letters is not None else {},
+            anew=anew,
+        )
 
     async def _begin_landing(self, *, resumed: bool) -> None:
         """Tell the sink what was loaded before, which it may know better."""

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import StateUnusable
-from etlstage.messages import Position, Run
+from etlstage.errors import SourceFailed, StateUnusable
+from etlstage.messages import Passed, Position, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
 from etlstage.pipeline.interfaces import Epochs
@@ -131,6 +131,34 @@ def test_each_message_is_loaded_once(
     assert max(map(len, epochs.places.values())) <= max(size, 10)
 
 
+async def test_drained_run_that_only_its_table_has_noted(tmp_path: Path) -> None:
+    """It has ended, and is not whole: the next start reads on (issue 14)."""
+    epochs, wait = MemoryEpochs(), Wait()
+    delivery = Delivery(tmp_path, exactly_once=True, bounds=Bounds(seconds=3600))
+    delivery.at = stop_at(delivery, "committed", 1)
+    pipeline = Pipeline(
+        name="p",
+        source=Numbers(9, 3, waits=wait),
+        sink=MemoryEpochSink(epochs, noting=True),
+        delivery=delivery,
+    )
+
+    async def drain() -> None:
+        await wait.reached.wait()
+        pipeline.drain()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(drain)
+        report = await pipeline.run()
+    assert isinstance(report.error, Stopped)
+    assert epochs.messages == numbers(3)
+
+    source = Numbers(9, 3)
+    report = await run(tmp_path, source, MemoryEpochSink(epochs, noting=True))
+    assert (report.status, report.ledger[0].produced) == ("done", 6)
+    assert epochs.messages == numbers(9)
+
+
 async def test_next_run_begins_a_new_load(tmp_path: Path) -> None:
     """A source that is read anew is loaded anew, from epoch 1 on (issue 14)."""
     first, second = MemoryEpochs(), MemoryEpochs()
@@ -209,10 +237,11 @@ class Bench:
         delivery.begin("r", stages=["extract", "load"], letters={})
         record = delivery.record
         self.sink.begin(Epochs(record.load, 0, once=True, check=delivery.check))
+        self.ledger = Ledger.of_pipeline("extract", [], self.sink.account)
         self.loading = Loading(
             self.sink,
             source,
-            ledger=Ledger.of_pipeline("extract", [], self.sink.account),
+            ledger=self.ledger,
             letters=cast("DeadLetters", Letters(self.steps)),
             delivery=delivery,
             every=3600,
@@ -286,3 +315,20 @@ async def test_source_forgets_what_it_kept_behind_the_record(tmp_path: Path) -> 
         await made.take([b"1"], Position(1))
         await made.loading.end(exhausted=True)
         assert made.steps[-2:] == ["recorded", "finished"]
+
+
+@pytest.mark.parametrize("covered", [2, 3])
+async def test_run_that_is_drained_between_two_positions(
+    tmp_path: Path, covered: int
+) -> None:
+    """It goes on, also where nothing came of what is behind: there may be dead letters
+    of it (issue 14).
+    """
+    with bench(tmp_path) as made:
+        made.ledger[0].produced = covered
+        passed = Passed("extract", made.ledger[0].settled)
+        await made.take([b"1", b"2"], Position(2, passed=(passed,)))
+        made.ledger[0].produced = 3
+        with nullcontext() if covered == 3 else pytest.raises(SourceFailed):
+            await made.loading.end(exhausted=False)
+        assert made.delivery.record.ended is (covered == 3)
