@@ -214,7 +214,7 @@ class MemoryDeadLetters(DeadLetters):
     async def keep(self, letters: Sequence[DeadLetter]) -> None:
         """Append letters; they are durable after :meth:`sync`."""
         self.kept += letters
-        self.count: int = len(self.kept)
+        self.count += len(letters)
 
     async def sync(self) -> None:
         """Make all durable."""

@@ -207,6 +207,12 @@ def test_runs_that_break_off_load_each_message_once() -> None:
     simulate(epochs, range(30))
 
 
+@pytest.mark.parametrize("seed", [4760, 12355])
+def test_run_that_was_drained_is_read_on_behind(seed: int) -> None:
+    """By another run, which accounts for what is left (issue 14)."""
+    simulate(three_stages, [seed])
+
+
 @pytest.mark.parametrize("name", LOADED_TWICE)
 def test_planted_bug_in_a_commit_is_found(name: str) -> None:
     """Soon, and where there is none otherwise (issue 14)."""

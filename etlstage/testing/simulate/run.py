@@ -67,6 +67,8 @@ class Simulation:
         self._scripted = ScriptedLaunch(self._script, pipe_size=self.scenario.pipe_size)
         self._calls = 0  # of the end that is broken
         self._disk = Disk()
+        # Of the runs before this one: messages, and dead letters by stage.
+        self._before = 0, Counter[str]()
         self._crash: Crashed | None = None
         self._stages = {stage.name: stage for stage in self.scenario.stages}
         self._loaded: list[bytes] = []  # by workers
@@ -139,7 +141,12 @@ class Simulation:
     def record(self, record: Record) -> None:
         """Judge an epoch that is about to be recorded."""
         if record.epoch == self._disk.record.epoch:
-            return  # it is no epoch
+            if self._disk.record.ended and not record.ended:
+                # Another run begins, where one was drained.
+                position = record.position or 0
+                assert isinstance(position, int)
+                self._before = position, Counter(record.letters)
+            return
         position = record.position
         if position is None:
             position = len(self.scenario.messages)
@@ -243,9 +250,10 @@ class Simulation:
         if self.scenario.epoch is not None and (broke or drained):
             return self._goes_on()
         self._oracle.check_end(
-            report, self._arrived, self._letters.kept, self._processed
+            report, self._arrived, self._letters.kept, self._processed, self._before
         )
-        return False
+        ended = self.scenario.epoch is None or report.status != "drained"
+        return not ended and self._goes_on()
 
     def _is_cancelled(self) -> bool:
         self.tell("the run is cancelled")
@@ -269,7 +277,8 @@ class Simulation:
         ]
         if self._made_up or self._doubted:
             return False  # whether a reply was another's, it had no time to tell
-        return not self._disk.record.ended
+        record = self._disk.record
+        return record.resumes or not record.epoch
 
     async def _end(self, ended: str) -> None:
         if not ended:
