@@ -3,6 +3,7 @@ Databases of the tests: PostgreSQL in a process of its own, and the drivers of J
 
 What is missing is installed from Debian's packages, by root; others are told what to
 install. The server refuses to run as root, and is then run by the user of its package.
+It is no child of the tests; the watchdog of workers ends it with them, killed or not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
+
+from etlstage.transport.scratch import scratch
+from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 
 __all__ = ("PostgreSQL", "SQLite", "drivers", "postgresql")
 
@@ -62,6 +66,7 @@ class PostgreSQL:
 
     Attributes:
         port: Where it listens.
+        pid: Its process, and the group of that.
 
     """
 
@@ -73,6 +78,7 @@ class PostgreSQL:
         self._programs = programs
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
+        self.pid: int = 0
 
     @property
     def options(self) -> dict[str, str]:
@@ -95,10 +101,19 @@ class PostgreSQL:
         """Start it, and return when it answers."""
         listens = f"-p {self.port} -k {self._folder} -c listen_addresses=127.0.0.1 -F"
         log = str(self._folder / "log")
-        self._run("pg_ctl", "start", "-w", "-o", listens, "-l", log)
+        WATCHDOG.expect()
+        try:
+            self._run("pg_ctl", "start", "-w", "-o", listens, "-l", log)
+            told = self._folder / "data" / "postmaster.pid"
+            self.pid = int(told.read_text().split()[0])
+        except BaseException:
+            WATCHDOG.give_up()
+            raise
+        WATCHDOG.register(self.pid)
 
     def stop(self) -> None:
         """Kill it; what was committed is there when it starts again."""
+        WATCHDOG.unregister(self.pid)
         self._run("pg_ctl", "stop", "-w", "-m", "immediate")
 
     def ask(self, statement: str) -> list[str]:
@@ -135,6 +150,7 @@ class PostgreSQL:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
+                env={**os.environ, VARIABLE: WATCHDOG.mark},
                 user=_owner(),
                 check=False,
             )
@@ -148,8 +164,7 @@ def postgresql() -> Iterator[PostgreSQL]:
     if not _programs():
         _install(["postgresql"])
     # Not below the folders of pytest, which only their owner may enter.
-    folder = Path(tempfile.mkdtemp(prefix="etlstage-database-"))
-    try:
+    with scratch("database") as folder:
         if (owner := _owner()) is not None:
             shutil.chown(folder, owner)
         server = PostgreSQL(folder, _programs()[-1])
@@ -159,8 +174,6 @@ def postgresql() -> Iterator[PostgreSQL]:
             yield server
         finally:
             server.stop()
-    finally:
-        shutil.rmtree(folder)
 
 
 def _programs() -> Sequence[Path]:

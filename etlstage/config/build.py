@@ -293,6 +293,7 @@ class Builder:
             ),
             dead_letters=self._letters,
             state=state_folder(self._document),
+            exactly_once=keys.delivery == "exactly-once",
             every=keys.extract.every,
             staging=keys.spark.staging,
             shipment=shipment,

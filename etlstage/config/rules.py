@@ -155,8 +155,6 @@ def _sink_not_once(
                 "needs a session with a JVM of its own for a database: over Spark Connect"
                 " there is no transaction; use spark.master"
             )
-        if engine == "streaming":
-            yield "needs engine local or spark for a database"
     elif not of_files(sink.get("format", "parquet")) or "path" not in sink:
         formats = ", ".join(FILES)
         workers = (

@@ -145,8 +145,8 @@ class Runner(ABC):
         """
         Have what this run commits recorded, and return what was before.
 
-        Of a run that broke off all goes on, if its epochs are loaded once: its accounts,
-        its dead letters but those behind its last epoch, its number. It has ended only
+        Of a run that broke off all goes on, if its records are whole: its accounts, its
+        dead letters but those behind its last epoch, its number. It has ended only
         if the sink has noted that, and nobody could record it any more.
         """
         delivery, letters = self._delivery, self._dead_letters
@@ -159,7 +159,7 @@ class Runner(ABC):
             resumed = self._begin_run(delivery)
             await self._begin_landing(resumed=resumed)
         record = delivery.record
-        if resumed and delivery.exactly_once:
+        if resumed and delivery.whole:
             self._number = record.run
             if letters is not None:
                 letters.resume(record.run, record.letters)

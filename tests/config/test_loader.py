@@ -671,8 +671,8 @@ EXACTLY = (
             "streaming",
             "exactly-once",
             FRAME,
-            "spark: {format: jdbc, options: {url: u, dbtable: t}}",
-            ["delivery: exactly-once needs engine local or spark for a database"],
+            "spark: {format: jdbc, mode: overwrite, options: {url: u, dbtable: t}}",
+            [],
         ),
         (
             "local",

@@ -50,6 +50,8 @@ class Delivery:
     Args:
         folder: The state directory; made, for us alone, if it is not there.
         exactly_once: Whether each epoch is to be loaded once, and not at least once.
+        whole: Whether records have accounts and dead letters at least once, too, so that
+            a run that broke off goes on.
         bounds: Of its epochs.
 
     Attributes:
@@ -68,10 +70,12 @@ class Delivery:
         folder: Path,
         *,
         exactly_once: bool = False,
+        whole: bool = False,
         bounds: Bounds | None = None,
     ) -> None:
         self.folder: Path = folder
         self.exactly_once: bool = exactly_once
+        self.whole: bool = whole or exactly_once
         self.bounds: Bounds = bounds or Bounds()
         self.record: Record = Record()
         self.at: Callable[[str], None] = _unheard
@@ -110,7 +114,7 @@ class Delivery:
             StateUnusable: If another run has taken over.
 
         """
-        delivery = cls(folder, exactly_once=True)
+        delivery = cls(folder)
         delivery.record = replace(Record.latest(folder), fence=fence)
         delivery.check()
         return delivery
@@ -141,7 +145,10 @@ class Delivery:
 
         """
         found = Record(fence=self.record.fence) if anew else self.record
-        if not found.ended and (found.epoch or found.delivery == "exactly-once"):
+        same = self.whole and found.delivery == self._promise
+        if not found.ended and (
+            found.epoch or same or found.delivery == "exactly-once"
+        ):
             self._check_same(found, stages)
             return True
         record = Record(
@@ -259,7 +266,7 @@ class Delivery:
         """Assert that we can go on where a run broke off."""
         if found.delivery != self._promise:
             differs = f"its delivery was {found.delivery}"
-        elif self.exactly_once and list(found.accounts) != list(stages):
+        elif self.whole and list(found.accounts) != list(stages):
             differs = f"its stages were {', '.join(found.accounts)}"
         else:
             return

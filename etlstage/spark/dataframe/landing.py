@@ -14,6 +14,7 @@ from dataclasses import replace
 from shutil import rmtree
 from typing import Final, Self
 
+import anyio
 import anyio.to_thread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -126,6 +127,10 @@ class FrameLanding(Landing):
         if self._folders is not None and self._known is not None and not self._whole:
             with suppress(OSError):
                 rmtree(self._folders.aside(self._known.done + 1))
+        if self._table is not None:
+            # Where that fails the next start does it.
+            with suppress(Exception), anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._table.close)
 
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded and what was not."""

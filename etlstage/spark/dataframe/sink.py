@@ -8,11 +8,8 @@ stays bounded and what has landed is durable.  An epoch is checked as a whole, s
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
-import anyio
-import anyio.to_thread
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
@@ -131,10 +128,6 @@ class DataFrameSink(FrameLanding, Sink):
         """Forget what has not been loaded; safe to call twice and at any time."""
         self._epoch = Epoch()
         await super().aclose()
-        if self._table is not None:
-            # Where that fails the next start does it.
-            with suppress(Exception), anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._table.close)
 
     async def _land(self, *, last: bool) -> None:
         """Load the epoch that has come together, and begin the next."""

@@ -4,7 +4,8 @@ One micro-batch of a stream: through the stages, into the sink, once.
 Spark may give a batch again, with the same number and the same rows, when it was
 stopped before it noted that the batch has ended. So a batch is an epoch, which is on
 record when all of it has landed; one that is, is skipped. Files of a batch that is not
-are removed: they are in a folder of their own, the epoch's.
+are removed: they are in a folder of their own, the epoch's. A database notes the record
+with the rows: a start that finds it there stores it, before Spark gives the batch again.
 
 Over Spark Connect this runs on the server's machine, in a process of its own, which may
 live longer than the run: so it is here that the fence is checked, and the record stored.
@@ -32,6 +33,7 @@ from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import StagedLoad, staging_for
 from etlstage.spark.load.dataframe import StagedSink
 from etlstage.spark.load.worker import StagedWorker
+from etlstage.spark.session.session import Session
 from etlstage.spark.ship.artifact import place
 from etlstage.spark.ship.plan import Shipment
 from etlstage.stage import ErrorPolicy, Stage
@@ -67,7 +69,7 @@ class Outlet(Protocol):
         ...
 
     def sink(
-        self, spark: SparkSession, epochs: Epochs, letters: DeadLetters
+        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
     ) -> StagedLoad:
         """
         Return the sink of a batch.
@@ -89,7 +91,7 @@ class FrameOutlet:
     A DataFrame: a path has a folder for each epoch.
 
     On this machine it is written aside and renamed; elsewhere, where nothing can be, that
-    of a batch that is repeated is replaced.
+    of a batch that is repeated is replaced. A database adds an epoch in a transaction.
     """
 
     destination: Destination
@@ -111,10 +113,11 @@ class FrameOutlet:
         return self.destination.output()
 
     def sink(
-        self, spark: SparkSession, epochs: Epochs, letters: DeadLetters
+        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
     ) -> StagedSink:
         """Return the sink of a batch."""
-        place, once = self.destination, self.destination.local is not None
+        place = self.destination
+        once = place.local is not None or (epochs.once and place.of_database)
         far = place.path is not None and place.table is None and not once
         if far:
             path = f"{place.path}/epoch={epochs.load}-{epochs.done + 1}"
@@ -160,7 +163,7 @@ class WorkerOutlet:
         return Output("workers", self.name)
 
     def sink(
-        self, spark: SparkSession, epochs: Epochs, letters: DeadLetters
+        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
     ) -> StagedWorker:
         """Return the sink of a batch."""
         del spark, epochs
@@ -305,26 +308,29 @@ class Batches:
     ) -> None:
         """Load a batch, and have it recorded; ``accounts`` are those of its stages."""
         record = delivery.record
-        epochs = Epochs(
-            record.load, record.epoch, once=True, check=delivery.check, start=self.fence
-        )
+        once = record.delivery == "exactly-once"
+        epochs = Epochs(record.load, record.epoch, once, delivery.check, self.fence)
         letters = self._letters.of_run(f"{record.load}-{record.epoch + 1}")
         sink = self._outlet.sink(messages.sparkSession, epochs, letters)
         names = [stage.name for stage in self._stages]
         ledger = Ledger.of_pipeline(self._source, names, sink.account)
         accounts += ledger
         try:
-            await self._pass(messages, ledger, letters, sink, delivery)
-            await letters.sync()
+            # First: what stands against it is told before the stages run.
+            async with sink:
+                await self._pass(messages, ledger, letters, sink, delivery)
+                await letters.sync()
+                ledger.check(whole=True)
+                before = record.accounts
+                counts = {a.stage: _sums(before[a.stage], a.counts) for a in ledger}
+                record = delivery.next(
+                    record.epoch + 1, accounts=counts, letters=letters.sizes()
+                )
+                await sink.commit(record.note)
+                delivery.at("committed")
+                delivery.keep(record)
         finally:
             letters.close()
-        ledger.check(whole=True)
-        before = record.accounts
-        counts = {a.stage: _sums(before[a.stage], a.counts) for a in ledger}
-        delivery.at("committed")
-        delivery.keep(
-            delivery.next(record.epoch + 1, accounts=counts, letters=letters.sizes())
-        )
 
     async def _pass(
         self,
@@ -346,10 +352,9 @@ class Batches:
         with staging_for(spark, self._staging, letters.pipeline) as staging:
             await passing.fill(messages, staging)
             starts = await passing.settle(spark, staging)
-            async with sink:
-                delivery.check()
-                delivery.at("begin")
-                await sink.load(staging.messages(spark), starts)
+            delivery.check()
+            delivery.at("begin")
+            await sink.load(staging.messages(spark), starts)
         delivery.at("written")
 
     @property

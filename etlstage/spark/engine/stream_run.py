@@ -23,7 +23,7 @@ from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
-from etlstage.pipeline.interfaces import Landing, Output
+from etlstage.pipeline.interfaces import Epochs, Landing, Output
 from etlstage.pipeline.report import Report, Status
 from etlstage.pipeline.runner import Runner
 from etlstage.spark.engine.micro_batch import STOPPED, Batches, Outlet
@@ -44,7 +44,8 @@ class StreamingPipeline(Runner):
 
     Each batch is an epoch. One that is run again, because the process was killed in it,
     is loaded once where the sink writes files to a path of this machine: each has a
-    folder of its own, ``epoch=...``. Other sinks may be given such a batch twice.
+    folder of its own, ``epoch=...``; and with ``exactly_once`` in a database, which notes
+    it. Other sinks may be given such a batch twice.
 
     Args:
         name: As the report calls it.
@@ -54,6 +55,7 @@ class StreamingPipeline(Runner):
         outlet: Where they end.
         dead_letters: Where messages are dead-lettered that a stage can't process.
         state: The state directory. One process uses it at a time.
+        exactly_once: Whether each batch is to be loaded once, and not at least once.
         every: Seconds from one batch to the next; without end. None: what there is
             now, in as many batches as the source wants, and then no more.
         staging: Folder, or URL of one, that all executors see; see
@@ -72,11 +74,12 @@ class StreamingPipeline(Runner):
         outlet: Outlet,
         dead_letters: DeadLetters,
         state: Path,
+        exactly_once: bool = False,
         every: float | None = None,
         staging: str | None = None,
         shipment: Shipment | None = None,
     ) -> None:
-        self._landed = _Landed(outlet)
+        self._landed = _Landed(outlet, session, dead_letters)
         super().__init__(
             name,
             source=origin.name,
@@ -85,7 +88,7 @@ class StreamingPipeline(Runner):
             dead_letters=dead_letters,
             dead_letter_sink=None,
             release=session.release,
-            delivery=Delivery(state.absolute(), exactly_once=True),
+            delivery=Delivery(state.absolute(), exactly_once=exactly_once, whole=True),
         )
         self.ledger.awaited = "the first batch"
         self._origin = origin
@@ -237,10 +240,23 @@ class StreamingPipeline(Runner):
 class _Landed(Landing):
     """What is known of the sinks: what the batches have said."""
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, outlet: Outlet, session: Session, letters: DeadLetters) -> None:
         super().__init__(outlet.name)
         self.epochs = 0
         self._outlet = outlet
+        self._session = session
+        self._letters = letters
+        self._known: Epochs | None = None
+
+    def begin(self, epochs: Epochs) -> None:
+        """Take note of what was loaded before."""
+        self._known = epochs
+
+    async def noted(self) -> str | None:
+        """Return the note of the last batch, if the destination keeps these."""
+        assert self._known is not None
+        sink = self._outlet.sink(self._session, self._known, self._letters)
+        return await sink.noted()
 
     def output(self) -> Output:
         """Return where the messages end."""

@@ -106,7 +106,6 @@ class _RecordedWire(_RecordedReadable):
         self._wire = wire
         self.writable = wire.writable
         self.unread = wire.unread
-        self.missed = wire.missed
         self.close = wire.close
 
     def write(self, data: memoryview | bytes, /) -> int:

@@ -125,6 +125,21 @@ def test_run_that_broke_off_goes_on(tmp_path: Path) -> None:
     assert fourth.record.load != first.record.load
 
 
+def test_stream_that_broke_off_goes_on(tmp_path: Path) -> None:
+    """Before its first epoch, too; what was asked for is on record (issue 14)."""
+    with Delivery(tmp_path, whole=True) as first:
+        first.begin("r1", stages=["e", "l"], letters={"e": 7})
+        assert first.record.delivery == "at-least-once"
+    with Delivery(tmp_path, whole=True) as again:
+        assert again.begin("r2", stages=["e", "l"], letters={"e": 9})
+        assert (again.record.run, again.record.letters) == ("r1", {"e": 7})
+    with (
+        Delivery(tmp_path, whole=True) as third,
+        pytest.raises(StateUnusable, match="its stages were e, l"),
+    ):
+        third.begin("r3", stages=["e", "x"], letters={})
+
+
 @pytest.mark.parametrize(
     ("exactly_once", "stages", "why"),
     [

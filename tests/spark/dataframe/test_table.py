@@ -349,6 +349,69 @@ def test_run_on_executors_is_one_transaction(
     assert base.tables() == ["etlstage_epochs", "rows"]
 
 
+REFUSING = """\
+from etlstage import worker
+
+def answer(message):
+    if message == b"7":
+        raise worker.Refuse("seven")
+    yield message
+
+worker.transform(answer)
+"""
+
+
+@pytest.mark.parametrize("base", ["postgresql"], indirect=True)
+def test_batch_of_a_stream_is_one_transaction(
+    spark: SparkSession, base: Database, tmp_path: Path
+) -> None:
+    """Whatever step a start broke off at; the first replaces what is there (issue 14)."""
+    (tmp_path / "in").mkdir()
+    for name, first in ("a", 0), ("b", 5):
+        text = "".join(f"{n}\n" for n in range(first, first + 5))
+        (tmp_path / "in" / f"{name}.txt").write_text(text)
+    (tmp_path / "stage.py").write_text(REFUSING)
+    base.ask("create table rows (value text); insert into rows values ('99 others')")
+    options = ", ".join(f"{name}: '{said}'" for name, said in base.options.items())
+    file, state = tmp_path / "pipeline.yaml", tmp_path / "state"
+    file.write_text(
+        "{name: p, engine: streaming, delivery: exactly-once, state: state,"
+        " extract: {spark: {path: in, format: text,"
+        ' options: {maxFilesPerTrigger: "1"}}},'
+        " transform: [{name: t, worker: {command: [python, stage.py]}}],"
+        " load: {spark: {format: jdbc, mode: overwrite, options:"
+        f" {{dbtable: rows, {options}}}}}}}}}"
+    )
+
+    def loaded(step: str = "", recorded: int = 0, *, taken: bool = False) -> Report:
+        def at(reached: str) -> None:
+            if (reached, Record.latest(state).epoch) != (step, recorded):
+                return
+            if not taken:
+                raise Died(step)
+            base.ask("update etlstage_epochs set fence = fence + 1")
+
+        runner = pipeline_from_yaml(file, spark=spark)
+        assert runner._delivery is not None
+        runner._delivery.at = at
+        return anyio.run(runner.run)
+
+    report = loaded("written", taken=True)
+    assert "another run has taken over the load" in str(report.error)
+    assert numbers(base) == [99]
+    for step, recorded, noted in ("committed", 0, "1"), ("aside", 1, "2"):
+        assert step in str(loaded(step, recorded).error)
+        assert base.ask("select epoch from etlstage_epochs") == [noted]
+    report = loaded()
+    assert (report.status, report.error) == ("done", None)
+    assert numbers(base) == [n for n in range(10) if n != 7]
+    assert base.tables() == ["etlstage_epochs", "rows"]
+    account = report.ledger[1]
+    assert (account.received, account.done, account.dead) == (10, 9, 1)
+    letters = list(Settled(state / FOLDER).letters("t"))
+    assert [x.message for x in letters if isinstance(x, DeadLetter)] == [b"7"]
+
+
 STAGE = """\
 from pathlib import Path
 from etlstage import worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -21,6 +21,7 @@ from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.engine.micro_batch import STOPPED, Batches, FrameOutlet
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.load.dataframe import StagedSink
+from etlstage.spark.session.session import Session
 
 FRAME: Any = SimpleNamespace(sparkSession=None)
 
@@ -49,14 +50,21 @@ class Scripted(Batches):
         self.loaded += 1
 
 
+class Sink(StagedSink):
+    """Asks Spark for nothing."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+
 class Outlet(FrameOutlet):
-    """Remembers what its sinks were told."""
+    """Gives such sinks."""
 
     def sink(
-        self, spark: SparkSession, epochs: Epochs, letters: DeadLetters
+        self, spark: SparkSession | Session, epochs: Epochs, letters: DeadLetters
     ) -> StagedSink:
-        """Return a sink that is never entered."""
-        return StagedSink(spark, self.destination, dead_letters=letters)
+        """Return a sink that loads nothing."""
+        return Sink(spark, self.destination, dead_letters=letters)
 
 
 def batches(state: Path, fence: int) -> Scripted:

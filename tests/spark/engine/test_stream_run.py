@@ -167,7 +167,7 @@ async def test_stream_drains_behind_the_batch_under_way(
     spark: SparkSession, write: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Without end until it is told; what came later is the next run's."""
-    path = write(every="every: 100ms")
+    path = write(every="every: 100ms", delivery="at-least-once")
     feed(tmp_path, "a", 1, 2, 3)
     runner = Pipeline.from_yaml(path, spark=spark)
     reports = []
@@ -185,6 +185,7 @@ async def test_stream_drains_behind_the_batch_under_way(
     (report,) = reports
     assert report.status == "drained"
     assert report.ledger[2].done == 4
+    assert Record.latest(tmp_path / "state").delivery == "at-least-once"
     assert loaded(spark, tmp_path) == Counter([1, 2, 3, 4])
     feed(tmp_path, "c", 5)
     path = write()
