@@ -31,6 +31,7 @@ from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerFailed
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, run_virtually
 from etlstage.testing.clock import Backend
 from etlstage.testing.cocaine import CocaineWorker, Request
+from etlstage.transport import Child, LaunchRequest, Wire
 
 pytestmark = pytest.mark.core
 
@@ -92,6 +93,29 @@ def test_message_is_a_session(version: Version) -> None:
         assert [w.returncode for w in scripted.workers] == [0]
 
     run_virtually(main)
+
+
+@virtually
+async def test_sessions_that_there_is_room_for_are_one_write() -> None:
+    """Each is a system call, and wakes the worker (issue 15)."""
+    scripted, written = answering(capitals), []
+
+    def launch(request: LaunchRequest) -> tuple[Wire, Child]:
+        wire, child = scripted(request)
+        write = wire.write
+
+        def noted(data: memoryview | bytes) -> int:
+            written.append(bytes(data).count(b"transform"))
+            return write(data)
+
+        wire.write = noted  # type: ignore[method-assign]
+        return wire, child
+
+    async with AsyncSupervisor(stage(), launch=launch) as supervisor:
+        await supervisor.submit([b"first"])
+        await supervisor.submit([b"m%d" % n for n in range(10)])
+
+    assert [count for count in written if count] == [1, 10]
 
 
 @virtually
