@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import anyio
 import anyio.to_thread
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import StageError
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -119,7 +119,7 @@ class ExecutorPipeline(Runner):
                 with stopped:
                     if self._drained:
                         stopped.cancel()
-                    starts = await self._staged(spark, staging)
+                    made, starts = await self._staged(spark, staging)
                 if stopped.cancelled_caught:
                     if delivery is not None and not staging.whole:
                         delivery.end()
@@ -128,13 +128,15 @@ class ExecutorPipeline(Runner):
                     await anyio.to_thread.run_sync(staging.keep)
                     delivery.check()
                     delivery.at("begin")
-                await self._load(staging, starts)
+                await self._load(staging, made, starts)
                 if delivery is not None:
                     await self._commit(delivery)
                     staging.whole = False
         return "done"
 
-    async def _staged(self, spark: SparkSession, staging: Staging) -> dict[int, int]:
+    async def _staged(
+        self, spark: SparkSession, staging: Staging
+    ) -> tuple[DataFrame, dict[int, int]]:
         """Have the stages fill the folder, unless they have, and settle accounts."""
         job = StageJob(
             self._origin.name,
@@ -157,13 +159,14 @@ class ExecutorPipeline(Runner):
         starts = await job.settle(spark, staging)
         for account in self.ledger:
             self._tick(account)
-        return starts
+        return await job.messages(spark, staging), starts
 
-    async def _load(self, staging: Staging, starts: dict[int, int]) -> None:
+    async def _load(
+        self, staging: Staging, messages: DataFrame, starts: dict[int, int]
+    ) -> None:
         account = self._sink.account
-        spark = self._session.start()
         try:
-            await self._sink.load(staging.messages(spark), starts)
+            await self._sink.load(messages, starts)
         except StageError:
             # Whoever mends the stages wants them to run again.
             staging.whole &= not (account.dead or account.failed)

@@ -352,9 +352,10 @@ class Batches:
         with staging_for(spark, self._staging, letters.pipeline) as staging:
             await passing.fill(messages, staging)
             starts = await passing.settle(spark, staging)
+            made = await passing.messages(spark, staging)
             delivery.check()
             delivery.at("begin")
-            await sink.load(staging.messages(spark), starts)
+            await sink.load(made, starts)
         delivery.at("written")
 
     @property

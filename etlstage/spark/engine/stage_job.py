@@ -152,6 +152,10 @@ class StageJob:
         self._judge(last)
         return starts[-1]
 
+    async def messages(self, spark: SparkSession, staging: Staging) -> DataFrame:
+        """Return the messages to be loaded; raises StageError if Spark can't."""
+        return await self._run(spark, partial(staging.messages, spark))
+
     async def _run(self, spark: SparkSession, job: Callable[[], T]) -> T:
         try:
             return await run_job(spark, job)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.pipeline import DeadLetter, Pipeline, Report
 from etlstage.pipeline.dead_letter.file import letter_files, read_letters
 from etlstage.pipeline.delivery.record import Record
+from etlstage.spark.engine.staging import Staging
 
 pytestmark = [pytest.mark.spark, pytest.mark.anyio]
 
@@ -132,6 +133,20 @@ async def test_run_on_executors_is_one_epoch(
     assert not (tmp_path / "out" / epoch).exists()
     assert report.run != again.run
     assert letters(tmp_path) == [b"7", b"7"]
+
+
+async def test_jvm_that_ends_behind_the_stages_is_told(
+    spark: SparkSession,
+    write: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As such, and not as a connection that was refused (issue 14)."""
+
+    def gone(_staging: Staging, _spark: SparkSession) -> DataFrame:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(Staging, "messages", gone)
+    await run(write("spark"), spark, "the JVM of Spark has ended")
 
 
 async def test_stages_that_were_mended_run_again(
