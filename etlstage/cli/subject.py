@@ -17,6 +17,7 @@ from etlstage.config.stages import StageKeys, stage_of, stage_section
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import StageKind
 from etlstage.pipeline.secret import Secrets
+from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.settings.problem import Invalid, Loc
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
@@ -111,7 +112,12 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
     if options.batch is not None:
         driver, _, size = options.batch.partition(":")
         written["batch"] = {"driver": driver} | ({"size": _whole(size)} if size else {})
-    if options.mode is not None or options.offsets is not None:
+    name = (options.dialect or DEFAULT).partition(":")[0]
+    if options.mode is not None or (
+        # Where it is a matter of mode whether a worker is asked.
+        options.offsets is not None
+        and "mode" in dialect_class(name).keys(StageKind(kind))
+    ):
         written["mode"] = options.mode or "cyclic"
     if options.offsets is not None:
         written["offsets"] = {"by": options.offsets}

@@ -31,6 +31,7 @@ from etlstage.protocol.base import Limits, Session, Shape
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    Farewell,
     MessagesPassed,
     Ready,
 )
@@ -79,6 +80,7 @@ class WorkerUnderTest:
         self._said = Replies(stage.dialect, limits, stage.kind)
         self._process = Process(stage, launch, self._understand)
         self._answers = Answers(self._said, self._process, mute=mute)
+        self._dismissed = False  # it was told to end
         pipes = "connection" if stage.dialect.connects else "stdin"
         self._input, self._output = pipes, pipes.replace("stdin", "stdout")
 
@@ -170,6 +172,7 @@ class WorkerUnderTest:
             for event in events:
                 self.session.send(event)
                 self._said.note(event)
+                self._dismissed = self._dismissed or isinstance(event, Farewell)
             wire, ends = self._answers.waiting()
             await self._write([*cut(wire, cuts, offset)] if wire else ())
         self._answers.wake()
@@ -295,7 +298,8 @@ class WorkerUnderTest:
                         await self.exited()
                     closed = f"closed its {self._output}"
                     fate = self._process.fate if self._process.gone else closed
-                    self.fail(self._said.fault or _told(otherwise, fate))
+                    told = _told(otherwise, fate) + self._parting()
+                    self.fail(self._said.fault or told)
                 self.examine()
                 if await self._process.idles() and not done():
                     said = _told(otherwise, "it waits for more input")
@@ -325,7 +329,7 @@ class WorkerUnderTest:
         after = self.transcript.of(Channel.STDOUT)[before:]
         self.examine()
         if self._process.gone:
-            self.fail(self._process.fate)
+            self.fail(self._process.fate + self._parting())
         if self._said.heard > heard:
             self.fail(self.stage.dialect.unasked(after[:TAIL]))
 
@@ -387,6 +391,14 @@ class WorkerUnderTest:
                     await self.exited()
                 fate = f", and {self._process.fate}" if self._process.gone else ""
                 self.fail(f"closed its {self._input} before it had read all{fate}")
+
+    def _parting(self) -> str:
+        """Return what it has said of its end, unless it was told to end."""
+        if self._said.farewell is None or self._dismissed:
+            return ""
+        code, reason, final = self._said.farewell
+        what = "that none could work" if final else "that it terminates"
+        return f", having said {what}: {reason} (code {code})"
 
     def _is_ready(self) -> bool:
         return any(isinstance(event, Ready) for event in self.events)

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from etlstage.cli.subject import Options, program_of
 from tests.cli.conftest import KEEP, PIPELINE, UPPER, Etlstage
 
 # It leaves out the EOP where there is nothing to say.
@@ -172,3 +173,16 @@ def test_no_message_is_2(etlstage: Etlstage) -> None:
     done = etlstage("try", "--", "cat", given="")
     assert done.returncode == 2
     assert "there is no message to be tried" in done.stderr
+
+
+def test_worker_with_sessions_is_asked_for_ranges() -> None:
+    """Its dialect knows no mode that would have to be said beside (issue 15)."""
+    options = Options(
+        kind="extract", offsets="supervisor", dialect="cocaine:event=read"
+    )
+    program = program_of(["./worker"], options)
+    assert program.ranges
+    assert (program.stage.kind.value, program.stage.dialect.name) == (
+        "extract",
+        "cocaine",
+    )

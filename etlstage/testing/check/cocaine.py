@@ -251,7 +251,11 @@ async def speaks_both_versions(subject: Subject) -> None:
 
 
 async def terminates_when_it_is_told(subject: Subject) -> None:
-    """It answers a terminate with its own, and exits with status 0."""
+    """
+    It answers a terminate with its own, and exits with status 0.
+
+    Code 2, abnormal, would say that no other worker could do its work.
+    """
     async with subject.start() as worker:
         await worker.exchange(*_runs(subject, 1))
         await worker.send(_dialect(subject).farewell())
@@ -259,9 +263,16 @@ async def terminates_when_it_is_told(subject: Subject) -> None:
         worker.examine()
         if status < 0:
             worker.fail(f"{describe_status(status)} when it was told to terminate")
+        said = [event for event in worker.events if isinstance(event, Farewell)]
+        for event in said:
+            if event.final:
+                worker.fail(
+                    f"answered with code {event.code}, abnormal, that none could work:"
+                    f" {event.reason}"
+                )
         if status:
             subject.advise(worker, f"it {describe_status(status)}, having been told")
-        if not any(isinstance(event, Farewell) for event in worker.events):
+        if not said:
             subject.advise(worker, "it went without a terminate of its own")
 
 

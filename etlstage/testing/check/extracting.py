@@ -16,7 +16,6 @@ import anyio
 
 from etlstage.messages import counted
 from etlstage.protocol.base import Shape
-from etlstage.protocol.events import MessagesPassed
 from etlstage.testing.check.speaking import blame_a_buffer, piped
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
 from etlstage.testing.check.suite import Check
@@ -203,16 +202,22 @@ async def gives_again_what_was_cut_short(subject: Subject) -> None:
     """Killed in the middle of a range, it gives all of it when it is asked again."""
     for start, end in await _windows(subject):
         whole = await _read(subject, start, end)
-        async with subject.start() as worker:
-            await worker.send(MessagesPassed([_range(start, end)]))
-            await worker.until(
-                lambda: bool(worker.transcript.of(Channel.STDOUT)), "said nothing"
-            )
+        await _cut_short(subject, _range(start, end))
         async with subject.start() as worker:
             (reply,) = await worker.exchange([_range(start, end)])
             if reply.outputs != whole:
                 what = _apart(whole, reply.outputs)
                 worker.fail(f"gave less once it was killed in the middle: {what}")
+
+
+async def _cut_short(subject: Subject, request: bytes) -> None:
+    """Kill a worker when it has begun to answer."""
+    async with subject.start() as worker:
+        before = len(worker.transcript.of(Channel.STDOUT))
+        await worker.hand_over([[request]])
+        await worker.until(
+            lambda: len(worker.transcript.of(Channel.STDOUT)) > before, "said nothing"
+        )
 
 
 async def takes_requests_in_parts(subject: Subject) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import anyio
@@ -11,7 +12,7 @@ from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.testing import ScriptedWorker
 
-__all__ = ("ADVISED", "PLANTED", "Worker")
+__all__ = ("ADVISED", "PLANTED", "Extracting", "Loading", "Worker")
 
 
 class Worker:
@@ -104,7 +105,7 @@ class Worker:
 
     async def begin(self, number: int, event: bytes) -> None:
         """Take an invoke."""
-        if event == b"transform":
+        if event == self.worker.request.kind.value.encode():
             self.open[number] = []
         else:
             await self.refuse(number, 200, f"no handler for {event!r}")
@@ -133,6 +134,31 @@ class Worker:
     async def ended(self) -> int:
         """Return the exit status once the connection has ended."""
         return 0
+
+
+class Loading(Worker):
+    """Gives nothing."""
+
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        """Take a choke."""
+        await super().answer(number, [])
+
+
+class Extracting(Worker):
+    """Has twenty rows, which it gives by their numbers, or all."""
+
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        """Take a choke."""
+        try:
+            asked = json.loads(b"".join(chunks) or b"{}")
+        except ValueError:
+            await self.refuse(number, 100, "it is no request")
+            return
+        rows = [b"row %d" % n for n in range(20)]
+        given = rows[asked.get("start", 0) : asked.get("end", 20)]
+        if "offsets" in asked:
+            given = [b"20" if asked["offsets"] == "latest" else b"0"]
+        await super().answer(number, given)
 
 
 class _Greets(Worker):
@@ -260,7 +286,38 @@ class _Stays(Worker):
         return 0
 
 
+class _Despairs(Worker):
+    async def hello(self) -> None:
+        await self.say(self.words.control, self.words.handshake, "uuid")
+        await self.say(self.words.control, self.words.terminate, 2, "no key")
+        await self.say(self.words.control, self.words.heartbeat)
+        raise SystemExit(1)
+
+
+class _GivesUp(Worker):
+    async def answer(self, number: int, chunks: list[bytes]) -> None:
+        await super().answer(number, chunks)
+        await self.say(self.words.control, self.words.terminate, 1, "tired")
+        raise SystemExit
+
+
+class _EndsAbnormally(Worker):
+    async def leave(self) -> int | None:
+        if self.told is not None:
+            self.told = (2, "so be it")
+        return await super().leave()
+
+
 PLANTED: Final = {
+    _Despairs: (
+        "announces itself",
+        "exited with status 1, having said that none could work: no key (code 2)",
+    ),
+    _GivesUp: ("answers", "having said that it terminates: tired (code 1)"),
+    _EndsAbnormally: (
+        "terminates when it is told",
+        "answered with code 2, abnormal, that none could work: so be it",
+    ),
     _Greets: ("announces itself", "broke the protocol: a frame is no array"),
     _NeverBeats: ("announces itself", "said who it is, and did not beat"),
     _BeatsBeforeItSaysWhoItIs: ("announces itself", "the first frame is no handshake"),

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from etlstage.messages import StageKind
 from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.testing.check import Finding, Verdict
 from tests.testing.check.checked import failures, said, scripted
-from tests.testing.check.sessions import ADVISED, PLANTED, Worker
+from tests.testing.check.sessions import (
+    ADVISED,
+    PLANTED,
+    Extracting,
+    Loading,
+    Worker,
+)
 
 
 def found(
@@ -26,6 +33,35 @@ def test_worker_that_keeps_to_the_protocol_passes(version: Version) -> None:
     assert failures(findings) == {}
     assert said(findings, Verdict.ADVICE) == {}
     assert len(said(findings, Verdict.PASSED)) >= 26
+
+
+@pytest.mark.parametrize(
+    ("worker", "kind", "ranges", "why_not"),
+    [
+        (Loading, StageKind.LOAD, False, {"ends": "for workers that have pipes"}),
+        (
+            Extracting,
+            StageKind.EXTRACT,
+            False,
+            {
+                "writes all and exits": "it is asked",
+                "ranges meet": "it is not asked for ranges of offsets",
+            },
+        ),
+        (Extracting, StageKind.EXTRACT, True, {"writes all and exits": "it is asked"}),
+    ],
+    ids=["load", "extract", "ranges"],
+)
+def test_worker_of_another_kind_passes(
+    worker: type[Worker], kind: StageKind, ranges: bool, why_not: dict[str, str]
+) -> None:
+    """What makes no sense there is not made, and it is said why (issue 15)."""
+    dialect = CocaineDialect()
+    findings = scripted(worker.script, dialect=dialect, kind=kind, ranges=ranges)
+    assert failures(findings) == {}
+    assert said(findings, Verdict.ADVICE) == {}
+    assert said(findings, Verdict.NOT_APPLICABLE).items() >= why_not.items()
+    assert len(said(findings, Verdict.PASSED)) >= 22
 
 
 @pytest.mark.parametrize(
