@@ -3,12 +3,15 @@ What does it cost that each message is loaded once?
 
 DataFrame -> stage -> Parquet on engines ``local`` and ``streaming``, with epochs of
 100,000 messages, and the same at least once; and whether the driver's memory grows with
-the epochs. Both keep a state directory.
+the epochs. Both keep a state directory. A stream has files once in any case, so there is
+one into PostgreSQL, too, as the tests start it.
 """
 
 from __future__ import annotations
 
+import json
 import resource
+import secrets
 import sys
 import tempfile
 import time
@@ -21,8 +24,10 @@ from pyspark.sql import SparkSession
 from benchmarks.harness import Row, echo_worker, memory, messages, paired
 from benchmarks.spark import session
 from etlstage import Pipeline
+from tests.database import PostgreSQL, drivers, postgresql
 
 COUNT = 1_000_000
+INTO_TABLE = 200_000
 EPOCH = 100_000
 PIPELINE = """\
 name: once
@@ -34,14 +39,15 @@ extract:
 transform:
   - worker: {{command: [{echo}]}}
 load:
-  spark: {{path: {folder}/out, epoch: {{messages: {epoch}}}{append}}}
+  spark: {{mode: append, epoch: {{messages: {epoch}}}, {place}}}
 """
 
 
 def measure() -> list[Row]:
     """Return messages per second of both, and megabytes."""
     rows = []
-    with session() as spark, tempfile.TemporaryDirectory() as folder:
+    jars = {"spark.jars": drivers()}
+    with session(jars) as spark, tempfile.TemporaryDirectory() as folder:
         source = write(Path(folder), COUNT)
         for engine in "local", "streaming":
             once, least = paired(
@@ -50,6 +56,15 @@ def measure() -> list[Row]:
             )
             what = f"exactly-once, engine {engine}"
             rows.append(Row(what, once, "at-least-once", least, "messages/s", 0.8))
+        with postgresql() as server:
+            few = write(Path(folder, "few"), INTO_TABLE)
+            into = partial(run, "streaming", server=server)
+            once, least = paired(
+                partial(into, "exactly-once", few, INTO_TABLE, spark),
+                partial(into, "at-least-once", few, INTO_TABLE, spark),
+            )
+        what = "exactly-once, engine streaming, into PostgreSQL"
+        rows.append(Row(what, once, "at-least-once", least, "messages/s", 0.8))
     name = "exactly-once, driver memory"
     return [*rows, memory(name, "benchmarks.exactly_once", 10, 1)]
 
@@ -57,7 +72,7 @@ def measure() -> list[Row]:
 def write(folder: Path, count: int) -> Path:
     """Write an input, a file for each epoch, and return where it is."""
     source = folder / "in"
-    source.mkdir()
+    source.mkdir(parents=True)
     lines = b"\n".join(messages(EPOCH))
     for number in range(count // EPOCH):
         (source / f"{number:04}.txt").write_bytes(lines)
@@ -65,11 +80,21 @@ def write(folder: Path, count: int) -> Path:
 
 
 def run(
-    engine: str, delivery: str, source: Path, count: int, spark: SparkSession
+    engine: str,
+    delivery: str,
+    source: Path,
+    count: int,
+    spark: SparkSession,
+    server: PostgreSQL | None = None,
 ) -> float:
     """Run a pipeline in a folder of its own; return its messages per second."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "pipeline.yaml")
+        place = f"path: {folder}/out"
+        if server is not None:
+            table = f"rows_{secrets.token_hex(4)}"
+            options = json.dumps({**server.options, "dbtable": table})
+            place = f"format: jdbc, options: {options}"
         text = PIPELINE.format(
             engine=engine,
             delivery=delivery,
@@ -77,7 +102,7 @@ def run(
             source=source,
             echo=echo_worker(),
             epoch=EPOCH,
-            append=", mode: append" * (engine == "streaming"),
+            place=place,
         )
         path.write_text(text)
         started = time.perf_counter()

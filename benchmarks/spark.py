@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,9 +17,9 @@ __all__ = ("frame", "pipeline", "rate", "session")
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
+def session(config: Mapping[str, object] | None = None) -> Iterator[SparkSession]:
     """Yield a local session on two cores."""
-    owner = Session(master="local[2]")
+    owner = Session(master="local[2]", config=config)
     spark = owner.start()
     try:
         yield spark
