@@ -17,7 +17,7 @@ from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.protocol.base import Dialect, Side
+from etlstage.protocol.base import Dialect, Limits, Side
 from etlstage.stage import Stage
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.recording.comparison import (
@@ -62,6 +62,9 @@ def replay(
     target = file.with_suffix(f".min{file.suffix}")
     if smallest and target.exists():
         raise ConfigError(f"{target}: is there already; remove it, or rename it")
+    one = recording.dialect.open(Side.SUPERVISOR, Limits())
+    if smallest and not one.in_order:
+        raise ConfigError("--shrink: sessions overlap, and none can be left out alone")
     if recording.cut:
         complain(f"{file} is not complete: {recording.cut}")
     if recording.blank:
@@ -131,11 +134,15 @@ def _told(recording: Recording, played: Recording) -> Iterable[str]:
 
 
 def _shown(difference: Difference, dialect: Dialect) -> Iterable[str]:
-    def shown(data: bytes) -> str:
-        return clipped(data, dialect.shown) if data else "(nothing)"
+    def shown(data: bytes, side: Side = Side.WORKER) -> str:
+        if not data:
+            return "(nothing)"
+        if (reader := dialect.reader()) is not None:
+            return harmless("; ".join(reader.read(side, data)))
+        return clipped(data, dialect.shown)
 
     number, request, was, now = difference
-    yield f"{number}: {shown(request)}" if request else f"{number}:"
+    yield f"{number}: {shown(request, Side.SUPERVISOR)}" if request else f"{number}:"
     yield f"  - {shown(was)}"
     yield f"  + {shown(now)}"
 

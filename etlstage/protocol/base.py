@@ -228,6 +228,11 @@ class Dialect(ABC):
         """
         return [data]
 
+    def exchanges(self, side: Side, data: bytes) -> list[bytes]:
+        """Return what a side said in each exchange, as far as it says it each time."""
+        *pieces, rest = self.cut(side, data)
+        return [*pieces, rest] if rest else pieces
+
     def blank(self, side: Side, data: bytes, *, last: bool = False) -> bytes:
         """
         Return what a side wrote with other bytes in place of what its messages say.

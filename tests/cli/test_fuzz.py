@@ -229,3 +229,16 @@ def test_worker_that_connects_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> N
     )
     assert "CaseFailed: gave [b'?'] for b''" in told.stderr
     assert etlstage("replay").stdout.startswith("FAILED gave [b'?']")
+    (recording,) = (tmp_path / ".etlstage" / "failures").glob("*.rec")
+    played = etlstage("replay", recording)
+    assert (played.returncode, played.stdout) == (0, "1 reply, all equal\n")
+    worker.write_text(SESSIONS.format(more=""))
+    played = etlstage("replay", recording)
+    assert played.stdout.splitlines() == [
+        "1: invoke 2 'shout'; chunk 2 ''; choke 2",
+        "  - chunk 2 '?'; choke 2",
+        "  + chunk 2 ''; choke 2",
+        "1 reply, 1 different",
+    ]
+    refused = etlstage("replay", "--shrink", recording)
+    assert (refused.returncode, "sessions overlap" in refused.stderr) == (2, True)

@@ -23,6 +23,7 @@ from etlstage.protocol.cocaine.frame import (
     text_of,
 )
 from etlstage.protocol.cocaine.locator import Locator
+from etlstage.protocol.cocaine.passing import Passing
 from etlstage.protocol.cocaine.reading import FrameReader
 from etlstage.protocol.cocaine.session import NORMAL, CocaineSession
 from etlstage.protocol.events import Event, ExchangeOpened, Farewell, Ready
@@ -189,6 +190,28 @@ class CocaineDialect(Definition, Dialect):
     def reader(self) -> FrameReader:
         """Return what names frames, and shows what they carry."""
         return FrameReader(self.protocol)
+
+    def cut(self, side: Side, data: bytes) -> list[bytes]:
+        """Return what a side wrote, cut behind each end of its half of a session."""
+        passing, pieces = Passing(self._spoken), [b""]
+        for passed in passing.read(side, data):
+            pieces[-1] += passed.raw
+            words = passing.words
+            # Before version 1 a choke comes behind an error.
+            ends = passed.name == "error" and words is not None and words.error_ends
+            if ends or passed.name == "choke":
+                pieces.append(b"")
+        pieces[-1] += passing.rest(side)
+        return pieces
+
+    def exchanges(self, side: Side, data: bytes) -> list[bytes]:
+        """Return what a side said in each session; names and heartbeats differ."""
+        said: dict[int, bytes] = {}
+        for passed in Passing(self._spoken).read(side, data):
+            if passed.session is not None:
+                before = said.get(passed.session, b"")
+                said[passed.session] = before + passed.raw
+        return [said[number] for number in sorted(said)]
 
     def unready(self, received: int) -> str:
         """Say how far a worker has come."""

@@ -28,6 +28,9 @@ _PLAYS: Final = 200
 """A worker is started as often, at most, to make a recording small."""
 
 
+_CHANNELS: Final = {Side.SUPERVISOR: Channel.STDIN, Side.WORKER: Channel.STDOUT}
+
+
 class Difference(NamedTuple):
     """A reply that is not what it was."""
 
@@ -47,8 +50,8 @@ def differences(recorded: Recording, played: Recording) -> Iterator[Difference]:
 
     Of a recording that is blank only those are that are missing, or too many.
     """
-    requests = _pieces(recorded, Side.SUPERVISOR)
-    was, now = _pieces(recorded, Side.WORKER), _pieces(played, Side.WORKER)
+    requests = _exchanged(recorded, Side.SUPERVISOR)
+    was, now = _exchanged(recorded, Side.WORKER), _exchanged(played, Side.WORKER)
     if recorded.cut:
         # What came behind that nobody knows.
         was = was[:-1]
@@ -109,9 +112,15 @@ async def shrink(
     return _part(recording, search.left)
 
 
+def _exchanged(recording: Recording, side: Side) -> list[bytes]:
+    """Return requests, or replies, as they can be compared."""
+    channel = _CHANNELS[side]
+    return recording.dialect.exchanges(side, recording.written(channel))
+
+
 def _pieces(recording: Recording, side: Side) -> list[bytes]:
     """Return requests, or replies; what is not complete is one, too."""
-    channel = Channel.STDIN if side is Side.SUPERVISOR else Channel.STDOUT
+    channel = _CHANNELS[side]
     *pieces, rest = recording.dialect.cut(side, recording.written(channel))
     return [*pieces, rest] if rest else pieces
 

@@ -13,7 +13,14 @@ from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.cocaine import Encoding, Version
 from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
-from etlstage.protocol.events import ExchangeOpened, Farewell, Ready
+from etlstage.protocol.events import (
+    ExchangeOpened,
+    ExchangeRefused,
+    ExchangesEnded,
+    Farewell,
+    OutputOf,
+    Ready,
+)
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.settings.problem import Problem
 from etlstage.stage import Stage, Timeouts
@@ -203,3 +210,29 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_locator_is_that_of_the_dialect() -> None:
     """For the transport, which does not know it."""
     assert isinstance(CocaineDialect().services("127.0.0.1", 10053), Locator)
+
+
+@pytest.mark.parametrize("version", [v for v in Version if v is not Version.EARLY])
+def test_what_was_said_is_cut_behind_each_session(version: Version) -> None:
+    """And told by session, without what differs each time (issue 15)."""
+    dialect = CocaineDialect(protocol=version)
+    ours, theirs = (dialect.open(side, Limits()) for side in Side)
+    theirs.send(Ready("u"))
+    said = b"".join(theirs.data_to_send())
+    ours.receive_data(said, 0.0)
+    ours.send(ExchangeOpened(1, [b"a"], "echo"))
+    ours.send(ExchangeOpened(2, [b"b"], "echo"))
+    told = b"".join(ours.data_to_send())
+    theirs.receive_data(told, 0.0)
+    theirs.send(OutputOf(1, [b"A"]))
+    theirs.send(ExchangeRefused(2, 7, "no", 42))
+    theirs.send(ExchangesEnded([(1, (b"Z",))]))
+    said += b"".join(theirs.data_to_send())
+
+    *pieces, rest = dialect.cut(Side.WORKER, said + b"\x93")
+    assert (len(pieces), rest, b"".join(pieces)) == (2, b"\x93", said)
+    one, two = dialect.exchanges(Side.WORKER, said)
+    assert [b"A" in one, b"Z" in one, b"no" in two] == [True] * 3
+    assert b"u" not in one + two
+    assert len(dialect.cut(Side.SUPERVISOR, told)) == 3
+    assert len(dialect.exchanges(Side.SUPERVISOR, told)) == 2
