@@ -16,6 +16,7 @@ import anyio.lowlevel
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.host import Host
 from etlstage.transport import Wire
+from etlstage.transport.base import Pulled
 
 __all__ = ("Reader",)
 
@@ -65,14 +66,14 @@ class Reader:
     async def run(self) -> None:
         """Read to the end of what the worker writes."""
         wire, chunk, turn = self._wire, _CHUNK, 0
-        read = wire.read
+        read, pull = wire.read, wire.pull if isinstance(wire, Pulled) else None
         while True:
             if self._dispatch.stalled:
                 await self._wait()
             data = read(chunk)
             if data is None:
                 turn = 0
-                await wire.readable()
+                await (wire.readable() if pull is None else pull(self._pull))
                 continue
             if not data:
                 return
@@ -105,6 +106,15 @@ class Reader:
         """Wait for the consumer no longer."""
         if self._going_on is not None:
             self._going_on.set()
+
+    def _pull(self) -> bool:
+        """Take a little that has come; return False for all that :meth:`run` does."""
+        if self._dispatch.stalled:
+            return False
+        data = self._wire.read(_CHUNK)
+        if data:
+            self._take(data)
+        return data is None or 0 < len(data) < _CHUNK
 
     def _take(self, data: bytes) -> None:
         if self._host.failed:

@@ -8,11 +8,11 @@ between the two; nothing in here knows what is said.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
@@ -24,6 +24,7 @@ __all__ = (
     "ClosableReadable",
     "Launch",
     "LaunchRequest",
+    "Pulled",
     "Readable",
     "Wire",
     "describe_status",
@@ -43,6 +44,15 @@ class Readable(Protocol):
 
     def stop_waiting(self) -> None:
         """Wake who waits: the process is gone; whoever else holds the end may stay."""
+        ...
+
+
+@runtime_checkable
+class Pulled(Protocol):
+    """What calls who reads it, where the event loop can do that: no task need wake."""
+
+    async def pull(self, take: Callable[[], bool], /) -> None:
+        """Wait as :meth:`Readable.readable`, or call ``take`` until that is False."""
         ...
 
 

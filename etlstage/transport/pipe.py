@@ -28,6 +28,7 @@ from etlstage.transport.base import ClosableReadable, LaunchRequest, describe_st
 from etlstage.transport.descent import descendants, heirs, lives, session_members
 from etlstage.transport.ending import POLL, ended, look_again, signal_all, status_of
 from etlstage.transport.launcher import Launcher, Terms
+from etlstage.transport.loop import Puller
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 
 __all__ = ("PipeChild", "PipeReader", "PipeWire", "launch_over_pipes", "start_program")
@@ -54,6 +55,7 @@ class PipeReader:
         os.set_blocking(pipe.fileno(), False)
         _enlarge(pipe.fileno())
         self._pipe = pipe
+        self._puller = Puller()
 
     def read(self, size: int, /) -> bytes | None:
         """Return what is there, ``b""`` at the end, None when reading would block."""
@@ -66,8 +68,14 @@ class PipeReader:
             with suppress(anyio.ClosedResourceError):
                 await anyio.wait_readable(self._pipe.fileno())
 
+    async def pull(self, take: Callable[[], bool], /) -> None:
+        """Wait likewise; where the loop can, it calls ``take`` instead, until False."""
+        if not self._pipe.closed:
+            await self._puller.run(self._pipe.fileno(), take)
+
     def stop_waiting(self) -> None:
         """Wake who waits; safe once it is closed."""
+        self._puller.stop()
         if not self._pipe.closed:
             anyio.notify_closing(self._pipe.fileno())
 

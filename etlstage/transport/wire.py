@@ -11,10 +11,13 @@ import os
 import socket
 import sys
 import termios
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import anyio
+
+from etlstage.transport.loop import Puller
 
 if TYPE_CHECKING:
     from etlstage.transport.listener import Listener
@@ -48,6 +51,7 @@ class SocketWire:
         self._gone = False  # the worker does not connect, or is no more
         self._reset = False  # and left something unread
         self._last = 0  # bytes that the last write took
+        self._puller = Puller()
 
     @property
     def endpoint(self) -> str:
@@ -94,8 +98,17 @@ class SocketWire:
             await anyio.wait_readable(waited)
         self._look()
 
+    async def pull(self, take: Callable[[], bool], /) -> None:
+        """Wait likewise; where the loop can, it calls ``take`` instead, until False."""
+        self._look()
+        if self._socket is None:
+            await self.readable()
+        elif not self._gone and not self._said:
+            await self._puller.run(self._socket.fileno(), take)
+
     def stop_waiting(self) -> None:
         """Wake who waits to read; safe once it is closed."""
+        self._puller.stop()
         if self._listener is not None:
             own = self._socket.fileno() if self._socket is not None else self._bell
             anyio.notify_closing(own)
