@@ -126,13 +126,22 @@ async def test_results_come_in_order_though_sessions_end_in_any() -> None:
     async def script(worker: ScriptedWorker) -> int:
         nonlocal most
         held: list[Request] = []
-        async with CocaineWorker(worker) as cocaine:
+        async with (
+            CocaineWorker(worker) as cocaine,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def answer() -> None:
+                while True:
+                    await anyio.sleep(1)
+                    while held:
+                        await capitals(cocaine, held.pop())
+
+            tasks.start_soon(answer)
             async for request in cocaine.requests():
                 held.append(request)
                 most = max(most, len(held))
-                if len(held) == 4:
-                    while held:
-                        await capitals(cocaine, held.pop())
+            tasks.cancel_scope.cancel()
         return 0
 
     dialect = CocaineDialect(concurrency=4)
