@@ -54,6 +54,15 @@ def divert(path: Path) -> None:
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
         logger.addHandler(logging.FileHandler(path, delay=True))
+    # A thread of PySpark's shows a traceback when the JVM has ended, which is told; if
+    # it is at that when we end, Python is aborted.
+    server = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = _unheard
+
+
+def _unheard(*_: object) -> None:
+    pass
 
 
 def _temporary() -> Path:

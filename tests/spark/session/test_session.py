@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -272,3 +273,16 @@ def test_session_that_two_threads_want_is_started_once(
         found = list(threads.map(lambda _: session.start(), range(2)))
     assert len(started) == 1
     assert found[0] is found[1]
+
+
+@pytest.mark.spark
+@pytest.mark.classic
+def test_jvm_that_has_ended_is_not_shown_by_pyspark(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A thread of its own does that, perhaps when Python ends (issue 14)."""
+    server = session.spark.sparkContext._accumulatorServer
+    assert server is not None
+    with socket.socket() as request:
+        server.handle_error(request, ("127.0.0.1", 1))
+    assert capsys.readouterr().err == ""
