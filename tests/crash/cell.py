@@ -163,7 +163,8 @@ class Cell:
         fatal = {kill.what for kill in found.done} - {"worker"}
         said = found.said.splitlines()
         last = [line for line in said if line and "dead-lettered" not in line][-1:]
-        assert fatal or not found.code, f"exit code {found.code}: {last}"
+        codes = {0} | ({1, -9} if fatal else set())
+        assert found.code in codes, f"exit code {found.code}: {last}"
         if found.code:
             told = ", ".join(map(str, found.done))
             self._tell(f"  {self}: {told}: {found.code} {' '.join(last)[:300]}")
