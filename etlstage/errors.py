@@ -216,13 +216,17 @@ class RefusedByWorker(StageError):
     Attributes:
         code: As the worker gave it.
         reason: The worker's own words.
+        category: What the code counts, in a dialect that knows several kinds; else 0.
 
     """
 
-    def __init__(self, text: str, *, stage: str, code: int, reason: str) -> None:
+    def __init__(
+        self, text: str, *, stage: str, code: int, reason: str, category: int = 0
+    ) -> None:
         super().__init__(text, stage=stage)
         self.code = code
         self.reason = reason
+        self.category = category
 
 
 class Overloaded(StageError):

@@ -97,8 +97,8 @@ class ChildProcess:
         self._mute = anyio.Event()  # stdout has
         self._patient = True
         self._signalled = False
-        # Of refusals, by code and reason: the text, and the attempt.
-        self._noes: dict[tuple[int, str], tuple[str, tuple[Attempt]]] = {}
+        # Of refusals, by code, category and reason: the text, and the attempt.
+        self._noes: dict[tuple[int, int, str], tuple[str, tuple[Attempt]]] = {}
         self._by_us = False  # it was we who ended it
         self._waiting = anyio.CancelScope()  # what impatience ends
         self.unread: int = 0
@@ -288,30 +288,42 @@ class ChildProcess:
         assert self.status is not None
         if closed and self._signalled:
             return f"closed its {closed}, but did not exit, and was stopped"
-        return describe_status(self.status)
+        return self.beside(describe_status(self.status))
 
     def blamed(self, error: EtlstageError, tries: int = 1) -> RemoteProtocolError:
         """Return ``error``, a breach of the protocol, with who committed it."""
         return RemoteProtocolError(
-            self._describe(f"broke the protocol: {error}", tries)
+            self._describe(self.beside(f"broke the protocol: {error}"), tries)
         )
 
-    def refused(self, code: int, reason: str) -> RefusedByWorker:
+    def beside(self, fate: str) -> str:
+        """Return what happened, and who else came if the worker did not connect."""
+        return "; ".join(filter(None, (fate, self.wire.missed())))
+
+    def refused(self, code: int, category: int, reason: str) -> RefusedByWorker:
         """Return the error of a message to which the worker said no."""
         name = self._stage.name
         # A bad column is bad in every row, for the same reason.
-        if (code, reason) not in self._noes:
+        no = (code, category, reason)
+        if no not in self._noes:
             if len(self._noes) == _NOES:
                 self._noes.clear()
-            self._noes[code, reason] = self._describe_no(code, reason)
-        text, attempts = self._noes[code, reason]
-        error = RefusedByWorker(text, stage=name, code=code, reason=reason)
+            self._noes[no] = self._describe_no(*no)
+        text, attempts = self._noes[no]
+        error = RefusedByWorker(
+            text, stage=name, code=code, reason=reason, category=category
+        )
         error.attempts = attempts
         return error
 
-    def _describe_no(self, code: int, reason: str) -> tuple[str, tuple[Attempt]]:
+    def _describe_no(
+        self, code: int, category: int, reason: str
+    ) -> tuple[str, tuple[Attempt]]:
         what = "request" if self._stage.kind is StageKind.EXTRACT else "message"
-        said = reason or (f"code {code}" if code else "it gave no reason")
+        number = f"code {code}" + f", category {category}" * bool(category)
+        said = reason or "it gave no reason"
+        if code:
+            said = f"{reason} ({number})" if reason else number
         fate = f"refused the {what}: {harmless(' '.join(said.split()))}"
         who = f"stage {self._stage.name}: worker {self.name} (pid {self.child.pid})"
         # It has said why. There may be thousands a second: its stderr is in the log.

@@ -446,8 +446,8 @@ class Connection:
                     self._named.passed_by(id_, messages)
                 except PayloadTooBig as blame:
                     self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
-            case ExchangeRefused(id_, code, reason) if self._named is not None:
-                error = self._host.refused(code, reason)
+            case ExchangeRefused(id_, code, reason, kind) if self._named is not None:
+                error = self._host.refused(code, kind, reason)
                 self._named.refused_by(id_, error, now)
                 if self._metrics is not None:
                     self._metrics.refused(self._host.name, 1)
@@ -495,7 +495,7 @@ class Connection:
         size = self.patience.received + overhead
         if refusals:
             places, reasons = zip(*refusals, strict=True)
-            refused = Refused(places, reasons, partial(self._host.refused, 0))
+            refused = Refused(places, reasons, partial(self._host.refused, 0, 0))
             self.dispatch.answered(groups, size, now, refused)
             if self._metrics is not None:
                 self._metrics.refused(self._host.name, len(refused))

@@ -65,7 +65,7 @@ class Host(Protocol):
         """Take note that the worker has not answered for so long."""
         ...
 
-    def refused(self, code: int, reason: str) -> EtlstageError:
+    def refused(self, code: int, category: int, reason: str) -> EtlstageError:
         """Return the error of a message to which the worker said no."""
         ...
 

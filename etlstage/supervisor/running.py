@@ -202,7 +202,10 @@ class RunningWorker:
         """
         if self.error is not None:
             return
-        self._reason, self._blame = reason, blame
+        if cause == "start" and self._stage.dialect.announces:
+            received = self.connection.patience.received
+            reason += f": it {self._stage.dialect.unready(received)}"
+        self._reason, self._blame = self._worker.beside(reason), blame
         self.error = self._describe(0)
         self.connection.stop_verifying()
         self._owner.handle(WorkerFailed(self.name, self.pid, self.error, cause))
@@ -229,9 +232,9 @@ class RunningWorker:
         """Have a position stored, then call ``answer``, with the error if it failed."""
         self._owner.commit(position, answer)
 
-    def refused(self, code: int, reason: str) -> EtlstageError:
+    def refused(self, code: int, category: int, reason: str) -> EtlstageError:
         """Return the error of a message to which the worker said no."""
-        return self._worker.refused(code, reason)
+        return self._worker.refused(code, category, reason)
 
     def cancelled(
         self, reason: str

@@ -89,6 +89,10 @@ class Wire(Readable, Protocol):
         """Return how many bytes wait for the worker, or 0 when that can't be told."""
         ...
 
+    def missed(self) -> str:
+        """Say who came in place of a worker that has not connected, if anybody did."""
+        ...
+
     def close(self) -> None:
         """Close both directions; call it when nobody waits any more."""
         ...

@@ -180,6 +180,8 @@ class Listener:
         if wire is None:
             # Not the token: it may be that of a worker which is connected.
             self._refuse(stranger, "is no worker that we wait for")
+            for waiting in self._expected.values():
+                waiting.mistake()
             return
         self._selector.unregister(stranger)
         del self._strangers[stranger]

@@ -134,6 +134,10 @@ class PipeWire(PipeReader):
             return 0
         return int.from_bytes(answer, sys.byteorder)
 
+    def missed(self) -> str:
+        """Return nothing: a pipe is there from the start."""
+        return ""
+
     def close(self) -> None:
         """Close both; call it when nobody waits any more."""
         self.close_write()

@@ -52,6 +52,7 @@ class SocketWire:
         self._reset = False  # and left something unread
         self._last = 0  # bytes that the last write took
         self._puller = Puller()
+        self._mistaken = False  # somebody came under a name that nobody has
 
     @property
     def endpoint(self) -> str:
@@ -67,6 +68,7 @@ class SocketWire:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._said = said
+        self._mistaken = False
         self._wake()
 
     def read(self, size: int, /) -> bytes | None:
@@ -167,6 +169,14 @@ class SocketWire:
         if self._socket is None:
             return 0
         return self._last if self._reset or self._queued(self._socket) else 0
+
+    def missed(self) -> str:
+        """Say who came in place of a worker that has not connected, if anybody did."""
+        return "somebody connected under another name" if self._mistaken else ""
+
+    def mistake(self) -> None:
+        """Take note that somebody came under a name that nobody has, or has any more."""
+        self._mistaken = True
 
     def close(self) -> None:
         """Close both directions; call it when nobody waits any more."""

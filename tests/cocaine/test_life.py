@@ -14,8 +14,9 @@ import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage import AsyncSupervisor, Stage
+from etlstage.errors import StageFailed
 from etlstage.protocol.cocaine.settings import CocaineDialect
-from etlstage.stage.policy import Timeouts
+from etlstage.stage.policy import RestartPolicy, Timeouts
 from etlstage.supervisor.lifecycle.events import SupervisorEvent, WorkerExited
 from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
 
@@ -94,49 +95,24 @@ async def exits_of(
         return [event async for event in events if isinstance(event, WorkerExited)]
 
 
+@pytest.mark.parametrize("ends", ["told", "cut off"])
 @pytest.mark.parametrize(
-    ("mode", "status"),
-    [
-        ("python-0", 1),
-        ("python-1", 0),
-        ("native-1", 0),
-        ("go-0", 0),
-        ("go-1", 0),
-        ("node-1", 1),
-    ],
+    "mode", ["python-0", "python-1", "native-1", "go-0", "go-1", "node-1"]
 )
 async def test_worker_that_is_told_to_end_may_end_as_it_likes(
-    mode: str, status: int
+    mode: str, ends: str
 ) -> None:
-    """With an answer or without, with any status, and at the latest with its socket."""
-    async with AsyncSupervisor(stage(mode, "told")) as supervisor:
+    """
+    With an answer or without, with any status, and at the latest with its socket.
+
+    So nothing has to be killed, and nothing has failed, if it did not hear (issue 15).
+    """
+    loud = mode == "node-1" or (mode, ends) == ("python-0", "told")
+    async with AsyncSupervisor(stage(mode, ends)) as supervisor:
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
         events = supervisor.events()
     exits = await exits_of(events)
-    assert [(event.status, event.told) for event in exits] == [(status, True)]
-    assert supervisor.faults.failures == 0
-
-
-@pytest.mark.parametrize(
-    ("mode", "status"),
-    [
-        ("python-0", 0),
-        ("python-1", 0),
-        ("native-1", 0),
-        ("go-0", 0),
-        ("go-1", 0),
-        ("node-1", 1),
-    ],
-)
-async def test_worker_that_did_not_hear_it_ends_with_its_connection(
-    mode: str, status: int
-) -> None:
-    """Nothing has to be killed, and nothing has failed (issue 15)."""
-    async with AsyncSupervisor(stage(mode, "cut off")) as supervisor:
-        assert await supervisor.ask(b"x", timeout=10) == (b"done",)
-        events = supervisor.events()
-    exits = await exits_of(events)
-    assert [(event.status, event.told) for event in exits] == [(status, True)]
+    assert [(event.status, event.told) for event in exits] == [(int(loud), True)]
     assert supervisor.faults.failures == 0
 
 
@@ -169,3 +145,28 @@ async def test_worker_that_never_thinks_so_stays() -> None:
         assert await supervisor.ask(b"x", timeout=10) == (b"done",)
         assert await supervisor.ask(b"y", timeout=10) == (b"done",)
     assert supervisor.faults.failures == 0
+
+
+STRANGER = """
+import socket, sys
+told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+wire = socket.socket(socket.AF_UNIX)
+wire.connect(told["--endpoint"])
+wire.sendall(bytes.fromhex("93010091a56f74686572"))
+wire.recv(1)
+"""
+
+
+async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
+    """The error says that somebody came, who was nobody that is waited for (issue 15)."""
+    made = Stage(
+        name="app",
+        command=(sys.executable, "-c", STRANGER),
+        dialect=CocaineDialect(),
+        restart=RestartPolicy(policy="temporary"),
+    )
+    async with AsyncSupervisor(made) as supervisor:
+        with pytest.raises(StageFailed) as failed:
+            await supervisor.ask(b"x", timeout=10)
+    said = "exited with status 0; somebody connected under another name"
+    assert said in str(failed.value)

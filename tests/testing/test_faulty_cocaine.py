@@ -230,7 +230,8 @@ async def test_session_that_ends_with_an_error_is_refused(
     dialect = CocaineDialect(protocol=version, concurrency=4)
     found = await account(fault, dialect=dialect)
     assert found.outputs == [ALL[0], (), *ALL[2:]]
-    assert found.errors[1].endswith(f"refused the message: {reason}")
+    said = f"refused the message: {reason} (code 1, category 42)"
+    assert found.errors[1].endswith(said)
     assert found.exits == [ENDED]
 
 

@@ -169,6 +169,7 @@ async def test_stranger_is_refused(
         for _ in range(3):
             assert wire.read(10) is None
         assert dismissed(stranger)
+        assert (wire.missed() != "") is (data == hello("somebody"))
     assert reason in caplog.text
     assert wire.token not in caplog.text
 

@@ -70,6 +70,7 @@ class FaultyWire(ABC):
         self._end_seen = False
         self._moved = anyio.Event()
         self.unread = wire.unread
+        self.missed = wire.missed
         self.writable = wire.writable
         self.close = wire.close
         child.scene = self

@@ -106,6 +106,7 @@ class _RecordedWire(_RecordedReadable):
         self._wire = wire
         self.writable = wire.writable
         self.unread = wire.unread
+        self.missed = wire.missed
         self.close = wire.close
 
     def write(self, data: memoryview | bytes, /) -> int:

@@ -281,6 +281,9 @@ async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
     assert (good.outputs, good.error) == ((), None)
     assert isinstance(bad.error, RefusedByWorker)
     assert (bad.error.code, bad.error.reason) == (-13, "no such table")
+    assert bad.error.category == 42
+    said = "refused the message: no such table (code -13, category 42)"
+    assert bad.error.attempts[0].error == said
 
 
 @virtually
@@ -376,7 +379,8 @@ async def test_worker_that_is_not_ready_in_time_is_not_waited_for() -> None:
         return 0
 
     text = await beginning(silent, timeout=Timeouts(start=10))
-    assert "was not ready within 10 s" in text
+    unheard = "did not connect, and say the --uuid that it was told"
+    assert f"was not ready within 10 s: it {unheard}" in text
     text = await beginning(silent, dialect=CocaineDialect(handshake=2.0))
     assert "it did not say who it is within 2 s" in text
 
