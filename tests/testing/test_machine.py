@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar, cast
 
 import pytest
 from hypothesis import Phase, settings
@@ -23,6 +24,8 @@ from etlstage.testing import (
     hostile_worker,
 )
 from etlstage.testing.strategies import fault_plans
+
+Played = TypeVar("Played", bound=WorkerMachine)
 
 FEW: Final = settings(
     deadline=None, max_examples=6, stateful_step_count=8, database=None
@@ -145,3 +148,86 @@ def test_stage_that_does_not(machine: type[WorkerMachine]) -> None:
     """The messages are as short as they can be (issue 12)."""
     with pytest.raises(AssertionError, match=r"the model says \[b''\], the workers"):
         run_state_machine_as_test(machine, settings=MANY)
+
+
+# --- rules, one by one ----------------------------------------------------------------
+
+
+class Given:
+    """What a rule draws."""
+
+    def __init__(self, *messages: bytes) -> None:
+        self.messages = messages
+
+    def draw(self, _strategy: object, label: str) -> object:
+        """Return the messages, or faults."""
+        return [*self.messages] if label == "messages" else FaultPlan()
+
+
+@contextmanager
+def started(machine: Played) -> Iterator[Played]:
+    """Have its workers run."""
+    machine.start(cast("st.DataObject", Given()))
+    try:
+        yield machine
+    finally:
+        machine.teardown()
+
+
+def test_worker_that_is_killed_is_a_new_one() -> None:
+    """And the model is told (issue 12)."""
+    data = cast("st.DataObject", Given(b"a"))
+    with started(Knowing()) as machine:
+        machine.ask_some(data)
+        machine.restart()
+        machine.ask_some(data)
+
+
+def test_model_is_told_of_a_worker_that_is_killed_at_work() -> None:
+    """It has forgotten what it knew (issue 12)."""
+    with started(Knowing()) as machine:
+        machine.seen.add(b"z")
+        machine.ask_and_kill(cast("st.DataObject", Given(b"a")), 0)
+        assert machine.seen == {b"a"}
+
+
+async def halves(worker: ScriptedWorker) -> None:
+    """Answer a batch of one, and refuse those that are larger."""
+    rest = b""
+    while data := await worker.read():
+        rest += data
+        while b"\x17" in rest:
+            batch, _, rest = rest.partition(b"\x17")
+            if batch.count(b"\n") > 1:
+                await worker.refuse("too many")
+            else:
+                await worker.reply(batch.strip().upper())
+
+
+class Halving(WorkerMachine):
+    """What is given whole, and answered in parts."""
+
+    tested = halves
+    options = Batches.options
+
+    def model(self, asked: list[bytes]) -> Iterable[bytes]:
+        """Say what is to come of a batch."""
+        return [message.upper() for message in asked]
+
+
+class Excused(Halving):
+    """The same, where faults may be why."""
+
+    faults = st.just(FaultPlan())
+
+
+def test_batch_is_answered_whole() -> None:
+    """Where nothing goes wrong with its workers (issue 12)."""
+    data = cast("st.DataObject", Given(b"a", b"b"))
+    with started(Excused()) as machine:
+        machine.ask_some(data)
+    with (
+        started(Halving()) as machine,
+        pytest.raises(AssertionError, match=r"the model says \[b'A', b'B'\]"),
+    ):
+        machine.ask_some(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Final
 
+import anyio
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -93,6 +94,49 @@ def test_worker_that_does_not_keep_to_the_protocol() -> None:
     with pytest.raises(WorkerFailed, match="owes 1 reply: exited with status 0"):
         test_nothing()
     assert list(inspect.signature(test_nothing).parameters) == []
+
+
+def test_worker_that_says_more_at_its_end() -> None:
+    """Each example sees it out (issue 12)."""
+
+    async def bye(worker: ScriptedWorker) -> None:
+        await clumsy(worker)
+        await worker.write(b"bye\n")
+
+    @given_worker(bye, settings=FEW, messages=st.just([b"x"]))
+    def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
+        raise AssertionError("unreachable: it has failed by now")
+
+    with pytest.raises(WorkerFailed, match="wrote what nobody asked for: bye"):
+        test_nothing()
+
+
+def test_worker_that_takes_too_long() -> None:
+    """How long it may take is for the test to say (issue 12)."""
+
+    async def stuck(_worker: ScriptedWorker) -> None:
+        await anyio.sleep_forever()
+
+    @given_worker(stuck, settings=FEW, messages=st.just([b"x"]), patience=0.01)
+    def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
+        raise AssertionError("unreachable: there is no reply")
+
+    with pytest.raises(WorkerFailed, match=r"for 0\.01 seconds; it wrote nothing"):
+        test_nothing()
+
+
+def test_messages_look_like_markers() -> None:
+    """Those of the stage, which they do not contain (issue 12)."""
+    seen: set[bytes] = set()
+
+    @given_worker(clumsy, settings=settings(MANY, max_examples=50), dialect=WORDS)
+    def test_nothing(messages: list[bytes], replies: list[Reply]) -> None:
+        assert len(messages) == len(replies)
+        seen.update(messages)
+
+    test_nothing()
+    assert any(b"EO" in message for message in seen)
+    assert not any(marker in m for m in seen for marker in (b"EOM", b"EOB"))
 
 
 def test_coroutine_is_no_such_test() -> None:
