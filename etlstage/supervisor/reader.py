@@ -108,13 +108,19 @@ class Reader:
             self._going_on.set()
 
     def _pull(self) -> bool:
-        """Take a little that has come; return False for all that :meth:`run` does."""
-        if self._dispatch.stalled:
-            return False
-        data = self._wire.read(_CHUNK)
-        if data:
+        """Take what has come; return False for all that :meth:`run` has to do."""
+        for _ in range(_TURN):
+            if self._dispatch.stalled:
+                return False
+            data = self._wire.read(_CHUNK)
+            if data is None:
+                return True
+            if not data:
+                return False
             self._take(data)
-        return data is None or 0 < len(data) < _CHUNK
+            if len(data) == _CHUNK:
+                return False
+        return True
 
     def _take(self, data: bytes) -> None:
         if self._host.failed:
