@@ -11,10 +11,10 @@ are tried in lock-step.
 
 What this costs is a pause per block, so blocks grow with the age of the process, and
 are bounded in messages, bytes and time. Where processes are lost, what each of them
-holds back has to be done again: no block is longer then than a share of their life. A block of one message that ends because there
-is no more input is released at once, unless the process is young or the stage goes in
-lock-step: a caller waits for it. Should a fault show later, then that message is
-*doubtful*.
+holds back has to be done again: no block is longer then than a share of their life. A
+block of one message that ends because there is no more input is released at once,
+unless the process is young or the stage goes in lock-step: a caller waits for it.
+Should a fault show later, then that message is *doubtful*.
 
 How a worker shows that it waits is a matter of ``supervisor/verifier.py``; here is
 what is held back, how much may be, and how long to wait.
