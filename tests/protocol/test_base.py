@@ -74,6 +74,8 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert dialect.reader() is None
     assert dialect.unready(0) == "did not announce itself"
     assert dialect.cut(Side.WORKER, b"x\n") == [b"x\n"]
+    assert dialect.exchanges(Side.WORKER, b"x\n") == [b"x\n"]
+    assert dialect.exchanges(Side.WORKER, b"") == []
     assert dialect.blank(Side.WORKER, b"ab\n") == b"xxx"
     assert dialect.environment() == {}
     assert dialect.placeholders() == {}
