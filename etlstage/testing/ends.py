@@ -237,7 +237,8 @@ class MemoryDeadLetters(DeadLetters):
             if left[letter.stage] >= 0:
                 kept.append(letter)
         self.kept = kept
-        self.count = self.durable = len(kept)
+        self.count: int = len(kept)
+        self.durable = len(kept)
         numbers = (int(letter.id.rpartition("-")[2]) for letter in kept)
         self._numbered = max(numbers, default=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 __all__ = ("Alarm", "Alarms", "Deadlines")
 
@@ -34,7 +34,8 @@ class Alarm(Enum):
     """What may be due."""
 
     # An alarm is set with each read, and that of Enum is Python code.
-    __hash__ = object.__hash__
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
 
     HANDSHAKE = "it did not say who it is"
     HEARTBEAT = "there was no heartbeat"

@@ -273,7 +273,7 @@ class NamedDispatcher(Dispatcher):
         elif callers:
             share = 1 if callers[0].stalled else -(-room // len(callers))
             exchange = callers[0].take(share, SLICE)
-            self.sated = len(exchange.messages) == room
+            self.sated: bool = len(exchange.messages) == room
         if exchange is None:
             return None
         self._fresh = False

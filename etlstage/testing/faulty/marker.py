@@ -44,7 +44,7 @@ class MarkerWire(FaultyWire):
         super().__init__(wire, child, request, plan, note)
         self._input = Requests(request)
         self._replies = Replies(request)
-        self.stray = b"stray print" + self._replies.eom
+        self.stray: bytes = b"stray print" + self._replies.eom
         self._streams = self._dialect.shape is Shape.STREAM
         self._requests = 0  # complete ones
         self._turns = 0  # replies that were complete

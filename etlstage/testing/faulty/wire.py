@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from signal import SIGABRT, SIGKILL, SIGSEGV, SIGSTOP
 from typing import Any, ClassVar, Final, TypeAlias
@@ -69,10 +69,10 @@ class FaultyWire(ABC):
         self._input_ended = False
         self._end_seen = False
         self._moved = anyio.Event()
-        self.unread = wire.unread
-        self.missed = wire.missed
-        self.writable = wire.writable
-        self.close = wire.close
+        self.unread: Callable[[], int] = wire.unread
+        self.missed: Callable[[], str] = wire.missed
+        self.writable: Callable[[], Coroutine[Any, Any, None]] = wire.writable
+        self.close: Callable[[], None] = wire.close
         child.scene = self
         if child.inner.status is not None:
             child.status = Status(child.inner.status, self)
