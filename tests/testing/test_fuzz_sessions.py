@@ -121,7 +121,9 @@ def test_bug_is_found(
     found = search(worker, **oracles)
     assert found is not None
     assert (found.failure.kind, found.steady) == (kind, True)
-    assert found.case == SessionCase((*shortest,))
+    # One after the other is as short as at once: Hypothesis comes upon either.
+    at_once = Calls(tuple(call for step in shortest for call in step.calls))
+    assert found.case in (SessionCase((*shortest,)), SessionCase((at_once,)))
 
 
 def upper(message: bytes) -> list[bytes]:
