@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from etlstage.testing.fewest import fewest
-from etlstage.testing.fuzzing.case import Case, Step
+from etlstage.testing.fuzzing.case import AnyCase, Case, Step
 from etlstage.testing.fuzzing.sessions import Call, Calls, SessionCase
 
 __all__ = ("shorten", "shorten_calls")
 
 _SIMPLE: Final = (b"", b"x")
+_C = TypeVar("_C", bound=AnyCase)
+_S = TypeVar("_S", bound=Step | Calls)
 
 
 def shorten(
@@ -38,39 +40,65 @@ def shorten(
         as_json: Whether messages are to stay JSON documents.
 
     """
-    return _Shortening(case, fails, size, as_json=as_json).run()
+    return _OfMessages(case, fails, size, as_json=as_json).run()
 
 
-class _Shortening:
-    def __init__(
-        self, case: Case, fails: Callable[[Case], bool], size: int, *, as_json: bool
-    ) -> None:
+class _Shortening(Generic[_C, _S]):
+    def __init__(self, case: _C, fails: Callable[[_C], bool], *, as_json: bool) -> None:
         self._case = case
         self._fails = fails
-        self._size = size
         self._as_json = as_json
-        self._tried: dict[tuple[Step, ...], bool] = {}
+        self._tried: dict[tuple[_S, ...], bool] = {}
 
-    def run(self) -> Case:
-        before = None
+    def run(self) -> _C:
+        before: _C | None = None
         while before != self._case:
             before = self._case
             self._all_at_once()
-            fewest(self._case.steps, self._takes)
-            for at in range(len(self._case.steps)):
+            fewest(self._steps, self._takes)
+            for at in range(len(self._steps)):
                 self._simplify(at)
         return self._case
 
-    def _takes(self, steps: Sequence[Step]) -> bool:
+    @property
+    def _steps(self) -> Sequence[_S]:
+        steps: Sequence[Any] = self._case.steps
+        return steps
+
+    def _all_at_once(self) -> None:
+        """Make all steps simpler."""
+        self._takes([replace(step, cuts=()) for step in self._steps])
+
+    def _simplify(self, at: int) -> None:
+        """Make one step simpler."""
+        raise NotImplementedError
+
+    def _takes(self, steps: Sequence[_S]) -> bool:
         """Go on with these steps if they fail, too."""
         key = tuple(steps)
-        if key == tuple(self._case.steps):
+        if key == tuple(self._steps):
             return True
         if key not in self._tried:
-            self._tried[key] = self._fails(replace(self._case, steps=key))
+            self._tried[key] = self._fails(self._case.having(key))
         if self._tried[key]:
-            self._case = replace(self._case, steps=key)
+            self._case = self._case.having(key)
         return self._tried[key]
+
+    def _puts(self, at: int, step: _S) -> bool:
+        return self._takes([*self._steps[:at], step, *self._steps[at + 1 :]])
+
+    def _cut_less(self, at: int) -> None:
+        step = self._steps[at]
+        if step.cuts and not self._puts(at, replace(step, cuts=(1,))):
+            fewest(step.cuts, lambda left: self._puts(at, replace(step, cuts=(*left,))))
+
+
+class _OfMessages(_Shortening[Case, Step]):
+    def __init__(
+        self, case: Case, fails: Callable[[Case], bool], size: int, *, as_json: bool
+    ) -> None:
+        super().__init__(case, fails, as_json=as_json)
+        self._size = size
 
     def _all_at_once(self) -> None:
         steps = self._case.steps
@@ -80,7 +108,7 @@ class _Shortening:
             if self._takes([Step((simplest,))] * len(messages)):
                 return
             self._takes([Step((message,)) for message in messages])
-        self._takes([replace(step, cuts=()) for step in self._case.steps])
+        super()._all_at_once()
 
     def _simplify(self, at: int) -> None:
         """Make one step simpler."""
@@ -92,8 +120,7 @@ class _Shortening:
             fewest(step.messages, lambda left: self._has(at, left))
         step = self._case.steps[at]
         self._puts(at, replace(step, messages=tuple(sorted(step.messages, key=len))))
-        if step.cuts and not self._puts(at, replace(step, cuts=(1,))):
-            fewest(step.cuts, lambda left: self._puts(at, replace(step, cuts=(*left,))))
+        self._cut_less(at)
         for place in range(len(self._case.steps[at].messages)):
             self._simplify_message(at, place)
 
@@ -119,58 +146,15 @@ class _Shortening:
         step = Step(tuple(messages), cuts, full)
         return self._puts(at, step) or self._puts(at, replace(step, cuts=()))
 
-    def _puts(self, at: int, step: Step) -> bool:
-        steps = [*self._case.steps]
-        steps[at] = step
-        return self._takes(steps)
-
 
 def shorten_calls(
     case: SessionCase, fails: Callable[[SessionCase], bool], *, as_json: bool = False
 ) -> SessionCase:
     """Return the simplest case that fails; see :func:`shorten`."""
-    return _SessionShortening(case, fails, as_json=as_json).run()
+    return _OfSessions(case, fails, as_json=as_json).run()
 
 
-class _SessionShortening:
-    def __init__(
-        self,
-        case: SessionCase,
-        fails: Callable[[SessionCase], bool],
-        *,
-        as_json: bool,
-    ) -> None:
-        self._case = case
-        self._fails = fails
-        self._as_json = as_json
-        self._tried: dict[tuple[Calls, ...], bool] = {}
-
-    def run(self) -> SessionCase:
-        before = None
-        while before != self._case:
-            before = self._case
-            self._takes([replace(step, cuts=()) for step in self._case.steps])
-            fewest(self._case.steps, self._takes)
-            for at in range(len(self._case.steps)):
-                self._simplify(at)
-        return self._case
-
-    def _takes(self, steps: Sequence[Calls]) -> bool:
-        """Go on with these steps if they fail, too."""
-        key = tuple(steps)
-        if key == tuple(self._case.steps):
-            return True
-        if key not in self._tried:
-            self._tried[key] = self._fails(replace(self._case, steps=key))
-        if self._tried[key]:
-            self._case = replace(self._case, steps=key)
-        return self._tried[key]
-
-    def _puts(self, at: int, step: Calls) -> bool:
-        steps = [*self._case.steps]
-        steps[at] = step
-        return self._takes(steps)
-
+class _OfSessions(_Shortening[SessionCase, Calls]):
     def _simplify(self, at: int) -> None:
         """Make one step simpler."""
         step = self._case.steps[at]
@@ -190,9 +174,7 @@ class _SessionShortening:
             fewest(
                 step.turns, lambda left: self._puts(at, replace(step, turns=(*left,)))
             )
-        step = self._case.steps[at]
-        if step.cuts and not self._puts(at, replace(step, cuts=(1,))):
-            fewest(step.cuts, lambda left: self._puts(at, replace(step, cuts=(*left,))))
+        self._cut_less(at)
 
     def _simplify_call(self, at: int, number: int) -> None:
         def puts(call: Call) -> bool:
