@@ -26,6 +26,20 @@ for line in sys.stdin.buffer:
 """
 
 
+def run_program(shown: str, folder: Path) -> str:
+    """Run the program that was shown for a failure; return what it says of it."""
+    program = shown.partition("in Python:\n")[2].partition("found after")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("\n  ", "\n").strip()],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr
+
+
 def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -> None:
     """As messages, as a recording, as a program; until it is mended (issue 12)."""
     worker = tmp_path / "worker.py"
@@ -38,16 +52,7 @@ def test_failure_is_shown_kept_and_dropped(etlstage: Etlstage, tmp_path: Path) -
     assert found.stdout.startswith("FAILED the worker ")
     assert "  1. x | <EOM>\n  2. the end of the input\n" in found.stdout
     assert "more to make it short (seed 1)\n" in found.stdout
-    program = found.stdout.partition("in Python:\n")[2].partition("found after")[0]
-    said = subprocess.run(
-        [sys.executable, "-c", program.replace("\n  ", "\n").strip()],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "CaseFailed: the worker " in said.stderr
+    assert "CaseFailed: the worker " in run_program(found.stdout, tmp_path)
 
     again = etlstage(*fuzz)
     assert again.returncode == 1
@@ -218,16 +223,7 @@ def test_worker_that_connects_is_fuzzed(etlstage: Etlstage, tmp_path: Path) -> N
     )
     said = "  1. invoke 2 'shout'; chunk 2 ''; choke 2\n  2. a terminate\n"
     assert said in found.stdout
-    program = found.stdout.partition("in Python:\n")[2].partition("found after")[0]
-    told = subprocess.run(
-        [sys.executable, "-c", program.replace("\n  ", "\n").strip()],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "CaseFailed: gave [b'?'] for b''" in told.stderr
+    assert "CaseFailed: gave [b'?'] for b''" in run_program(found.stdout, tmp_path)
     assert etlstage("replay").stdout.startswith("FAILED gave [b'?']")
     (recording,) = (tmp_path / ".etlstage" / "failures").glob("*.rec")
     played = etlstage("replay", recording)

@@ -9,7 +9,7 @@ what comes of that session, and of no other. The input ends with our terminate.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from signal import SIGKILL
 from typing import ClassVar, Final
@@ -22,10 +22,9 @@ from etlstage.protocol.cocaine.sessions import WORKER_CATEGORY
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.testing.fault import FaultKind
 from etlstage.testing.faulty.spoiler import BETWEEN, repeated
-from etlstage.testing.faulty.victim import Victim
 from etlstage.testing.faulty.wire import Act, Fault, FaultyWire, Item
-from etlstage.testing.hostile.plan import Plan, as_bytes
-from etlstage.transport import LaunchRequest, Wire
+from etlstage.testing.hostile.plan import as_bytes
+from etlstage.transport import LaunchRequest
 
 __all__ = ("UNKNOWN", "WIRE")
 
@@ -57,15 +56,8 @@ class CocaineWire(FaultyWire):
         {"partial", "skip", "twice", "refuse", "huge", "flood", "cut", "revoke"}
     )
 
-    def __init__(
-        self,
-        wire: Wire,
-        child: Victim,
-        request: LaunchRequest,
-        plan: Plan,
-        note: Callable[[Fault, int], None],
-    ) -> None:
-        super().__init__(wire, child, request, plan, note)
+    def follow(self, request: LaunchRequest) -> None:
+        """Begin to understand what is said."""
         dialect = request.dialect
         assert isinstance(dialect, CocaineDialect)
         self.stray = b"stray print\n"

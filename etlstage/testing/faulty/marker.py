@@ -8,7 +8,7 @@ worker has answered meanwhile: that is dropped. What was sent ahead it may have 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from signal import SIGKILL
 from typing import ClassVar, Final
@@ -16,11 +16,9 @@ from typing import ClassVar, Final
 from etlstage.protocol.base import Shape, Side
 from etlstage.testing.fault import CONNECTED, FaultKind
 from etlstage.testing.faulty.spoiler import Replies, Requests
-from etlstage.testing.faulty.victim import Victim
 from etlstage.testing.faulty.wire import Act, Fault, FaultyWire
 from etlstage.testing.hostile.output import SHAPES
-from etlstage.testing.hostile.plan import Plan
-from etlstage.transport import LaunchRequest, Wire
+from etlstage.transport import LaunchRequest
 
 __all__ = ("UNKNOWN", "WIRE")
 
@@ -33,15 +31,8 @@ class MarkerWire(FaultyWire):
 
     shapes: ClassVar[frozenset[str]] = frozenset(SHAPES)
 
-    def __init__(
-        self,
-        wire: Wire,
-        child: Victim,
-        request: LaunchRequest,
-        plan: Plan,
-        note: Callable[[Fault, int], None],
-    ) -> None:
-        super().__init__(wire, child, request, plan, note)
+    def follow(self, request: LaunchRequest) -> None:
+        """Begin to understand what is said."""
         self._input = Requests(request)
         self._replies = Replies(request)
         self.stray: bytes = b"stray print" + self._replies.eom

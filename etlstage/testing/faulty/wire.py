@@ -73,6 +73,7 @@ class FaultyWire(ABC):
         self.missed: Callable[[], str] = wire.missed
         self.writable: Callable[[], Coroutine[Any, Any, None]] = wire.writable
         self.close: Callable[[], None] = wire.close
+        self.follow(request)
         child.scene = self
         if child.inner.status is not None:
             child.status = Status(child.inner.status, self)
@@ -87,6 +88,10 @@ class FaultyWire(ABC):
     """Kinds that change a reply."""
     stray: bytes
     """What is written by mistake."""
+
+    @abstractmethod
+    def follow(self, request: LaunchRequest) -> None:
+        """Begin to understand what is said."""
 
     @property
     @abstractmethod

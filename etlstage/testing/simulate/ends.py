@@ -175,14 +175,15 @@ class SimulatedSink(MemorySink):
         """Make all durable."""
         await self._watch.pause()
         self._watch.use("flush")
+        self._watch.live()
         await super().flush()
 
 
-class SimulatedEpochSink(MemoryEpochSink):
-    """Takes its time."""
+class SimulatedEpochSink(SimulatedSink, MemoryEpochSink):
+    """The same by epochs, and it may die."""
 
     def __init__(self, watch: Watch, disk: Disk) -> None:
-        super().__init__(disk.epochs, noting=watch.scenario.notes)
+        MemoryEpochSink.__init__(self, disk.epochs, noting=watch.scenario.notes)
         self._watch = watch
 
     def begin(self, epochs: Epochs) -> None:
@@ -190,17 +191,8 @@ class SimulatedEpochSink(MemoryEpochSink):
         self._watch.live()
         super().begin(epochs)
 
-    async def write(self, run: Run) -> None:
-        """Take a run."""
-        await self._watch.pause()
-        self._watch.use("sink")
-        await super().write(run)
-
     async def flush(self) -> None:
         """Put what was taken in the next place."""
-        await self._watch.pause()
-        self._watch.use("flush")
-        self._watch.live()
         await super().flush()
         await self._watch.pause()
 
