@@ -198,7 +198,7 @@ class WorkerPool:
         self.handle(ScaleRequested(workers))
 
     def kick(self) -> None:
-        """Let the workers take what is there, the least busy first."""
+        """Let the workers take what is there, the least busy first; one alone, all."""
         now = anyio.current_time()
         connections = [running.connection for running in self._running.values()]
         moved = True
@@ -207,7 +207,6 @@ class WorkerPool:
                 connections.sort(key=lambda c: c.owed)
             moved = False
             for connection in connections:
-                # Who is alone need not leave anything to others.
                 moved = connection.pump(now, many=len(connections) == 1) or moved
         self._tell_demand()
 
