@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, assert_never
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -25,47 +25,25 @@ import anyio.lowlevel
 from etlstage.errors import (
     LocalProtocolError,
     MessageRefused,
-    PayloadTooBig,
     RemoteProtocolError,
 )
-from etlstage.messages import StageKind, counted
+from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.events import (
-    BatchEnded,
     CommitAnswered,
-    CommitAsked,
     ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    ExchangesOpened,
-    Farewell,
-    LifeSeen,
-    MessagesPassed,
-    MoreRequested,
-    Noise,
-    OutputOf,
-    OutputPassed,
     ProtocolFailed,
-    Ready,
     RepliesCompleted,
-    StreamEnded,
 )
-from etlstage.protocol.events import Event as Passed
 from etlstage.stage.stage import Stage
+from etlstage.supervisor.answers import Answers
 from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
 from etlstage.supervisor.exchange.dispatch import Dispatcher
-from etlstage.supervisor.exchange.exchange import Refused
 from etlstage.supervisor.exchange.named import NamedDispatcher
-from etlstage.supervisor.exchange.pairing import Answered
 from etlstage.supervisor.exchange.streaming import StreamDispatcher
 from etlstage.supervisor.host import Host
-from etlstage.supervisor.lifecycle.events import (
-    AliveSeen,
-    WorkerWorn,
-)
 from etlstage.supervisor.patience import Patience
 from etlstage.supervisor.reader import Reader
 from etlstage.supervisor.verifier import Verifier
@@ -127,7 +105,6 @@ class Connection:
         else:
             self._named = NamedDispatcher(stage, backlog, number)
             self.dispatch = self._named
-        self._max_messages = max_messages
         self._writer = Writer(wire, partial(host.broke, "stdin"))
         self._verified = stage.dialect.counts
         self._verifier = Verifier(self, self.dispatch, wire, self._writer, stage)
@@ -143,15 +120,28 @@ class Connection:
         self._session_timer: float | None = None
         self._written_before = 0  # bytes, when it was last given something while idle
         self._retiring = False
-        self._tail: bytes | None = None  # what it wrote last, once it can write no more
         self._extracts = stage.kind is StageKind.EXTRACT
-        self.answered: int = 0
-        """Messages that the worker has answered."""
+        self._answers = Answers(
+            host,
+            stage,
+            self._session,
+            self.dispatch,
+            self.patience,
+            metrics,
+            committed=self._answer_commit,
+            doubt=self.doubt,
+            max_messages=max_messages,
+        )
 
     @property
     def owed(self) -> int:
         """Exchanges that the worker has not answered."""
         return self._session.owed
+
+    @property
+    def answered(self) -> int:
+        """Messages that the worker has answered."""
+        return self._answers.messages
 
     @property
     def ahead(self) -> bool:
@@ -211,8 +201,7 @@ class Connection:
             room = session.room
             # A batch that was begun is filled.
             if not owed or not self._shape.batches:
-                # Behind so many it is proven, and the worker replaced.
-                room = min(room, self._max_messages - dispatch.block.total)
+                room = min(room, self._answers.left)
             if self._named is not None and not many:
                 room = min(room, 1)
             events = dispatch.next(now, owed, room)
@@ -329,9 +318,9 @@ class Connection:
         self._settle(now)
 
     def _receive_eof(self, now: float) -> None:
-        if self._tail is not None or self._host.failed:
+        if self._answers.tail is not None or self._host.failed:
             return
-        self._tail = b""
+        self._answers.tail = b""
         # Of what it dies is known only at its exit.
         self._conclude(now, lambda: self._session.receive_eof(now), sound=False)
 
@@ -345,7 +334,7 @@ class Connection:
         self._settle(now)
         proven = sound or not self.dispatch.block.several
         if whole and proven and not self._host.failed:
-            self._take_note(self.dispatch.release(proven=True), now)
+            self._answers.release(now, proven=True)
 
     def _wait_for_consumer(self, waits: bool) -> None:
         self.patience.suspend(waits)
@@ -361,11 +350,13 @@ class Connection:
     def _settle(self, now: float) -> None:
         """Act upon what the session has understood, and write what it has to say."""
         for event in self._session.events_received():
+            if self._verifier.busy and type(event) is not ProtocolFailed:
+                self.doubt()
             # Nearly all events are of this kind, and lock-step waits for each.
-            if type(event) is RepliesCompleted:
-                self._take_replies(event, now)
+            elif type(event) is RepliesCompleted:
+                self._answers.take_replies(event, now)
             else:
-                self._handle(event, now)
+                self._answers.take(event, now)
         self.pump_all(now)
         timer = self._session.get_timer()
         if timer != self._session_timer:
@@ -387,7 +378,7 @@ class Connection:
 
     def settle_block(self, now: float, *, proven: bool) -> None:
         """Release the block, and go on."""
-        self._take_note(self.dispatch.release(proven=proven), now)
+        self._answers.release(now, proven=proven)
         if self._session.owed:
             self.dispatch.block.turn(now)  # what was written ahead begins the next one
         self._settle(now)
@@ -424,111 +415,6 @@ class Connection:
         while writer.flush() and (chunks := self._session.data_to_send()):
             writer.add(chunks)
 
-    # --- events -------------------------------------------------------------
-
-    def _handle(self, event: Passed, now: float) -> None:
-        if self._verifier.busy and not isinstance(event, ProtocolFailed):
-            self.doubt()
-            return
-        match event:
-            case RepliesCompleted():
-                self._take_replies(event, now)
-            case OutputPassed(messages):
-                self.dispatch.passed(messages)
-                self.patience.expect(now)
-            case MoreRequested():
-                self.patience.expect(now)
-            case ExchangesEnded(ends) if self._named is not None:
-                self._named.ended(ends, self.patience.received, now)
-                self._take_end(now)
-            case OutputOf(id_, messages) if self._named is not None:
-                try:
-                    self._named.passed_by(id_, messages)
-                except PayloadTooBig as blame:
-                    self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
-            case ExchangeRefused(id_, code, reason, kind) if self._named is not None:
-                error = self._host.refused(code, kind, reason)
-                self._named.refused_by(id_, error, now)
-                if self._metrics is not None:
-                    self._metrics.refused(self._host.name, 1)
-                self._take_end(now)
-            case CommitAsked(position):
-                self._host.commit(position, partial(self._answer_commit, position))
-            case Ready():
-                self._host.announce()
-            case LifeSeen():
-                self._host.handle(AliveSeen(self._host.name))
-            case Farewell(reason=reason, final=True):
-                self._host.fail(f"said that none could work: {reason}", "abnormal")
-            case Farewell():
-                # It goes by itself; whether that is a fault its exit will tell.
-                self.dispatch.retiring = True
-            case StreamEnded(tail):
-                self._tail = tail
-            case ProtocolFailed() if self._verified and not self._session.owed:
-                found = getattr(event.error, "found", b"")
-                self.doubt(self._stage.dialect.unasked(found))
-            case ProtocolFailed(error=blame):
-                self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
-            case Noise():
-                pass
-            case (
-                ExchangesEnded()
-                | OutputOf()
-                | ExchangeRefused()
-                | MessagesPassed()
-                | BatchEnded()
-                | ExchangeOpened()
-                | ExchangesOpened()
-                | ExchangeCancelled()
-                | CommitAnswered()
-            ):
-                raise AssertionError(f"unreachable: a worker's {type(event).__name__}")
-            case _:
-                assert_never(event)
-
-    def _take_replies(self, replies: RepliesCompleted, now: float) -> None:
-        if self._verifier.busy:
-            self.doubt()
-            return
-        groups, overhead, refusals = replies
-        size = self.patience.received + overhead
-        if refusals:
-            places, reasons = zip(*refusals, strict=True)
-            refused = Refused(places, reasons, partial(self._host.refused, 0, 0))
-            self.dispatch.answered(groups, size, now, refused)
-            if self._metrics is not None:
-                self._metrics.refused(self._host.name, len(refused))
-        else:
-            self.dispatch.answered(groups, size, now)
-        self._take_end(now)
-
-    def _take_end(self, now: float) -> None:
-        """Take note that exchanges have ended."""
-        self.patience.received = 0
-        if self._metrics is not None:
-            self._metrics.took(self._host.name, self.dispatch.block.took)
-        block = self.dispatch.block
-        if self._verified and not block.overfull:
-            if self._session.owed:
-                self.patience.expect(now)
-        else:
-            proven = not self._verified
-            self._take_note(self.dispatch.release(proven=proven), now)
-
-    def _take_note(self, answered: Answered, now: float) -> None:
-        """Take note of what was delivered."""
-        self.answered += answered.messages
-        if self._metrics is not None and answered.exchanges:
-            self._metrics.answered(self._host.name, *answered)
-        self.patience.expect(now)
-        # A batch that was refused, and is tried one by one, was answered all the same.
-        total = 0 if self._session.owed else self.dispatch.block.total
-        if max(self.answered, total) >= self._max_messages:
-            self._max_messages = math.inf
-            reason = f"answered {counted(max(self.answered, total), 'message')}"
-            self._host.handle(WorkerWorn(self._host.name, reason))
-
     def _answer_commit(self, position: object, error: str | None) -> None:
         if self._host.usable:
             self._session.send(CommitAnswered(position, error))
@@ -542,12 +428,12 @@ class Connection:
         self._receive_eof(now)
         if self._host.failed:
             return
-        if self._tail:
+        if self._answers.tail:
             # The last line of a file often has no line end. From a worker that failed
             # it could be half a message; from one that ended well it is a message.
-            self.dispatch.passed([self._tail])
+            self.dispatch.passed([self._answers.tail])
         self.dispatch.finish(now)
-        self.answered += self.dispatch.release().messages
+        self._answers.messages += self.dispatch.release().messages
 
     def _follow_consumer(self) -> None:
         if self._named is not None:

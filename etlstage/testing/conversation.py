@@ -28,13 +28,7 @@ import anyio.lowlevel
 
 from etlstage.messages import Run, counted
 from etlstage.protocol.base import Limits, Session, Shape
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    Farewell,
-    MessagesPassed,
-    Ready,
-)
+from etlstage.protocol.events import BatchEnded, Event, Farewell, MessagesPassed, Ready
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line
 from etlstage.telemetry.terminal import harmless
@@ -133,7 +127,10 @@ class WorkerUnderTest:
                 )
             if self.stage.dialect.announces:
                 told = self.stage.dialect.unready
-                await self.until(self._is_ready, lambda: told(self._said.heard))
+                await self.until(
+                    lambda: any(isinstance(event, Ready) for event in self.events),
+                    lambda: told(self._said.heard),
+                )
         except BaseException:
             await self._process.end()
             raise
@@ -394,14 +391,7 @@ class WorkerUnderTest:
 
     def _parting(self) -> str:
         """Return what it has said of its end, unless it was told to end."""
-        if self._said.farewell is None or self._dismissed:
-            return ""
-        code, reason, final = self._said.farewell
-        what = "that none could work" if final else "that it terminates"
-        return f", having said {what}: {reason} (code {code})"
-
-    def _is_ready(self) -> bool:
-        return any(isinstance(event, Ready) for event in self.events)
+        return "" if self._dismissed else self._said.farewell
 
     def _understand(self, data: bytes) -> bool:
         self._answers.wake()

@@ -58,7 +58,7 @@ class Replies:
         asked: Exchanges that have names and are not complete, in order.
         heard: Bytes that were more than a heartbeat.
         last: Number of the last exchange that was opened by its name.
-        farewell: What it said when it was about to end.
+        farewell: What it said of its end, as the end of a sentence; empty: nothing.
 
     """
 
@@ -73,7 +73,7 @@ class Replies:
         self.asked: list[int] = []
         self.heard: int = 0
         self.last: int = 0
-        self.farewell: Farewell | None = None
+        self.farewell: str = ""
         self._given: defaultdict[int, list[bytes]] = defaultdict(list)
         self._ended: dict[int, Reply] = {}
         self._dialect = dialect
@@ -132,8 +132,9 @@ class Replies:
                 case ExchangeRefused(id_, _, reason):
                     self._given.pop(id_, None)
                     self._end(id_, Reply((), reason))
-                case Farewell():
-                    self.farewell = event
+                case Farewell(code, reason, final):
+                    what = "that none could work" if final else "that it terminates"
+                    self.farewell = f", having said {what}: {reason} (code {code})"
                 case StreamEnded(tail) if tail:
                     shown = self._dialect.shown(tail[:TAIL])
                     self.fault = f"ended its output with what is not complete: {shown}"
