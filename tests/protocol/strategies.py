@@ -16,7 +16,7 @@ _, _, WORDS, REPEATED, _, PR399, _ = MARKER_SETS
 
 # Two cores are shared by everything that runs: no deadline, few examples.
 moderate: Final = settings(deadline=None, max_examples=150)
-thorough: Final = settings(deadline=None, max_examples=1000)
+thorough: Final = settings(deadline=None, max_examples=2000)
 
 
 def reasons(markers: Markers) -> st.SearchStrategy[str]:

@@ -89,9 +89,14 @@ def to_group(process: int, number: signal.Signals) -> None:
     os.killpg(process, number)
 
 
-@pytest.mark.parametrize(
-    ("number", "send"), [(signal.SIGINT, to_group), (signal.SIGTERM, os.kill)]
-)
+SIGNALS = [
+    (signal.SIGINT, to_group),
+    (signal.SIGTERM, to_group),
+    (signal.SIGTERM, os.kill),
+]
+
+
+@pytest.mark.parametrize(("number", "send"), SIGNALS)
 def test_one_signal_calls_off_what_loads_nothing(
     start: Started,
     write: Callable[..., list[str]],
@@ -114,9 +119,7 @@ def test_one_signal_calls_off_what_loads_nothing(
     assert are_gone(pids)
 
 
-@pytest.mark.parametrize(
-    ("number", "send"), [(signal.SIGINT, to_group), (signal.SIGTERM, to_group)]
-)
+@pytest.mark.parametrize(("number", "send"), SIGNALS)
 def test_one_signal_ends_a_stream_behind_its_batch(
     start: Started,
     write: Callable[..., list[str]],
