@@ -102,10 +102,9 @@ class SocketWire:
 
     async def pull(self, take: Callable[[], bool], /) -> None:
         """Wait likewise; where the loop can, it calls ``take`` instead, until False."""
-        self._look()
         if self._socket is None:
             await self.readable()
-        elif not self._gone and not self._said:
+        else:
             await self._puller.run(self._socket.fileno(), take)
 
     def stop_waiting(self) -> None:

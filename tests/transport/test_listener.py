@@ -372,3 +372,19 @@ async def test_dialect_decides_what_a_worker_is_given() -> None:
     child.kill()
     wire.close()
     child.close()
+
+
+@pytest.mark.parametrize("connects", [False, True])
+async def test_who_is_called_can_be_woken(connects: bool) -> None:
+    """Before the worker has connected, and behind that (issue 13)."""
+    with listening() as (listener, wire):
+        client = connected(listener, hello(wire.token)) if connects else None
+        with anyio.fail_after(10):
+            while connects and wire.read(100) is None:
+                await wire.readable()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wire.pull, lambda: True)
+                await anyio.wait_all_tasks_blocked()
+                wire.stop_waiting()
+        if client is not None:
+            client.close()

@@ -194,6 +194,16 @@ async def test_worker_without_status() -> None:
         assert (await read_all(wire)).split() == [b"0", b"1", b"2", b"3"]
 
 
+async def test_who_is_called_for_stdout_can_be_woken() -> None:
+    """Whoever else holds the other end (issue 13)."""
+    with started("sleep", "3600") as (wire, _child):
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wire.pull, lambda: True)
+                await anyio.wait_all_tasks_blocked()
+                wire.stop_waiting()
+
+
 async def test_who_waits_for_the_status_can_be_woken() -> None:
     """As those who read stdout."""
     with started("sleep", "3600", status=True) as (_wire, child):

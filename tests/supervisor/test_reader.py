@@ -1,0 +1,91 @@
+"""What is read where the event loop calls, and what is left to the task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from etlstage.supervisor.exchange.dispatch import Dispatcher
+from etlstage.supervisor.host import Host
+from etlstage.supervisor.reader import Reader
+from etlstage.transport import Wire
+
+pytestmark = pytest.mark.core
+
+PART = 65536
+
+
+class Scene:
+    """A wire, its worker and its consumer: what is there, and what was done."""
+
+    failed = exited = stalled = False
+
+    def __init__(self, *parts: bytes) -> None:
+        self.parts = [*parts]
+        self.taken: list[bytes] = []
+        self.going_on: list[bool] = []
+
+    def read(self, _size: int, /) -> bytes | None:
+        """Return what is next, or None."""
+        return self.parts.pop(0) if self.parts else None
+
+    async def readable(self) -> None:
+        """Never wait: it is pulled."""
+        raise AssertionError("nobody waits for it")
+
+    async def pull(self, take: Callable[[], bool], /) -> None:
+        """Call once, as the loop does; what is behind that is the end."""
+        self.parts += self.later
+        self.going_on.append(take())
+        self.left = [*self.parts]
+        self.parts = [b""]
+        self.stalled = False
+
+    async def run(self, *later: bytes, stalled: bool = False) -> None:
+        """Read to the end, of which this is there only when the loop calls."""
+        self.later, self.stops = later, stalled
+        await Reader(
+            cast("Wire", self),
+            cast("Host", self),
+            cast("Dispatcher", self),
+            self.receive,
+            lambda _: None,
+        ).run()
+
+    def receive(self, data: bytes) -> None:
+        """Take what was read; the consumer may have too much then."""
+        self.taken.append(data)
+        self.stalled = self.stops
+
+
+async def test_what_the_worker_says_at_once_is_taken() -> None:
+    """Until there is nothing; then the loop calls again (issue 13)."""
+    scene = Scene(b"0")
+    await scene.run(b"1", b"2")
+    assert (scene.taken, scene.going_on) == ([b"0", b"1", b"2"], [True])
+
+
+async def test_nothing_is_taken_while_the_consumer_has_too_much() -> None:
+    """The rest stays in the pipe, and the task waits (issue 13)."""
+    scene = Scene()
+    await scene.run(b"1", b"2", stalled=True)
+    assert (scene.taken, scene.left, scene.going_on) == ([b"1"], [b"2"], [False])
+
+
+async def test_the_end_and_much_at_once_are_left_to_the_task() -> None:
+    """Which reads in larger pieces, and lets others have their turns (issue 13)."""
+    scene = Scene()
+    await scene.run(b"x" * PART, b"2")
+    assert (scene.left, scene.going_on) == ([b"2"], [False])
+    scene = Scene()
+    await scene.run(b"")
+    assert scene.going_on == [False]
+
+
+async def test_others_get_their_turns() -> None:
+    """However fast a worker is (issue 13)."""
+    scene = Scene()
+    await scene.run(*[b"1"] * 20)
+    assert (len(scene.taken), scene.going_on) == (16, [True])
