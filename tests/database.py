@@ -18,8 +18,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from etlstage.transport.scratch import scratch
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
@@ -67,6 +68,7 @@ class PostgreSQL:
     Attributes:
         port: Where it listens.
         pid: Its process, and the group of that.
+        database: Which of its databases is meant.
 
     """
 
@@ -79,12 +81,13 @@ class PostgreSQL:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.pid: int = 0
+        self.database: str = "postgres"
 
     @property
     def options(self) -> dict[str, str]:
         """Options by which Spark finds it."""
         return {
-            "url": f"jdbc:postgresql://127.0.0.1:{self.port}/postgres",
+            "url": f"jdbc:postgresql://127.0.0.1:{self.port}/{self.database}",
             "driver": "org.postgresql.Driver",
             "user": self.user,
             "password": self.password,
@@ -116,12 +119,19 @@ class PostgreSQL:
         WATCHDOG.unregister(self.pid)
         self._run("pg_ctl", "stop", "-w", "-m", "immediate")
 
+    def another(self, database: str) -> Self:
+        """Return the same server with a new database."""
+        self.ask(f'create database "{database}"')
+        new = copy(self)
+        new.database = database
+        return new
+
     def ask(self, statement: str) -> list[str]:
         """Return the rows that a statement gives, each as a line."""
         done = subprocess.run(
             [
                 *(self._programs / "psql", "-h", "127.0.0.1", "-p", str(self.port)),
-                *("-U", self.user, "-d", "postgres", "-X", "-q", "-A", "-t"),
+                *("-U", self.user, "-d", self.database, "-X", "-q", "-A", "-t"),
                 *("-v", "ON_ERROR_STOP=1", "-c", statement),
             ],
             env={"PGPASSWORD": _PASSWORD},

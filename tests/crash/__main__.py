@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from random import Random, randrange
 from typing import Final
@@ -45,7 +47,9 @@ def main() -> int:
                 Case(
                     order,
                     ends,
-                    server if "postgresql" in ends else None,
+                    server.another(f"{ends}-{order}")
+                    if server and "postgresql" in ends
+                    else None,
                     chosen.messages,
                     chosen.epoch,
                 ),
@@ -59,7 +63,7 @@ def main() -> int:
             if chosen.again is not None:
                 cells[0].trial(chosen.again)
             else:
-                run(cells, chosen.moments)
+                run(cells, chosen.moments, chosen.jobs)
         except KeyboardInterrupt:
             tell("interrupted")
         finally:
@@ -73,6 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--epoch", type=int, default=10_000)
     parser.add_argument("--moments", type=int, default=200, help="in each cell")
+    parser.add_argument("--jobs", type=int, default=2, help="cells at the same time")
     parser.add_argument("--order", choices=ORDERS, action="append")
     parser.add_argument("--ends", choices=ENDS, action="append")
     parser.add_argument("--seed", type=int, default=None)
@@ -98,16 +103,41 @@ def served(ends: Iterator[str]) -> Iterator[PostgreSQL | None]:
         yield server
 
 
-def run(cells: Sequence[Cell], moments: int) -> None:
+def run(cells: Sequence[Cell], moments: int, jobs: int) -> None:
     """Kill at every step in each cell; then at moments, one trial in each at a time."""
-    for cell in cells:
-        while cell.steps and cell.failures < ENOUGH:
+    waiting = list(cells)
+    lock = threading.Lock()
+    stopped = threading.Event()
+
+    def take() -> Cell | None:
+        with lock:
+            left = [
+                cell
+                for cell in waiting
+                if (cell.steps or cell.moments < moments) and cell.failures < ENOUGH
+            ]
+            # The steps of a cell first, and of the first cell before the next one's.
+            cell = min(
+                left, key=lambda cell: (not cell.steps, cell.moments), default=None
+            )
+            if cell is not None:
+                waiting.remove(cell)
+            return cell
+
+    def work() -> None:
+        while not stopped.is_set() and (cell := take()):
             cell.trial()
-    while unfinished := [
-        cell for cell in cells if cell.moments < moments and cell.failures < ENOUGH
-    ]:
-        for cell in unfinished:
-            cell.trial()
+            with lock:
+                waiting.append(cell)
+
+    threads = ThreadPoolExecutor(jobs)
+    try:
+        for done in [threads.submit(work) for _ in range(jobs)]:
+            done.result()
+    finally:
+        # Who interrupts us interrupts what is under way, too.
+        stopped.set()
+        threads.shutdown(wait=False)
 
 
 def report(cells: Sequence[Cell]) -> None:

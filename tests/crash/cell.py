@@ -29,6 +29,7 @@ __all__ = ("Cell",)
 
 _ENDING = ("process", "jvm")
 _STARTS = 12  # of a trial in which something is killed by chance
+_SETUP = 0.4  # of the time of a whole run, before the first message
 
 
 class Cell:
@@ -176,7 +177,7 @@ class Cell:
 
     def _choose(self, starts: int, epoch: int) -> list[Kill]:
         """
-        Return what is killed in the next start: at most one thing that ends it.
+        Return what is killed in the next start: among it one thing that ends it.
 
         Args:
             starts: How many there were in this trial.
@@ -187,13 +188,20 @@ class Cell:
             return self._choose_steps(starts)
         if starts > _STARTS:
             return []
-        whats = [what for what in self._whats if what != "worker"]
-        if "python" in whats and not self._has_python(starts):
-            whats.remove("python")
-        left = 1 - epoch / self.case.files
+        ending = [what for what in _ENDING if what in self._whats]
+        chosen = ["worker", "worker"]
+        if self.case.ends.startswith(EXECUTORS):
+            chosen.append("python")  # the task is tried again
+        elif "python" in self._whats and self._has_python(starts):
+            ending.append("python")
+        chosen.append(self._dice.choice(ending))
+        setup = _SETUP * self._seconds
+        left = (1 - epoch / self.case.files) * (self._seconds - setup)
+        # The others do not live before.
         return [
-            Kill(what, "at", round(self._dice.uniform(0, self._seconds * left), 2))
-            for what in ("worker", self._dice.choice(whats))
+            Kill(what, "at", round(self._dice.uniform(0, most), 2))
+            for what in chosen
+            for most in [left + setup * (what in _ENDING)]
         ]
 
     def _choose_steps(self, starts: int) -> list[Kill]:

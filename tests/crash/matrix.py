@@ -78,6 +78,8 @@ spark:
 extract:
   spark: {{path: in, format: text, options: {{maxFilesPerTrigger: "1"}}}}
 """
+# As on a cluster, a task that fails is tried again.
+EXECUTED: Final = SPARK.replace("local[2]", "local[2,2]")
 FILES: Final = "load: {{spark: {{path: out, format: parquet}}}}\n"
 TABLE: Final = """\
 load: {{spark: {{format: jdbc, mode: append, options: {options}}}}}
@@ -85,10 +87,10 @@ load: {{spark: {{format: jdbc, mode: append, options: {options}}}}}
 ENDS: Final = {
     "local": SPARK + FILES,
     "postgresql": SPARK + TABLE,
-    "spark": "engine: spark\n" + SPARK + FILES,
-    "spark-postgresql": "engine: spark\n" + SPARK + TABLE,
-    "streaming": "engine: streaming\n" + SPARK + FILES,
-    "streaming-postgresql": "engine: streaming\n" + SPARK + TABLE,
+    "spark": "engine: spark\n" + EXECUTED + FILES,
+    "spark-postgresql": "engine: spark\n" + EXECUTED + TABLE,
+    "streaming": "engine: streaming\n" + EXECUTED + FILES,
+    "streaming-postgresql": "engine: streaming\n" + EXECUTED + TABLE,
     "workers": """\
 extract:
   worker: {{command: [{python}, {here}/ends.py, extract, "{messages}", "{keys}"]}}
@@ -114,7 +116,7 @@ class Kill(NamedTuple):
     when: str
     """A step of the commit, or ``at``."""
     number: float
-    """How often the step comes before; or seconds since the start."""
+    """How often the step comes before; or seconds since there is such a process."""
 
     @classmethod
     def of(cls, text: str) -> Kill:

@@ -4,7 +4,8 @@ Runs a pipeline that something is killed in: ``python -m tests.crash.victim``.
 Arguments: the pipeline file; the messages of an epoch; and any number of kills, each as
 ``what:when:number``. What is ``process``, ``worker``, ``jvm`` or ``python``, which is
 Spark's worker; when is the step of a commit, and the number how often it comes before;
-or ``at`` and seconds. What is killed is told in a file ``kills`` in the working
+or ``at`` and the seconds since there is such a process, or since the start if it is
+this. What is killed is told in a file ``kills`` in the working
 directory, with a 0 behind it where there was nothing of the kind. The exit code is that
 of the run; one that hangs tells where, and has :data:`HANGS`.
 """
@@ -17,8 +18,8 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -39,15 +40,33 @@ HANGS: Final = "Timeout ("
 
 def kill(name: str) -> None:
     """Kill the whole process, or a child of it by what it runs."""
-    what = name.partition(":")[0]
-    if what == "process":
-        found = [os.getpid()]
-    else:
-        found = [p for p in descendants(os.getpid()) if CHILDREN[what] in command(p)]
+    found = living(name)
     with Path("kills").open("a") as file:
         file.write(f"{name} {len(found)}\n")
     if found:
         os.kill(random.choice(found), signal.SIGKILL)  # noqa: S311
+
+
+def kill_at(name: str) -> None:
+    """Kill it so many seconds after there is such a process, or when there is one."""
+    await_life(name)
+    time.sleep(float(name.rpartition(":")[2]))
+    await_life(name)
+    kill(name)
+
+
+def await_life(name: str) -> None:
+    """Wait until there is what is to be killed."""
+    while not living(name):
+        time.sleep(0.02)
+
+
+def living(name: str) -> list[int]:
+    """Return the processes of which one is to be killed, by id."""
+    what = name.partition(":")[0]
+    if what == "process":
+        return [os.getpid()]
+    return [p for p in descendants(os.getpid()) if CHILDREN[what] in command(p)]
 
 
 def command(pid: int) -> bytes:
@@ -81,13 +100,10 @@ def main() -> int:
     runner._delivery.bounds = Bounds(messages=int(epoch))
     steps = []
     for name in kills:
-        _, when, number = name.split(":")
-        if when != "at":
+        if ":at:" in name:
+            threading.Thread(target=kill_at, args=(name,), daemon=True).start()
+        else:
             steps.append(name)
-            continue
-        timer = threading.Timer(float(number), partial(kill, name))
-        timer.daemon = True
-        timer.start()
     seen = Counter[str]()
 
     def at(step: str) -> None:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ("ARCHIVE", "OPTIONS")
 
@@ -35,6 +39,8 @@ def main() -> None:
     session = builder.config("spark.ui.enabled", "false").getOrCreate()
     counted = session.range(1000).groupBy("id").count()
     counted.mapInPandas(lambda frames: frames, counted.schema).collect()
+    with tempfile.TemporaryDirectory() as folder:
+        learn(session, Path(folder))
     session.stop()
     gateway = session.sparkContext._gateway
     assert gateway is not None
@@ -42,6 +48,20 @@ def main() -> None:
         gateway.jvm.java.lang.System.exit(0)
     gateway.proc.wait()
     Path(f"{ARCHIVE}.part").rename(ARCHIVE)
+
+
+def learn(session: SparkSession, folder: Path) -> None:
+    """Read and write as tests do: at once, and as a stream."""
+    files, found = str(folder / "files"), str(folder / "found")
+    session.range(10).selectExpr("cast(id as string) value").write.text(files)
+    session.read.text(files).write.parquet(found)
+    texts = session.readStream.text(files)
+    changed = texts.mapInArrow(lambda batches: batches, texts.schema)
+    writer = changed.writeStream.option("checkpointLocation", str(folder / "state"))
+    writer = writer.foreachBatch(
+        lambda frame, _: frame.write.mode("append").parquet(found)
+    )
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 if __name__ == "__main__":
