@@ -141,7 +141,8 @@ class AnnotatedRun(Sequence[bytes]):
     Args:
         messages: However they are held.
         columns: By name; as long as there are messages. ``key`` holds numbers, equal
-            for messages that keep their order.
+            for messages that keep their order. A batch out of two runs has the columns
+            that both have, as lists.
 
     """
 
@@ -170,6 +171,14 @@ class AnnotatedRun(Sequence[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.messages)
+
+    def __add__(self, other: AnnotatedRun) -> AnnotatedRun:
+        columns = {
+            name: [*column, *other.columns[name]]
+            for name, column in self.columns.items()
+            if name in other.columns
+        }
+        return AnnotatedRun(concatenated(self.messages, other.messages), **columns)
 
     @property
     def size(self) -> int:

@@ -114,6 +114,12 @@ def test_runs_of_one_kind_stay_of_that_kind() -> None:
     assert concatenated([b"a"], [b"b"]) == [b"a", b"b"]
     assert isinstance(concatenated(COLUMN, COLUMN), Column)
     assert concatenated(COLUMN, [b"b"]) == [*MESSAGES, b"b"]
+    first = AnnotatedRun(COLUMN, key=(1, 2, 3), row=[4, 5, 6])
+    run = concatenated(first, AnnotatedRun(COLUMN[:1], key=[7]))
+    assert isinstance(run, AnnotatedRun)
+    assert run.columns == {"key": [1, 2, 3, 7]}
+    assert isinstance(run.messages, Column)
+    assert [*run] == [*MESSAGES, MESSAGES[0]]
 
 
 # --- what callers give ---------------------------------------------------------------

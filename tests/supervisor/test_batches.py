@@ -8,7 +8,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from etlstage.messages import Result, StageKind
+from etlstage.messages import AnnotatedRun, Result, Run, StageKind, joined
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
@@ -79,6 +79,25 @@ def sizes(run: list[list[bytes]]) -> list[int]:
 async def test_batch_is_closed_by_count() -> None:
     """The last one is closed by the end of the input."""
     assert sizes(batches(await submit(closed_by_us(size=4), numbers(10)))) == [4, 4, 2]
+
+
+@pytest.mark.parametrize("keys", [False, True])
+async def test_batch_may_take_several_runs(keys: bool) -> None:
+    """They can have columns beside them."""
+
+    async def given() -> AsyncIterator[Run]:
+        for n in range(0, 12, 3):
+            run = numbers(12)[n : n + 3]
+            yield AnnotatedRun(run, key=[n] * 3) if keys else run
+
+    stage = closed_by_us(size=12)
+    found: list[bytes] = []
+    with anyio.fail_after(10):
+        async with AsyncSupervisor(stage) as supervisor:
+            async for outcome in supervisor.answers(given()):
+                assert [*outcome.messages] == numbers(12)
+                found += joined(outcome.replies)
+    assert found == [b" ".join(numbers(12))]
 
 
 async def test_batch_is_closed_by_bytes() -> None:
