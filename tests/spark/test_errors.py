@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
+from etlstage.errors import SparkUnavailable
 from etlstage.spark.errors import explain
 
 STACK = "\n\tat org.apache.spark.X.y(X.scala:1)\n\tat z\n"
@@ -195,11 +196,10 @@ def test_one_line_is_cut_out(text: str, line: str) -> None:
 
 
 def test_unknown_problem_names_the_log() -> None:
-    """Where Spark has no name for the problem, its log may have more."""
-    assert (
-        explain(RuntimeError("Something broke.\nmore"), Path("/log/s.log"))
-        == "something broke; Spark's log is /log/s.log"
-    )
+    """Where Spark has no name for the problem, its log may have more; it is said once."""
+    line = explain(RuntimeError("Something broke.\nmore"), Path("/log/s.log"))
+    assert line == "something broke; Spark's log is /log/s.log"
+    assert explain(SparkUnavailable(line), Path("/log/s.log")) == line
 
 
 @pytest.mark.parametrize(
