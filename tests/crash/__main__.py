@@ -58,6 +58,8 @@ def main() -> int:
             )
             for ends, order in names
         ]
+        for cell in cells:
+            cell.steps *= not chosen.no_steps
         tell(f"seed {seed}, cells {', '.join(map(str, cells))}")
         try:
             if chosen.again is not None:
@@ -77,6 +79,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--epoch", type=int, default=10_000)
     parser.add_argument("--moments", type=int, default=200, help="in each cell")
+    parser.add_argument("--no-steps", action="store_true", help="moments alone")
     parser.add_argument("--jobs", type=int, default=2, help="cells at the same time")
     parser.add_argument("--order", choices=ORDERS, action="append")
     parser.add_argument("--ends", choices=ENDS, action="append")

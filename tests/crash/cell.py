@@ -189,7 +189,7 @@ class Cell:
         if starts > _STARTS:
             return []
         ending = [what for what in _ENDING if what in self._whats]
-        chosen = ["worker", "worker"]
+        chosen = ["worker"] * 4
         if self.case.ends.startswith(EXECUTORS):
             chosen.append("python")  # the task is tried again
         elif "python" in self._whats and self._has_python(starts):
