@@ -100,7 +100,8 @@ _OF_DATABASE: Final = re.compile(
 )
 _CUT_OFF: Final = re.compile(
     # All that Py4J says of a call in the middle of which the JVM has ended.
-    r"An error occurred while calling \S+|\S+ does not exist in the JVM"
+    r"(?:\[CANNOT_PARSE_DATATYPE\] [^\n]*)?An error occurred while calling \S+"
+    r"|\S+ does not exist in the JVM"
 )
 _VAGUE: Final = frozenset({"TASK_WRITE_FAILED", "FAILED_READ_FILE.NO_HINT"})
 
@@ -130,7 +131,7 @@ def text_of(error: BaseException) -> str:
     try:
         if not isinstance(error, GONE):
             text = str(error)
-            if type(error) is not Py4JError or not _CUT_OFF.fullmatch(text):
+            if not _CUT_OFF.fullmatch(text):
                 return text
     except (OSError, Py4JError):
         pass

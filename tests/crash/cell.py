@@ -66,7 +66,7 @@ class Cell:
         self.failures = 0
         self._vain: Counter[tuple[str, str]] = Counter()
         self._trials = self._starts = self._messages = self._retries = 0
-        self._seconds = 0.0
+        self._seconds = 0.0  # of a whole run, as the first start tells
 
     def __str__(self) -> str:
         return f"{self.case.ends}-{self.case.order}"
@@ -186,7 +186,7 @@ class Cell:
         """
         if self.steps:
             return self._choose_steps(starts)
-        if starts > _STARTS:
+        if not self._seconds or starts > _STARTS:
             return []
         ending = [what for what in _ENDING if what in self._whats]
         chosen = ["worker"] * 4
@@ -207,7 +207,6 @@ class Cell:
     def _choose_steps(self, starts: int) -> list[Kill]:
         """Do as :meth:`_choose` with what is to be killed at steps."""
         ending = [kill for kill in self.steps if kill.what in _ENDING]
-        # The first start of all tells how long a whole run takes.
         chosen = ending[:1] if self._seconds else []
         chosen += [kill for kill in self.steps if kill.what == "worker"][:2]
         if self._has_python(starts):

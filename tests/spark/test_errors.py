@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkRuntimeError
 
 from etlstage.errors import SparkUnavailable
 from etlstage.spark.errors import explain
@@ -231,3 +232,12 @@ def test_call_that_the_jvm_did_not_outlive(said: str) -> None:
     traced = Py4JError(f"{said}.\n: java.lang.IllegalStateException: no{STACK}")
     assert "no" in explain(traced)
     assert "ended" not in explain(traced)
+
+
+def test_schema_that_the_jvm_did_not_outlive() -> None:
+    """PySpark takes whatever goes wrong there for a fault of the type (issue 14)."""
+    said = "An error occurred while calling o54.schema"
+    error = PySparkRuntimeError(
+        errorClass="CANNOT_PARSE_DATATYPE", messageParameters={"msg": said}
+    )
+    assert explain(error) == "the JVM of Spark has ended"
