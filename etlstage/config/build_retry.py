@@ -89,7 +89,8 @@ class Retries:
         return bool(note) and record_noted(self.state, number, str(note))
 
     def _builder(self, number: int) -> Builder:
-        builder = Builder(retried_keys(self._keys, number), self._document, None, None)
+        keys = retried_keys(self._keys, f"{self._load()}-{number}")
+        builder = Builder(keys, self._document, None, None)
         # All that are built have one session.
         if self._shared is None and self._keys.load.spark is not None:
             self._shared = builder.session()
@@ -106,18 +107,24 @@ class Retries:
     def _name(self) -> Path:
         return self.state / FOLDER / SETTLED / "load.json"
 
+    def _load(self) -> str:
+        """Return what all retries of this state are called: others load there, too."""
+        try:
+            if not self._name.exists():
+                position.store(self._name, f"retry-{token_hex(8)}")
+            return str(position.load(self._name))
+        except (OSError, ValueError) as error:
+            raise StateUnusable(f"can't use {self._name}: {error}") from error
+
     def _epochs(self, number: int, delivery: Delivery) -> Epochs:
         """Return what a sink is told: it is called so again, until it is recorded."""
-        load, fence = "retry", delivery.record.fence
-        if self._of_database:
-            # Others have retries there, too.
-            try:
-                if not self._name.exists():
-                    position.store(self._name, f"retry-{token_hex(8)}")
-                load = position.load(self._name)
-            except (OSError, ValueError) as error:
-                raise StateUnusable(f"can't use {self._name}: {error}") from error
-        return Epochs(load, number - 1, once=True, check=delivery.check, start=fence)
+        return Epochs(
+            self._load(),
+            number - 1,
+            once=True,
+            check=delivery.check,
+            start=delivery.record.fence,
+        )
 
     async def release(self, error: Exception | None) -> None:
         """Let go of what all that was built has in common."""

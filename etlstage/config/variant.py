@@ -43,7 +43,7 @@ class Trial(NamedTuple):
         return replace(keys, **changes)
 
 
-def retried_keys(keys: PipelineKeys, number: int) -> PipelineKeys:
+def retried_keys(keys: PipelineKeys, epoch: str) -> PipelineKeys:
     """
     Return the keys of a file as they are for a retry of its dead letters.
 
@@ -53,7 +53,7 @@ def retried_keys(keys: PipelineKeys, number: int) -> PipelineKeys:
 
     Args:
         keys: Those of the file.
-        number: Of the retry.
+        epoch: What the retry is called.
 
     """
     load, delivery = _lenient(keys.load), keys.delivery
@@ -63,7 +63,7 @@ def retried_keys(keys: PipelineKeys, number: int) -> PipelineKeys:
             far = local_path(sink.path) is None
             delivery = "at-least-once" if far else "exactly-once"
             if far:
-                path = f"{sink.path}/epoch=retry-{number}"
+                path = f"{sink.path}/epoch={epoch}"
                 sink = replace(sink, path=path, mode="overwrite")
         load = replace(load, spark=sink)
     stages = tuple(_lenient(stage) for stage in keys.transform)

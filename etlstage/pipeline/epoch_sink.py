@@ -7,14 +7,15 @@ that ``ETLSTAGE_EPOCH`` and ``ETLSTAGE_ATTEMPT`` have for them. ``commit`` makes
 final. ``abort`` undoes an epoch, whether it is apart or final by now: it is told of the
 first that is not on record, before anything is loaded. An epoch is called the same each
 time that it is loaded, an attempt never: what one keeps apart that was taken over
-is nobody's.
+is nobody's. Whoever was taken over starts none of these programs any more; one that is
+under way by then knows by ``ETLSTAGE_FENCE`` whether another has come since.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -41,7 +42,7 @@ class EpochSink(WorkerSink):
     Loads with workers, and has programs commit.
 
     A program is a worker, too, that speaks as those do: it is given a JSON message with
-    ``epoch``, ``attempt`` and ``messages``, and answers when it has done it. It has the
+    ``epoch``, ``attempt``, ``fence`` and ``messages``, and answers when it has done it. It has the
     epoch as its last argument, and in its environment what the workers have.
 
     Args:
@@ -73,6 +74,8 @@ class EpochSink(WorkerSink):
         self._launch = launch
         self._load = ""
         self._number = 1
+        self._fence = 0
+        self._check: Callable[[], None] = _alone
         self._attempt = secrets.token_hex(4)
         self._open = False
         self._answered = 0
@@ -83,9 +86,17 @@ class EpochSink(WorkerSink):
     def begin(self, epochs: Epochs) -> None:
         """Take note of what was loaded before."""
         self._load, self._number = epochs.load, epochs.done + 1
+        self._fence, self._check = epochs.start, epochs.check
 
     async def __aenter__(self) -> Self:
-        """Undo what a start that broke off has left; raises SinkFailed if it can't."""
+        """
+        Undo what a start that broke off has left.
+
+        Raises:
+            SinkFailed: If the program does not answer.
+            StateUnusable: If another run has taken over.
+
+        """
         await self._tell("abort", self._abort)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
@@ -124,6 +135,7 @@ class EpochSink(WorkerSink):
 
         Raises:
             SinkFailed: If a worker does not end well, or the program does not answer.
+            StateUnusable: If another run has taken over.
 
         """
         if self._open:
@@ -163,10 +175,12 @@ class EpochSink(WorkerSink):
             raise RepliesDoubtful(self.account.doubtful, stage=self.name)
 
     async def _tell(self, what: str, command: tuple[str, ...]) -> None:
+        self._check()  # workers may have taken their time to end
         epoch = f"{self._load}-{self._number}"
         about = {
             "epoch": epoch,
             "attempt": self._attempt,
+            "fence": self._fence,
             "messages": self._answered,
         }
         stage = replace(
@@ -189,5 +203,10 @@ class EpochSink(WorkerSink):
         about = {
             "ETLSTAGE_EPOCH": f"{self._load}-{self._number}",
             "ETLSTAGE_ATTEMPT": self._attempt,
+            "ETLSTAGE_FENCE": f"{self._fence}",
         }
         return replace(stage, env={**stage.env, **about})
+
+
+def _alone() -> None:
+    """Do without a state directory, which nobody can take over."""

@@ -121,6 +121,39 @@ def test_retry_that_was_taken_over(etlstage: Etlstage, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("failed")
+def test_retries_of_two_states_are_apart(
+    etlstage: Etlstage, tmp_path: Path, pipeline: Path
+) -> None:
+    """What one has loaded, no other takes for the rest of its own (issue 14)."""
+    for name, script in (
+        (
+            "load",
+            "while read line; do echo $line >> aside.$ETLSTAGE_EPOCH; printf '\\0'; done",
+        ),
+        ("commit", "read told; mv aside.$ETLSTAGE_EPOCH final.$1; printf '\\0'"),
+        ("abort", "read told; rm -f aside.$1 final.$1; printf '\\0'"),
+    ):
+        (tmp_path / name).write_text(script)
+    stages = PIPELINE.partition("load:")[0]
+    load = """\
+load:
+  worker: {command: [sh, load]}
+  commit: [sh, commit]
+  abort: [sh, abort]
+"""
+    for number in (1, 2):
+        (tmp_path / "bad").write_text("b c")
+        text = f"delivery: exactly-once\nstate: state-{number}\n{stages}{load}"
+        pipeline.write_text(text)
+        assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+        (tmp_path / "bad").write_text("")
+        assert etlstage("dlq", "retry", "pipeline.yaml", "-q").returncode == 0
+    found = [path.read_text() for path in tmp_path.glob("final.*")]
+    assert sorted(found) == ["a!!\nd!!\n"] * 2 + ["b!!\nc!!\n"] * 2
+    assert len([*tmp_path.glob("final.retry-*-1")]) == 2
+
+
+@pytest.mark.usefixtures("failed")
 def test_drop_and_export(etlstage: Etlstage, tmp_path: Path) -> None:
     """A copy first, for us alone; all are dropped only when it is confirmed."""
     written = etlstage("dlq", "export", "pipeline.yaml", "--to", "x", "--raw")

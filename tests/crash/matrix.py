@@ -303,7 +303,9 @@ def rows_of(out: Path, case: Case) -> Iterator[str]:
     """Yield the rows in the order in which they were loaded; other files are no data."""
     folders = [path for path in out.iterdir() if path.name != "_SUCCESS"]
     for path in folders:
-        assert re.fullmatch(r"epoch=([0-9a-f]{8}|retry)-\d+", path.name), folders
+        assert re.fullmatch(r"epoch=([0-9a-f]{8}|retry-[0-9a-f]{16})-\d+", path.name), (
+            folders
+        )
     for path in sorted(folders, key=lambda path: int(path.name.rpartition("-")[2])):
         if case.ends == "workers":
             yield from path.read_text().splitlines()

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -80,13 +81,10 @@ def command(pid: int) -> bytes:
 def descendants(pid: int) -> list[int]:
     """Return the processes that come of a process, by id."""
     found = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = tasks.read_text().split()
-        except OSError:
-            continue  # it has ended
-        for child in children:
-            found += [int(child), *descendants(int(child))]
+    with suppress(OSError):  # it has ended
+        for tasks in Path(f"/proc/{pid}/task").iterdir():
+            for child in (tasks / "children").read_text().split():
+                found += [int(child), *descendants(int(child))]
     return found
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.errors import SinkFailed, StageFailed
+from etlstage.errors import SinkFailed, StageFailed, StateUnusable
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.retry import Retry
-from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
@@ -131,3 +131,41 @@ async def test_retry_that_was_not_recorded(tmp_path: Path) -> None:
         assert (await pipeline.run()).status == "done"
         assert retry.passed == ["r-1", "r-2"]
     assert loaded(tmp_path) == ["m1\nm2\n"] * 2
+
+
+async def test_sink_that_was_taken_over(tmp_path: Path) -> None:
+    """It neither undoes nor commits what is another's by now (issue 14)."""
+    holder = Delivery(tmp_path / "state", exactly_once=True)
+    with holder:
+        holder.begin("r", stages=["extract", "load"], letters={})
+        late, ends = sink(tmp_path), sink(tmp_path)
+        for end in (late, ends):
+            fence = holder.record.fence
+            end.begin(Epochs("l", 0, once=True, check=holder.check, start=fence))
+        async with ends:
+            await ends.write([b"1"])
+            take_over(tmp_path / "state")
+            (tmp_path / "final.l-1").write_text("of another\n")
+            with pytest.raises(StateUnusable, match="has taken over"):
+                await ends.flush()
+        with pytest.raises(StateUnusable, match="has taken over"):
+            async with late:
+                pass
+    assert loaded(tmp_path) == ["1\n", "of another\n"]
+
+
+async def test_programs_know_who_starts_them(tmp_path: Path) -> None:
+    """Each start has a higher number than all before (issue 14)."""
+    commit = "read told; echo \"$told $ETLSTAGE_FENCE\" >> said; printf '\\0'"
+    for number in (1, 2):
+        end = sink(tmp_path, commit=f"cd {tmp_path}; {commit}")
+        end.begin(
+            Epochs("l", number - 1, once=True, check=lambda: None, start=number + 6)
+        )
+        async with end:
+            await end.write([b"1"])
+            await end.finish()
+    first, second = (tmp_path / "said").read_text().splitlines()
+    assert '"fence": 7' in first
+    assert first.endswith(" 7")
+    assert second.endswith(" 8")
