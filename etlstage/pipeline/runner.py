@@ -181,6 +181,7 @@ class Runner(ABC):
             self._number,
             stages=[account.stage for account in self.ledger],
             letters=letters.sizes() if letters is not None else {},
+            output=" ".join(self._landing.output()),
             anew=anew,
         )
 

@@ -129,6 +129,7 @@ class Delivery:
         *,
         stages: Sequence[str],
         letters: Mapping[str, int],
+        output: str = "",
         anew: bool = False,
     ) -> bool:
         """
@@ -138,6 +139,7 @@ class Delivery:
             run: What sets it apart, if it is a new one.
             stages: Names of its stages.
             letters: Bytes of the dead letters of each stage.
+            output: Where it loads, as reports have it.
             anew: Whether the source has forgotten how far it was read.
 
         Raises:
@@ -149,7 +151,8 @@ class Delivery:
         if not found.ended and (
             found.epoch or same or found.delivery == "exactly-once"
         ):
-            self._check_same(found, stages)
+            self._check_same(found, stages, output)
+            self.record = replace(self.record, output=output)
             return True
         record = Record(
             fence=found.fence,
@@ -158,6 +161,7 @@ class Delivery:
             run=run,
             epoch=found.epoch if found.resumes else 0,
             position=found.position,
+            output=output,
             ended=False,
             accounts={stage: [] for stage in stages},
             letters=dict(letters),
@@ -262,12 +266,14 @@ class Delivery:
     def _promise(self) -> str:
         return "exactly-once" if self.exactly_once else "at-least-once"
 
-    def _check_same(self, found: Record, stages: Sequence[str]) -> None:
+    def _check_same(self, found: Record, stages: Sequence[str], output: str) -> None:
         """Assert that we can go on where a run broke off."""
         if found.delivery != self._promise:
             differs = f"its delivery was {found.delivery}"
         elif self.whole and list(found.accounts) != list(stages):
             differs = f"its stages were {', '.join(found.accounts)}"
+        elif found.epoch and output != found.output:
+            differs = f"it has loaded into {found.output}, and not into {output}"
         else:
             return
         raise StateUnusable(

@@ -11,7 +11,7 @@ still write his own and does no harm.
     record.3.json
     {"format": 1, "fence": 3, "delivery": "exactly-once", "load": "5f2d01c3",
      "run": "a97b3e10", "epoch": 17, "position": 4000, "ended": false,
-     "accounts": {"extract": [0, 0, ...], "clean": [4000, 3990, 10, ...]},
+     "output": "parquet /data/birds", "accounts": {"extract": [0, 0, ...], "clean": [4000, 3990, 10, ...]},
      "letters": {"clean": 10240}}
 """
 
@@ -56,6 +56,8 @@ class Record:
     """Of the load, the last that is durable; they are counted from 1."""
     position: object = None
     """From where the source reads on; None: from the beginning."""
+    output: str = ""
+    """Where it was loaded, as reports have it."""
     ended: bool = True
     """Whether the run came to its end, and did not break off."""
     accounts: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -160,8 +162,13 @@ class Record:
         numbers = record.fence, record.epoch, *record.letters.values()
         counts = (n for account in record.accounts.values() for n in account)
         texts = record.load, record.run, record.delivery
-        if not all(isinstance(n, int) for n in (*numbers, *counts)) or not all(
-            isinstance(text, str) and re.fullmatch(r"[\w-]*", text) for text in texts
+        if (
+            not all(isinstance(n, int) for n in (*numbers, *counts))
+            or not all(
+                isinstance(text, str) and re.fullmatch(r"[\w-]*", text)
+                for text in texts
+            )
+            or not isinstance(record.output, str)
         ):
             raise TypeError("it is not of the right types")
         return record

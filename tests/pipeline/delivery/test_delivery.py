@@ -159,6 +159,25 @@ def test_another_pipeline_does_not_go_on(
         delivery.begin("r2", stages=stages, letters={})
 
 
+def test_run_goes_on_where_it_has_loaded(tmp_path: Path) -> None:
+    """One that has loaded nothing yet may be sent elsewhere (issue 14)."""
+    for number, output in enumerate(("parquet /a", "parquet /b", "parquet /b")):
+        with Delivery(tmp_path, exactly_once=True) as delivery:
+            again = delivery.begin("r", stages=[], letters={}, output=output)
+            assert again == bool(number)
+            assert delivery.record.output == output
+            if number:
+                delivery.commit(number)
+    with (
+        Delivery(tmp_path, exactly_once=True) as delivery,
+        pytest.raises(
+            StateUnusable,
+            match="it has loaded into parquet /b, and not into parquet /c",
+        ),
+    ):
+        delivery.begin("r", stages=[], letters={}, output="parquet /c")
+
+
 def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
     """A holder that is stopped keeps his lock: it is taken from him (issue 14)."""
     with Delivery(tmp_path, exactly_once=True) as first:

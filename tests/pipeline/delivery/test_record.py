@@ -65,6 +65,7 @@ def test_record_that_is_not_in_its_place_does_not_count(tmp_path: Path) -> None:
         {"epoch": "x"},
         {"load": "../x"},
         {"accounts": {"a": [None]}},
+        {"output": 1},
         {"letters": {"a": "b"}},
         {"more": 1},
     ],
