@@ -239,7 +239,9 @@ class Batches:
     def begin(self) -> None:
         """Forget what earlier runs left: that they were stopped, what they failed at."""
         self.forget_stop()
-        self._failure.unlink(missing_ok=True)
+        # The second is of a run that was killed while it wrote it.
+        for note in (self._failure, self._failure.with_suffix(".new")):
+            note.unlink(missing_ok=True)
 
     def stop(self, *, at_once: bool = False) -> None:
         """
