@@ -115,7 +115,8 @@ class Cell:
             for when in (*STEPS, "moment"):
                 vain = self._vain[what, when]
                 none = f" ({vain} with nothing there)" if vain else ""
-                found.append(f"{when} {self.killed[what, when]}{none}")
+                if vain or self.killed[what, when]:
+                    found.append(f"{when} {self.killed[what, when]}{none}")
             lines.append(f"    {what}: {', '.join(found)}")
         return "\n".join([*lines, ""])
 
