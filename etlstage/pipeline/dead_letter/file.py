@@ -66,8 +66,7 @@ class LetterFile:
         self._fd = os.open(self.path, flags, 0o600)
         self.start: int = os.fstat(self._fd).st_size
         """Where the letters of this run begin, at the earliest."""
-        self.dirty: bool = False
-        """Whether there is anything that may not be durable."""
+        self._written = self._durable = 0  # calls that appended, and those synced
         try:
             # The file's name, and those of the folders that were made.
             for path in (folder, folder.parent, folder.parent.parent):
@@ -75,6 +74,11 @@ class LetterFile:
         except OSError:
             self.close()
             raise
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is anything that may not be durable."""
+        return self._written != self._durable
 
     def append(self, line: bytes) -> None:
         """Append a line; raises OSError, and leaves nothing of it then."""
@@ -84,7 +88,6 @@ class LetterFile:
             size = os.fstat(self._fd).st_size
             torn = size and os.pread(self._fd, 1, size - 1) != b"\n"
             rest = memoryview(b"\n" + line if torn else line)
-            self.dirty = True
             try:
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
@@ -92,18 +95,17 @@ class LetterFile:
                 with suppress(OSError):
                     os.ftruncate(self._fd, size)
                 raise
+            self._written += 1
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def sync(self) -> None:
         """Return when what was appended is durable; raises OSError."""
-        if self.dirty:
-            self.dirty = False
-            try:
-                os.fsync(self._fd)
-            except OSError:
-                self.dirty = True
-                raise
+        # Noted before: what another thread appends meanwhile is not durable by this.
+        written = self._written
+        if written != self._durable:
+            os.fsync(self._fd)
+            self._durable = written
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

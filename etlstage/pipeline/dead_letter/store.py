@@ -18,11 +18,13 @@ from typing import Any
 
 import anyio.to_thread
 
-from etlstage.errors import Attempt, StageError
+from etlstage.errors import Attempt, StageError, StateUnusable
+from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.file import (
     FOLDER,
     LetterFile,
     cut,
+    letter_file,
     letter_files,
     read_letters,
     size_of,
@@ -200,10 +202,13 @@ class DeadLetters:
             sizes: For each stage, the bytes of the letters that stay.
 
         Raises:
-            StateUnusable: If its files can't be read, or cut.
+            StateUnusable: If its files can't be read, or cut, or lack any of that.
 
         """
         self.run = run
+        for stage, size in sizes.items():
+            if (found := self.size(stage)) < size:
+                raise self._lacking(stage, found, size)
         try:
             for path in letter_files(self._state):
                 cut(path, sizes.get(stage_of_file(path), 0))
@@ -240,8 +245,9 @@ class DeadLetters:
         return other
 
     async def sync(self) -> None:
-        """Return when all letters are durable; raises as :meth:`put`."""
-        if any(file.dirty for file in self._files.values()):
+        """Return when all letters are durable; raises as :meth:`keep`."""
+        # A copy: other stages may add files meanwhile, in threads.
+        if any(file.dirty for file in list(self._files.values())):
             await anyio.to_thread.run_sync(self._sync)
 
     def letters(self) -> Iterator[DeadLetter]:
@@ -253,7 +259,7 @@ class DeadLetters:
 
     def close(self) -> None:
         """Close the files; safe to call twice."""
-        for file in self._files.values():
+        for file in list(self._files.values()):
             file.close()
 
     def _id_of(self, stage: str, place: int, message: bytes) -> str:
@@ -297,6 +303,15 @@ class DeadLetters:
                 file.sync()
             except OSError as error:
                 raise self._failure(stage, "", error) from error
+
+    def _lacking(self, stage: str, found: int, size: int) -> StateUnusable:
+        state = shlex.quote(str(self._state))
+        return StateUnusable(
+            f"{letter_file(self.folder, stage)}: has {counted(found, 'byte')}, expected"
+            f" at least {size:,}, the dead letters that are on record of the run"
+            f" {self.run}: restore the file, or let 'etlstage state reset {state}' forget"
+            " the run, and begin from the beginning"
+        )
 
     def _failure(self, stage: str, why: str, error: OSError) -> StageError:
         behind = f"; the message's own error: {why}" if why else ""
