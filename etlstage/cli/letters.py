@@ -157,7 +157,7 @@ def check_ended(delivery: Delivery) -> None:
 
     """
     record = delivery.record
-    if record.delivery == "exactly-once" and not record.ended:
+    if record.whole and not record.ended:
         raise StateUnusable(
             f"the run {record.run} that uses {delivery.folder} broke off: run the"
             " pipeline to its end first, the last of its dead letters are written anew"

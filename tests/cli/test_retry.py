@@ -91,10 +91,14 @@ def test_retry_that_can_not_be(
 
 
 @pytest.mark.usefixtures("failed")
-def test_letters_of_a_run_that_broke_off(etlstage: Etlstage, tmp_path: Path) -> None:
-    """Exactly once it writes its last letters anew: it is run to its end first (issue 14)."""
-    record = Record(fence=1, delivery="exactly-once", run="a97b3e10", ended=False)
-    record.store(tmp_path / ".etlstage" / "letters")
+@pytest.mark.parametrize("exactly_once", [True, False], ids=["exact", "stream"])
+def test_letters_of_a_run_that_broke_off(
+    etlstage: Etlstage, tmp_path: Path, *, exactly_once: bool
+) -> None:
+    """It writes its last letters anew: it is run to its end first (issue 14)."""
+    state = tmp_path / ".etlstage" / "letters"
+    with Delivery(state, exactly_once=exactly_once, whole=True) as delivery:
+        delivery.begin("a97b3e10", stages=["extract", "one", "load"], letters={}, anew=True)
     for command in (["retry"], ["drop", "--yes"]):
         result = etlstage("dlq", *command, "pipeline.yaml")
         assert result.returncode == 1

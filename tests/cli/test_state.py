@@ -108,6 +108,15 @@ def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:
     assert drop_letters(state, UNCHANGED, ["r-1"], stage=None, yes=True) == 0
 
 
+def test_letters_of_a_run_that_begins_anew(tmp_path: Path) -> None:
+    """At least once nothing of them is written again: they may go (issue 14)."""
+    append(tmp_path, letter(1))
+    with Delivery(tmp_path) as delivery:
+        delivery.begin("r0", stages=["a"], letters={})
+        delivery.commit(17)
+    assert drop_letters(tmp_path, UNCHANGED, ["r-1"], stage=None, yes=True) == 0
+
+
 @pytest.mark.process
 def test_take_over(
     state: Path,

@@ -157,6 +157,7 @@ class Delivery:
         record = Record(
             fence=found.fence,
             delivery=self._promise,
+            whole=self.whole,
             load=found.load if found.resumes else secrets.token_hex(4),
             run=run,
             epoch=found.epoch if found.resumes else 0,

@@ -9,8 +9,8 @@ still write his own and does no harm.
 ::
 
     record.3.json
-    {"format": 1, "fence": 3, "delivery": "exactly-once", "load": "5f2d01c3",
-     "run": "a97b3e10", "epoch": 17, "position": 4000, "ended": false,
+    {"format": 1, "fence": 3, "delivery": "exactly-once", "whole": true,
+     "load": "5f2d01c3", "run": "a97b3e10", "epoch": 17, "position": 4000, "ended": false,
      "output": "parquet /data/birds", "accounts": {"extract": [0, 0, ...], "clean": [4000, 3990, 10, ...]},
      "letters": {"clean": 10240}}
 """
@@ -48,6 +48,8 @@ class Record:
     """Of the run that wrote it: who has the highest may commit."""
     delivery: str = "at-least-once"
     """What was promised."""
+    whole: bool = False
+    """Whether a run that broke off goes on, with letters that are cut back to these."""
     load: str = ""
     """What all epochs of one load are called after, over all runs of it."""
     run: str = ""
