@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from etlstage.pipeline.delivery.delivery import Delivery
-from etlstage.pipeline.delivery.record import Record
 from tests.cli.conftest import Etlstage, worker
 
 pytestmark = pytest.mark.process
@@ -98,7 +97,9 @@ def test_letters_of_a_run_that_broke_off(
     """It writes its last letters anew: it is run to its end first (issue 14)."""
     state = tmp_path / ".etlstage" / "letters"
     with Delivery(state, exactly_once=exactly_once, whole=True) as delivery:
-        delivery.begin("a97b3e10", stages=["extract", "one", "load"], letters={}, anew=True)
+        delivery.begin(
+            "a97b3e10", stages=["extract", "one", "load"], letters={}, anew=True
+        )
     for command in (["retry"], ["drop", "--yes"]):
         result = etlstage("dlq", *command, "pipeline.yaml")
         assert result.returncode == 1
