@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from etlstage.block import Blocks
-from etlstage.errors import EtlstageError, SourceFailed
+from etlstage.errors import BlockDamaged, EtlstageError, SourceFailed
 from etlstage.messages import Position, Run
 from etlstage.pipeline.interfaces import Source
 from etlstage.spark.dataframe.kept import find_kept, keep, kept_in, make_kept
@@ -115,8 +115,8 @@ class DataFrameSource(Source):
         Yield runs of messages and, where the spool is kept, a position behind each.
 
         Raises:
-            SourceFailed: If Spark can't read, the expression is wrong, or a message
-                is null.
+            SourceFailed: If Spark can't read, the expression is wrong, a message is
+                null, or a spool does not hold what was written, or the position.
 
         """
         try:
@@ -131,6 +131,11 @@ class DataFrameSource(Source):
                     yield run
                     if self._draining and isinstance(run, Position):
                         return
+        except BlockDamaged as error:
+            raise self._failed(
+                f"{error}; start from the beginning"
+                + (", after etlstage state reset" if self._keeps else "")
+            ) from error
         except EtlstageError:
             raise
         except Exception as error:
@@ -251,9 +256,11 @@ class DataFrameSource(Source):
     ) -> AsyncGenerator[Run | Position, None]:
         self._size = sum(part.messages for part in parts)
         first, skipped = self._from
+        if first >= len(parts) and self._from != (0, 0):
+            raise self._outside(spool, f"{len(parts)} parts")
         for number, part in enumerate(parts[first:], first):
             path = spool / part.file
-            with closing(_read_file(path, keep=self._keeps)) as runs:
+            with closing(_read_file(path, part.messages, keep=self._keeps)) as runs:
                 at = 0
                 while run := await anyio.to_thread.run_sync(next, runs, None):
                     at += 1
@@ -262,6 +269,8 @@ class DataFrameSource(Source):
                     yield run
                     if self._keeps:
                         yield Position([number, at])
+            if number == first and at < skipped:
+                raise self._outside(spool, f"{at} runs in that part")
 
     async def _packed_runs(
         self, frame: DataFrame
@@ -285,14 +294,41 @@ class DataFrameSource(Source):
             f"or give them a message with coalesce({expression}, '')"
         )
 
+    def _outside(self, spool: Path, found: str) -> SourceFailed:
+        part, run = self._from
+        return self._failed(
+            f"can't read on behind run {run} of part {part}, counted from 0: the spool"
+            f" in {spool} has {found}; start from the beginning, after etlstage state"
+            " reset"
+        )
+
     def _failed(self, text: str) -> SourceFailed:
         return SourceFailed(f"{self.name}: {text}", stage=self.name)
 
 
-def _read_file(path: Path, *, keep: bool = False) -> Generator[Run, None, None]:
-    """Yield the runs of a spool file, then remove it unless it is kept; blocks."""
+def _read_file(
+    path: Path, messages: int, *, keep: bool = False
+) -> Generator[Run, None, None]:
+    """
+    Yield the runs of a spool file, then remove it unless it is kept; blocks.
+
+    Args:
+        path: The file.
+        messages: How many were written: a file that is read is written no more.
+        keep: Whether it is kept.
+
+    Raises:
+        BlockDamaged: If a block is not what was written, or there are fewer or more.
+
+    """
     with pa.OSFile(str(path)) as file:
-        for block in Blocks(file.read_buffer, name=str(path)):
+        blocks = Blocks(file.read_buffer, name=str(path))
+        for block in blocks:
             yield run_of(block.batch)
+    if blocks.messages != messages:
+        raise BlockDamaged(
+            f"{path}: whole blocks of {blocks.messages} messages are there, up to byte"
+            f" {blocks.end}, expected {messages} messages"
+        )
     if not keep:
         path.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -11,12 +12,15 @@ import anyio.to_thread
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from etlstage.block import block_of
 from etlstage.columns import Column
 from etlstage.errors import SourceFailed
 from etlstage.messages import AnnotatedRun, Position
 from etlstage.pipeline.interfaces import Source
 from etlstage.spark import DataFrameSource, read_frame
 from etlstage.spark.dataframe import source as source_module
+from etlstage.spark.dataframe.kept import keep, make_kept
+from etlstage.spark.dataframe.spool import Spooled
 
 pytestmark = pytest.mark.spark
 
@@ -356,6 +360,63 @@ async def test_spool_without_room(
 # --- a spool that is kept -------------------------------------------------------------
 
 
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """Keep a spool of two parts, the last of three runs; return the file of that."""
+    spool = make_kept(tmp_path, "ab12")
+    parts = []
+    for part, runs in enumerate((0, 3)):
+        file = spool / f"{part}-0.arrow"
+        blocks = (block_of([b"a", b"b"], 2 * run) for run in range(runs))
+        file.write_bytes(b"".join(b for block in blocks for b in block))
+        parts.append(Spooled(part, file.name, 2 * runs, 0))
+    keep(spool, parts, "ids")
+    return file
+
+
+async def read_on(state: Path, *at: int) -> int:
+    """Return how many messages come from a kept spool, from a position on."""
+    source = DataFrameSource(unread, state=state, of="ids")
+    source.begin("ab12")
+    if at:
+        source.resume([*at])
+    return sum([len(i) async for i in source.runs() if not isinstance(i, Position)])
+
+
+def unread() -> DataFrame:
+    """Stand for a frame that is not read."""
+    raise AssertionError("unreachable: it is in the spool")
+
+
+async def test_kept_spool_that_is_too_short(tmp_path: Path, kept: Path) -> None:
+    """Wherever it was cut off, it is not taken for whole (issue 14)."""
+    assert await read_on(tmp_path) == 6
+    size = kept.stat().st_size  # noqa: ASYNC240
+    for left, messages in (size - 1, 4), (2 * size // 3, 4), (size // 3, 2), (0, 0):
+        os.truncate(kept, left)
+        expected = (
+            f"^extract: {kept}: whole blocks of {messages} messages are there, up to"
+            rf" byte \d+, expected 6 messages; start from the beginning, after"
+            " etlstage state reset$"
+        )
+        with pytest.raises(SourceFailed, match=expected):
+            await read_on(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("at", "found"),
+    [([1, 4], "3 runs in that part"), ([0, 1], "0 runs in"), ([7, 0], "2 parts")],
+)
+async def test_position_outside_of_the_spool(
+    tmp_path: Path, kept: Path, at: list[int], found: str
+) -> None:
+    """What it would skip was never loaded (issue 14)."""
+    assert await read_on(tmp_path, 1, 3) == 0
+    where = f"can't read on behind run {at[1]} of part {at[0]}, .* in {kept.parent} has"
+    with pytest.raises(SourceFailed, match=f"{where} {found}.* etlstage state reset"):
+        await read_on(tmp_path, *at)
+
+
 async def test_spool_is_read_again_and_spark_reads_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -368,9 +429,6 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
         made = DataFrameSource(read, run_messages=2, state=tmp_path, of=of)
         made.begin("ab12")
         return made
-
-    def unread() -> DataFrame:
-        raise AssertionError("unreachable: it is in the spool")
 
     first = [item async for item in source(frame).runs()]
     assert [item for item in first if isinstance(item, Position)][-1].value == [0, 2]

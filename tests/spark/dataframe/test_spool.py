@@ -82,14 +82,14 @@ def test_spool_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ]
     path = tmp_path / "0-0.arrow"
     whole = path.read_bytes()
-    runs = list(_read_file(path))
+    runs = list(_read_file(path, 6))
     assert [list(run) for run in runs] == [[b"a"], [b"b", b"c"]] * 2
     assert isinstance(runs[3], AnnotatedRun)
     assert runs[3].columns["key"] == [8, 7]
     assert not path.exists()
     path.write_bytes(whole[:-1] + b"?")
     with pytest.raises(BlockDamaged, match=r"0-0\.arrow: .* of message 4 and those"):
-        list(_read_file(path))
+        list(_read_file(path, 6))
 
 
 @pytest.mark.process
