@@ -152,6 +152,8 @@ class Runner(ABC):
         delivery, letters = self._delivery, self._dead_letters
         if delivery is None:
             return None
+        if letters is not None:
+            letters.fence = delivery.record.fence
         resumed = self._begin_run(delivery, anew=anew)
         await self._begin_landing(resumed=resumed)
         if resumed and delivery.record.ended and delivery.record.position is not None:

@@ -131,6 +131,21 @@ def test_each_message_is_loaded_once(
     assert max(map(len, epochs.places.values())) <= max(size, 10)
 
 
+async def test_letters_bear_the_fence_of_their_run(tmp_path: Path) -> None:
+    """Behind a higher one none is kept (issue 14)."""
+    delivery = Delivery(tmp_path, exactly_once=True)
+    letters = DeadLetters(tmp_path, pipeline="p")
+    pipeline = Pipeline(
+        name="p",
+        source=Numbers(3, 3),
+        sink=MemoryEpochSink(MemoryEpochs()),
+        dead_letters=letters,
+        delivery=delivery,
+    )
+    assert (await pipeline.run()).status == "done"
+    assert letters.fence == delivery.record.fence == 1
+
+
 async def test_drained_run_that_only_its_table_has_noted(tmp_path: Path) -> None:
     """It has ended, and is not whole: the next start reads on (issue 14)."""
     epochs, wait = MemoryEpochs(), Wait()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from etlstage.errors import StateUnusable
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.folder import make_ours, opened, sync
 
@@ -35,6 +36,7 @@ __all__ = (
 FOLDER: Final = "dead_letters"
 """Where the files are, in the state directory."""
 SUFFIX: Final = ".jsonl"
+_PIECE: Final = 1 << 20  # bytes
 
 
 class Torn(NamedTuple):
@@ -54,10 +56,12 @@ class LetterFile:
     Args:
         state: The state directory; made, for us alone, if it is not there.
         stage: Name of the stage.
+        check: Asserts that nobody has taken over, once the file is open: whoever takes
+            over later replaces it, see :func:`cut`.
 
     """
 
-    def __init__(self, state: Path, stage: str) -> None:
+    def __init__(self, state: Path, stage: str, check: Callable[[], None]) -> None:
         folder = state / FOLDER
         make_ours(state)
         make_ours(folder)
@@ -71,7 +75,8 @@ class LetterFile:
             # The file's name, and those of the folders that were made.
             for path in (folder, folder.parent, folder.parent.parent):
                 sync(path)
-        except OSError:
+            check()
+        except (OSError, StateUnusable):
             self.close()
             raise
 
@@ -137,12 +142,34 @@ def size_of(state: Path, stage: str) -> int:
         return 0
 
 
-def cut(path: Path, size: int) -> None:
-    """Remove what is behind the first bytes of a file, durably; raises OSError."""
-    with opened(path, os.O_RDWR) as file:
-        if os.fstat(file.fileno()).st_size > size:
-            file.truncate(size)
-            os.fsync(file.fileno())
+def cut(path: Path, size: int, check: Callable[[], None]) -> None:
+    """
+    Put the first bytes of a file in its place, durably, as a file of its own.
+
+    A run that was taken over may have the old one open: it appends to what nobody looks
+    at any more.
+
+    Args:
+        path: The file.
+        size: Bytes that stay.
+        check: Asserts that nobody has taken over.
+
+    Raises:
+        OSError: If it can't be read or written.
+
+    """
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)  # of a start that was killed
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    with opened(path, os.O_RDONLY) as old, opened(new, flags) as file:
+        while piece := old.read(min(size - file.tell(), _PIECE)):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    check()
+    # Who is taken over just here finds it gone: its name is the same for all.
+    new.replace(path)
+    sync(path.parent)
 
 
 def read_letters(path: Path, *, start: int = 0) -> Iterator[DeadLetter | Torn]:

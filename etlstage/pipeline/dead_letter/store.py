@@ -33,6 +33,7 @@ from etlstage.pipeline.dead_letter.file import (
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.delivery import unusable
 from etlstage.pipeline.delivery.folder import make_ours
+from etlstage.pipeline.delivery.record import fence_of
 from etlstage.pipeline.secret import Secrets
 
 __all__ = ("DeadLetters",)
@@ -66,6 +67,8 @@ class DeadLetters:
         self.run: str = run or secrets.token_hex(4)
         self.count: int = 0
         """Letters of this run."""
+        self.fence: int = 0
+        """Of the run, if it holds the state directory: behind a higher one none is kept."""
         self._state = state
         self._shown = shown or str(state)
         self._commands = commands or {}
@@ -202,7 +205,8 @@ class DeadLetters:
             sizes: For each stage, the bytes of the letters that stay.
 
         Raises:
-            StateUnusable: If its files can't be read, or cut, or lack any of that.
+            StateUnusable: If its files can't be read, or cut, or lack any of that, or
+                another run has taken over.
 
         """
         self.run = run
@@ -211,7 +215,8 @@ class DeadLetters:
                 raise self._lacking(stage, found, size)
         try:
             for path in letter_files(self._state):
-                cut(path, sizes.get(stage_of_file(path), 0))
+                size = sizes.get(stage_of_file(path), 0)
+                cut(path, size, self._check_held)
         except OSError as error:
             raise unusable(self._state, error) from error
         self.recall()
@@ -276,8 +281,10 @@ class DeadLetters:
             return
         try:
             if stage not in self._files:
-                self._files[stage] = LetterFile(self._state, stage)
+                self._files[stage] = LetterFile(self._state, stage, self._check_held)
             self._files[stage].append(lines)
+        except StateUnusable as error:
+            raise StageError(f"stage {stage}: {error}", stage=stage) from error
         except OSError as error:
             raise self._failure(stage, letters[0].error, error) from error
 
@@ -303,6 +310,13 @@ class DeadLetters:
                 file.sync()
             except OSError as error:
                 raise self._failure(stage, "", error) from error
+
+    def _check_held(self) -> None:
+        if self.fence and fence_of(self._state) != self.fence:
+            raise StateUnusable(
+                f"another run has taken over the state directory {self._state}: dead"
+                " letters of this one are not kept there any more"
+            )
 
     def _lacking(self, stage: str, found: int, size: int) -> StateUnusable:
         state = shlex.quote(str(self._state))

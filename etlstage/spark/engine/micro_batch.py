@@ -353,6 +353,7 @@ class Batches:
         )
         with staging_for(spark, self._staging, letters.pipeline) as staging:
             await passing.fill(messages, staging)
+            delivery.check()  # before its letters are kept
             starts = await passing.settle(spark, staging)
             made = await passing.messages(spark, staging)
             delivery.check()

@@ -30,7 +30,7 @@ def letter(number: int, stage: str = "clean", error: str = "died") -> DeadLetter
 
 def append(state: Path, *letters: DeadLetter) -> None:
     """Do as a run that dead-letters messages of one stage."""
-    file = LetterFile(state, letters[0].stage)
+    file = LetterFile(state, letters[0].stage, lambda: None)
     file.append(b"".join(letter.to_line() for letter in letters))
     file.close()
 

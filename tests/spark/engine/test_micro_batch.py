@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -18,7 +19,9 @@ from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Ledger
 from etlstage.spark.dataframe.destination import Destination
+from etlstage.spark.engine import micro_batch
 from etlstage.spark.engine.micro_batch import STOPPED, Batches, FrameOutlet
+from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import StagedLoad
 from etlstage.spark.load.dataframe import StagedSink
 from etlstage.spark.session.session import Session
@@ -165,6 +168,26 @@ def test_batch_is_not_begun_when_the_stream_was_stopped(state: Path) -> None:
     with pytest.raises(RuntimeError, match=STOPPED):
         there(FRAME, 0)
     assert not there.loaded
+
+
+def test_batch_that_is_taken_over_in_its_stages(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of its letters is kept (issue 14)."""
+
+    class Passing(StageJob):
+        async def fill(self, *_: object) -> None:
+            take_over(state)
+
+        async def settle(self, *_: object) -> dict[int, int]:
+            raise AssertionError("unreachable: its letters are settled")
+
+    monkeypatch.setattr(micro_batch, "StageJob", Passing)
+    monkeypatch.setattr(micro_batch, "staging_for", lambda *_: nullcontext())
+    monkeypatch.setattr(Scripted, "_pass", Batches._pass)
+    with pytest.raises(StateUnusable, match="has taken over the state directory"):
+        batches(state, 1)(FRAME, 0)
+    assert Record.latest(state).epoch == 0
 
 
 def test_batch_that_is_called_off_has_no_record(state: Path) -> None:
