@@ -93,7 +93,7 @@ class ExecutorPipeline(Runner):
 
     def drain(self) -> None:
         """
-        Stop, unless loading has begun; :meth:`run` returns then.
+        Stop, unless all has passed the stages; :meth:`run` returns then.
 
         A DataFrame is read as a whole or not at all: before that there is nothing to
         load.
@@ -156,10 +156,12 @@ class ExecutorPipeline(Runner):
         if staging.whole and self._shipment is not None:
             # What loads may need it, too.
             await anyio.to_thread.run_sync(self._shipment.send, spark)
+        made = await job.messages(spark, staging)
+        # Last: a run that is drained behind it would leave letters that come again.
         starts = await job.settle(spark, staging)
         for account in self.ledger:
             self._tick(account)
-        return await job.messages(spark, staging), starts
+        return made, starts
 
     async def _load(
         self, staging: Staging, messages: DataFrame, starts: dict[int, int]

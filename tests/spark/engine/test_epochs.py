@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.pipeline import DeadLetter, Pipeline, Report
+from etlstage.pipeline import DeadLetter, DeadLetters, Pipeline, Report
 from etlstage.pipeline.dead_letter.file import letter_files, read_letters
 from etlstage.pipeline.delivery.record import Record
 from etlstage.spark.engine.staging import Staging
@@ -167,6 +168,29 @@ async def test_stages_that_were_mended_run_again(
     await run(path, spark)
     assert rows(spark, tmp_path) == Counter(n for n in range(20) if n != 8)
     assert letters(tmp_path) == [b"8"]
+
+
+async def test_signal_that_comes_when_letters_are_kept(
+    spark: SparkSession,
+    write: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run loads: the next one would have the same letters again (issue 14)."""
+    runner = Pipeline.from_yaml(write("spark"), spark=spark)
+    adopt = DeadLetters.adopt
+
+    def drained(letters: DeadLetters, letter: DeadLetter, *, place: int) -> None:
+        adopt(letters, letter, place=place)
+        anyio.from_thread.run_sync(runner.drain)
+
+    monkeypatch.setattr(DeadLetters, "adopt", drained)
+    with anyio.fail_after(150):
+        report = await runner.run()
+    assert report.status == "done"
+    assert rows(spark, tmp_path) == ONCE
+    assert letters(tmp_path) == [b"7"]
+    assert Record.latest(tmp_path / "state").ended
 
 
 async def test_batch_of_a_stream_is_an_epoch(
