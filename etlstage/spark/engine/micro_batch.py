@@ -13,6 +13,7 @@ live longer than the run: so it is here that the fence is checked, and the recor
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -295,7 +296,8 @@ class Batches:
             if done < number:
                 raise StateUnusable(
                     f"can't go on with batch {number}: {self._state} has a record of"
-                    f" {done} before it; set another state to start from the beginning"
+                    f" {done} before it; 'etlstage state reset"
+                    f" {shlex.quote(str(self._state))}' starts from the beginning"
                 )
             await self._load(messages, delivery, accounts)
         except EtlstageError as error:
