@@ -25,6 +25,8 @@ def make(folder: Path) -> None:
     """
     Make a folder, and its parents, for us alone; what is there is left as it is.
 
+    The names of those that were made are durable then.
+
     Raises:
         OSError: If it can't be made.
 
@@ -32,6 +34,7 @@ def make(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
+        sync(path.parent)
 
 
 def make_ours(folder: Path) -> None:

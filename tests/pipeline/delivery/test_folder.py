@@ -31,6 +31,23 @@ def test_folder_and_its_parents_are_made_for_us_alone(tmp_path: Path) -> None:
     assert [mode(folder) for folder in folders] == [0o755, 0o700, 0o700, 0o700]
 
 
+def test_names_of_new_folders_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in the folder that has it; what was there is not written (issue 14)."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(os.path.realpath(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):
+        make(tmp_path / "a" / "b")
+    assert synced == [str(tmp_path), str(tmp_path / "a")]
+
+
 @pytest.mark.usefixtures("no_umask")
 def test_file_is_made_for_us_alone(tmp_path: Path) -> None:
     """And closed again."""
