@@ -232,8 +232,8 @@ def test_second_run_with_one_state_is_refused(
     assert refused.returncode == 1
     assert re.fullmatch(
         rf"etlstage: error: another run uses the state directory {tmp_path}/state \(pid"
-        rf" {process.pid} on \S+, since \S+\): wait until it has ended, or set another"
-        r" state\n",
+        rf" {process.pid} on \S+, since \S+\): wait until it has ended, shut"
+        r" it out with 'etlstage state take-over', or set another state\n",
         refused.stderr,
     )
     report = json.loads((tmp_path / "r.json").read_text())

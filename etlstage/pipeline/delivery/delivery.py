@@ -18,10 +18,11 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Self
+from time import sleep
+from typing import BinaryIO, Final, Self
 
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.folder import make_ours, opened, reason
@@ -29,6 +30,10 @@ from etlstage.pipeline.delivery.holder import LOCK, Holder
 from etlstage.pipeline.delivery.record import Record, fence_of
 
 __all__ = ("Bounds", "Delivery", "take_over", "unusable")
+
+# Who asks whether a run has the lock has it himself for a moment.
+_LOOKS: Final = 10
+_LOOK: Final = 0.05  # seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +91,8 @@ class Delivery:
         with ExitStack() as stack:
             try:
                 make_ours(self.folder)
-                flags = os.O_RDWR | os.O_CREAT
-                file = stack.enter_context(opened(self.folder / LOCK, flags))
-                self._lock(file)
-                # A process that was forked off meanwhile shares it with us.
-                stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
-                self.record = _fenced(self.folder)
+                self._lock(stack)
+                self.record = Record.fenced(self.folder)
             except OSError as error:
                 raise unusable(self.folder, error) from error
             self._stack = stack.pop_all()
@@ -168,7 +169,6 @@ class Delivery:
             letters=dict(letters),
         )
         self._store(record)
-        self.record = record
         return False
 
     def next(
@@ -214,9 +214,7 @@ class Delivery:
             StateUnusable: If another run has taken over, or it can't be stored.
 
         """
-        self.check()
         self._store(record, self.at)
-        self.record = record
         self.at("recorded")
 
     def adopt(self, note: str) -> None:
@@ -242,9 +240,7 @@ class Delivery:
 
     def end(self) -> None:
         """Record that the run has come to its end; raises as :meth:`keep`."""
-        self.check()
-        self.record = replace(self.record, ended=True)
-        self._store(self.record)
+        self._store(replace(self.record, ended=True))
 
     def check(self) -> None:
         """
@@ -261,7 +257,13 @@ class Delivery:
             )
 
     def _store(self, record: Record, at: Callable[[str], None] | None = None) -> None:
-        record.store(self.folder, at)
+        """Record it, unless somebody has taken over, before that or meanwhile."""
+        self.check()
+        try:
+            record.store(self.folder, at)
+        finally:
+            self.check()
+        self.record = record
 
     @property
     def _promise(self) -> str:
@@ -282,19 +284,40 @@ class Delivery:
             " run it to its end as it was, or set another state"
         )
 
-    def _lock(self, file: BinaryIO) -> None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = Holder.read(file)
-            about = f" ({holder})" if holder is not None else ""
-            raise StateUnusable(
-                f"another run uses the state directory {self.folder}{about}:"
-                " wait until it has ended, or set another state"
-            ) from None
+    def _lock(self, stack: ExitStack) -> None:
+        """Hold the lock until the stack is closed."""
+        while True:
+            flags = os.O_RDWR | os.O_CREAT
+            file = stack.enter_context(opened(self.folder / LOCK, flags))
+            self._flock(file)
+            # A process that was forked off meanwhile shares it with us.
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(
+                    os.fstat(file.fileno()), (self.folder / LOCK).stat()
+                ):
+                    break
+            # Meanwhile it was taken over: what we hold nobody looks at.
         file.truncate()
         file.write(json.dumps(Holder.here()._asdict()).encode())
         file.flush()
+
+    def _flock(self, file: BinaryIO) -> None:
+        for attempt in range(_LOOKS + 1):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if attempt < _LOOKS:
+                    sleep(_LOOK)
+            else:
+                return
+        holder = Holder.read(file)
+        about = f" ({holder})" if holder is not None else ""
+        raise StateUnusable(
+            f"another run uses the state directory {self.folder}{about}: wait until it"
+            " has ended, shut it out with 'etlstage state take-over', or set another"
+            " state"
+        )
 
 
 def take_over(folder: Path) -> Record:
@@ -308,17 +331,12 @@ def take_over(folder: Path) -> Record:
         StateUnusable: If it can't be read, or written.
 
     """
-    record = _fenced(folder)
-    # Whoever holds the old file holds nothing that others look at.
-    (folder / LOCK).unlink(missing_ok=True)
-    return record
-
-
-def _fenced(folder: Path) -> Record:
-    """Raise the fence, and return what was committed under the one before."""
-    found = Record.latest(folder)
-    record = replace(found, fence=found.fence + 1)
-    record.store(folder)
+    try:
+        record = Record.fenced(folder)
+        # Whoever holds the old file holds nothing that others look at.
+        (folder / LOCK).unlink(missing_ok=True)
+    except OSError as error:
+        raise unusable(folder, error) from error
     return record
 
 

@@ -18,15 +18,16 @@ still write his own and does no harm.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 from etlstage.errors import StateUnusable
-from etlstage.pipeline.delivery.folder import reason, sync
+from etlstage.pipeline.delivery.folder import opened, reason, sync
 from etlstage.pipeline.delivery.position import load, put
 from etlstage.telemetry.log import Log
 
@@ -35,6 +36,7 @@ __all__ = ("RECORDS", "Record", "fence_of")
 RECORDS: Final = "record.*.json"
 """What such files are called, as a pattern."""
 _NAME: Final = re.compile(r"record\.(\d+)\.json")
+_LEFT: Final = re.compile(r"record\.(\d+)\.(?:json|new|claim)")
 _FORMAT: Final = 1
 
 _log = Log()
@@ -129,15 +131,36 @@ class Record:
         except OSError as error:
             raise StateUnusable(
                 f"can't store the record of epoch {self.epoch} in {path}:"
-                f" {reason(error)}: what was stored before counts, the next run goes on"
-                " from there; make room, or set another state"
+                f" {reason(error)}: the next run goes on from what is stored by then;"
+                " make room, or set another state"
             ) from error
-        for number in _fences(folder):
-            if number < self.fence:
-                old = _path(folder, number)
+        for old in folder.glob("record.*"):
+            found = _LEFT.fullmatch(old.name)
+            if found is not None and int(found[1]) < self.fence:
                 with suppress(OSError):  # it does no harm
                     old.unlink(missing_ok=True)
-                    old.with_suffix(".new").unlink(missing_ok=True)
+
+    @classmethod
+    def fenced(cls, folder: Path) -> Self:
+        """
+        Raise the fence, and return what was committed under the one before.
+
+        Whoever raises it in the same moment gets another one: the higher counts.
+
+        Raises:
+            OSError: If nothing can be written there.
+            StateUnusable: Likewise, or what is there can't be read or understood.
+
+        """
+        fence = 0
+        while True:
+            fence = max(fence, fence_of(folder)) + 1
+            with suppress(FileExistsError), _claimed(folder, fence):
+                found = cls.latest(folder)
+                if found.fence < fence:
+                    record = replace(found, fence=fence)
+                    record.store(folder)
+                    return record
 
     def _sync(self, folder: Path) -> None:
         try:
@@ -184,6 +207,17 @@ def fence_of(folder: Path) -> int:
 def _fences(folder: Path) -> list[int]:
     found = (_NAME.fullmatch(path.name) for path in folder.glob(RECORDS))
     return [int(match[1]) for match in found if match is not None]
+
+
+@contextmanager
+def _claimed(folder: Path, fence: int) -> Iterator[None]:
+    """Have a fence for ourselves; raises FileExistsError if somebody has it."""
+    claim = folder / f"record.{fence}.claim"
+    with opened(claim, os.O_RDWR | os.O_CREAT | os.O_EXCL):
+        try:
+            yield
+        finally:
+            claim.unlink(missing_ok=True)
 
 
 def _path(folder: Path, fence: int) -> Path:

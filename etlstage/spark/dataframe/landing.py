@@ -179,6 +179,7 @@ class FrameLanding(Landing):
         columns = ["value"] if self._schema is None else self._schema.names
         if self._folders is not None and self._known is not None:
             self._folders.sweep(self._known.done, check=self._known.check)
+            self._known.check()
             self._folders.mark(whole=False)
         if self._table is not None and self._known is not None:
             schema = self._schema or StructType().add("value", "string")

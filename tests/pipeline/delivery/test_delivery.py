@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -26,7 +29,8 @@ def test_state_directory_is_held_by_one_run(tmp_path: Path) -> None:
     assert re.fullmatch(
         rf"another run uses the state directory {folder} \(pid {os.getpid()} on"
         rf" {socket.gethostname()}, since \d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00\):"
-        r" wait until it has ended, or set another state",
+        r" wait until it has ended, shut it out with 'etlstage state take-over', or set"
+        r" another state",
         str(caught.value),
     )
     with Delivery(folder):
@@ -192,6 +196,103 @@ def test_who_was_taken_over_can_not_commit(tmp_path: Path) -> None:
             second.begin("r2", stages=[], letters={})
             second.commit(3)
     assert Record.latest(tmp_path).position == 3
+
+
+@pytest.mark.parametrize("when", ["aside", "stored"])
+def test_commit_in_the_middle_of_which_it_was_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """It may be stored, and counts for nothing: nobody is told it did (issue 14)."""
+    store = Record.store
+
+    def late(self: Record, folder: Path, *told: Callable[[str], None] | None) -> None:
+        monkeypatch.undo()
+        store(self, folder, *told)
+        take_over(folder)
+
+    def at(step: str) -> None:
+        if step == "aside" == when:
+            take_over(tmp_path)
+
+    for end in (False, True):
+        with Delivery(tmp_path, exactly_once=True) as first:
+            first.begin("r1", stages=[], letters={})
+            epoch = first.record.epoch
+            first.at = at
+            if when == "stored":
+                monkeypatch.setattr(Record, "store", late)
+            with pytest.raises(StateUnusable, match="has taken over"):
+                first.end() if end and when == "stored" else first.commit(2, ended=True)
+            assert (first.record.epoch, first.record.ended) == (epoch, False)
+        assert Record.latest(tmp_path).fence > first.record.fence
+
+
+def test_fence_belongs_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where two raise it in the same moment (issue 14)."""
+    latest = Record.latest
+    passed: list[Record] = []
+
+    def slow(folder: Path) -> Record:
+        monkeypatch.setattr(Record, "latest", latest)
+        passed.append(take_over(folder))
+        return latest(folder)
+
+    for claimed in (False, True):
+        before = latest(tmp_path).fence
+        if claimed:
+            (tmp_path / f"record.{before + 1}.claim").touch()  # killed by then
+        monkeypatch.setattr(Record, "latest", slow)
+        with Delivery(tmp_path) as delivery:
+            delivery.check()
+            assert delivery.record.fence == passed[-1].fence + 1
+        assert {path.name for path in tmp_path.glob("record.*")} == {
+            f"record.{delivery.record.fence}.json"
+        }
+
+
+def test_lock_that_was_taken_over_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waited for the file of another looks at the new one (issue 14)."""
+    flock = fcntl.flock
+
+    def late(file: BinaryIO, how: int) -> None:
+        monkeypatch.undo()
+        take_over(tmp_path)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with (
+        Delivery(tmp_path),
+        pytest.raises(StateUnusable, match="another run uses"),
+        Delivery(tmp_path),
+    ):
+        pass
+
+
+def test_who_asks_for_the_holder_does_not_hold_up_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He has the lock for a moment (issue 14)."""
+    with Delivery(tmp_path):
+        pass
+    with (tmp_path / "lock").open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr(
+            "etlstage.pipeline.delivery.delivery.sleep",
+            lambda _: fcntl.flock(asking, fcntl.LOCK_UN),
+        )
+        with Delivery(tmp_path) as delivery:
+            delivery.check()
+
+
+def test_lock_that_can_not_be_taken(tmp_path: Path) -> None:
+    """The text names the folder (issue 14)."""
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(
+        StateUnusable, match=f"can't use the state directory {tmp_path}"
+    ):
+        take_over(tmp_path)
 
 
 def test_what_a_sink_has_noted_is_adopted(tmp_path: Path) -> None:
