@@ -72,9 +72,7 @@ class LetterFile:
         """Where the letters of this run begin, at the earliest."""
         self._written = self._durable = 0  # calls that appended, and those synced
         try:
-            # The file's name, and those of the folders that were made.
-            for path in (folder, folder.parent, folder.parent.parent):
-                sync(path)
+            sync(folder)
             check()
         except (OSError, StateUnusable):
             self.close()

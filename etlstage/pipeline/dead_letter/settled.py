@@ -157,7 +157,6 @@ def settle(
             os.fsync(file.fileno())
         part.replace(path)
         sync(folder)
-        sync(folder.parent)
     except OSError as error:
         raise StateUnusable(
             f"can't record in {folder} what became of dead letters: {reason(error)}"

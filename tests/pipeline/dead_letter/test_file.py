@@ -196,7 +196,11 @@ class TakeOvers(RuleBasedStateMachine):
         self._folder.cleanup()
 
 
-TakeOvers.TestCase.settings = settings(max_examples=30, stateful_step_count=15)
+TakeOvers.TestCase.settings = settings(
+    max_examples=30,
+    stateful_step_count=15,
+    deadline=None,  # files
+)
 TestTakeOvers = TakeOvers.TestCase
 
 
