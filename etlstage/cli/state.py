@@ -30,8 +30,9 @@ __all__ = ("reset_state", "show_state", "take_state_over")
 
 OF_STREAMS: Final = ("checkpoint", "failed.json", "stop", "stop-now")
 """What engine streaming stores beside."""
-WAITING: Final = ("spool-*", "staging-*")
-"""Where what was read, and what stages made, waits to be loaded, as patterns."""
+WAITING: Final = ("spool-*[!n]", "staging-*")
+"""Where what was read, and what stages made, waits to be loaded, as patterns. What is
+noted of a spool, in JSON, stays: the next run removes the spool, wherever it is."""
 
 
 def show_state(place: Path, changes: Changes, *, as_json: bool) -> int:

@@ -23,7 +23,7 @@ __all__ = ("DeadLetterSink", "Epochs", "Landing", "Output", "Sink", "Source")
 
 
 class Epochs(NamedTuple):
-    """What a sink is to know of the epochs that it is given."""
+    """What both ends are to know of the epochs of a load."""
 
     load: str
     """What the epochs of one load have in common, over all its starts."""
@@ -58,8 +58,8 @@ class Source(ABC):
     goes_on: bool = False
     """Whether the next run reads on where this one has come to the end."""
 
-    def begin(self, load: str) -> None:
-        """Take note of what sets a load apart, over all its starts."""
+    def begin(self, epochs: Epochs) -> None:
+        """Take note of what sets the load apart, over all its starts."""
 
     async def finished(self) -> None:
         """Forget what was kept to read on: it is recorded that all is loaded."""

@@ -349,7 +349,7 @@ class Pipeline(Runner):
         """Go on where a run broke off or ended; return whether all is loaded."""
         if (record := await self._begin_delivery()) is None:
             return False
-        self._source.begin(record.load)
+        self._source.begin(self._epochs)
         if record.ended:
             await self._source.finished()
             return True

@@ -191,13 +191,19 @@ class Runner(ABC):
         """Tell the sink what was loaded before, which it may know better."""
         delivery = self._delivery
         assert delivery is not None
-        now, once = delivery.record, delivery.exactly_once
-        epochs = Epochs(now.load, now.epoch, once, delivery.check, now.fence)
-        self._landing.begin(epochs)
+        self._landing.begin(self._epochs)
+        once = delivery.exactly_once
         if resumed and once and (noted := await self._landing.noted()):
             delivery.adopt(noted)
-            now = delivery.record
-            self._landing.begin(epochs._replace(done=now.epoch, ended=now.ended))
+            self._landing.begin(self._epochs._replace(ended=delivery.record.ended))
+
+    @property
+    def _epochs(self) -> Epochs:
+        """What was recorded of the load."""
+        assert self._delivery is not None
+        now, delivery = self._delivery.record, self._delivery
+        once, check = delivery.exactly_once, delivery.check
+        return Epochs(now.load, now.epoch, once, check, now.fence)
 
     @abstractmethod
     async def _run(self) -> Status:

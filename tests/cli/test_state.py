@@ -100,6 +100,16 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names == ["dead_letters", "lock", "record.2.json"]
 
 
+def test_reset_leaves_what_is_noted_of_a_spool(state: Path) -> None:
+    """The next run removes it: it may be in a folder of many (issue 14)."""
+    (state / "spool-5f2d01c3").mkdir()
+    (state / "spool-5f2d01c3.1").mkdir()
+    (state / "spool-5f2d01c3.json").touch()
+    assert reset_state(state, UNCHANGED, yes=True) == 0
+    names = [path.name for path in state.iterdir() if path.name.startswith("spool")]
+    assert names == ["spool-5f2d01c3.json"]
+
+
 def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:
     """Its last ones are written anew, and have the same ids then (issue 14)."""
     with pytest.raises(StateUnusable, match=r"the run r0 that uses .* broke off: run"):

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
-from shutil import rmtree
 from typing import Final
 
 import anyio
@@ -27,8 +26,8 @@ from pyspark.sql import DataFrame
 from etlstage.block import Blocks
 from etlstage.errors import BlockDamaged, EtlstageError, SourceFailed
 from etlstage.messages import Position, Run
-from etlstage.pipeline.interfaces import Source
-from etlstage.spark.dataframe.kept import find_kept, keep, kept_in, make_kept
+from etlstage.pipeline.interfaces import Epochs, Source
+from etlstage.spark.dataframe.kept import KeptSpool
 from etlstage.spark.dataframe.read import messages_of, run_of
 from etlstage.spark.dataframe.spool import (
     NONCE,
@@ -100,9 +99,9 @@ class DataFrameSource(Source):
         self._key = key
         self._bounds = (run_messages, run_bytes)
         self._spool_dir = spool_dir or state
-        self._keeps = state is not None
+        self._state = state
         self._of = of
-        self._load = ""
+        self._kept: KeptSpool | None = None
         self._from = (0, 0)  # the part, and its first run
         self._draining = False
         self._session = session or Session()
@@ -120,12 +119,7 @@ class DataFrameSource(Source):
 
         """
         try:
-            kept = await anyio.to_thread.run_sync(self._kept)
-            if kept is not None:
-                spool, parts = kept
-                runs = self._spooled_runs(spool, parts)
-            else:
-                runs = await self._read()
+            runs = await anyio.to_thread.run_sync(self._again) or await self._read()
             async with aclosing(runs):
                 async for run in runs:
                     yield run
@@ -134,7 +128,7 @@ class DataFrameSource(Source):
         except BlockDamaged as error:
             raise self._failed(
                 f"{error}; start from the beginning"
-                + (", after etlstage state reset" if self._keeps else "")
+                + (", after etlstage state reset" if self._kept else "")
             ) from error
         except EtlstageError:
             raise
@@ -158,60 +152,64 @@ class DataFrameSource(Source):
             spark, lambda: spooled(frame, str(spool), nonce, *self._bounds)
         )
         if parts is None:
-            if self._keeps:
+            if self._kept is not None:
                 raise self._failed(
                     f"executors do not see the folder {spool}: with state a spool is"
                     " kept there, set spool to a folder that they see"
                 )
             return self._packed_runs(frame)
         self._refuse_nulls(sum(part.nulls for part in parts), parts)
-        if self._keeps:
-            await anyio.to_thread.run_sync(keep, spool, parts, self._of)
+        if self._kept is not None:
+            await anyio.to_thread.run_sync(self._kept.keep, parts, self._of)
+            if again := await anyio.to_thread.run_sync(self._again):
+                return again
+            raise self._failed(f"the spool in {self._kept.path} was removed meanwhile")
         return self._spooled_runs(spool, parts)
 
-    def begin(self, load: str) -> None:
-        """Keep the spool under this name, or find it there."""
-        self._load = load
+    def begin(self, epochs: Epochs) -> None:
+        """Keep the spool for this load, or find it, if there is a state directory."""
+        if self._state is not None:
+            folder = self._spool_dir or self._state
+            self._kept = KeptSpool(self._state, folder, epochs)
 
     def resume(self, position: object) -> None:
         """Begin in a part, behind some runs; raises SourceFailed if it is no such."""
         match position:
-            case [int(part), int(run)] if self._keeps and min(part, run) >= 0:
+            case [int(part), int(run)] if self._kept and min(part, run) >= 0:
                 self._from = part, run
             case _:
                 super().resume(position)
 
     async def finished(self) -> None:
         """Remove the spool: all is loaded."""
-        if self._keeps and self._spool_dir is not None:
-            path = kept_in(self._spool_dir, self._load)
-            await anyio.to_thread.run_sync(lambda: rmtree(path, ignore_errors=True))
+        if self._kept is not None:
+            await anyio.to_thread.run_sync(self._kept.remove)
 
     def drain(self) -> bool:
         """End at the next position, if there are any."""
-        self._draining = self._keeps
-        return self._keeps
+        self._draining = self._kept is not None
+        return self._draining
 
-    def _kept(self) -> tuple[Path, list[Spooled]] | None:
-        if not self._keeps or self._spool_dir is None:
+    def _again(self) -> AsyncGenerator[Run | Position, None] | None:
+        """Return what is in the spool that was kept, if there is one; blocks."""
+        if self._kept is None:
             return None
-        spool = kept_in(self._spool_dir, self._load)
-        found = find_kept(spool)
+        spool, found = self._kept.path, self._kept.find()
         if found is None:
             if self._from != (0, 0):
                 raise self._failed(
-                    f"can't read on: there is no whole spool in {spool}; set another"
-                    " state to start from the beginning"
+                    f"can't read on: there is no whole spool in {spool}; start from the"
+                    " beginning, after etlstage state reset"
                 )
             return None
         of, parts = found
         if of != self._of:
             raise self._failed(
                 f"can't read on: the spool in {spool} was read with other settings"
-                " than these; go on with those, or set another state to start from the"
-                " beginning"
+                " than these; go on with those, or start from the beginning, after"
+                " etlstage state reset"
             )
-        return spool, parts
+        return self._spooled_runs(spool, parts)
 
     @property
     def activity(self) -> str:
@@ -237,8 +235,8 @@ class DataFrameSource(Source):
 
     def _make_spool(self) -> tuple[Path, str]:
         # Absolute: executors have a working directory of their own.
-        if self._keeps and self._spool_dir is not None:
-            spool = make_kept(self._spool_dir, self._load)
+        if self._kept is not None:
+            spool = self._kept.make()
         else:
             spool = self._spool = scratch.make("spool", self._spool_dir)
         nonce = secrets.token_hex()
@@ -255,19 +253,19 @@ class DataFrameSource(Source):
         self, spool: Path, parts: Sequence[Spooled]
     ) -> AsyncGenerator[Run | Position, None]:
         self._size = sum(part.messages for part in parts)
-        first, skipped = self._from
+        keeps, (first, skipped) = self._kept is not None, self._from
         if first >= len(parts) and self._from != (0, 0):
             raise self._outside(spool, f"{len(parts)} parts")
         for number, part in enumerate(parts[first:], first):
             path = spool / part.file
-            with closing(_read_file(path, part.messages, keep=self._keeps)) as runs:
+            with closing(_read_file(path, part.messages, keep=keeps)) as runs:
                 at = 0
                 while run := await anyio.to_thread.run_sync(next, runs, None):
                     at += 1
                     if number == first and at <= skipped:
                         continue
                     yield run
-                    if self._keeps:
+                    if keeps:
                         yield Position([number, at])
             if number == first and at < skipped:
                 raise self._outside(spool, f"{at} runs in that part")

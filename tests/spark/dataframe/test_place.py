@@ -6,9 +6,7 @@ import pytest
 
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.folder import make
-from etlstage.spark.dataframe.kept import find_kept, keep, kept_in, make_kept
 from etlstage.spark.dataframe.place import EpochFolders
-from etlstage.spark.dataframe.spool import Spooled
 
 
 def nothing() -> None:
@@ -108,17 +106,3 @@ def test_output_is_marked(tmp_path: Path) -> None:
     assert names(tmp_path / "out") == ["_SUCCESS"]
     folders.mark(whole=False)
     assert names(tmp_path / "out") == []
-
-
-def test_spool_is_whole_with_its_list(tmp_path: Path) -> None:
-    """One without is made anew, and one of another load is removed (issue 14)."""
-    other = make_kept(tmp_path, "cd34")
-    spool = make_kept(tmp_path, "ab12")
-    assert not other.exists()
-    (spool / "0-1.arrow").write_text("rows")
-    parts = [Spooled(0, "0-1.arrow", 4, 0)]
-    assert find_kept(spool) is None
-    keep(spool, parts, "ids")
-    assert find_kept(kept_in(tmp_path, "ab12")) == ("ids", parts)
-    assert find_kept(kept_in(tmp_path, "cd34")) is None
-    assert names(make_kept(tmp_path, "ab12")) == []

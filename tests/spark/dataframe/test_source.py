@@ -16,10 +16,10 @@ from etlstage.block import block_of
 from etlstage.columns import Column
 from etlstage.errors import SourceFailed
 from etlstage.messages import AnnotatedRun, Position
-from etlstage.pipeline.interfaces import Source
+from etlstage.pipeline.interfaces import Epochs, Source
 from etlstage.spark import DataFrameSource, read_frame
 from etlstage.spark.dataframe import source as source_module
-from etlstage.spark.dataframe.kept import keep, make_kept
+from etlstage.spark.dataframe.kept import KeptSpool
 from etlstage.spark.dataframe.spool import Spooled
 
 pytestmark = pytest.mark.spark
@@ -360,24 +360,27 @@ async def test_spool_without_room(
 # --- a spool that is kept -------------------------------------------------------------
 
 
+EPOCHS = Epochs("ab12", 0, once=True, check=lambda: None, start=1)
+
+
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
     """Keep a spool of two parts, the last of three runs; return the file of that."""
-    spool = make_kept(tmp_path, "ab12")
-    parts = []
+    spool = KeptSpool(tmp_path, tmp_path, EPOCHS)
+    aside, parts = spool.make(), []
     for part, runs in enumerate((0, 3)):
-        file = spool / f"{part}-0.arrow"
+        file = aside / f"{part}-0.arrow"
         blocks = (block_of([b"a", b"b"], 2 * run) for run in range(runs))
         file.write_bytes(b"".join(b for block in blocks for b in block))
         parts.append(Spooled(part, file.name, 2 * runs, 0))
-    keep(spool, parts, "ids")
-    return file
+    spool.keep(parts, "ids")
+    return spool.path / file.name
 
 
 async def read_on(state: Path, *at: int) -> int:
     """Return how many messages come from a kept spool, from a position on."""
     source = DataFrameSource(unread, state=state, of="ids")
-    source.begin("ab12")
+    source.begin(EPOCHS)
     if at:
         source.resume([*at])
     return sum([len(i) async for i in source.runs() if not isinstance(i, Position)])
@@ -427,7 +430,7 @@ async def test_spool_is_read_again_and_spark_reads_nothing(
         read: DataFrame | Callable[[], DataFrame], of: str = "ids"
     ) -> DataFrameSource:
         made = DataFrameSource(read, run_messages=2, state=tmp_path, of=of)
-        made.begin("ab12")
+        made.begin(EPOCHS)
         return made
 
     first = [item async for item in source(frame).runs()]
