@@ -11,12 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-__all__ = ("make", "make_ours", "opened", "reason", "sync", "sync_all")
+__all__ = ("make", "make_ours", "opened", "reason", "sync", "sync_all", "sync_up")
 
 _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -95,15 +95,32 @@ def sync(folder: Path) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Make durable all that is in a folder, and in those within."""
+    """Make durable all that is in a folder, and in those within; follows no link."""
     for inner, _, files in os.walk(folder):
         for name in files:
-            fd = os.open(os.path.join(inner, name), os.O_RDONLY | os.O_CLOEXEC)
+            path = os.path.join(inner, name)
+            if not stat.S_ISREG(os.lstat(path).st_mode):
+                continue  # a link may lead nowhere, and to open a pipe is to wait
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
         sync(Path(inner))
+
+
+def sync_up(folders: Iterable[Path]) -> None:
+    """Make durable the names in folders, and those of the folders themselves."""
+    done: set[Path] = set()
+    for folder in map(Path.resolve, folders):
+        sync(folder)
+        device = folder.stat().st_dev
+        for path in folder.parents:
+            if path in done or path.stat().st_dev != device:
+                break
+            with suppress(PermissionError):  # one that was there: others made it
+                sync(path)
+            done.add(path)
 
 
 def reason(error: OSError) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from etlstage.pipeline.delivery.folder import sync, sync_all
+from etlstage.pipeline.delivery.folder import sync_all, sync_up
 
 __all__ = ("EpochFolders",)
 
@@ -100,14 +100,15 @@ class EpochFolders:
             check()
             shutil.rmtree(target)
             aside.rename(target)
-        sync(self._path)
+        sync_up([self._path])
 
     def mark(self, *, whole: bool) -> None:
-        """Mark the output as complete, or as not."""
+        """Mark the output as complete, durably, or as not; raises OSError."""
         mark = self._path / _MARK
         if whole:
             self._path.mkdir(parents=True, exist_ok=True)
             mark.touch()
+            sync_up([self._path])
         else:
             mark.unlink(missing_ok=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.pipeline.delivery.folder import make, make_ours, opened
+from etlstage.pipeline.delivery.folder import make, make_ours, opened, sync_all
 
 
 @pytest.fixture
@@ -95,3 +95,10 @@ def test_pipe_is_no_file(tmp_path: Path) -> None:
         opened(tmp_path / "pipe", os.O_RDONLY),
     ):
         pass
+
+
+def test_what_is_no_file_is_not_made_durable(tmp_path: Path) -> None:
+    """A link may lead nowhere, and who opens a pipe waits (issue 14)."""
+    (tmp_path / "link").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    sync_all(tmp_path)

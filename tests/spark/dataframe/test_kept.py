@@ -60,6 +60,19 @@ def test_spool_is_whole_when_it_is_in_place(tmp_path: Path, folder: Path) -> Non
     assert (names(state), names(folder)) == ([], [])
 
 
+def test_spool_is_durable(tmp_path: Path, synced: list[Path], folder: Path) -> None:
+    """With its name, and who finds it sees to that, too (issue 14)."""
+    start = Start(tmp_path / "state", folder=folder)
+    spool = start.kept()
+    aside = spool.path.with_name("spool-ab12.1")
+    wanted = {aside / PARTS[0].file, aside / "spool.new", aside}
+    assert wanted <= {*synced[:-1]}
+    assert synced.pop() == folder
+    synced.clear()
+    assert spool.find()
+    assert synced == [folder]
+
+
 def test_spools_of_other_loads_are_removed(tmp_path: Path, folder: Path) -> None:
     """Also from where they went before, and whole or not (issue 14)."""
     state, before = tmp_path / "state", tmp_path / "before"

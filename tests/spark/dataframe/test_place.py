@@ -98,6 +98,20 @@ def test_epoch_of_a_run_that_was_taken_over_is_replaced(tmp_path: Path) -> None:
     assert names(tmp_path) == ["epoch=ab12-1"]
 
 
+def test_epoch_and_mark_are_durable(tmp_path: Path, synced: list[Path]) -> None:
+    """With the names of all folders that are new (issue 14)."""
+    out = tmp_path / "new" / "out"
+    folders = EpochFolders(out, "ab12")
+    folders.aside(1).mkdir(parents=True)
+    (folders.aside(1) / "part").write_text("rows")
+    folders.settle(1, replaces=False, check=nothing)
+    names = {out, out.parent, tmp_path}
+    assert {folders.aside(1) / "part", folders.aside(1), *names} <= {*synced}
+    synced.clear()
+    folders.mark(whole=True)
+    assert names <= {*synced}
+
+
 def test_output_is_marked(tmp_path: Path) -> None:
     """When it is whole, also where there was nothing to write (issue 14)."""
     folders = EpochFolders(tmp_path / "out", "ab12")
