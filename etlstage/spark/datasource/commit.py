@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from etlstage.pipeline.delivery.folder import sync_all, sync_up
 from etlstage.pipeline.delivery.position import PositionFile
 
 __all__ = ("AttemptFiles",)
@@ -53,18 +54,22 @@ class AttemptFiles:
 
     def publish(self, attempts: Sequence[tuple[int, str]]) -> None:
         """
-        Move the files of attempts into place, and remove those of all others.
+        Move the files of attempts into place, durably; remove those of all others.
 
         Args:
             attempts: Of each partition the one that counts.
 
         """
+        places: set[Path] = set()
         for partition, attempt in attempts:
             folder = self._folder / attempt
+            sync_all(folder)
             for file in list(_files(folder)):
                 new = self._named(file.relative_to(folder), partition)
                 new.parent.mkdir(parents=True, exist_ok=True)
                 file.replace(new)
+                places.add(new.parent)
+        sync_up(places)
         self.clear()
 
     def clear(self) -> None:
@@ -107,9 +112,12 @@ class AttemptFiles:
         return PositionFile(self._path / _OURS / "streams", query)
 
     def _remove_moved(self) -> None:
+        places: set[Path] = set()
         for file in list(self._path.rglob(f"part-*-{self._write}-*")):
             if _OURS not in file.relative_to(self._path).parts:
                 file.unlink(missing_ok=True)
+                places.add(file.parent)
+        sync_up(places)
 
     def _named(self, staged: Path, partition: int) -> Path:
         name = f"part-{partition:05}-{self._write}-{staged.name}"

@@ -346,6 +346,34 @@ def test_commit_that_was_torn_is_done_again(tmp_path: Path) -> None:
     assert not (tmp_path / "_etlstage" / "staging").exists()
 
 
+def test_what_is_committed_is_durable(tmp_path: Path, synced: list[Path]) -> None:
+    """Files, names and folders, before it is noted that they are whole (issue 14)."""
+    out = tmp_path / "new" / "out"
+    batch = AttemptFiles(out, "query-7")
+    (batch.make("0-1") / "day").mkdir()
+    staged = out / "_etlstage" / "staging" / "query-7" / "0-1" / "day" / "rows"
+    staged.write_text("whole")
+    batch.publish_once([(0, "0-1")], "query", 7)
+    (note,) = (out / "_etlstage" / "streams").iterdir()
+    noted = [n for n, path in enumerate(synced) if path == note.with_suffix(".new")]
+    before = synced[noted[0] : noted[1]]
+    places = [out / "day", out, out.parent, tmp_path]
+    assert {staged, *places} <= set(before)
+    assert all(before.index(staged) < before.index(place) for place in places)
+
+
+def test_names_that_a_torn_commit_left_stay_away(
+    tmp_path: Path, synced: list[Path]
+) -> None:
+    """Else they are there again when the machine fails (issue 14)."""
+    (tmp_path / "day").mkdir()
+    batch = torn(tmp_path)
+    (tmp_path / "part-00000-query-7-old").rename(tmp_path / "day/part-0-query-7-old")
+    batch.publish_once([], "query", 7)
+    assert list((tmp_path / "day").iterdir()) == []
+    assert tmp_path / "day" in synced
+
+
 def test_commit_that_was_torn_is_undone(tmp_path: Path) -> None:
     """By an abort; one of a batch that is in place undoes nothing of it."""
     batch = torn(tmp_path)
