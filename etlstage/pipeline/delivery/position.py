@@ -11,11 +11,9 @@ from typing import Any, Final
 from etlstage.errors import SourceFailed
 from etlstage.pipeline.delivery.folder import make, opened, reason, sync
 
-__all__ = ("POSITIONS", "PositionFile", "load", "put", "store")
+__all__ = ("PositionFile", "load", "put", "store")
 
 SUFFIX: Final = ".position.json"
-POSITIONS: Final = f"*{SUFFIX}"
-"""What such files are called, as a pattern."""
 _LENGTH: Final = 16 * 1024 * 1024  # bytes; a position is a few
 
 

@@ -35,7 +35,8 @@ __all__ = ("RECORDS", "Record", "fence_of")
 
 RECORDS: Final = "record.*.json"
 """What such files are called, as a pattern."""
-_NAME: Final = re.compile(r"record\.(\d+)\.json")
+_STORED: Final = re.compile(r"record\.(\d+)\.json")
+_FENCE: Final = re.compile(r"record\.(\d+)\.(?:json|claim)")
 _LEFT: Final = re.compile(r"record\.(\d+)\.(?:json|new|claim)")
 _FORMAT: Final = 1
 
@@ -83,14 +84,17 @@ class Record:
             StateUnusable: If it can't be read or understood.
 
         """
-        fence = fence_of(folder)
-        if not fence:
+        stored = _highest(folder, _STORED)
+        if not stored:
             return cls()
-        path = _path(folder, fence)
+        path = _path(folder, stored)
         try:
             return cls._of(load(path))
         except OSError as error:
-            if isinstance(error, FileNotFoundError) and fence_of(folder) > fence:
+            if (
+                isinstance(error, FileNotFoundError)
+                and _highest(folder, _STORED) > stored
+            ):
                 return cls.latest(folder)  # another has it now
             raise StateUnusable(f"can't read {path}: {reason(error)}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -145,7 +149,8 @@ class Record:
         """
         Raise the fence, and return what was committed under the one before.
 
-        Whoever raises it in the same moment gets another one: the higher counts.
+        Whoever raises it in the same moment gets another one: the higher counts. It
+        is raised with the claim, before that is read: nobody commits behind it.
 
         Raises:
             OSError: If nothing can be written there.
@@ -201,12 +206,12 @@ class Record:
 
 def fence_of(folder: Path) -> int:
     """Return the highest fence in a state directory, 0 if there is none."""
-    return max(_fences(folder), default=0)
+    return _highest(folder, _FENCE)
 
 
-def _fences(folder: Path) -> list[int]:
-    found = (_NAME.fullmatch(path.name) for path in folder.glob(RECORDS))
-    return [int(match[1]) for match in found if match is not None]
+def _highest(folder: Path, names: re.Pattern[str]) -> int:
+    found = (names.fullmatch(path.name) for path in folder.glob("record.*"))
+    return max((int(match[1]) for match in found if match is not None), default=0)
 
 
 @contextmanager

@@ -250,6 +250,25 @@ def test_fence_belongs_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         }
 
 
+def test_commit_behind_the_look_of_a_take_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be forgotten: it fails though the new fence is not stored (issue 14)."""
+    latest = Record.latest
+    with Delivery(tmp_path, exactly_once=True) as first:
+        first.begin("r1", stages=[], letters={})
+
+        def slow(folder: Path) -> Record:
+            monkeypatch.undo()
+            found = latest(folder)
+            with pytest.raises(StateUnusable, match="has taken over"):
+                first.commit(1, ended=True)
+            return found
+
+        monkeypatch.setattr(Record, "latest", slow)
+        assert take_over(tmp_path).epoch == first.record.epoch == 0
+
+
 def test_lock_that_was_taken_over_is_not_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
