@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from etlstage.pipeline.delivery.record import Record, fence_of
 
 __all__ = ("Bounds", "Delivery", "take_over", "unusable")
 
-# Who asks whether a run has the lock has it himself for a moment.
+# Who asks whether a run has the lock shares it with others for a moment.
 _LOOKS: Final = 10
 _LOOK: Final = 0.05  # seconds
 
@@ -281,7 +282,8 @@ class Delivery:
             return
         raise StateUnusable(
             f"the run {found.run} that broke off in {self.folder} can't go on: {differs};"
-            " run it to its end as it was, or set another state"
+            " run it to its end as it was, or have it forgotten by 'etlstage state reset"
+            f" {shlex.quote(str(self.folder))}'"
         )
 
     def _lock(self, stack: ExitStack) -> None:
@@ -303,12 +305,13 @@ class Delivery:
         file.flush()
 
     def _flock(self, file: BinaryIO) -> None:
-        for attempt in range(_LOOKS + 1):
+        for _ in range(_LOOKS):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if attempt < _LOOKS:
-                    sleep(_LOOK)
+                if not _shared(file):
+                    break
+                sleep(_LOOK)
             else:
                 return
         holder = Holder.read(file)
@@ -338,6 +341,16 @@ def take_over(folder: Path) -> Record:
     except OSError as error:
         raise unusable(folder, error) from error
     return record
+
+
+def _shared(file: BinaryIO) -> bool:
+    """Return whether a lock is held by nobody who has it for himself."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return True
 
 
 def _unheard(_step: str) -> None:
