@@ -24,11 +24,11 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from etlstage.errors import RepliesDoubtful, SinkFailed
+from etlstage.errors import EtlstageError, RepliesDoubtful, SinkFailed
 from etlstage.messages import Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
-from etlstage.pipeline.worker_sink import WorkerSink, check_ends
+from etlstage.pipeline.worker_sink import WorkerSink, check_ends, tell
 from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.telemetry import Meter
@@ -190,13 +190,13 @@ class EpochSink(WorkerSink):
             workers=1,
             restart=RestartPolicy(),
         )
-        async with AsyncSupervisor(stage, launch=self._launch) as supervisor:
-            (result,) = await supervisor.submit([json.dumps(about).encode()])
-        if result.error is not None:
+        try:
+            await tell(stage, [json.dumps(about).encode()], launch=self._launch)
+        except EtlstageError as error:
             raise SinkFailed(
-                f"{self.name}: {what} of epoch {epoch} failed: {result.error}",
+                f"{self.name}: {what} of epoch {epoch} failed: {error}",
                 stage=self.name,
-            ) from result.error
+            ) from error
 
     def _told(self, stage: Stage) -> Stage:
         """Return a stage whose workers know the epoch."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from types import TracebackType
 from typing import Self
 
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from etlstage.errors import EtlstageError, StageFailed
+from etlstage.errors import EtlstageError, RepliesDoubtful, StageFailed
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -19,7 +19,7 @@ from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("WorkerSink", "check_ends")
+__all__ = ("WorkerSink", "check_ends", "tell")
 
 _log = Log()
 
@@ -151,3 +151,29 @@ async def check_ends(
                 " input, expected status 0: its output may be incomplete",
                 stage=stage,
             )
+
+
+async def tell(stage: Stage, messages: Run, *, launch: Launch = launch_worker) -> None:
+    """
+    Have a program do what it is told, and end.
+
+    Args:
+        stage: The program.
+        messages: What it is told; it answers each when it has done it.
+        launch: What starts it; by default what its dialect asks for.
+
+    Raises:
+        EtlstageError: If it does not answer all of them, each once, or ends badly: what
+            it was to do may not be done.
+
+    """
+    with ExitStack() as stack:
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            events = stack.enter_context(supervisor.events())
+            results = await supervisor.submit(messages)
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        await check_ends(stage.name, events)
+    if supervisor.doubtful:
+        raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
+from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
@@ -119,6 +121,24 @@ async def test_commit_that_fails(tmp_path: Path) -> None:
     assert isinstance(report.error, SinkFailed)
     assert "load: commit of epoch " in str(report.error)
     assert "no room" in str(report.error)
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("; exit 1", "exited with status 1 at the end of its input"),
+        ("; printf '\\0'", "broke the protocol: .*reply"),
+    ],
+)
+async def test_commit_that_does_not_end_well(
+    tmp_path: Path, end: str, why: str
+) -> None:
+    """Its answer alone says nothing: the epoch is not recorded (issue 14)."""
+    commit = f"{COMMIT.strip()}{end}"
+    report = await run(tmp_path, sink(tmp_path, commit=commit))
+    assert isinstance(report.error, SinkFailed)
+    assert re.search(f"load: commit of epoch .* failed: .*{why}", str(report.error))
+    assert Record.latest(tmp_path / "s").epoch == 0
 
 
 async def test_retry_that_was_not_recorded(tmp_path: Path) -> None:

@@ -27,14 +27,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from etlstage.errors import SinkFailed
-from etlstage.messages import Run
+from etlstage.errors import EtlstageError, SinkFailed
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.worker_sink import tell
 from etlstage.spark.datasource.attempt import Feed, Written
 from etlstage.spark.datasource.commit import AttemptFiles
 from etlstage.spark.datasource.options import Writing
-from etlstage.stage import RestartPolicy, Stage
-from etlstage.supervisor import AsyncSupervisor
+from etlstage.stage import RestartPolicy
 
 __all__ = ("Loaded", "StreamWriter", "Writer")
 
@@ -187,7 +186,7 @@ def _tell(
     Have a program load what it is told, a JSON message for each attempt.
 
     Raises:
-        SinkFailed: If it does not answer all of it.
+        SinkFailed: If it does not answer all of it, or ends badly.
 
     """
     if not command or not told:
@@ -199,17 +198,12 @@ def _tell(
         workers=1,
         restart=RestartPolicy(),
     )
-    failures = anyio.run(_submit, stage, [json.dumps(one).encode() for one in told])
-    if failures:
+    try:
+        anyio.run(tell, stage, [json.dumps(one).encode() for one in told])
+    except EtlstageError as error:
         raise SinkFailed(
-            f"{failures[0]} (given the list of attempts)", stage=stage.name
-        )
-
-
-async def _submit(stage: Stage, messages: Run) -> list[Exception]:
-    async with AsyncSupervisor(stage) as supervisor:
-        results = await supervisor.submit(messages)
-    return [result.error for result in results if result.error is not None]
+            f"{error} (given the list of attempts)", stage=stage.name
+        ) from error
 
 
 class Loaded(NamedTuple):
