@@ -261,10 +261,13 @@ class Delivery:
         """Record it, unless somebody has taken over, before that or meanwhile."""
         self.check()
         try:
-            record.store(self.folder, at)
+            self._write(record, at)
         finally:
             self.check()
         self.record = record
+
+    def _write(self, record: Record, at: Callable[[str], None] | None) -> None:
+        record.store(self.folder, at)
 
     @property
     def _promise(self) -> str:

@@ -226,7 +226,7 @@ class SimulatedDelivery(Delivery):
         """Raise the fence."""
         found = self._disk.record
         self.record: Record = replace(found, fence=found.fence + 1)
-        self._store(self.record)
+        self._write(self.record, None)
         return self
 
     def check(self) -> None:
@@ -234,7 +234,7 @@ class SimulatedDelivery(Delivery):
         if self._disk.record.fence != self.record.fence:
             raise StateUnusable("another run has taken over")
 
-    def _store(self, record: Record, at: Callable[[str], None] | None = None) -> None:
+    def _write(self, record: Record, at: Callable[[str], None] | None) -> None:
         if at is not None:
             at("aside")
         self._watch.live()
