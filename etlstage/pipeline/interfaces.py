@@ -116,6 +116,11 @@ class Source(ABC):
         """For whose answer it is waited, if it has workers."""
         return None
 
+    @property
+    def doubtful(self) -> int:
+        """Messages whose replies may be those of others, so far, if it has workers."""
+        return 0
+
     async def acknowledge(self, position: Position) -> None:
         """Take note that everything before ``position`` is durable, and recorded."""
 
@@ -218,6 +223,11 @@ class Sink(Landing):
     def slowest(self) -> Silence | None:
         """For whose answer it is waited, if it has workers."""
         return None
+
+    @property
+    def doubtful(self) -> int:
+        """Messages whose replies may be those of others, so far, if it has workers."""
+        return 0
 
     def hurry(self) -> None:
         """Wait no more for workers that may never answer."""

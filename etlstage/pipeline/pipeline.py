@@ -172,8 +172,9 @@ class Pipeline(Runner):
 
     @property
     def doubtful(self) -> int:
-        """Messages of the stages between whose replies may be those of others, so far."""
-        return sum(supervisor.doubtful for supervisor in self._supervisors)
+        """Messages whose replies may be those of others, so far."""
+        stages = sum(supervisor.doubtful for supervisor in self._supervisors)
+        return self._source.doubtful + stages + self._sink.doubtful
 
     async def _run(self) -> Status:
         self._extracting = anyio.CancelScope()

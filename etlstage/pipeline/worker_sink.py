@@ -61,6 +61,11 @@ class WorkerSink(Sink):
         """For whose answer it is waited."""
         return self._supervisor.slowest
 
+    @property
+    def doubtful(self) -> int:
+        """Messages whose replies may be those of others, so far."""
+        return self._supervisor.doubtful
+
     def hurry(self) -> None:
         """Wait no more for workers that may never answer."""
         self._supervisor.hurry()

@@ -106,6 +106,11 @@ class WorkerSource(Source):
         return self._supervisor.slowest if self._supervisor is not None else None
 
     @property
+    def doubtful(self) -> int:
+        """Messages whose replies may be those of others, so far."""
+        return self._supervisor.doubtful if self._supervisor is not None else 0
+
+    @property
     def _by_offset(self) -> bool:
         cyclic = self._stage.dialect.shape is Shape.MESSAGE
         return cyclic and self._offsets.by == "supervisor"

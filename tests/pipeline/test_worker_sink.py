@@ -1,16 +1,27 @@
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from structlog.testing import capture_logs
 
-from etlstage.errors import MessageRefused, StageError, WorkerLost, WorkerStartFailed
-from etlstage.messages import StageKind
-from etlstage.pipeline import DeadLetters, WorkerSink
+from etlstage.errors import (
+    MessageRefused,
+    RepliesDoubtful,
+    StageError,
+    WorkerLost,
+    WorkerStartFailed,
+)
+from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline import DeadLetters, Pipeline, WorkerSink
+from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.delivery.record import Record
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
+from etlstage.testing import MemorySource
 from tests.supervisor.workers import load
 
 pytestmark = pytest.mark.process
@@ -111,3 +122,38 @@ async def test_message_that_kills_is_put_aside(tmp_path: Path) -> None:
         (4, b"t\0wo"),
     ]
     letters.close()
+
+
+async def test_nothing_is_recorded_behind_a_doubt(tmp_path: Path) -> None:
+    """What came before it may not be loaded: the next run loads it again (issue 14)."""
+    script = """\
+        (until mv late seen; do sleep 0.01; done; printf '\\0') &
+        while read line; do printf '\\0'; done
+    """
+    stage = Stage(
+        name="l", kind=StageKind.LOAD, command=("sh", "-c", script), cwd=tmp_path
+    )
+    sink = WorkerSink(stage)
+
+    class Doubting(MemorySource):
+        goes_on = True
+
+        async def runs(self) -> AsyncGenerator[Run | Position, None]:
+            yield [b"1", b"2"]
+            while sink.account.done < 2:
+                await anyio.lowlevel.checkpoint()
+            (tmp_path / "late").touch()
+            while not sink.doubtful:
+                await anyio.lowlevel.checkpoint()
+            yield Position(2)
+            yield [b"3"]
+            yield Position(3)
+
+    delivery = Delivery(tmp_path / "state")
+    pipeline = Pipeline(
+        name="p", source=Doubting([]), sink=sink, delivery=delivery, flush_every=60
+    )
+    with anyio.fail_after(20):
+        report = await pipeline.run()
+    assert isinstance(report.error, RepliesDoubtful)
+    assert Record.latest(tmp_path / "state").position is None
