@@ -42,8 +42,9 @@ class EpochSink(WorkerSink):
     Loads with workers, and has programs commit.
 
     A program is a worker, too, that speaks as those do: it is given a JSON message with
-    ``epoch``, ``attempt``, ``fence`` and ``messages``, and answers when it has done it. It has the
-    epoch as its last argument, and in its environment what the workers have.
+    ``epoch``, ``attempt``, ``fence`` and ``messages``, answers when it has done it, and
+    ends with status 0. It has the epoch as its last argument, and in its environment
+    what the workers have.
 
     Args:
         stage: The stage.
@@ -93,7 +94,7 @@ class EpochSink(WorkerSink):
         Undo what a start that broke off has left.
 
         Raises:
-            SinkFailed: If the program does not answer.
+            SinkFailed: If the program does not answer, or ends badly.
             StateUnusable: If another run has taken over.
 
         """
@@ -134,7 +135,7 @@ class EpochSink(WorkerSink):
         End the epoch, and have it committed.
 
         Raises:
-            SinkFailed: If a worker does not end well, or the program does not answer.
+            SinkFailed: If a worker or the program ends badly, or that does not answer.
             StateUnusable: If another run has taken over.
 
         """

@@ -58,8 +58,9 @@ def main() -> int:
             )
             for ends, order in names
         ]
-        for cell in cells:
-            cell.steps *= not chosen.no_steps
+        if chosen.no_steps:
+            for cell in cells:
+                cell.steps.clear()
         tell(f"seed {seed}, cells {', '.join(map(str, cells))}")
         try:
             if chosen.again is not None:

@@ -11,7 +11,8 @@ still write his own and does no harm.
     record.3.json
     {"format": 1, "fence": 3, "delivery": "exactly-once", "whole": true,
      "load": "5f2d01c3", "run": "a97b3e10", "epoch": 17, "position": 4000, "ended": false,
-     "output": "parquet /data/birds", "accounts": {"extract": [0, 0, ...], "clean": [4000, 3990, 10, ...]},
+     "output": "parquet /data/birds",
+     "accounts": {"extract": [0, 0, ...], "clean": [4000, 3990, 10, ...]},
      "letters": {"clean": 10240}}
 """
 
