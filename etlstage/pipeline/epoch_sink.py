@@ -151,9 +151,6 @@ class EpochSink(WorkerSink):
         await self.flush()
         await super().finish()
 
-    async def stop(self) -> None:
-        """Do nothing: the workers of an epoch end with it."""
-
     async def _work(self, *, task_status: TaskStatus[None]) -> None:
         # In a task of its own: an epoch may end in another than it began in.
         self._supervisor = AsyncSupervisor(

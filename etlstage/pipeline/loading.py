@@ -127,7 +127,6 @@ class Loading:
             await self._end_exactly(exhausted=exhausted)
             return
         await (self._sink.finish() if exhausted else self._sink.flush())
-        await self._sink.stop()
         await self._sink.commit(self._note())
         await self._acknowledge()
         delivery = self._delivery
