@@ -150,13 +150,14 @@ class Process:
         if not lives(self._child.pid):
             await self._changed.wait()  # it has ended, or is no process at all
             return False
+        # Of all that comes from here on, also between two looks.
+        changed = self._changed
         with anyio.move_on_after(_IDLE):
-            await self._changed.wait()
+            await changed.wait()
             return False
         if self.closed or self._wire.unread() or not waits_for_stdin(self._child.pid):
             return False
         # What it has written before is in the pipe; we may not have come to read it.
-        changed = self._changed
         for _ in range(_TURNS):
             await anyio.lowlevel.checkpoint()
         return not changed.is_set()

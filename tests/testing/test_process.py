@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from etlstage.messages import StageKind
+from etlstage.stage import Stage
+from etlstage.testing import process as process_module
+from etlstage.testing.process import Process
+from etlstage.transport import launch_worker
+
+
+async def test_what_comes_between_two_looks_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind the time that is waited, and ahead of the look at the process (issue 12)."""
+    stage = Stage(name="p", kind=StageKind.TRANSFORM, command=("cat",))
+    process = Process(stage, launch_worker, lambda _: True)
+
+    def late(_pid: int) -> bool:
+        process.wake()
+        return True
+
+    await process.start()
+    try:
+        with anyio.fail_after(10):
+            while not await process.idles():
+                pass
+            monkeypatch.setattr(process_module, "waits_for_stdin", late)
+            assert not await process.idles()
+    finally:
+        await process.end()
