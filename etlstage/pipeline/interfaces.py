@@ -244,6 +244,9 @@ class Sink(Landing):
         """Flush, then mark the output as complete; raises as :meth:`write`."""
         await self.flush()
 
+    async def stop(self) -> None:
+        """End workers, if it has any: all that is doubtful is known then."""
+
 
 class DeadLetterSink(ABC):
     """Who else is given the dead letters of a run, beside their files."""

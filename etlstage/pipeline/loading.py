@@ -5,6 +5,9 @@ At least once: what the sink has made durable is recorded whenever it covers a p
 Exactly once: what comes between two positions that are far enough apart is an epoch. It
 is flushed at its end and at no other time, and then recorded; a run that breaks off has
 loaded nothing behind that which its sink does not replace.
+
+A position is recorded when something comes behind it, after a while, or at the end: by
+then it is known whether the workers had said more than they were asked.
 """
 
 from __future__ import annotations
@@ -92,8 +95,8 @@ class Loading:
             if isinstance(item, Position):
                 self._positions.append((self._sink.account.received, item))
             else:
+                await self._acknowledge()
                 await self._sink.write(item)
-            await self._acknowledge()
 
     async def flush_now_and_then(
         self, guarded: Callable[[], AbstractContextManager[None]]
@@ -127,6 +130,7 @@ class Loading:
             await self._end_exactly(exhausted=exhausted)
             return
         await (self._sink.finish() if exhausted else self._sink.flush())
+        await self._sink.stop()
         await self._sink.commit(self._note())
         await self._acknowledge()
         delivery = self._delivery
@@ -161,14 +165,12 @@ class Loading:
             self._reached, self._behind = item, 0
             if item.passed:
                 self._covered = item.passed[0].counts[_PRODUCED]
-            if self._due or self._over(0, 0):
-                await self._commit_at(item)
             return
         size = size_of(item)
         if (
             self._reached is not None
             and not self._behind
-            and self._over(len(item), size)
+            and (self._due or self._over(len(item), size))
         ):
             await self._commit_at(self._reached)
         await self._sink.write(item)
@@ -178,10 +180,8 @@ class Loading:
     def _over(self, messages: int, size: int) -> bool:
         """Return whether the epoch would be larger than it may be with so much more."""
         bounds, (held, held_size) = self._bounds, self._held
-        if not held:
-            return False
-        most = max(messages, 1), max(size, 1)
-        return held + most[0] > bounds.messages or held_size + most[1] > bounds.bytes
+        over = held + messages > bounds.messages or held_size + size > bounds.bytes
+        return bool(held) and over
 
     async def _commit_at(self, reached: Position, *, ended: bool = False) -> None:
         """End the epoch at a position that is right behind all that was written."""

@@ -117,6 +117,10 @@ class WorkerSink(Sink):
         """Take note that the input was whole."""
         self._finished = True
 
+    async def stop(self) -> None:
+        """End the workers."""
+        await self._supervisor.aclose()
+
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
         complete = "complete" if self._finished else "incomplete"

@@ -66,23 +66,12 @@ class WorkerSource(Source):
                 self._supervisor as supervisor,
                 aclosing(self._rounds(supervisor)) as rounds,
             ):
-                held: Position | None = None
                 async for item in rounds:
-                    if held is not None:
-                        yield held
-                        held = None
-                    # Whether that was all is known with what comes behind, or in the
-                    # end: who pauses there can't wait for it.
-                    if isinstance(item, Position) and self._every is None:
-                        held = item
-                    else:
-                        yield item
+                    yield item
         finally:
             self.faults: Faults = self._supervisor.faults
         if supervisor.doubtful:
             raise RepliesDoubtful(supervisor.doubtful, stage=self.name)
-        if held is not None:
-            yield held
 
     def resume(self, position: object) -> None:
         """Begin at an offset; raises SourceFailed if it can't be one of this stage's."""

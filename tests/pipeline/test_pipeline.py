@@ -916,7 +916,13 @@ async def test_position_waits_until_dead_letters_are_durable(tmp_path: Path) -> 
     gate = Wait()
     source = ScriptedSource([[b"a", b"end"], Position(1), gate, [b"b"], Position(2)])
     letters = Recorded(tmp_path, source)
-    made = pipeline(source, tolerant(SOME), sink=GatedSink(), dead_letters=letters)
+    made = pipeline(
+        source,
+        tolerant(SOME),
+        sink=GatedSink(),
+        dead_letters=letters,
+        flush_every=0.05,
+    )
 
     async def release() -> None:
         gate.released.set()

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import sys
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 
-from etlstage.errors import ConfigError, RepliesDoubtful, SourceFailed, WorkerLost
+from etlstage.errors import ConfigError, SourceFailed, WorkerLost
 from etlstage.messages import Position, Run
 from etlstage.pipeline import WorkerSource
 from etlstage.stage import OffsetPolicy, RestartPolicy
@@ -336,28 +334,3 @@ def test_offsets_that_lead_nowhere(settings: dict[str, Any], problem: str) -> No
     """They are refused when they are made."""
     with pytest.raises(ConfigError, match=problem):
         OffsetPolicy(by="supervisor", **settings)
-
-
-async def test_position_of_a_reply_that_is_doubtful() -> None:
-    """It is not given: what shows it may come at the end of the worker (issue 14)."""
-    program = """\
-import json, sys
-while line := sys.stdin.readline():
-    asked = json.loads(line.strip("\\0"))
-    if asked["start"] == 2:
-        print(end="\\0", flush=True)  # one too many
-        sys.stdin.read()
-    numbers = range(asked["start"], asked["end"])
-    print(*numbers, sep="\\n", end="\\n\\0", flush=True)
-"""
-    stage = replace(cyclic("ranges", 4), command=(sys.executable, "-c", program))
-    offsets = OffsetPolicy(by="supervisor", start=0, step=2, end=4)
-    given: Played = []
-
-    async def take() -> None:
-        async for item in WorkerSource(stage, offsets=offsets).runs():
-            given.extend([item] if isinstance(item, Position) else item)
-
-    with anyio.fail_after(10), pytest.raises(RepliesDoubtful):
-        await take()
-    assert given == [b"0", b"1", Position(2)]
