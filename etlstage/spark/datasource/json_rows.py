@@ -17,9 +17,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
@@ -81,6 +82,7 @@ def check_types(schema: StructType, *, read: bool) -> None:
         ConfigError: If one can't.
 
     """
+    _check_names(schema.names)
     for field in schema.fields:
         for kind in _leaves(field.dataType, read=read):
             if not isinstance(kind, _BOTH if read else _WRITTEN):
@@ -94,6 +96,7 @@ def _leaves(kind: DataType, *, read: bool) -> list[DataType]:
     inner: list[DataType] = []
     match kind:
         case StructType():
+            _check_names(kind.names)
             inner = [field.dataType for field in kind.fields]
         case ArrayType():
             inner = [kind.elementType]
@@ -102,6 +105,15 @@ def _leaves(kind: DataType, *, read: bool) -> list[DataType]:
         case _:
             return [kind]
     return [leaf for one in inner for leaf in _leaves(one, read=read)]
+
+
+def _check_names(names: Sequence[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigError(
+                f"column {name!r} is there {count} times, and JSON has it once: rename"
+                f" {'one' if count == 2 else 'all but one'}"
+            )
 
 
 # --- from documents ---------------------------------------------------------------
@@ -140,7 +152,7 @@ def _row(
     row: dict[str, object] = {}
     try:
         document = json.loads(
-            message.decode(), parse_float=Decimal, parse_constant=_no_number
+            message.decode(), parse_float=_decimal, parse_constant=_no_number
         )
     except (ValueError, RecursionError):
         return row, False
@@ -155,6 +167,13 @@ def _row(
         else:
             row[field.name] = value
     return row, fits and any(value is not None for value in row.values())
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # no exponent is that large
+        return Decimal(float(text))
 
 
 def _no_number(name: str) -> NoReturn:

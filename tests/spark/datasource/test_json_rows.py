@@ -75,6 +75,7 @@ def test_documents_become_rows() -> None:
         (b'{"id": 1, "text": 5}', "field 'text' is a number that is no string"),
         (b'{"id": 1, "half": NaN}', "it is not one JSON document"),
         (b'{"id": 1, "half": 1e999}', "field 'half' is a number that is no double"),
+        (b'{"id": 1, "half": 1e9%s}' % (b"9" * 20), "a number that is no double"),
     ],
 )
 def test_document_that_does_not_fit_is_found(message: bytes, why: str) -> None:
@@ -136,6 +137,23 @@ def test_column_that_has_no_json_is_refused() -> None:
         check_types(written, read=True)
     with pytest.raises(ConfigError, match="'v' has variant, which can't be written as"):
         check_types(StructType().add("v", VariantType()), read=False)
+
+
+@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("inner", [True, False])
+def test_columns_of_one_name_are_refused(*, inner: bool, read: bool) -> None:
+    """A JSON object would have one of them (issue 14)."""
+    both = StructType().add("a", IntegerType()).add("b", IntegerType())
+    both = both.add("a", StringType())
+    with pytest.raises(ConfigError, match="column 'a' is there 2 times"):
+        check_types(StructType().add("s", both) if inner else both, read=read)
+
+
+def test_number_with_too_large_an_exponent_elsewhere() -> None:
+    """What no column wants does no harm (issue 14)."""
+    message = b'{"id": 1, "half": 1e-9%s, "more": -1e9%s}' % (b"9" * 20, b"9" * 20)
+    rows = rows_of_documents([message], SCHEMA, TARGET)
+    assert rows.to_pylist() == [{"id": 1, "half": 0.0, "text": None}]
 
 
 @pytest.mark.spark
