@@ -157,9 +157,10 @@ def bridged(serve: Callable[[Bridge[T]], Awaitable[None]]) -> Iterator[Bridge[T]
         if TaskContext.get() is not None:
             _freeze()
         bridge: Bridge[T] = Bridge(portal)
+        serving = portal.start_task_soon(bridge._serve, serve)
         try:
-            portal.start_task_soon(bridge._serve, serve)
             yield bridge
         finally:
+            serving.cancel()
             with suppress(RuntimeError):
                 portal.call(bridge._close)

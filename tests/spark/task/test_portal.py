@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import anyio
 import pytest
@@ -77,8 +78,9 @@ def test_early_end_is_told() -> None:
     assert len(list(runs)) > 80
 
 
-def test_leaving_early_cancels_what_runs() -> None:
-    """Whatever it waits for."""
+@pytest.mark.parametrize("error", [None, GeneratorExit])
+def test_leaving_early_cancels_what_runs(error: type[BaseException] | None) -> None:
+    """Whatever it waits for, and whatever the reason."""
     ended = threading.Event()
 
     async def wait(bridge: Bridge[Run]) -> None:
@@ -91,9 +93,11 @@ def test_leaving_early_cancels_what_runs() -> None:
     def leave() -> None:
         with bridged(wait) as bridge:
             for _ in bridge.cross(numbers(1)):
-                raise GeneratorExit
+                if error is not None:
+                    raise error
+                break
 
-    with pytest.raises(GeneratorExit):
+    with pytest.raises(error) if error is not None else nullcontext():
         leave()
     assert ended.is_set()
 
