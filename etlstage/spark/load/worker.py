@@ -8,9 +8,11 @@ effect be. A task that is retried has loaded some messages already: at least onc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import anyio.to_thread
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
 
 from etlstage.errors import SinkFailed
 from etlstage.messages import counted
@@ -69,11 +71,11 @@ class StagedWorker(StagedLoad):
 
         """
         spark = messages.sparkSession
-        columns = messages.select("partition", "place", "raw")
-        ordered = columns.sortWithinPartitions("partition", "place")
         stage, letters = self._stage, self._letters
         try:
-            self.account.received = await run_job(spark, messages.count)
+            self.account.received, ordered = await run_job(
+                spark, partial(_in_order, messages)
+            )
             loaded = await run_job(
                 spark,
                 lambda: write_worker(
@@ -112,3 +114,18 @@ class StagedWorker(StagedLoad):
     ) -> None:
         for partition, letter in dead:
             self._letters.adopt(letter, place=starts[partition] + letter.place)
+
+
+def _in_order(messages: DataFrame) -> tuple[int, DataFrame]:
+    """Return how many there are, and those of a partition in one task; blocks."""
+    tasks = messages.select("partition", sf.spark_partition_id().alias("task"))
+    found = tasks.groupBy("partition").agg(
+        sf.count("*"), sf.min("task"), sf.max("task")
+    )
+    counts = found.collect()
+    columns = messages.select("partition", "place", "raw")
+    # What has come from one task may be too large to be read by one.
+    if any(first != last for _, _, first, last in counts):
+        columns = columns.repartitionByRange(len(counts), "partition")
+    ordered = columns.sortWithinPartitions("partition", "place")
+    return sum(count for _, count, *_ in counts), ordered

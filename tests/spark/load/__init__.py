@@ -1,0 +1,1 @@
+"""What loads what tasks have staged."""
