@@ -36,7 +36,14 @@ from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, Stage
 from etlstage.transport.scratch import scratch
 
-__all__ = ("WorkerDataSource", "bound", "read_worker", "register", "write_worker")
+__all__ = (
+    "WorkerDataSource",
+    "bound",
+    "read_worker",
+    "register",
+    "unique_name",
+    "write_worker",
+)
 
 
 def register(spark: SparkSession) -> None:
@@ -117,6 +124,7 @@ def bound(
     report: Path | None = None,
     letters: DeadLetters | None = None,
     place: Callable[[Stage], Stage] = place,
+    known_as: str = "",
 ) -> type[DataSource]:
     """
     Return a data source of ``stage`` alone, with a name of its own and no options.
@@ -129,6 +137,7 @@ def bound(
             messages that fail are dead-lettered as ``stage.on_error`` says.
         letters: Those of the run; only with a report.
         place: Makes of the stage the one that runs in a task.
+        known_as: Its name, if it is to replace one before it: a session forgets none.
 
     Raises:
         ConfigError: If the stage can't be read from or written to like this.
@@ -141,7 +150,7 @@ def bound(
         )
     else:
         known = Writing(stage=stage, report=report, letters=letters, place=place)
-    name = f"etlstage_{secrets.token_hex(8)}"
+    name = known_as or unique_name()
 
     # Not known by a module, and so pickled with all that it is.
     class Bound(WorkerDataSource):
@@ -152,6 +161,11 @@ def bound(
             return name
 
     return Bound
+
+
+def unique_name() -> str:
+    """Return what no other data source is called."""
+    return f"etlstage_{secrets.token_hex(8)}"
 
 
 def read_worker(
@@ -188,6 +202,7 @@ def write_worker(
     *,
     letters: DeadLetters,
     place: Callable[[Stage], Stage] = place,
+    known_as: str = "",
 ) -> Loaded:
     """
     Load messages with the workers of a stage, and return their account; blocks.
@@ -198,11 +213,14 @@ def write_worker(
         stage: Of kind load; its workers run on the executors.
         letters: Those of the run. They are not stored yet.
         place: As for :func:`bound`.
+        known_as: As for :func:`bound`.
 
     """
     with scratch("load") as folder:
         report = folder / "report"
-        sink = bound(stage, report=report, letters=letters, place=place)
+        sink = bound(
+            stage, report=report, letters=letters, place=place, known_as=known_as
+        )
         spark = frame.sparkSession
         spark.dataSource.register(sink)
         # A write looks for its format in the session that is active in this thread

@@ -30,6 +30,7 @@ from etlstage.pipeline.delivery.position import load, store
 from etlstage.pipeline.interfaces import Epochs, Output
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.spark.dataframe.destination import Destination
+from etlstage.spark.datasource.datasource import unique_name
 from etlstage.spark.engine.stage_job import StageJob
 from etlstage.spark.engine.staging import StagedLoad, staging_for
 from etlstage.spark.load.dataframe import StagedSink
@@ -146,6 +147,8 @@ class WorkerOutlet:
     stage: Stage
     place: Callable[[Stage], Stage] = place
     """Makes of it the one that runs in a task."""
+    known_as: str = field(default_factory=unique_name)
+    """What Spark calls it: the same for all batches."""
 
     @property
     def name(self) -> str:
@@ -168,7 +171,12 @@ class WorkerOutlet:
     ) -> StagedWorker:
         """Return the sink of a batch."""
         del spark, epochs
-        return StagedWorker(self.stage, dead_letters=letters, place=self.place)
+        return StagedWorker(
+            self.stage,
+            dead_letters=letters,
+            place=self.place,
+            known_as=self.known_as,
+        )
 
 
 class Failure(NamedTuple):

@@ -40,6 +40,7 @@ class StagedWorker(StagedLoad):
         dead_letters: Where messages are dead-lettered that they can't load.
         place: Makes of the stage the one that runs in a task.
         session: That of the messages, if there is a log for errors to name.
+        known_as: What Spark is to call it, the same for who loads again and again.
 
     """
 
@@ -50,12 +51,14 @@ class StagedWorker(StagedLoad):
         dead_letters: DeadLetters,
         place: Callable[[Stage], Stage] = place,
         session: Session | None = None,
+        known_as: str = "",
     ) -> None:
         super().__init__(stage.name)
         self._stage = stage
         self._letters = dead_letters
         self._place = place
         self._session = session or Session()
+        self._known_as = known_as
         self._whole = False
 
     async def load(self, messages: DataFrame, starts: Mapping[int, int]) -> None:
@@ -79,7 +82,11 @@ class StagedWorker(StagedLoad):
             loaded = await run_job(
                 spark,
                 lambda: write_worker(
-                    ordered, stage, letters=letters, place=self._place
+                    ordered,
+                    stage,
+                    letters=letters,
+                    place=self._place,
+                    known_as=self._known_as,
                 ),
             )
         except Exception as error:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.datasource import DataSource, DataSourceRegistration
 
 from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters
+from etlstage.pipeline.interfaces import Epochs
+from etlstage.spark.engine.micro_batch import WorkerOutlet
 from etlstage.spark.engine.staging import Staging
 from etlstage.spark.load.worker import StagedWorker
 from etlstage.stage import Stage
@@ -28,6 +31,22 @@ SPLIT = "spark.sql.files.maxPartitionBytes"
 
 
 @pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    """Return a stage whose workers leave what they load in a file each."""
+    folder = tmp_path / "loaded"
+    folder.mkdir()
+    command = (sys.executable, "-c", LOAD, str(folder))
+    return Stage(name="load", kind=StageKind.LOAD, command=command)
+
+
+def loaded(folder: Path) -> list[list[int]]:
+    """Return what each worker has loaded."""
+    files = (folder / "loaded").iterdir()
+    found = [[*map(int, path.read_text().split())] for path in files]
+    return sorted(filter(None, found))
+
+
+@pytest.fixture
 def small_splits(spark: SparkSession) -> Iterator[None]:
     """Have files read in parts that are small."""
     spark.conf.set(SPLIT, "16k")
@@ -37,7 +56,7 @@ def small_splits(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_splits")
 async def test_large_partition_stays_with_one_worker(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, stage: Stage, tmp_path: Path
 ) -> None:
     """Its file is read in several tasks, and they would load it at once (issue 14)."""
     rows = (
@@ -57,14 +76,36 @@ async def test_large_partition_stays_with_one_worker(
     tasks = messages.select("partition", sf.spark_partition_id()).distinct()
     assert tasks.count() > 2
 
-    loaded = tmp_path / "loaded"
-    loaded.mkdir()
-    command = (sys.executable, "-c", LOAD, str(loaded))
-    stage = Stage(name="load", kind=StageKind.LOAD, command=command)
     letters = DeadLetters(tmp_path / "state", pipeline="p")
     sink = StagedWorker(stage, dead_letters=letters)
     await sink.load(messages, {0: 0, 1: 3000})
 
     assert (sink.account.received, sink.account.done) == (6000, 6000)
-    found = [[*map(int, path.read_text().split())] for path in loaded.iterdir()]
-    assert sorted(filter(None, found)) == [[*range(3000)], [*range(3000, 6000)]]
+    assert loaded(tmp_path) == [[*range(3000)], [*range(3000, 6000)]]
+
+
+async def test_batches_of_a_stream_are_known_by_one_name(
+    spark: SparkSession, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session forgets none, and a stream may have batches for months (issue 14)."""
+    names: list[str] = []
+    register = DataSourceRegistration.register
+
+    def noted(self: DataSourceRegistration, source: type[DataSource]) -> None:
+        names.append(source.name())
+        register(self, source)
+
+    monkeypatch.setattr(DataSourceRegistration, "register", noted)
+    outlet = WorkerOutlet(stage=stage)
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    for batch in range(2):
+        epochs = Epochs("l", batch, once=False, check=lambda: None)
+        sink = outlet.sink(spark, epochs, letters)
+        messages = spark.createDataFrame(
+            [(0, 0, b"%d" % batch)], "partition int, place long, raw binary"
+        )
+        await sink.load(messages, {0: 0})
+        assert sink.account.done == 1
+    assert loaded(tmp_path) == [[0], [1]]
+    first, second = names
+    assert first == second
