@@ -74,8 +74,8 @@ class Source(ABC):
         """
         del position
         raise SourceFailed(
-            f"stage {self.name}: a position was recorded, and it has none: set another"
-            " state to start from the beginning",
+            f"stage {self.name}: a position was recorded, and it has none: 'etlstage"
+            " state reset' starts from the beginning",
             stage=self.name,
         )
 

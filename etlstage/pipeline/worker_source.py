@@ -88,7 +88,7 @@ class WorkerSource(Source):
         if expected or not isinstance(position, int):
             raise SourceFailed(
                 f"stage {self.name}: the recorded position is {position!r}, expected"
-                f" {expected}; set another state to start from the beginning",
+                f" {expected}; 'etlstage state reset' starts from the beginning",
                 stage=self.name,
             )
         self._resumed = position
@@ -165,8 +165,8 @@ class WorkerSource(Source):
             return end
         latest = await ask_offset(supervisor, end)
         if self._reached is not None and latest < self._reached:
-            where = "set another state" if self._resumed else "run it again"
-            raise fell_back(self.name, latest, reached, where)
+            remedy = "'etlstage state reset'" if self._resumed else "run it again"
+            raise fell_back(self.name, latest, reached, remedy)
         return latest
 
     async def _pause(self) -> bool:

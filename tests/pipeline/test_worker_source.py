@@ -192,8 +192,8 @@ async def test_worker_that_is_behind_what_it_gave() -> None:
 
     with pytest.raises(
         SourceFailed,
-        match="stage e: the latest offset is 7, but 8 was reached before: set"
-        " another state to read from the beginning",
+        match="stage e: the latest offset is 7, but 8 was reached before: 'etlstage"
+        " state reset' to read from the beginning",
     ):
         await play(source)
 
@@ -310,8 +310,8 @@ async def test_recorded_position_that_can_not_be(
     with pytest.raises(SourceFailed) as caught:
         WorkerSource(cyclic("ranges"), offsets=offsets).resume(position)
     assert str(caught.value) == (
-        f"stage e: the recorded position is {position!r}, expected {expected}; set"
-        " another state to start from the beginning"
+        f"stage e: the recorded position is {position!r}, expected {expected};"
+        " 'etlstage state reset' starts from the beginning"
     )
 
 

@@ -234,7 +234,8 @@ class Delivery:
         except ValueError as error:
             raise StateUnusable(
                 f"can't read what was noted with the epochs of load {self.record.load}"
-                f" ({error}): set another state to start from the beginning"
+                f" ({error}): 'etlstage state reset {shlex.quote(str(self.folder))}'"
+                " starts from the beginning"
             ) from error
         if record.epoch > self.record.epoch:
             self.keep(record)

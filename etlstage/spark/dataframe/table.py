@@ -134,8 +134,8 @@ class EpochTable:
             elif found[1] != done:
                 return (
                     f"{self._epochs} has epoch {found[1]} of load {self._load}, and"
-                    f" epoch {done} is recorded: was the database set back? set another"
-                    " state to load all anew"
+                    f" epoch {done} is recorded: was the database set back?"
+                    " 'etlstage state reset' loads all anew"
                 )
             if columns is None:
                 database.create(connection, self._table, schema)

@@ -276,7 +276,7 @@ async def test_what_stands_against_a_table_is_told_first(
         base.ask("update etlstage_epochs set epoch = 7")
     assert await told() == (
         "load: etlstage_epochs has epoch 7 of load ab12, and epoch 0 is recorded: was"
-        " the database set back? set another state to load all anew"
+        " the database set back? 'etlstage state reset' loads all anew"
     )
 
 
