@@ -109,9 +109,17 @@ class FrameLanding(Landing):
         if table is None:
             return None
         with self._failing("the epochs "):
-            return await anyio.to_thread.run_sync(
+            found = await anyio.to_thread.run_sync(
                 lambda: table.noted(self._session.start())
             )
+        if found is None and self.epochs:
+            # The rows of the epochs before are in another one, and would stay there.
+            raise self._failure(
+                f"epoch {self.epochs} of the load that goes on is recorded, and"
+                f" {self._destination} has none of it: set the url that it had, or have"
+                " it loaded anew by 'etlstage state reset'"
+            )
+        return found
 
     async def __aenter__(self) -> Self:
         """Find out what is wrong with the settings; raises as :meth:`write`."""

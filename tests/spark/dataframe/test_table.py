@@ -459,3 +459,16 @@ def test_retry_that_was_killed_is_known_to_the_database(
     settled = Settled(state / FOLDER)
     assert (settled.next, list(settled.letters("t"))) == (2, [])
     assert base.ask("select value from rows") == ["a", "c", "b"]
+
+
+@pytest.mark.parametrize("base", ["sqlite"], indirect=True)
+async def test_load_does_not_go_on_in_another_database(
+    spark: SparkSession, base: Database
+) -> None:
+    """Its epochs so far would not be there (issue 14)."""
+    sink = sink_into(spark, base)
+    sink.begin(known(done=0))
+    assert await sink.noted() is None
+    sink.begin(known(done=3))
+    with pytest.raises(SinkFailed, match="epoch 3 .* has none of it: set the url that"):
+        await sink.noted()
