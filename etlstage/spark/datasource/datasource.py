@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -26,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, SinkFailed
 from etlstage.messages import StageKind
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.spark.datasource.options import Reading, Writing, reading, writing
@@ -215,8 +216,12 @@ def write_worker(
         place: As for :func:`bound`.
         known_as: As for :func:`bound`.
 
+    Raises:
+        SinkFailed: If Spark's driver is on a machine where we can't see what it writes.
+
     """
     with scratch("load") as folder:
+        _check_seen(folder, frame.sparkSession, stage.name)
         report = folder / "report"
         sink = bound(
             stage, report=report, letters=letters, place=place, known_as=known_as
@@ -228,3 +233,16 @@ def write_worker(
         spark.createDataFrame([], "value binary")
         frame.write.format(sink.name()).mode("append").save()
         return Loaded.read(report)
+
+
+def _check_seen(folder: Path, spark: SparkSession, stage: str) -> None:
+    """Assert that Spark's driver sees a folder of ours: it leaves the account there."""
+    try:
+        _ = spark.read.format("binaryFile").load(folder.as_uri()).schema
+    except AnalysisException as error:
+        raise SinkFailed(
+            f"stage {stage}: the Spark Connect server does not see {folder}, in which it"
+            " would leave the account of what is loaded: run a server on this machine,"
+            " or set TMPDIR to a folder that both see",
+            stage=stage,
+        ) from error

@@ -470,5 +470,7 @@ async def test_load_does_not_go_on_in_another_database(
     sink.begin(known(done=0))
     assert await sink.noted() is None
     sink.begin(known(done=3))
-    with pytest.raises(SinkFailed, match="epoch 3 .* has none of it: set the url that"):
+    with pytest.raises(
+        SinkFailed, match=r"epoch 3 .* has none of it: set the url that"
+    ):
         await sink.noted()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import DataSource, DataSourceRegistration
 
+from etlstage.errors import SinkFailed
 from etlstage.messages import StageKind
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
+from etlstage.spark.datasource import datasource
 from etlstage.spark.engine.micro_batch import WorkerOutlet
 from etlstage.spark.engine.staging import Staging
 from etlstage.spark.load.worker import StagedWorker
@@ -109,3 +112,18 @@ async def test_batches_of_a_stream_are_known_by_one_name(
     assert loaded(tmp_path) == [[0], [1]]
     first, second = names
     assert first == second
+
+
+async def test_server_that_does_not_see_our_folder(
+    spark: SparkSession, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told before anything is loaded, and not behind all of it (issue 14)."""
+    far = tmp_path / "elsewhere"
+    monkeypatch.setattr(datasource, "scratch", lambda _: nullcontext(far))
+    sink = StagedWorker(stage, dead_letters=DeadLetters(tmp_path, pipeline="p"))
+    messages = spark.createDataFrame(
+        [(0, 0, b"1")], "partition int, place long, raw binary"
+    )
+    with pytest.raises(SinkFailed, match=f"server does not see {far}, in which"):
+        await sink.load(messages, {0: 0})
+    assert loaded(tmp_path) == []
