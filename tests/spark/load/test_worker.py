@@ -92,13 +92,14 @@ async def test_batches_of_a_stream_are_known_by_one_name(
 ) -> None:
     """A session forgets none, and a stream may have batches for months (issue 14)."""
     names: list[str] = []
-    register = DataSourceRegistration.register
+    registration = type(spark.dataSource)
+    register = registration.register
 
     def noted(self: DataSourceRegistration, source: type[DataSource]) -> None:
         names.append(source.name())
         register(self, source)
 
-    monkeypatch.setattr(DataSourceRegistration, "register", noted)
+    monkeypatch.setattr(registration, "register", noted)
     outlet = WorkerOutlet(stage=stage)
     letters = DeadLetters(tmp_path / "state", pipeline="p")
     for batch in range(2):
