@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -30,9 +30,10 @@ __all__ = ("reset_state", "show_state", "take_state_over")
 
 OF_STREAMS: Final = ("checkpoint", "failed.json", "stop", "stop-now")
 """What engine streaming stores beside."""
-WAITING: Final = ("spool-*[!n]", "staging-*")
-"""Where what was read, and what stages made, waits to be loaded, as patterns. What is
-noted of a spool, in JSON, stays: the next run removes the spool, wherever it is."""
+WAITING: Final = ("spool-*", "staging-*")
+"""Where what was read, and what stages made, waits to be loaded, as patterns."""
+NOTE: Final = "*.json"
+"""What is noted of that. It stays: the next run removes what it tells of, wherever."""
 
 
 def show_state(place: Path, changes: Changes, *, as_json: bool) -> int:
@@ -99,10 +100,9 @@ def reset_state(place: Path, changes: Changes, *, yes: bool) -> int:
                 abort=True,
             )
         try:
-            for path in (found for what in WAITING for found in state.glob(what)):
-                _remove(path)
-            for path in (state / name for name in OF_STREAMS):
-                _remove(path)
+            waiting = [path for what in WAITING for path in state.glob(what)]
+            _remove(path for path in waiting if not path.match(NOTE))
+            _remove(state / name for name in OF_STREAMS)
         except OSError as error:
             raise unusable(state, error) from error
         # Last: until here, who is interrupted has forgotten nothing that can't be had.
@@ -197,11 +197,12 @@ def _others(state: Path) -> Iterator[tuple[Path, int]]:
             yield path, sum(file.lstat().st_size for file in files if file.is_file())
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _path(path: Path) -> str:

@@ -92,7 +92,6 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (state / "checkpoint").mkdir()
     (state / "spool-5f2d01c3").mkdir()
     (state / "staging-5f2d01c3-1").mkdir()
-    (state / "staging-5f2d01c3-1.json").touch()
     assert reset_state(state, UNCHANGED, yes=True) == 0
     text = shown(state, capsys)
     assert "fence         2\nnext run      from the beginning\ndead letters  2" in text
@@ -100,14 +99,14 @@ def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names == ["dead_letters", "lock", "record.2.json"]
 
 
-def test_reset_leaves_what_is_noted_of_a_spool(state: Path) -> None:
-    """The next run removes it: it may be in a folder of many (issue 14)."""
-    (state / "spool-5f2d01c3").mkdir()
-    (state / "spool-5f2d01c3.1").mkdir()
-    (state / "spool-5f2d01c3.json").touch()
+@pytest.mark.parametrize("what", ["spool", "staging"])
+def test_reset_leaves_what_is_noted(state: Path, what: str) -> None:
+    """The next run removes what it tells of, which may be elsewhere (issue 14)."""
+    (state / f"{what}-5f2d01c3").mkdir()
+    (state / f"{what}-5f2d01c3.1").mkdir()
+    (state / f"{what}-5f2d01c3.json").touch()
     assert reset_state(state, UNCHANGED, yes=True) == 0
-    names = [path.name for path in state.iterdir() if path.name.startswith("spool")]
-    assert names == ["spool-5f2d01c3.json"]
+    assert [path.name for path in state.glob(f"{what}*")] == [f"{what}-5f2d01c3.json"]
 
 
 def test_letters_of_a_run_that_is_to_go_on(state: Path) -> None:
