@@ -6,8 +6,8 @@ Exactly once: what comes between two positions that are far enough apart is an e
 is flushed at its end and at no other time, and then recorded; a run that breaks off has
 loaded nothing behind that which its sink does not replace.
 
-A position is recorded when something comes behind it, after a while, or at the end: by
-then it is known whether the workers had said more than they were asked.
+A position is recorded when something has come behind it, after a while, or at the end:
+by then it is known whether the workers had said more than they were asked.
 """
 
 from __future__ import annotations
@@ -95,8 +95,10 @@ class Loading:
             if isinstance(item, Position):
                 self._positions.append((self._sink.account.received, item))
             else:
-                await self._acknowledge()
-                await self._sink.write(item)
+                try:
+                    await self._sink.write(item)
+                finally:
+                    await self._acknowledge()
 
     async def flush_now_and_then(
         self, guarded: Callable[[], AbstractContextManager[None]]

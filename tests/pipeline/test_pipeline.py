@@ -367,6 +367,18 @@ async def test_positions_of_a_failed_run_stay_behind() -> None:
     assert source.acknowledged == [1]
 
 
+async def test_position_waits_for_what_comes_behind_it() -> None:
+    """Its worker has answered more by then than was asked before it (issue 14)."""
+    source = ScriptedSource([[b"a"], Position(1), [b"b"], Position(2), [b"c"]])
+    found: list[list[object]] = []
+    sink = GatedSink(before=lambda _: found.append([*source.acknowledged]))
+    report = await run(pipeline(source, sink=sink))
+
+    assert report.status == "done"
+    assert found == [[], [], [1]]
+    assert source.acknowledged == [1, 2]
+
+
 async def test_endless_extraction_is_flushed_now_and_then() -> None:
     """The sink would wait for more, the positions would wait for the sink."""
     wait = Wait()
