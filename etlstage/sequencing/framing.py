@@ -1,0 +1,422 @@
+"""
+How messages stand in a journal one after the other, and how they are found there.
+
+A framing writes one message, and reads one from what a :class:`FrameBuffer` holds: never
+a byte beyond it, so that the offsets of messages are exact. Nothing here reads: a buffer
+is fed, and what lacks bytes is asked again when there are more.
+
+A frame that is damaged is an error of that frame; the next call finds the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeAlias
+from warnings import warn
+
+from etlstage.errors import ConfigError, EtlstageError, guess
+
+__all__ = (
+    "FIXED_FRAME_HEADER_LENGTH",
+    "FIXED_FRAME_WORD",
+    "MAX_FRAME",
+    "ByteWriter",
+    "DesyncDetected",
+    "FixedFraming",
+    "FrameBuffer",
+    "FrameError",
+    "Framing",
+    "NotFrameable",
+    "ProtoFrameable",
+    "UnexpectedEnd",
+    "Unmarshaller",
+    "asked",
+    "encode_fixed_frame",
+    "framing_by_content_type",
+    "located",
+    "register_framing",
+    "unpack_fixed_frame",
+    "unpack_line",
+)
+
+FIXED_FRAME_WORD: Final = b"\x66\x33\x93\x36"
+"""Begins each fixed frame."""
+FIXED_FRAME_HEADER_LENGTH: Final = 8
+"""Bytes of the word and of the length, little-endian, that follows it."""
+MAX_FRAME: Final = 64 << 20
+"""Bytes that a frame may have unless it is said otherwise."""
+
+_SKIPPED: Final = 1 << 16
+"""Bytes between frames that one error shows, at most."""
+
+
+class FrameError(EtlstageError):
+    """
+    Raised when bytes of a journal are no message of its framing.
+
+    Attributes:
+        reason: Why not.
+        framing: The content type.
+        offset: Where the frame begins; None where that is not known yet.
+        journal: In which journal, once a reader has said so.
+
+    """
+
+    def __init__(
+        self, reason: str, *, framing: str = "", offset: int | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.framing = framing
+        self.offset = offset
+        self.journal: str | None = None
+
+    def __str__(self) -> str:
+        if self.offset is None:
+            return self.reason
+        return f"framing.Unmarshal(offset {self.offset}): {self.reason}"
+
+
+class UnexpectedEnd(FrameError):
+    """Raised when a journal, or the range that was asked for, ends inside a frame."""
+
+
+class DesyncDetected(FrameError):
+    """
+    Raised when no frame begins where one should.
+
+    Attributes:
+        skipped: The bytes up to the next word that begins a frame, or some of them.
+
+    """
+
+    def __init__(self, skipped: bytes, *, offset: int) -> None:
+        super().__init__("detected de-synchronization", offset=offset)
+        self.skipped = skipped
+
+
+class NotFrameable(EtlstageError, TypeError):
+    """Raised when a message lacks what a framing asks of it."""
+
+
+class ByteWriter(Protocol):
+    """What frames are written to."""
+
+    def write(self, data: bytes, /) -> object:
+        """Append ``data``."""
+
+
+class FrameBuffer:
+    """
+    Bytes of a journal that have been read and are in no message yet.
+
+    Args:
+        offset: Where in the journal the first byte to come stands.
+        max_frame: Bytes that a frame may have.
+
+    Attributes:
+        ended: Whether no more bytes come.
+
+    """
+
+    def __init__(self, offset: int = 0, *, max_frame: int = MAX_FRAME) -> None:
+        self.max_frame = max_frame
+        self.ended: bool = False
+        self._data = bytearray()
+        self._at = 0
+        self._offset = offset
+        # How far the next line's end has been looked for already.
+        self._searched = 0
+        self._dropping = False
+
+    def __len__(self) -> int:
+        return len(self._data) - self._at
+
+    @property
+    def offset(self) -> int:
+        """Where the first byte that is held stands in the journal."""
+        return self._offset + self._at
+
+    def feed(self, data: bytes) -> None:
+        """Append ``data``."""
+        if self._at:
+            del self._data[: self._at]
+            self._offset += self._at
+            self._searched -= self._at
+            self._at = 0
+        self._data += data
+
+    def feed_end(self) -> None:
+        """State that no more bytes come."""
+        self.ended = True
+
+    def jump(self, offset: int) -> bytes:
+        """Go on elsewhere in the journal, and return what was held."""
+        held = self.take(len(self))
+        self._data.clear()
+        self._at, self._offset, self._searched = 0, offset, 0
+        self._dropping = False
+        return held
+
+    def peek(self, count: int) -> bytes:
+        """Return the first ``count`` bytes, or fewer, and keep them."""
+        return bytes(self._data[self._at : self._at + count])
+
+    def find(self, word: bytes, start: int = 0) -> int:
+        """Return where ``word`` begins, at ``start`` or behind it, or -1."""
+        found = self._data.find(word, self._at + start)
+        return found - self._at if found >= 0 else -1
+
+    def take(self, count: int) -> bytes:
+        """Remove and return the first ``count`` bytes."""
+        taken = bytes(memoryview(self._data)[self._at : self._at + count])
+        self._at += len(taken)
+        return taken
+
+    @property
+    def dropping(self) -> bool:
+        """Whether bytes are dropped up to the next newline, which has not come yet."""
+        if self._dropping:
+            end = self._data.find(b"\n", self._at) + 1
+            self._at = end or len(self._data)
+            self._dropping = not (end or self.ended)
+        return self._dropping
+
+    def drop_line(self) -> None:
+        """Drop what is held, and what comes up to the next newline."""
+        self._at = len(self._data)
+        self._dropping = True
+
+    def line(self) -> bytes | None:
+        """Do as :func:`unpack_line`."""
+        if self.dropping:
+            return None
+        size = self._data.find(b"\n", max(self._at, self._searched)) + 1 - self._at
+        if size > self.max_frame:
+            self.take(size)
+            raise self.too_big("", size)
+        if size > 0:
+            return self.take(size)
+        self._searched = len(self._data)
+        if len(self) > self.max_frame:
+            self.drop_line()
+            raise self.too_big("more than ", self.max_frame)
+        if not self.ended:
+            return None
+        if self.take(len(self)):
+            raise UnexpectedEnd("unexpected EOF")
+        raise EOFError
+
+    def too_big(self, more: str, size: int) -> FrameError:
+        """Return the error of a frame beyond the limit."""
+        return FrameError(
+            f"frame is {more}{size} bytes long, expected no more than"
+            f" {self.max_frame} bytes (max_frame)"
+        )
+
+
+Unmarshaller: TypeAlias = Callable[[Any], bool]
+"""
+Reads the next message from its buffer into the one that it is given.
+
+It returns whether it has: if not, the buffer needs more bytes first. It raises EOFError
+where all messages were read, and FrameError for one that is none.
+"""
+
+
+class Framing(Protocol):
+    """How the messages of a content type stand in a journal."""
+
+    @property
+    def content_type(self) -> str:
+        """What it is registered by."""
+
+    def marshal(self, message: Any, writer: ByteWriter) -> None:  # noqa: ANN401
+        """
+        Write a message, in one piece.
+
+        Raises:
+            NotFrameable: If the message lacks what this framing asks of it.
+
+        """
+
+    def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
+        """Return what reads the messages of a buffer."""
+
+
+def asked(message: object, protocol: type, framing: str, *names: str) -> Any:  # noqa: ANN401
+    """
+    Return the first of the methods that a framing asks of a message.
+
+    Raises:
+        NotFrameable: If it lacks one of them.
+
+    """
+    if not all(hasattr(message, name) for name in names):
+        raise NotFrameable(
+            f"{type(message).__name__} can't be framed as {framing}: it is no"
+            f" {protocol.__name__}, which has {' and '.join(names)}"
+        )
+    return getattr(message, names[0])
+
+
+class ProtoFrameable(Protocol):
+    """What a fixed frame asks of a message."""
+
+    def size(self) -> int:
+        """Return how many bytes it has."""
+
+    def marshal_to(self, buffer: memoryview) -> int:
+        """Write it to the beginning of ``buffer``, and return how many bytes it has."""
+
+    def unmarshal(self, data: bytes) -> None:
+        """Take what ``data`` says; raises ValueError if it can't."""
+
+
+def unpack_line(buffer: FrameBuffer) -> bytes | None:
+    r"""
+    Return the bytes through the next ``\n``, or None if more have to come first.
+
+    Raises:
+        EOFError: If there are no more lines.
+        UnexpectedEnd: If the last line has no end; it is gone then.
+        FrameError: If the line is longer than a frame may be; it is gone then.
+
+    """
+    return buffer.line()
+
+
+def unpack_fixed_frame(buffer: FrameBuffer) -> bytes | None:
+    """
+    Return the next fixed frame with its header, or None if more bytes have to come.
+
+    Raises:
+        EOFError: If there are no more frames; a newline may stand behind the last.
+        UnexpectedEnd: If the last frame lacks its end; it is gone then.
+        DesyncDetected: If no frame begins here; the next call begins at the next word
+            that may begin one.
+        FrameError: If the header says more than a frame may have.
+
+    """
+    header = buffer.peek(FIXED_FRAME_HEADER_LENGTH)
+    if len(header) < FIXED_FRAME_HEADER_LENGTH:
+        if not buffer.ended:
+            return None
+        buffer.take(len(header))
+        if header in {b"", b"\n"}:
+            raise EOFError
+        raise UnexpectedEnd("Peek(FixedFrameHeaderLength): unexpected EOF")
+    if not header.startswith(FIXED_FRAME_WORD):
+        _skip(buffer)
+        return None
+    size = FIXED_FRAME_HEADER_LENGTH + int.from_bytes(header[4:], "little")
+    if size > buffer.max_frame:
+        # Most likely it is no header: what follows is looked at byte by byte.
+        buffer.take(len(FIXED_FRAME_WORD))
+        raise buffer.too_big("", size)
+    if len(buffer) < size:
+        if not buffer.ended:
+            return None
+        buffer.take(len(buffer))
+        raise UnexpectedEnd(f"reading frame (size {size}): unexpected EOF")
+    return buffer.take(size)
+
+
+def _skip(buffer: FrameBuffer) -> None:
+    at = buffer.find(FIXED_FRAME_WORD, 1)
+    # The last three bytes may begin a word.
+    count = at if at >= 0 else len(buffer) - len(FIXED_FRAME_WORD) + 1
+    if at < 0 and not buffer.ended and count < _SKIPPED:
+        # The error is the same in whatever pieces these bytes come.
+        return
+    offset = buffer.offset
+    raise DesyncDetected(buffer.take(min(count, _SKIPPED)), offset=offset)
+
+
+def encode_fixed_frame(message: ProtoFrameable, buffer: bytearray) -> bytearray:
+    """Append a message in a fixed frame to ``buffer``, and return that."""
+    size = message.size()
+    start = len(buffer)
+    buffer += FIXED_FRAME_WORD + size.to_bytes(4, "little") + bytes(size)
+    with memoryview(buffer) as view:
+        message.marshal_to(view[start + FIXED_FRAME_HEADER_LENGTH :])
+    return buffer
+
+
+class FixedFraming:
+    """Messages of bytes, each behind a word and its length."""
+
+    content_type: Final = "application/x-protobuf-fixed"
+
+    def marshal(self, message: Any, writer: ByteWriter) -> None:  # noqa: ANN401
+        """Write a :class:`ProtoFrameable`."""
+        asked(
+            message,
+            ProtoFrameable,
+            self.content_type,
+            "size",
+            "marshal_to",
+            "unmarshal",
+        )
+        writer.write(bytes(encode_fixed_frame(message, bytearray())))
+
+    def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
+        """Return what reads them."""
+
+        def unmarshal(message: Any) -> bool:  # noqa: ANN401
+            take = asked(message, ProtoFrameable, self.content_type, "unmarshal")
+            frame = unpack_fixed_frame(buffer)
+            if frame is not None:
+                take(frame[FIXED_FRAME_HEADER_LENGTH:])
+            return frame is not None
+
+        return located(unmarshal, buffer, self.content_type)
+
+
+def located(take: Unmarshaller, buffer: FrameBuffer, framing: str) -> Unmarshaller:
+    """Let the errors of an unmarshaller say where, and of which framing, they are."""
+
+    def unmarshal(message: Any) -> bool:  # noqa: ANN401
+        begin = buffer.offset
+        try:
+            return take(message)
+        except FrameError as error:
+            error.offset, error.framing = begin, framing
+            raise
+        except (ValueError, RecursionError) as error:
+            raise FrameError(str(error), framing=framing, offset=begin) from error
+
+    return unmarshal
+
+
+_FRAMINGS: Final[dict[str, Framing]] = {}
+_SLIPS: Final = {"test/csv": "text/csv"}
+"""Content types that documents have by mistake, and what they mean."""
+
+
+def register_framing(framing: Framing) -> None:
+    """Make a framing known by its content type, in place of one that was."""
+    _FRAMINGS[framing.content_type] = framing
+
+
+def framing_by_content_type(content_type: str) -> Framing:
+    """
+    Return the framing of a content type.
+
+    Raises:
+        ConfigError: If there is none.
+
+    """
+    if (meant := _SLIPS.get(content_type)) is not None:
+        warn(f"content type {content_type!r} is taken as {meant!r}", stacklevel=2)
+        content_type = meant
+    try:
+        return _FRAMINGS[content_type]
+    except KeyError:
+        raise ConfigError(
+            f"unrecognized content-type ({content_type})"
+            f"{guess(content_type, _FRAMINGS)}; known are {', '.join(sorted(_FRAMINGS))}"
+        ) from None
+
+
+register_framing(FixedFraming())

@@ -1,0 +1,1 @@
+"""Gazette's package message, held to what the real one does."""

@@ -1,0 +1,309 @@
+"""What is published, in which order, and what an error leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from etlstage.errors import ConfigError, LocalProtocolError
+from etlstage.sequencing import (
+    NO_UUID,
+    AckIntent,
+    Clock,
+    EmptyListResponse,
+    Flags,
+    JsonMessage,
+    Message,
+    NotFrameable,
+    Opaque,
+    Publisher,
+    Unbound,
+    clock_of,
+    flags_of,
+    modulo,
+    parse_uuid,
+    producer_of,
+)
+from tests.sequencing.journals import A, Memory, Str, to_json
+from tests.sequencing.vectors import VECTORS
+
+JSON = "application/x-ndjson"
+ACTS: list[Callable[[Publisher], Callable[..., Any]]] = [
+    lambda publisher: publisher.publish_committed,
+    lambda publisher: publisher.publish_uncommitted,
+]
+
+
+@pytest.mark.parametrize("row", VECTORS["publisher"], ids=["txn", "committed", "both"])
+def test_journals_are_those_of_the_real_package(row: dict[str, Any]) -> None:
+    """Byte for byte."""
+    journals, clock = Memory(), Clock(tick=row["tick"])
+    # Two of one id: the third trace has committed messages within open transactions.
+    producer = bytes.fromhex(row["producer"])
+    txn = Publisher(journals, clock, producer=producer)
+    plain = Publisher(journals, clock, producer=producer)
+    for act, *rest in row["trace"]:
+        if act == "build_ack_intents":
+            intents = txn.build_ack_intents()
+            assert intents == [AckIntent(j, i.encode()) for j, i in rest[0]]
+            for intent in intents:
+                journals.start_append(intent.journal).release(intent.intent)
+            continue
+        journal, text, uuid, at = rest
+        message = Str(text)
+        publisher = plain if act == "publish_committed" else txn
+        append = getattr(publisher, act)(message, lambda _, j=journal: (j, JSON))
+        assert append.done
+        assert append.journal == journal
+        assert str(message.uuid) == uuid
+        assert clock.value == clock_of(message.uuid) == int(at)
+    assert {j: data.decode() for j, data in journals.data.items()} == row["journals"]
+
+
+def test_publisher_has_an_id_and_a_clock_of_its_own() -> None:
+    """The clock follows the time."""
+    times = iter([12_000_000_300, 12_000_000_300, 13_000_000_000])
+    journals = Memory()
+    publisher = Publisher(journals, mapping=to_json, now=lambda: next(times))
+    messages = [Str("a"), Str("b"), Str("c")]
+    for message in messages:
+        publisher.publish_committed(message)
+    assert [clock_of(message.uuid) for message in messages] == [
+        1955086849920000048 + 160,
+        1955086849920000048 + 320,
+        1955086850080000000 + 160,
+    ]
+    assert {producer_of(message.uuid) for message in messages} == {publisher.producer}
+    assert {flags_of(message.uuid) for message in messages} == {Flags.OUTSIDE_TXN}
+    assert Publisher(journals).producer != publisher.producer
+
+
+def test_a_clock_that_is_given_is_the_callers() -> None:
+    """It is not updated; 0 is a time like any other."""
+    clock, message = Clock(), Str("a")
+    Publisher(Memory(), clock, mapping=to_json).publish_committed(message)
+    assert clock.value == clock_of(message.uuid) == 160
+
+
+class Unframeable(Str):
+    def marshal_json_to(self, writer: object) -> None:
+        """Write UUID and text."""
+        raise NotFrameable("half of it")
+
+
+def full(journals: Memory) -> None:
+    """Fill the disk."""
+    journals.full = True
+
+
+def no_journals(message: object) -> tuple[str, str]:
+    """Map to nothing."""
+    raise EmptyListResponse
+
+
+def to_unknown(message: object) -> tuple[str, str]:
+    """Map to a journal of an unknown content type."""
+    return "a", "text/plain"
+
+
+def _unfit() -> Str:
+    message = Str("unfit")
+    message.error = ValueError("unfit")
+    return message
+
+
+FAILURES = {
+    "validator": (_unfit, no_journals, False, ValueError),
+    "mapping": (Str, no_journals, False, EmptyListResponse),
+    "content type": (Str, to_unknown, False, ConfigError),
+    "framing": (Unframeable, to_json, False, NotFrameable),
+    "disk": (Str, to_json, True, OSError),
+}
+
+
+@pytest.mark.parametrize("act", ACTS, ids=["committed", "uncommitted"])
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_error_leaves_nothing(
+    failure: tuple[Any, Any, bool, Any], act: Callable[[Publisher], Any]
+) -> None:
+    """No tick, no bytes, no transaction; and it may be tried again."""
+    make, mapping, is_full, error = failure
+    journals, clock = Memory(), Clock(1000)
+    publisher = Publisher(journals, clock)
+    journals.full = is_full
+    with pytest.raises(error):
+        act(publisher)(make(), mapping)
+    assert clock.value == 1000
+    assert journals.data == {}
+    assert journals.sections == []
+    assert publisher.build_ack_intents() == []
+    journals.full = False
+    act(publisher)(Str("again"), to_json)
+    assert clock.value == 1160
+    assert journals.data["a"].endswith(b'"Str":"again"}\n')
+
+
+def test_committed_within_an_own_transaction_is_refused() -> None:
+    """Readers would drop the transaction; in another journal it may be."""
+    journals = Memory()
+    publisher = Publisher(journals, Clock())
+    publisher.publish_uncommitted(Str("one"), to_json)
+    before = journals.data["a"]
+    with pytest.raises(
+        LocalProtocolError, match="can't publish a committed message to a"
+    ):
+        publisher.publish_committed(Str("two"), to_json)
+    assert journals.data["a"] == before
+    publisher.publish_committed(Str("two"), lambda _: ("b", JSON))
+    publisher.build_ack_intents()
+    publisher.publish_committed(Str("three"), to_json)
+
+
+def test_uncommitted_messages_are_published_one_at_a_time() -> None:
+    """Also out of a mapping; after an error the next may."""
+    publisher = Publisher(Memory(), Clock())
+
+    def within(message: object) -> tuple[str, str]:
+        publisher.publish_uncommitted(Str("inner"), to_json)
+        return "a", JSON
+
+    with pytest.raises(LocalProtocolError, match="one at a time"):
+        publisher.publish_uncommitted(Str("outer"), within)
+    publisher.publish_uncommitted(Str("next"), to_json)
+
+
+def test_without_a_mapping_nothing_is_published() -> None:
+    """The call's counts for more than the publisher's."""
+    journals = Memory()
+    with pytest.raises(LocalProtocolError, match="no mapping: give one"):
+        Publisher(journals).publish_committed(Str("a"))
+    publisher = Publisher(journals, mapping=to_json)
+    publisher.publish_committed(Str("a"), lambda _: ("b", JSON))
+    assert list(journals.data) == ["b"]
+
+
+async def test_values_are_published_to_the_journals_of_the_appender() -> None:
+    """An object is made a message; a mapping may lack its journals."""
+    journals = Memory()
+    mapping = Unbound(modulo, lambda message, hasher: hasher.write(message["k"]))
+    publisher = Publisher(journals, Clock(), mapping=mapping, producer=A)
+    append = publisher.publish_committed({"k": 1} | {"k": b"x"}, to_json_k)
+    await append
+    assert append.done
+    publisher.publish_committed(Key())
+    assert journals.data["a"].count(b"\n") == 2
+
+
+class Key(Str):
+    def __getitem__(self, name: str) -> bytes:
+        return b"x"
+
+
+def to_json_k(message: JsonMessage) -> tuple[str, str]:
+    """Map by a key that is no JSON."""
+    message.value["k"] = message["k"].decode()
+    return "a", JSON
+
+
+def test_messages_that_hold_no_uuid_are_counted() -> None:
+    """They are delivered at least once."""
+
+    class Without(Str):
+        def set_uuid(self, uuid: object) -> None:
+            pass
+
+    publisher = Publisher(Memory(), mapping=to_json)
+    publisher.publish_committed(Str("a"))
+    assert publisher.without_uuid == 0
+    publisher.publish_committed(Without("a"))
+    publisher.publish_uncommitted(Without("a"))
+    assert publisher.without_uuid == 2
+
+
+def test_intents_are_built_once() -> None:
+    """One for each journal, of the type and framing that were first there."""
+    journals, clock = Memory(), Clock()
+    publisher = Publisher(journals, clock, producer=A)
+    fixed = "application/x-protobuf-fixed"
+    for message, journal, kind in (
+        (Opaque(b"1"), "b", fixed),
+        (JsonMessage({"a": 1}), "a", JSON),
+        (Opaque(b"2"), "b", fixed),
+    ):
+        publisher.publish_uncommitted(message, lambda _, t=(journal, kind): t)  # type: ignore[misc]
+    first, second = publisher.build_ack_intents()
+    assert first.journal == "b"
+    assert first.intent[:8].hex() == "6633933610000000"
+    assert first.intent[8:].hex() == "0000002800001000800201aaaaaaaa01"
+    assert second.journal == "a"
+    assert b'{"_meta":{"uuid":"00000032-' in second.intent
+    assert clock.value == 800
+    assert publisher.build_ack_intents() == []
+    assert clock.value == 800
+
+
+def _always(target: tuple[str, str], message: object) -> tuple[str, str]:
+    return target
+
+
+def test_intent_is_as_wide_as_the_first_record() -> None:
+    """A reader of CSV takes no other."""
+    publisher = Publisher(Memory(), Clock(), mapping=lambda _: ("a", "text/csv"))
+    for fields in (["1", "2"], ["1", "2", "3"]):
+        publisher.publish_uncommitted(fields)
+    (intent,) = publisher.build_ack_intents()
+    assert intent.intent.count(b",") == 2
+
+
+def test_threads_publish_committed_messages() -> None:
+    """In each journal the clocks rise."""
+    from threading import Lock
+
+    class Ordered(Memory):
+        def __init__(self) -> None:
+            super().__init__()
+            self.locks = {"a": Lock(), "b": Lock()}
+
+        def start_append(self, journal: str) -> Any:  # noqa: ANN401
+            self.locks[journal].acquire()
+            section = super().start_append(journal)
+            lock = self.locks[journal]
+
+            class Section:
+                def release(self, data: bytes) -> object:
+                    append = section.release(data)
+                    lock.release()
+                    return append
+
+            return Section()
+
+    journals = Ordered()
+    publisher = Publisher(journals, Clock())
+
+    def run(number: int) -> None:
+        for n in range(200):
+            target = ("ab"[(n + number) % 2], JSON)
+            publisher.publish_committed(Str("x"), partial(_always, target))
+
+    threads = [Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    clocks = [
+        [clock_of(parse_uuid(line[9:45].decode())) for line in data.splitlines()]
+        for data in journals.data.values()
+    ]
+    assert all(found == sorted(set(found)) for found in clocks)
+    assert sum(map(len, clocks)) == 800
+
+
+def test_protocols_are_seen_in_messages() -> None:
+    """Without being named by them."""
+    assert isinstance(Str(), Message)
+    assert not isinstance({}, Message)
+    assert Str().uuid == NO_UUID

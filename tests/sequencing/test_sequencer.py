@@ -1,0 +1,648 @@
+"""What the sequencer makes of messages: the real package's scenarios, and properties."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etlstage.errors import LocalProtocolError
+from etlstage.sequencing import (
+    NO_UUID,
+    Checkpoint,
+    Envelope,
+    MustStartReplay,
+    Opaque,
+    ProducerState,
+    QueueOutcome,
+    ReplayFailed,
+    ReplayRange,
+    ReplayWaits,
+    Sequencer,
+    build_uuid,
+    clock_of,
+)
+from tests.sequencing.journals import A, B, C, envelope
+from tests.sequencing.vectors import VECTORS
+
+PRODUCERS = [bytes.fromhex(one) for one in VECTORS["producers"]]
+SCENARIOS = {one["id"]: one for one in VECTORS["scenarios"]}
+
+
+class Scenario:
+    """Performs the steps of a scenario."""
+
+    def __init__(self, scenario: dict[str, Any]) -> None:
+        self.envelopes = []
+        for journal, producer, clock, flags, begin, end in scenario["envelopes"]:
+            message = Opaque()
+            if producer >= 0:
+                message.set_uuid(build_uuid(PRODUCERS[producer], clock, flags))
+            name = VECTORS["journals"][journal]
+            self.envelopes.append(Envelope(name, begin, end, message))
+        self.rows = scenario["envelopes"]
+        self.sequencer = Sequencer(ring=scenario["buffer"])
+        self.checkpointed = Checkpoint({}, [])
+
+    def queue(self, index: int, outcome: str, numbers: list[int] | None) -> None:
+        """Queue, and compare the outcome and the state."""
+        envelope = self.envelopes[index]
+        assert self.sequencer.queue_uncommitted(envelope).value == outcome
+        producer = int.from_bytes(PRODUCERS[self.rows[index][1]], "big")
+        span = self.sequencer._spans.get((envelope.journal, producer))
+        if numbers is None:
+            assert self.rows[index][1] < 0 or span is None
+        else:
+            assert span is not None
+            assert [span.last, span.top, span.begin] == numbers
+
+    def replay(self, *expected: object) -> None:
+        """Expect that a replay is wanted, and start it."""
+        with pytest.raises(MustStartReplay, match=r"^must start reader$"):
+            self.sequencer.deque_committed()
+        found = self.sequencer.replay_range()
+        assert found == expected
+        journal, begin, end = found
+        self.sequencer.start_replay(
+            one
+            for one in self.envelopes
+            if one.journal == journal and begin <= one.begin < end
+        )
+
+    def step(self, expected: int | str) -> None:
+        """Dequeue, and compare."""
+        found = self.sequencer.deque_committed()
+        assert found is (
+            None if isinstance(expected, str) else self.envelopes[expected]
+        )
+
+    def pending(self, expected: bool) -> None:
+        """Compare whether spans are open."""
+        assert self.sequencer.has_pending() is expected
+
+    def checkpoint(self, horizon: int, offsets: object, states: list[Any]) -> None:
+        """Take one, and compare."""
+        self.checkpointed = self.sequencer.checkpoint(horizon / 1e9)
+        assert self.checkpointed.offsets == offsets
+        assert sorted(self.checkpointed.states) == sorted(
+            ProducerState(journal, bytes.fromhex(producer), last, begin)
+            for journal, producer, last, begin in states
+        )
+
+    def recover(self, ring: int) -> None:
+        """Go on from the last checkpoint."""
+        self.sequencer = Sequencer(*self.checkpointed, ring=ring)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario_of_the_real_package(name: str) -> None:
+    """Outcomes, states, ranges of replays, deliveries, checkpoints."""
+    scenario = Scenario(SCENARIOS[name])
+    for act, *arguments in SCENARIOS[name]["ops"]:
+        getattr(scenario, act)(*arguments)
+
+
+def test_outcomes_have_the_names_of_the_real_package() -> None:
+    """All ten."""
+    seen = {
+        op[2]
+        for scenario in SCENARIOS.values()
+        for op in scenario["ops"]
+        if op[0] == "queue"
+    }
+    assert {one.value for one in QueueOutcome} == seen
+
+
+# --- a log, and what is in it ------------------------------------------------------
+
+
+class Log(NamedTuple):
+    """Messages of a journal, and the clocks that are delivered."""
+
+    messages: list[Envelope]
+    delivered: list[tuple[bytes, int]]
+
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from([A, B, C]),
+        st.sampled_from("cccccakrpodz"),
+        st.integers(1, 4),
+    ),
+    max_size=40,
+)
+"""Of which producer; continue, acknowledge, roll back, acknowledge in part, outside,
+again, without UUID; a number."""
+
+
+def log_of(acts: list[tuple[bytes, str, int]]) -> Log:
+    """Return what well-behaved producers write, and what is to be made of it."""
+    messages: list[Envelope] = []
+    delivered: list[tuple[bytes, int]] = []
+    clocks = dict.fromkeys((A, B, C), 100)
+    acked = dict.fromkeys((A, B, C), -1)
+    open_: dict[bytes, list[int]] = {A: [], B: [], C: []}
+
+    def write(producer: bytes, clock: int, flags: int) -> None:
+        messages.append(envelope(producer, clock, flags, len(messages)))
+
+    for producer, act, number in acts:
+        span = open_[producer]
+        if act == "z":
+            message = envelope(producer, 0, 0, len(messages))
+            message.message.set_uuid(NO_UUID)
+            messages.append(message)
+            delivered.append((b"", message.begin))
+        elif act == "c" or (act in "po" and act == "o" and span):
+            clocks[producer] += number
+            span.append(clocks[producer])
+            write(producer, span[-1], 1)
+        elif act == "o":
+            clocks[producer] += number
+            acked[producer] = clocks[producer]
+            write(producer, clocks[producer], 0)
+            delivered.append((producer, clocks[producer]))
+        elif act in "ak":
+            clocks[producer] += number
+            write(producer, clocks[producer], 2)
+            delivered += [(producer, clock) for clock in (*span, clocks[producer])]
+            acked[producer] = clocks[producer]
+            span.clear()
+        elif act == "p" and span:
+            # All that is above is rolled back; its clocks are not used again here.
+            clock = span[min(number, len(span)) - 1]
+            write(producer, clock, 2)
+            delivered += [(producer, one) for one in span if one <= clock]
+            acked[producer] = clock
+            span.clear()
+        elif act == "r" and acked[producer] >= 0:
+            write(producer, acked[producer], 2)
+            span.clear()
+        elif act == "d":
+            # What is not acknowledged is appended again, from some message on.
+            for clock in span[-number:]:
+                write(producer, clock, 1)
+    return Log(messages, delivered)
+
+
+def name(found: Envelope) -> tuple[bytes, int]:
+    """Return what the model says of a message."""
+    uuid = found.message.uuid
+    if not uuid.int:
+        return b"", found.begin
+    return (uuid.int & 0xFFFFFFFFFFFF).to_bytes(6, "big"), clock_of(uuid)
+
+
+def dequeued(sequencer: Sequencer, log: Log) -> Iterator[Envelope]:
+    """Return what can be dequeued, with replays."""
+    while True:
+        try:
+            found = sequencer.deque_committed()
+        except MustStartReplay:
+            _, begin, end = sequencer.replay_range()
+            sequencer.start_replay(m for m in log.messages if begin <= m.begin < end)
+            continue
+        if found is None:
+            return
+        yield found
+
+
+def read(log: Log, ring: int) -> list[tuple[bytes, int]]:
+    """Return what is delivered with a ring of that size."""
+    sequencer, found = Sequencer(ring=ring), list[tuple[bytes, int]]()
+    for message in log.messages:
+        sequencer.queue_uncommitted(message)
+        found += map(name, dequeued(sequencer, log))
+    return found
+
+
+def check_rings(acts: list[tuple[bytes, str, int]]) -> None:
+    """Compare all rings with the model."""
+    log = log_of(acts)
+    for ring in (0, 1, 2, 3, 5, 1000):
+        assert read(log, ring) == log.delivered
+
+
+def check_crashes(
+    acts: list[tuple[bytes, str, int]], events: list[tuple[int, bool, int]]
+) -> None:
+    """
+    Compare what crashes leave with the model.
+
+    Each event is after how many steps something happens, whether that is a crash or
+    else a checkpoint, and the ring from then on.
+    """
+    log = log_of(acts)
+    sequencer, kept, position = Sequencer(ring=3), Checkpoint({}, []), 0
+    found: list[tuple[bytes, int]] = []
+    sure = 0
+    schedule = iter(events)
+    steps, crash, ring = next(schedule, (-1, False, 0))
+    crashed = False
+
+    def step() -> None:
+        nonlocal steps, crash, ring, kept, sure, crashed
+        steps -= 1
+        if steps != 0:
+            return
+        if crash:
+            crashed = True
+            return
+        kept = sequencer.checkpoint()
+        # The last one has not been processed while the span is not at its end.
+        sure = len(found) - (1 if sequencer._delivered is not None else 0)
+        steps, crash, ring = next(schedule, (-1, False, 0))
+
+    while position < len(log.messages) or crashed:
+        if crashed:
+            crashed = False
+            sequencer = Sequencer(kept.offsets, kept.states, ring=ring)
+            del found[sure:]
+            begin = kept.offsets.get("j", 0)
+            position = sum(m.begin < begin for m in log.messages)
+            steps, crash, ring = next(schedule, (-1, False, 0))
+            continue
+        sequencer.queue_uncommitted(log.messages[position])
+        position += 1
+        step()
+        if crashed:
+            continue
+        for message in dequeued(sequencer, log):
+            found.append(name(message))
+            step()
+            if crashed:
+                break
+    assert found == log.delivered
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(1, 12), st.booleans(), st.sampled_from([0, 1, 2, 3, 5, 1000])
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(ACTS)
+def test_ring_changes_nothing(acts: list[tuple[bytes, str, int]]) -> None:
+    """Whatever its size, the model's messages come in the model's order."""
+    check_rings(acts)
+
+
+@settings(deadline=None, max_examples=300)
+@given(ACTS, EVENTS)
+def test_crash_changes_nothing(
+    acts: list[tuple[bytes, str, int]], events: list[tuple[int, bool, int]]
+) -> None:
+    """Wherever it happens, whatever the checkpoint was, and the next ring is."""
+    check_crashes(acts, events)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(deadline=None, max_examples=10_000)
+@given(ACTS)
+def test_ring_changes_nothing_at_length(acts: list[tuple[bytes, str, int]]) -> None:
+    """Ten thousand logs."""
+    check_rings(acts)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(deadline=None, max_examples=10_000)
+@given(ACTS, EVENTS)
+def test_crash_changes_nothing_at_length(
+    acts: list[tuple[bytes, str, int]], events: list[tuple[int, bool, int]]
+) -> None:
+    """Ten thousand logs."""
+    check_crashes(acts, events)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([A, B]), st.integers(0, 6), st.integers(0, 4)),
+        max_size=30,
+    ),
+    st.sampled_from([0, 1, 2, 5]),
+)
+def test_no_log_is_too_bad(acts: list[tuple[bytes, int, int]], ring: int) -> None:
+    """Whatever faulty producers write, nothing is raised, and states can be taken."""
+    log = Log([envelope(*act, at) for at, act in enumerate(acts)], [])
+    sequencer = Sequencer(ring=ring)
+    for message in log.messages:
+        sequencer.queue_uncommitted(message)
+        list(dequeued(sequencer, log))
+        sequencer = Sequencer(*sequencer.checkpoint(), ring=ring)
+
+
+# --- one by one --------------------------------------------------------------------
+
+
+def queued(*messages: Envelope, ring: int = 8192) -> Sequencer:
+    """Return a sequencer that was given messages, all of them dequeued but the last."""
+    sequencer = Sequencer(ring=ring)
+    for message in messages:
+        assert sequencer.deque_committed() is None
+        sequencer.queue_uncommitted(message)
+    return sequencer
+
+
+def test_all_has_to_be_dequeued_before_the_next_is_queued() -> None:
+    """Neither are there states in between; a checkpoint may be taken."""
+    sequencer = queued(envelope(A, 1, 2, 0))
+    for _ in range(2):
+        with pytest.raises(LocalProtocolError, match="committed messages remain"):
+            sequencer.queue_uncommitted(envelope(A, 2, 1, 1))
+        with pytest.raises(LocalProtocolError, match="messages remain to dequeue"):
+            sequencer.producer_states()
+        assert sequencer.checkpoint() == ({}, [("j", A, 0, 0)])
+        sequencer.deque_committed()
+    # The last call ended it.
+    sequencer.queue_uncommitted(envelope(A, 2, 1, 1))
+    assert sequencer.producer_states() == [("j", A, 1, 102)]
+    assert sequencer.checkpoint().offsets == {"j": 202}
+
+
+def test_checkpoint_is_a_copy() -> None:
+    """What comes later does not change it."""
+    sequencer = queued(envelope(A, 1, 1, 0))
+    before = sequencer.checkpoint()
+    sequencer.queue_uncommitted(envelope(A, 2, 1, 1))
+    assert before.offsets == {"j": 100}
+
+
+@pytest.mark.parametrize("act", ["replay_range", "start"])
+def test_replay_that_is_not_wanted_is_refused(act: str) -> None:
+    """With nothing to dequeue, with a span that is held, and with one under way."""
+
+    def replay(sequencer: Sequencer) -> None:
+        with pytest.raises(LocalProtocolError, match="no replay is to be started"):
+            sequencer.replay_range() if act != "start" else sequencer.start_replay([])
+
+    replay(Sequencer())
+    replay(queued(envelope(A, 1, 1, 0), envelope(A, 2, 2, 1)))
+    sequencer = queued(envelope(A, 1, 1, 0), envelope(A, 2, 2, 1), ring=1)
+    sequencer.start_replay([])
+    replay(sequencer)
+
+
+FEED = [envelope(B, 1, 1, 0), envelope(A, 2, 1, 1), envelope(A, 3, 2, 2)]
+
+
+def moved(message: Envelope, **fields: Any) -> Envelope:  # noqa: ANN401
+    """Return it with other fields."""
+    return message._replace(**fields)
+
+
+def failing(error: Exception) -> Iterator[Envelope]:
+    """Raise an error where a message should be."""
+    raise error
+    yield
+
+
+@pytest.mark.parametrize(
+    ("feed", "error"),
+    [
+        (lambda: failing(EOFError("unexpected EOF")), "replay reader: unexpected EOF"),
+        (
+            lambda: [moved(FEED[1], journal="wrong/journal")],
+            "replay of wrong journal (wrong/journal; expected j)",
+        ),
+        (
+            lambda: [moved(FEED[1], begin=101)],
+            "replay has wrong Begin (101; expected >= 102)",
+        ),
+        (
+            lambda: [moved(FEED[1], end=302)],
+            "replay has wrong End (302; expected <= 204)",
+        ),
+    ],
+)
+def test_replay_that_gives_something_else(feed: Any, error: str) -> None:  # noqa: ANN401
+    """The texts are those of the real package; another replay may do better."""
+    sequencer = queued(*FEED, ring=0)
+    for _ in range(2):
+        with pytest.raises(MustStartReplay):
+            sequencer.deque_committed()
+        assert sequencer.replay_range() == ReplayRange("j", 102, 204)
+        sequencer.start_replay(feed())
+        with pytest.raises(ReplayFailed) as caught:
+            sequencer.deque_committed()
+        assert str(caught.value) == error
+    sequencer.start_replay(FEED[1:2])
+    assert sequencer.deque_committed() is FEED[1]
+    assert sequencer.deque_committed() is FEED[2]
+    assert sequencer.deque_committed() is None
+
+
+def test_replay_may_end_where_the_ring_begins() -> None:
+    """To the byte; what others wrote in between is passed over."""
+    messages = [envelope(A, 1, 1, 0), envelope(B, 1, 1, 1), envelope(A, 2, 2, 2)]
+    messages[1] = moved(messages[1], end=204)
+    sequencer = queued(*messages, ring=1)
+    sequencer.start_replay(messages[:2])
+    assert sequencer.deque_committed() is messages[0]
+    assert sequencer.deque_committed() is messages[2]
+
+
+def test_replay_that_failed_midway_goes_on_from_there() -> None:
+    """What was delivered is not delivered again."""
+    messages = [envelope(A, n, 1, n) for n in (1, 2, 3)] + [envelope(A, 4, 2, 4)]
+
+    def broken() -> Iterator[Envelope]:
+        yield from messages[:2]
+        raise OSError("gone")
+
+    sequencer = queued(*messages, ring=1)
+    sequencer.start_replay(broken())
+    assert sequencer.deque_committed() is messages[0]
+    assert sequencer.deque_committed() is messages[1]
+    with pytest.raises(ReplayFailed, match=r"^replay reader: gone$"):
+        sequencer.deque_committed()
+    assert sequencer.replay_range() == ReplayRange("j", 204, 408)
+    sequencer.start_replay(messages[1:3])
+    assert [sequencer.deque_committed() for _ in range(3)] == [*messages[2:], None]
+
+
+def test_replay_may_wait() -> None:
+    """The dequeue is tried again."""
+    sequencer = queued(*FEED, ring=0)
+
+    class Slow:
+        waited = False
+
+        def __iter__(self) -> Iterator[Envelope]:
+            return self
+
+        def __next__(self) -> Envelope:
+            if not self.waited:
+                self.waited = True
+                raise ReplayWaits
+            raise StopIteration
+
+    sequencer.start_replay(Slow())
+    with pytest.raises(ReplayWaits):
+        sequencer.deque_committed()
+    assert sequencer.deque_committed() is FEED[2]
+
+
+def test_unknown_flags_are_logged_once_for_each_producer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And handled as OUTSIDE_TXN."""
+    sequencer = Sequencer()
+    for at, (producer, flags) in enumerate([(A, 3), (A, 0x100), (B, 7), (A, 0)]):
+        message = envelope(producer, at + 1, flags, at)
+        assert sequencer.queue_uncommitted(message) is QueueOutcome.OUTSIDE_COMMIT
+        assert sequencer.deque_committed() is message
+        assert sequencer.deque_committed() is None
+    assert caplog.messages == [
+        "j: producer 01aaaaaaaa01 sent flags 0x3 at offset 0: handled as OUTSIDE_TXN",
+        "j: producer 03bbbbbbbb02 sent flags 0x7 at offset 204: handled as OUTSIDE_TXN",
+    ]
+
+
+def test_deep_rollback_is_logged_as_what_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An acknowledgement of the same clock is an ordinary one."""
+    sequencer = queued(envelope(A, 9, 2, 0))
+    list(dequeued(sequencer, Log([], [])))
+    sequencer.queue_uncommitted(envelope(A, 9, 2, 1))
+    assert caplog.messages == []
+    sequencer.queue_uncommitted(envelope(A, 5, 2, 2))
+    assert caplog.messages == [
+        (
+            "j: loss of exactly-once semantics: producer 01aaaaaaaa01 acknowledged clock 5"
+            " at offset 204, and 9 before"
+        )
+    ]
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_committed_message_within_a_span_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The span is dropped."""
+    sequencer = queued(envelope(A, 1, 1, 0), envelope(A, 2, 0, 1))
+    assert caplog.messages == [
+        (
+            "j: producer 01aaaaaaaa01 committed a message at offset 102 within its open span:"
+            " the span, from offset 0 on, is dropped"
+        )
+    ]
+    found = sequencer.deque_committed()
+    assert found is not None
+    assert found.begin == 102
+    assert sequencer.deque_committed() is None
+    assert not sequencer.has_pending()
+
+
+def test_messages_without_uuid_are_counted() -> None:
+    """Each is delivered, as often as it is there; nothing is known of a producer."""
+    sequencer = Sequencer(ring=2)
+    message = Envelope("j", 0, 100, Opaque())
+    for count in (1, 2, 3):
+        assert sequencer.queue_uncommitted(message) is QueueOutcome.OUTSIDE_COMMIT
+        assert sequencer.deque_committed() is message
+        assert sequencer.deque_committed() is None
+        assert sequencer.without_uuid == count
+    assert sequencer.checkpoint() == ({"j": 100}, [])
+
+
+def test_message_of_clock_0_leaves_what_is_acknowledged() -> None:
+    """A faulty producer's: a replay delivers it twice, and no duplicate for it."""
+    messages = [envelope(A, 6, 1, 0), envelope(A, 0, 1, 1), envelope(A, 6, 1, 2)]
+    messages.append(envelope(A, 13, 2, 3))
+    log = Log(messages, [])
+    found = [clock for _, clock in read(log, 1)]
+    assert found[1:] == [6, 0, 13]
+
+
+def test_payloads_are_let_go() -> None:
+    """Once they are delivered, rolled back, or out of the ring."""
+    import weakref
+
+    class Payload(Opaque):
+        __slots__ = ("__weakref__",)
+
+    def payload(clock: int, flags: int, at: int, producer: bytes = A) -> Envelope:
+        message = Payload()
+        message.set_uuid(build_uuid(producer, clock, flags))
+        alive.append(weakref.ref(message))
+        return Envelope("j", at, at + 1, message)
+
+    alive: list[Any] = []
+    sequencer = Sequencer(ring=3)
+    for n in range(4):
+        sequencer.queue_uncommitted(payload(n + 1, 1, n))
+    assert [one() is None for one in alive] == [True, False, False, False]
+    sequencer.queue_uncommitted(payload(0, 0, 9, B))
+    sequencer.deque_committed()
+    sequencer.deque_committed()
+    sequencer.queue_uncommitted(payload(5, 2, 10))
+    sequencer.start_replay([])
+    while sequencer.deque_committed() is not None:
+        pass
+    assert all(one() is None for one in alive)
+    sequencer.queue_uncommitted(payload(6, 1, 11))
+    sequencer.queue_uncommitted(payload(5, 2, 12))
+    assert all(one() is None for one in alive)
+
+
+def test_pending_since_offsets() -> None:
+    """Open spans that begin there, or behind it."""
+    sequencer = queued(envelope(A, 1, 1, 3), envelope(B, 1, 2, 4))
+    list(dequeued(sequencer, Log([], [])))
+    assert sequencer.has_pending({})
+    assert sequencer.has_pending({"j": 306})
+    assert not sequencer.has_pending({"j": 307})
+    assert sequencer.has_pending({"other": 999})
+    sequencer.checkpoint()
+    assert not sequencer.has_pending()
+    assert sequencer.has_pending({})
+    sequencer.queue_uncommitted(envelope(A, 1, 2, 5))
+    list(dequeued(sequencer, Log([envelope(A, 1, 1, 3)], [])))
+    assert not sequencer.has_pending({})
+    sequencer.queue_uncommitted(envelope(A, 2, 1, 6))
+    assert sequencer.has_pending()
+
+
+def test_producers_are_pruned_within_their_journal() -> None:
+    """By the age of their newest message, against the newest acknowledgement."""
+    sequencer = Sequencer()
+    for journal, producer, clock in (
+        ("j", A, 16_000), ("j", B, 16_320), ("k", C, 10)
+    ):  # fmt: skip
+        sequencer.queue_uncommitted(envelope(producer, clock, 0, 0, journal=journal))
+        list(dequeued(sequencer, Log([], [])))
+    producers = {state.producer for state in sequencer.producer_states(2e-6)}
+    assert producers == {A, B, C}
+    assert len(sequencer.producer_states(0)) == 3
+    producers = {state.producer for state in sequencer.producer_states(1.9e-6)}
+    assert producers == {B, C}
+    # A horizon beyond 1582 prunes nothing.
+    assert len(sequencer.producer_states(86400)) == 2
+
+
+def test_producer_with_an_open_span_is_as_old_as_its_newest_message() -> None:
+    """Not as its last acknowledgement."""
+    sequencer = queued(
+        envelope(A, 16_000, 1, 0), envelope(A, 32_000, 1, 1), envelope(B, 32_000, 0, 2)
+    )
+    list(dequeued(sequencer, Log([], [])))
+    assert len(sequencer.producer_states(1e-7)) == 2
+
+
+def test_journals_are_apart() -> None:
+    """One producer's spans in two of them."""
+    one, two = envelope(A, 1, 1, 0), envelope(A, 1, 1, 0, journal="k")
+    sequencer = queued(one, two, envelope(A, 2, 2, 1))
+    assert [found.journal for found in dequeued(sequencer, Log([], []))] == ["j", "j"]
+    assert sequencer.producer_states() == [("j", A, 2, -1), ("k", A, 0, 0)]
