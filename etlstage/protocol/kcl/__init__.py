@@ -1,0 +1,16 @@
+"""
+Dialect ``kcl``: record processors of the Kinesis Client Library.
+
+Source: the protocol of its multi-language daemon, and, where the document and daemons
+differ, what daemons and clients do. Each line is a JSON object; one action is in flight,
+and what a processor was given is done when a checkpoint covers it.
+"""
+
+from __future__ import annotations
+
+from etlstage.protocol.kcl.checkpoint import Checkpoint as Checkpoint
+from etlstage.protocol.kcl.lines import Version as Version
+from etlstage.protocol.kcl.processor import ProcessorSession as ProcessorSession
+from etlstage.protocol.kcl.session import KclSession as KclSession
+
+__all__ = ("Checkpoint", "KclSession", "ProcessorSession", "Version")

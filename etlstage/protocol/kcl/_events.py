@@ -1,0 +1,128 @@
+"""
+The events of a session, as the seam of all dialects is going to have them.
+
+A copy for the time until ``protocol/events.py`` has them; it goes then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from etlstage.errors import ProtocolError
+from etlstage.messages import Groups, Run
+from etlstage.protocol.events import Refusals
+
+__all__ = (
+    "Added",
+    "Alive",
+    "Assignment",
+    "Cancelled",
+    "CommitAnswered",
+    "CommitAsked",
+    "Ended",
+    "Event",
+    "Failed",
+    "Farewell",
+    "Noise",
+    "Opened",
+    "Ready",
+)
+
+
+class Assignment(NamedTuple):
+    """The share of the input that one worker has, and where to go on in it."""
+
+    name: str
+    position: object = None
+    """What was committed of it; plain JSON. None: nothing."""
+
+
+class Opened(NamedTuple):
+    """A run of messages begins exchanges from number ``first`` on."""
+
+    first: int
+    messages: Run
+    each: bool = True
+    """One exchange each; else all are one."""
+    ended: bool = True
+
+
+class Added(NamedTuple):
+    """More of an exchange that is open."""
+
+    id: int
+    messages: Run = ()
+    ended: bool = False
+
+
+class Ended(NamedTuple):
+    """Exchanges from ``first`` on have ended, a group of outputs each."""
+
+    first: int
+    groups: Groups
+    refusals: Refusals = ()
+    overhead: int = 0
+
+
+class Cancelled(NamedTuple):
+    """An exchange is not wanted any more."""
+
+    id: int
+    reason: str
+
+
+class CommitAsked(NamedTuple):
+    """The worker asks, in the middle of an exchange, to have a position stored."""
+
+    id: int
+    position: object
+
+
+class CommitAnswered(NamedTuple):
+    """A position has been stored, or could not."""
+
+    position: object
+    error: str | None = None
+
+
+class Ready(NamedTuple):
+    """The worker may be given work."""
+
+    identity: str = ""
+
+
+class Alive(NamedTuple):
+    """The worker is alive."""
+
+
+class Farewell(NamedTuple):
+    """One side is about to end."""
+
+    reason: str = ""
+
+
+class Noise(NamedTuple):
+    """Bytes that mean nothing and do no harm."""
+
+    data: bytes
+
+
+class Failed(NamedTuple):
+    """The peer broke the protocol; nothing that it sends from now on is read."""
+
+    error: ProtocolError
+
+
+Event: TypeAlias = (
+    Opened
+    | Added
+    | Ended
+    | Cancelled
+    | CommitAsked
+    | CommitAnswered
+    | Ready
+    | Alive
+    | Farewell
+    | Noise
+    | Failed
+)

@@ -1,0 +1,423 @@
+"""
+The lines of both sides: what each version writes, and what is understood.
+
+One JSON object a line. What we write is what daemons write, byte for byte, but for
+characters beyond ASCII, which are escaped: a child under an ASCII locale dies of others.
+What is understood is what daemons understand, and more; what means nothing is None.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64, crc32
+from collections.abc import Sequence
+from enum import Enum
+from json import JSONDecoder
+from json.encoder import encode_basestring_ascii
+from typing import Any, Final, NamedTuple
+
+from etlstage.errors import PayloadTooBig
+from etlstage.messages import AnnotatedRun, Run, plain
+from etlstage.protocol.kcl.checkpoint import Checkpoint
+
+__all__ = (
+    "ROWS",
+    "Ask",
+    "Column",
+    "Lines",
+    "Reason",
+    "Row",
+    "Status",
+    "Version",
+    "answer_line",
+    "ask_line",
+    "hashed_key",
+    "initialize_line",
+    "read_object",
+    "read_reply",
+    "records_line",
+    "requested_line",
+    "status_line",
+    "text_of",
+    "whole_of",
+)
+
+_NUMBER: Final = "sequenceNumber"
+_SUB: Final = "subSequenceNumber"
+_OLD: Final = "checkpoint"
+
+
+class Version(Enum):
+    """Which lines a daemon writes."""
+
+    LEGACY = "2014"
+    """Daemons before 1.7.2, and Sylvite: ``checkpoint``, ``shutdown``."""
+    DOCUMENT = "document"
+    """The current document to the letter; no daemon has ever written this."""
+    V1 = "v1"
+    """Daemons from 1.7.2 to 1.15: ``sequenceNumber``, ``shutdown``."""
+    V2 = "v2"
+    """Daemons since 2.1: ``leaseLost``, ``shardEnded``."""
+
+
+class Reason(Enum):
+    """Why a life ends; a later one overrides an earlier one."""
+
+    STOPPING = "stopping"
+    """We stop, or hand the shard over: it may checkpoint once more."""
+    ENDED = "ended"
+    """The shard has no more records, for good."""
+    LOST = "lost"
+    """The shard is another's."""
+
+
+class Row(NamedTuple):
+    """What is peculiar to a version."""
+
+    position: str
+    """The member that holds a sequence number which is checkpointed."""
+    full: bool
+    """``initialize`` names a position, records have all members."""
+    sub: bytes
+    """Sub-sequence number of a record that was not put with others as one."""
+    requested: bytes | None
+    """What asks for a shutdown, up to a position if one follows; None: nothing does."""
+    lost: tuple[str, bytes]
+    """Name and line of the action that says that the lease is lost."""
+    ended: tuple[str, bytes]
+    """Name and line of the action that says that the shard has ended."""
+    checkpointer: bool = False
+    """A processor that has lost the lease is passed one; the store refuses then."""
+
+
+_ZOMBIE: Final = "shutdown", b'{"action":"shutdown","reason":"ZOMBIE"}\n'
+_TERMINATE: Final = "shutdown", b'{"action":"shutdown","reason":"TERMINATE"}\n'
+_LOST: Final = "leaseLost", b'{"action":"leaseLost"}\n'
+_REQUESTED: Final = b'{"action":"shutdownRequested"}\n'
+
+ROWS: Final = {
+    Version.LEGACY: Row(
+        position=_OLD,
+        full=False,
+        sub=b"",
+        requested=None,
+        lost=_ZOMBIE,
+        ended=_TERMINATE,
+        checkpointer=True,
+    ),
+    Version.DOCUMENT: Row(
+        position=_OLD,
+        full=False,
+        sub=b"",
+        requested=b'{"action":"shutdownRequested","checkpoint":',
+        lost=_LOST,
+        ended=("shardEnded", b'{"action":"shardEnded","checkpoint":"SHARD_END"}\n'),
+    ),
+    Version.V1: Row(
+        position=_NUMBER,
+        full=True,
+        sub=b"null",
+        requested=_REQUESTED,
+        lost=_ZOMBIE,
+        ended=_TERMINATE,
+        checkpointer=True,
+    ),
+    Version.V2: Row(
+        position=_NUMBER,
+        full=True,
+        sub=b"0",
+        requested=_REQUESTED,
+        lost=_LOST,
+        ended=("shardEnded", b'{"action":"shardEnded"}\n'),
+    ),
+}
+
+
+class Column:
+    """Names of the columns beside messages that a session reads, and gives."""
+
+    SEQUENCE: Final = "sequence"
+    """Sequence numbers: decimal text, or whole numbers."""
+    SUB: Final = "sub"
+    """Sub-sequence numbers; None: the record was not put with others as one."""
+    PARTITION: Final = "partition"
+    """Partition keys."""
+    ARRIVAL: Final = "arrival"
+    """When records arrived, in milliseconds since 1970; None: it is not known."""
+    BEHIND: Final = "behind"
+    """How far the reader was behind the end of the shard, in milliseconds, or None."""
+
+
+# --- what the supervisor writes ---------------------------------------------------
+
+
+def _text(text: str | None) -> bytes:
+    return b"null" if text is None else encode_basestring_ascii(text).encode()
+
+
+def _whole(number: int | None) -> bytes:
+    return b"null" if number is None else b"%d" % number
+
+
+def initialize_line(row: Row, shard: str, position: Checkpoint) -> bytes:
+    """Return what begins a life."""
+    begin = b'{"action":"initialize","shardId":%b' % _text(shard)
+    if not row.full:
+        return begin + b"}\n"
+    return begin + b',"sequenceNumber":%b,"subSequenceNumber":%d}\n' % (
+        _text(position.sequence),
+        position.sub,
+    )
+
+
+def records_line(
+    row: Row, messages: Run, positions: Sequence[tuple[float, int]]
+) -> bytes:
+    """
+    Return what gives records.
+
+    Args:
+        row: The version.
+        messages: Their data, with columns beside them as :class:`Column` names them.
+        positions: Their numbers, for want of a column.
+
+    """
+    columns = messages.columns if isinstance(messages, AnnotatedRun) else {}
+    sequences = columns.get(Column.SEQUENCE) or [number for number, _ in positions]
+    data = plain(messages)
+    keys = columns.get(Column.PARTITION)
+    texts = (
+        [b'"%08x"' % crc32(message) for message in data]
+        if keys is None
+        else [encode_basestring_ascii(key).encode() for key in keys]
+    )
+    if row.full:
+        # Without a column 0, since the current Python client dies of null.
+        arrivals = columns.get(Column.ARRIVAL) or [0] * len(messages)
+        subs = columns.get(Column.SUB) or [None] * len(messages)
+        records = [
+            b'{"data":"%b","partitionKey":%b,"sequenceNumber":"%b",'
+            b'"approximateArrivalTimestamp":%b,"subSequenceNumber":%b,'
+            b'"action":"record"}'
+            % (
+                b2a_base64(message, newline=False),
+                text,
+                str(number).encode(),
+                b"null" if arrival is None else b"%d" % arrival,
+                row.sub if sub is None else b"%d" % sub,
+            )
+            for message, text, number, arrival, sub in zip(
+                data, texts, sequences, arrivals, subs, strict=True
+            )
+        ]
+        behind = (columns.get(Column.BEHIND) or [None])[-1]
+        end = b'],"millisBehindLatest":%b}\n' % _whole(behind)
+    else:
+        records = [
+            b'{"data":"%b","partitionKey":%b,"sequenceNumber":"%b"}'
+            % (b2a_base64(message, newline=False), text, str(number).encode())
+            for message, text, number in zip(data, texts, sequences, strict=True)
+        ]
+        end = b"]}\n"
+    # Joined once: a line of 10,000 records is 15 MB.
+    if records:
+        records[0] = b'{"action":"processRecords","records":[' + records[0]
+        records[-1] += end
+        return b",".join(records)
+    return b'{"action":"processRecords","records":[' + end
+
+
+def hashed_key(message: bytes) -> str:
+    """Return the partition key of a record that came without one."""
+    return f"{crc32(message):08x}"
+
+
+def requested_line(row: Row, largest: Checkpoint) -> bytes | None:
+    """Return what asks for a shutdown; None: the version can't."""
+    if row.requested is None or row.requested.endswith(b"\n"):
+        return row.requested
+    return b"%b%b}\n" % (row.requested, _text(largest.sequence))
+
+
+def answer_line(ask: Ask, error: str | None) -> bytes:
+    """Return what answers a checkpoint: what was asked for, and the error."""
+    tail = b'"error":%b}\n' % _text(error)
+    member = _text(ask.sequence)
+    if ask.member == _OLD:
+        return b'{"action":"checkpoint","checkpoint":%b,%b' % (member, tail)
+    return b'{"action":"checkpoint","sequenceNumber":%b,"subSequenceNumber":%b,%b' % (
+        member,
+        _whole(ask.sub),
+        tail,
+    )
+
+
+# --- what the worker writes -------------------------------------------------------
+
+
+def status_line(action: str) -> bytes:
+    """Return what says that an action is done; as all clients, on a line of its own."""
+    return b'\n{"action":"status","responseFor":%b}\n' % _text(action)
+
+
+def ask_line(member: str, sequence: str | None, sub: int | None) -> bytes:
+    """Return what asks for a checkpoint, in the words of a version."""
+    if member == _OLD:
+        return b'\n{"action":"checkpoint","checkpoint":%b}\n' % _text(sequence)
+    return b'\n{"action":"checkpoint","sequenceNumber":%b,"subSequenceNumber":%b}\n' % (
+        _text(sequence),
+        _whole(sub),
+    )
+
+
+# --- what is understood -----------------------------------------------------------
+
+
+class Status(NamedTuple):
+    """A worker says that it is done with an action."""
+
+    action: str | None
+    """Which, in its words; None: it did not say."""
+
+
+class Ask(NamedTuple):
+    """A worker asks for a checkpoint."""
+
+    member: str
+    """The member in which it named the sequence number; empty: in none."""
+    sequence: str | None
+    sub: int | None = None
+    legal: bool = True
+    """Both are of a kind that can be looked at."""
+
+
+def _constant(name: str) -> object:
+    raise ValueError(name)
+
+
+# Numbers as text: a sequence number has 56 digits, and is compared as it was written.
+_DECODER: Final = JSONDecoder(parse_int=str, parse_constant=_constant, strict=False)
+
+
+def read_object(line: bytes) -> dict[str, Any] | None:
+    """
+    Return the object that a line begins with, or None.
+
+    Whole numbers are text. What follows the object is ignored, as daemons do.
+    """
+    line = line.strip()
+    if not line.startswith(b"{"):
+        return None
+    try:
+        found, _ = _DECODER.raw_decode(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def text_of(value: object) -> str | None:
+    """Return a value as text, where text is expected; None for null."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None else str(value)
+
+
+def whole_of(value: object) -> int | None:
+    """
+    Return a value as a whole number, where one is expected; None for null.
+
+    Raises:
+        ValueError: If it is none.
+
+    """
+    if value is None:
+        return None
+    if isinstance(value, float):
+        return int(value)  # as daemons cut it
+    if isinstance(value, str) and len(value) < 20:
+        return int(value)
+    raise ValueError("no whole number")
+
+
+def read_reply(line: bytes) -> Status | Ask | None:
+    """Return what a worker says; None: nothing that we know."""
+    said = read_object(line) or {}
+    match said.get("action"):
+        case "status":
+            return Status(text_of(said.get("responseFor")))
+        case "checkpoint":
+            return _ask(said)
+        case _:
+            return None
+
+
+def _ask(said: dict[str, Any]) -> Ask:
+    member = next((name for name in (_NUMBER, _OLD) if name in said), "")
+    sequence = said.get(member)
+    try:
+        sub = whole_of(said.get(_SUB))
+    except (ValueError, OverflowError):
+        return Ask(member, text_of(sequence), legal=False)
+    legal = not isinstance(sequence, dict | list)
+    return Ask(member, text_of(sequence) if legal else None, sub, legal)
+
+
+class Lines:
+    r"""
+    Cuts bytes into lines, which end with ``\n``, ``\r`` or ``\r\n``.
+
+    Empty lines are left out: every client writes some, and ``\r\n`` may be cut.
+
+    Args:
+        limit: Bytes of a line, at most.
+
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._begun: list[bytes] = []  # pieces of a line without its end
+        self._size = 0  # of these
+        self.offset: int = 0
+        """Where in the stream the line begins that has not ended, in bytes."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """
+        Return the lines that have ended, without what ends them.
+
+        Raises:
+            PayloadTooBig: If a line is longer than the limit, ended or not.
+
+        """
+        if b"\n" not in data and b"\r" not in data:
+            if data:
+                self._keep(data)
+            return []
+        if self._begun:
+            data = b"".join((*self._begun, data))
+            self._begun, self._size = [], 0
+        lines = data.splitlines(keepends=True)
+        rest = b"" if lines[-1][-1:] in b"\r\n" else lines.pop()
+        for at, line in enumerate(lines):
+            if len(line) > self._limit and len(line.rstrip(b"\r\n")) > self._limit:
+                raise self._too_long(sum(map(len, lines[:at])))
+        self.offset += len(data) - len(rest)
+        if rest:
+            self._keep(rest)
+        return [line for line in (raw.rstrip(b"\r\n") for raw in lines) if line]
+
+    def rest(self) -> list[bytes]:
+        """Return, once, the line that the end of the stream has ended, if any."""
+        last = b"".join(self._begun)
+        self._begun, self._size = [], 0
+        return [last] if last else []
+
+    def _keep(self, data: bytes) -> None:
+        self._begun.append(data)
+        self._size += len(data)
+        if self._size > self._limit:
+            raise self._too_long(0)
+
+    def _too_long(self, place: int) -> PayloadTooBig:
+        return PayloadTooBig(
+            f"a line from offset {self.offset + place} on is longer than"
+            f" {self._limit} bytes, the most that max_line allows"
+        )

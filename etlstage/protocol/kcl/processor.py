@@ -1,0 +1,261 @@
+"""
+One life of a record processor, seen from its own side: for the SDK, tests and checks.
+
+Every version is understood by what comes: ``initialize`` with a sequence number or
+without, ``shutdown`` with a reason or the actions that took its place. What is answered
+is in the same words. ``session.py`` is the supervisor's side.
+"""
+
+from __future__ import annotations
+
+from binascii import a2b_base64
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final
+
+from etlstage.errors import (
+    LocalProtocolError,
+    PayloadTooBig,
+    ProtocolError,
+    RemoteProtocolError,
+)
+from etlstage.messages import AnnotatedRun
+from etlstage.protocol.base import Side
+from etlstage.protocol.kcl._events import (
+    Added,
+    Assignment,
+    CommitAnswered,
+    CommitAsked,
+    Event,
+    Failed,
+    Farewell,
+    Opened,
+    Ready,
+)
+from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of
+from etlstage.protocol.kcl.lines import (
+    Column,
+    Lines,
+    Reason,
+    ask_line,
+    read_object,
+    status_line,
+    text_of,
+    whole_of,
+)
+
+__all__ = ("ProcessorSession", "Turn")
+
+_ENDS: Final = {
+    ("leaseLost", None): Reason.LOST,
+    ("shardEnded", None): Reason.ENDED,
+    ("shutdownRequested", None): Reason.STOPPING,
+    ("shutdown", "ZOMBIE"): Reason.LOST,
+    ("shutdown", "TERMINATE"): Reason.ENDED,
+}
+"""Actions at the end of a life, with their reasons."""
+
+
+class Turn(Enum):
+    """Who is to speak."""
+
+    THEIRS = "an action"
+    """The supervisor: the next action is awaited."""
+    OURS = "a status"
+    """We: an action is being done."""
+    ANSWER = "the answer to a checkpoint"
+    """The supervisor: we have asked for a checkpoint."""
+    OVER = "the end of input"
+    """Neither: the life has ended."""
+    ERROR = "nothing"
+    """Neither: the supervisor broke the protocol."""
+
+
+class ProcessorSession:
+    """
+    The life of a processor, without I/O.
+
+    It receives :class:`~etlstage.protocol.events.Ready` when it is to initialize, with
+    :attr:`assignment` in place; ``Opened`` with records, and ``Farewell``. Each is
+    answered: ``Ready``, ``Added`` with ``ended``, ``Farewell``. In between it may ask
+    for checkpoints, one at a time.
+
+    Args:
+        max_line: Bytes of a line of the supervisor, at most.
+
+    """
+
+    side: Final = Side.WORKER
+    in_order: Final = True
+
+    def __init__(self, max_line: int = 2**31) -> None:
+        self.turn: Turn = Turn.THEIRS
+        self.assignment: Assignment | None = None
+        """The shard, and where it begins, as soon as that is known."""
+        self._lines = Lines(max_line)
+        self._member = "sequenceNumber"
+        self._action = ""  # in flight
+        self._reason = ""  # of the farewell in flight
+        self._given = 0  # records
+        self._asked: object = None
+        self._events: list[Event] = []
+        self._out: list[bytes] = []
+
+    def __repr__(self) -> str:
+        return f"<ProcessorSession {self.turn.name} action={self._action!r}>"
+
+    @property
+    def owed(self) -> int:
+        """How many actions we have not answered."""
+        return int(self.turn in (Turn.OURS, Turn.ANSWER))
+
+    # --- receiving ------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now: float, /) -> None:
+        """Take bytes that the supervisor wrote; they may be cut anywhere."""
+        try:
+            for line in self._lines.feed(data):
+                if self.turn is Turn.ERROR:
+                    return
+                self._take(line)
+        except PayloadTooBig as error:
+            self._fail(error)
+
+    def receive_eof(self, now: float, /) -> None:
+        """Take the end of stdin: between actions it is the end of a life."""
+        if self.turn is Turn.ANSWER:
+            self._wrong("stdin ended, expected the answer to a checkpoint")
+        elif self.turn is not Turn.ERROR:
+            self.turn = Turn.OVER
+
+    def events_received(self) -> list[Event]:
+        """Return, once, what has been received since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _take(self, line: bytes) -> None:
+        said = read_object(line)
+        if said is None:
+            self._wrong(f"a line of {len(line)} bytes is no JSON object")
+            return
+        action = text_of(said.get("action"))
+        if self.turn is Turn.ANSWER and action == "checkpoint":
+            self.turn = Turn.OURS
+            self._events.append(CommitAnswered(self._asked, text_of(said.get("error"))))
+        elif self.turn is not Turn.THEIRS:
+            self._wrong(f"action {action} has come, expected {self.turn.value}")
+        elif (action == "initialize") != (self.assignment is None):
+            wanted = "initialize once, before all else"
+            self._wrong(f"action {action} has come, expected {wanted}")
+        else:
+            self._begin(action, said)
+
+    def _begin(self, action: str | None, said: dict[str, Any]) -> None:
+        try:
+            event = self._understood(action, said)
+        except (ValueError, TypeError, KeyError) as error:
+            self._wrong(f"action {action} is not as it should be: {error!r}")
+            return
+        if event is None:
+            self._wrong(f"action {action} is not known")
+            return
+        self._action, self.turn = str(action), Turn.OURS
+        self._events.append(event)
+
+    def _understood(self, action: str | None, said: dict[str, Any]) -> Event | None:
+        if action == "initialize":
+            if "sequenceNumber" not in said:
+                self._member = "checkpoint"
+            number = text_of(said.get("sequenceNumber"))
+            sub = whole_of(said.get("subSequenceNumber")) or 0
+            position = None if number is None else position_of([number, sub])
+            self.assignment = Assignment(text_of(said["shardId"]) or "", position)
+            return Ready(self.assignment.name)
+        if action == "processRecords":
+            return self._opened(said)
+        end = _ENDS.get((action or "", text_of(said.get("reason"))))
+        if end is None:
+            return None
+        self._reason = end.value
+        return Farewell(self._reason)
+
+    def _opened(self, said: dict[str, Any]) -> Event:
+        records = said["records"]
+        behind = whole_of(said.get("millisBehindLatest"))
+        columns: dict[str, Sequence[Any]] = {
+            Column.SEQUENCE: [str(record["sequenceNumber"]) for record in records],
+            Column.SUB: [
+                whole_of(record.get("subSequenceNumber")) for record in records
+            ],
+            Column.PARTITION: [record["partitionKey"] for record in records],
+            Column.ARRIVAL: [
+                whole_of(record.get("approximateArrivalTimestamp"))
+                for record in records
+            ],
+            Column.BEHIND: [behind] * len(records),
+        }
+        data = [a2b_base64(record["data"] or "") for record in records]
+        run = AnnotatedRun(data, **columns)
+        first, self._given = self._given + 1, self._given + len(records)
+        return Opened(first, run)
+
+    # --- sending --------------------------------------------------------------
+
+    def send(self, event: Event, now: float) -> None:
+        """
+        Queue an event for the supervisor.
+
+        Raises:
+            LocalProtocolError: If the event may not be sent now.
+
+        """
+        if self.turn is not Turn.OURS:
+            raise LocalProtocolError(
+                f"can't send {type(event).__name__} while {self.turn.value} is awaited"
+            )
+        match event:
+            case CommitAsked(_, position):
+                self._ask(position)
+            case Ready() if self._action == "initialize":
+                self._answer(Turn.THEIRS)
+            case Added(ended=True) if self._action == "processRecords":
+                self._answer(Turn.THEIRS)
+            case Farewell(reason) if reason == self._reason:
+                more = reason == Reason.STOPPING.value
+                self._answer(Turn.THEIRS if more else Turn.OVER)
+            case _:
+                raise LocalProtocolError(
+                    f"can't send {type(event).__name__} in answer to {self._action}"
+                )
+
+    def _ask(self, position: object) -> None:
+        self._asked = position
+        where = Checkpoint("") if position is None else position_of(position)
+        named = where.sequence or None
+        sub = where.sub if named else None
+        self._out.append(ask_line(self._member, named, sub))
+        self.turn = Turn.ANSWER
+
+    def _answer(self, turn: Turn) -> None:
+        self._out.append(status_line(self._action))
+        self._action, self._reason, self.turn = "", "", turn
+
+    def data_to_send(self) -> list[bytes]:
+        """Return, once, the bytes to write."""
+        out, self._out = self._out, []
+        return out
+
+    def get_timer(self) -> float | None:
+        """Nothing here depends on time."""
+        return None
+
+    def handle_timer(self, now: float) -> None:
+        """Nothing here depends on time."""
+
+    def _wrong(self, text: str) -> None:
+        self._fail(RemoteProtocolError(text))
+
+    def _fail(self, error: ProtocolError) -> None:
+        self.turn = Turn.ERROR
+        self._out.clear()
+        self._events.append(Failed(error))

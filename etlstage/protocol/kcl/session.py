@@ -1,0 +1,494 @@
+"""
+One life of a record processor, seen from the supervisor: what may follow what.
+
+``lines.py`` knows the bytes, ``checkpoint.py`` where a checkpoint may stand,
+``uncommitted.py`` what none covers yet. The processor's side is ``processor.py``.
+
+One action is in flight, and none follows before its status. A processor may ask for
+checkpoints while it works at an action, and nowhere else. The status of an action ends
+no exchange: a record is one, and it ends when a checkpoint that covers it has been
+stored. What is open when a processor is lost is to come again, in order, behind what
+the next ``initialize`` names.
+
+What must be kept in sync: ``owed``, ``room`` and ``working`` are plain attributes,
+since they are asked for at every turn; :meth:`KclSession._settle` brings them up to
+date at the end of each call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from etlstage.errors import (
+    LocalProtocolError,
+    PayloadTooBig,
+    ProtocolError,
+    RemoteProtocolError,
+)
+from etlstage.messages import Run, Singles
+from etlstage.protocol.base import SEND_EOF, Side
+from etlstage.protocol.kcl._events import (
+    Alive,
+    Assignment,
+    CommitAnswered,
+    CommitAsked,
+    Ended,
+    Event,
+    Failed,
+    Farewell,
+    Noise,
+    Opened,
+    Ready,
+)
+from etlstage.protocol.kcl.checkpoint import (
+    INVALID_STATE,
+    SHARD_END,
+    SHUTDOWN,
+    Checkpoint,
+    Standing,
+    error_name,
+    judge,
+    position_of,
+)
+from etlstage.protocol.kcl.lines import (
+    ROWS,
+    Ask,
+    Lines,
+    Reason,
+    Status,
+    Version,
+    answer_line,
+    initialize_line,
+    read_reply,
+    records_line,
+    requested_line,
+)
+from etlstage.protocol.kcl.uncommitted import Uncommitted
+
+__all__ = ("MOST_ASKED", "KclSession", "State")
+
+MOST_ASKED: Final = 1_000
+"""Checkpoints that may wait for their answers; threads of a child may ask at once."""
+
+
+class State(Enum):
+    """What a processor is at."""
+
+    INITIALIZING = "initialize"
+    """It learns which shard is its own."""
+    READY = "nothing"
+    """It waits for an action."""
+    PROCESSING = "processRecords"
+    """It has records."""
+    REQUESTED = "shutdownRequested"
+    """It will be shut down, and may commit once more."""
+    ENDING = "shardEnded"
+    """The shard has no more records; it has to checkpoint that."""
+    LOSING = "leaseLost"
+    """The shard is no longer its own."""
+    ENDED = "its exit"
+    """It is to exit."""
+    ERROR = "error"
+    """It broke the protocol, or closed stdout."""
+
+
+_RANK: Final = {reason: rank for rank, reason in enumerate(Reason)}
+_CHECKPOINTS: Final[Mapping[State, bool]] = {
+    State.INITIALIZING: False,
+    State.PROCESSING: True,
+    State.REQUESTED: True,
+    State.ENDING: True,
+    State.LOSING: False,
+}
+"""Actions, and whether a processor has a checkpointer in them."""
+
+
+class KclSession:
+    """
+    A processor of one shard, without I/O.
+
+    Args:
+        assignment: The shard, and what was committed of it.
+        version: Of the protocol.
+        batch: Records of an action, at most.
+        max_line: Bytes of a line of the processor, at most.
+        max_uncommitted: Records that no checkpoint covers, at most.
+        max_uncommitted_bytes: Bytes of these.
+        empty_after: Seconds without records after which an empty list is given; None:
+            never.
+        commit_overdue: Seconds after which a processor that has as many uncommitted
+            records as it may has failed; None: never.
+
+    """
+
+    side: Final = Side.SUPERVISOR
+    in_order: Final = True
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        version: Version = Version.V2,
+        *,
+        batch: int = 10_000,
+        max_line: int = 64 * 1024 * 1024,
+        max_uncommitted: int = 100_000,
+        max_uncommitted_bytes: int = 256 * 1024 * 1024,
+        empty_after: float | None = None,
+        commit_overdue: float | None = None,
+    ) -> None:
+        self.shard: str = assignment.name
+        self.state: State = State.INITIALIZING
+        self._row = ROWS[version]
+        self._batch = batch
+        self._most = max_uncommitted
+        self._most_bytes = max_uncommitted_bytes
+        self._empty_after = empty_after
+        self._overdue_after = commit_overdue
+        self._lines = Lines(max_line)
+        self._open = Uncommitted(self.shard, position_of(assignment.position))
+        self._asks: deque[Ask] = deque()
+        self._position: Checkpoint | None = None  # is being stored
+        self._refused: str | None = None  # the last answer to a checkpoint
+        self._reason: Reason | None = None
+        self._requested = False
+        self._idle_since: float | None = None
+        self._full_since: float | None = None
+        self._events: list[Event] = []
+        self._noise: list[bytes] = []
+        self._out: list[bytes] = [
+            initialize_line(self._row, self.shard, self._open.stored)
+        ]
+        self.owed: int = 0
+        """Exchanges that are open: records that no stored checkpoint covers."""
+        self.room: float = 0
+        """Records that may be given now, as one action."""
+        self.working: bool = True
+        """It is the processor's turn: not while we store a position for it."""
+
+    def __repr__(self) -> str:
+        return f"<KclSession {self.shard!r} {self.state.name} owed={self.owed}>"
+
+    @property
+    def stored(self) -> Checkpoint:
+        """What is committed."""
+        return self._open.stored
+
+    # --- receiving ------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now: float, /) -> None:
+        """Take bytes that the processor wrote; they may be cut anywhere."""
+        if self.state is State.ERROR:
+            return
+        try:
+            self._take(self._lines.feed(data), now)
+        except PayloadTooBig as error:
+            self._fail(error)
+        self._settle(now)
+
+    def receive_eof(self, now: float, /) -> None:
+        """Take the end of its stdout: in the middle of a life it is a failure."""
+        if self.state is State.ERROR:
+            return
+        # What has no line end counts, as it does for daemons.
+        self._take(self._lines.rest(), now)
+        if self.state is State.READY:
+            self._wrong("closed stdout between two actions, expected it to read on")
+        elif self.state in _CHECKPOINTS:
+            self._wrong(f"closed stdout, expected its status for {self._action}")
+        self._settle(now)
+
+    def reading_paused(self, paused: bool, now: float, /) -> None:
+        """Nothing depends on when it is read."""
+
+    def events_received(self) -> list[Event]:
+        """Return, once, what has been received since the last call."""
+        self._flush()
+        events, self._events = self._events, []
+        return events
+
+    def _take(self, lines: list[bytes], now: float) -> None:
+        for line in lines:
+            reply = None if self.state is State.ENDED else read_reply(line)
+            if reply is None:
+                self._noise.append(line)
+                continue
+            self._flush()
+            if isinstance(reply, Status):
+                self._take_status(reply.action, now)
+            else:
+                self._take_ask(reply)
+            if self.state is State.ERROR:
+                return
+
+    def _flush(self) -> None:
+        """Pass on the noise that came before what comes now."""
+        if self._noise:
+            self._events.append(Noise(b"\n".join(self._noise)))
+            self._noise = []
+
+    @property
+    def _action(self) -> str:
+        """Name of the action in flight, as this version has it."""
+        if self.state is State.ENDING:
+            return self._row.ended[0]
+        return self._row.lost[0] if self.state is State.LOSING else self.state.value
+
+    def _take_status(self, action: str | None, now: float) -> None:
+        wanted = self._action
+        if self.state is State.READY:
+            self._wrong(
+                f"sent a status for {action} with no action in flight, expected one for"
+                " each action; is a callback called twice?"
+            )
+        elif action is None:
+            self._wrong(
+                f"sent a status that names no action, expected responseFor {wanted}"
+            )
+        elif action != wanted:
+            self._wrong(f"sent a status for {action}, expected one for {wanted}")
+        elif self._asks:
+            self._wrong(
+                f"sent its status for {action} before it had the answer to a"
+                " checkpoint, expected it to read that first"
+            )
+        else:
+            self._finish(now)
+
+    def _finish(self, now: float) -> None:
+        """Go on behind an action that is done."""
+        done, self.state = self.state, State.READY
+        self._idle_since = now
+        match done:
+            case State.INITIALIZING:
+                self._events.append(Ready(self.shard))
+            case State.ENDING if self._open.stored.sequence != SHARD_END:
+                self._wrong(self._unended())
+            case State.ENDING | State.LOSING:
+                self._leave()
+            case _:
+                self._requested |= done is State.REQUESTED
+                self._events.append(Alive())
+        self._part()
+
+    def _unended(self) -> str:
+        text = (
+            f"answered {self._row.ended[0]} without a checkpoint, expected one without"
+            " a sequence number"
+        )
+        if self._refused is not None:
+            return f"{text}, again after {self._refused}"
+        if self._open.stored == self._open.largest:
+            # Daemons take it for done, store nothing, and never start the children.
+            text += "; that of the last record was stored before, and does not count"
+        return text
+
+    def _take_ask(self, ask: Ask) -> None:
+        if self.state is State.READY:
+            self._wrong(
+                "asked for a checkpoint with no action in flight, expected it between"
+                " an action and its status"
+            )
+            return
+        if len(self._asks) == MOST_ASKED:
+            self._wrong(
+                f"asked for {MOST_ASKED + 1} checkpoints without reading an answer,"
+                " expected it to read each"
+            )
+            return
+        self._asks.append(
+            ask if ask.member else ask._replace(member=self._row.position)
+        )
+        if len(self._asks) == 1:
+            self._consider()
+
+    def _consider(self) -> None:
+        """Answer what waits, up to the first that has to be stored."""
+        while self._asks and self._position is None:
+            ask = self._asks[0]
+            error = self._forbidden()
+            position = None
+            if error is None:
+                # What can't be looked at is refused as what is no number.
+                sequence, sub = ask.sequence, ask.sub
+                if not ask.legal:
+                    sequence, sub = "", 0
+                position, error = judge(sequence, sub, self._standing())
+            if position is None:
+                self._answer(error)
+            else:
+                self._position = position
+                self._events.append(CommitAsked(self._open.last, position))
+
+    def _standing(self) -> Standing:
+        ended = self.state is State.ENDING
+        return Standing(self._open.stored, self._open.largest, ended)
+
+    def _forbidden(self) -> str | None:
+        """Return why there is nothing to be stored now, as the name of an exception."""
+        if not _CHECKPOINTS[self.state]:
+            lost = self.state is State.LOSING and self._row.checkpointer
+            return SHUTDOWN if lost else INVALID_STATE
+        return SHUTDOWN if self._reason is Reason.LOST else None
+
+    def _answer(self, error: str | None) -> None:
+        self._refused = error
+        self._out.append(answer_line(self._asks.popleft(), error))
+
+    # --- sending --------------------------------------------------------------
+
+    def send(self, event: Event, now: float) -> None:
+        """
+        Queue an event for the processor.
+
+        Raises:
+            InvalidMessage: If a record has no number that rises, or no key.
+            LocalProtocolError: If the event may not be sent now, or not at all.
+
+        """
+        match event:
+            case CommitAnswered(position, error):
+                self._committed(position, error)
+            case Farewell(reason):
+                self._say_farewell(reason)
+            case Opened(first, messages, each=True, ended=True) if (
+                self.state is State.READY and len(messages) <= self.room
+            ):
+                self._give(first, messages)
+            case _:
+                raise LocalProtocolError(
+                    f"can't send {type(event).__name__} in state {self.state.name}"
+                    f" with room for {self.room:.0f}"
+                )
+        self._settle(now)
+
+    def _give(self, first: int, messages: Run) -> None:
+        ranks = self._open.ranks(messages)
+        covered = self._open.covers(ranks)
+        if covered:
+            # A restart in the middle of records that were put as one.
+            self._end(first, covered)
+            first, messages, ranks = (
+                first + covered,
+                messages[covered:],
+                ranks[covered:],
+            )
+            if not ranks:
+                return
+        self._open.give(first, messages, ranks)
+        self._out.append(records_line(self._row, messages, ranks))
+        self.state = State.PROCESSING
+
+    def _committed(self, position: object, error: str | None) -> None:
+        if self._position is None or position_of(position) != self._position:
+            raise LocalProtocolError(
+                f"can't answer a checkpoint at {position}, expected {self._position}"
+            )
+        stored, self._position = self._position, None
+        if error is None:
+            first, count = self._open.commit(stored)
+            if count:
+                self._flush()
+                self._end(first, count)
+        # It is stored, also where the processor is gone.
+        if self.state is not State.ERROR:
+            self._answer(None if error is None else error_name(error))
+            self._consider()
+
+    def _end(self, first: int, count: int) -> None:
+        self._events.append(Ended(first, Singles([], range(count))))
+
+    def _say_farewell(self, reason: str) -> None:
+        known = {each.value: each for each in Reason}
+        asked = known.get(reason, Reason.STOPPING)
+        if self._reason is None or _RANK[asked] > _RANK[self._reason]:
+            self._reason = asked
+        if self.state is State.INITIALIZING:
+            # Daemons end without a word the life of who was never initialized.
+            self._leave()
+        self._part()
+
+    def _part(self) -> None:
+        """Take the next step of a farewell, when nothing is in flight."""
+        if self.state is not State.READY or self._reason is None:
+            return
+        request = requested_line(self._row, self._open.largest)
+        if self._reason is Reason.ENDED:
+            self.state = State.ENDING
+            self._out.append(self._row.ended[1])
+        elif self._reason is Reason.STOPPING and request and not self._requested:
+            self.state = State.REQUESTED
+            self._out.append(request)
+        else:
+            self.state = State.LOSING
+            self._out.append(self._row.lost[1])
+
+    def _leave(self) -> None:
+        self.state = State.ENDED
+        self._out.append(SEND_EOF)
+
+    def data_to_send(self) -> list[bytes]:
+        """Return, once, the bytes to write; the last may be the end of them."""
+        out, self._out = self._out, []
+        return out
+
+    # --- time -----------------------------------------------------------------
+
+    def get_timer(self) -> float | None:
+        """Return when :meth:`handle_timer` wants to be called, in seconds, or None."""
+        due = (self._empty_due(), self._overdue())
+        return min((time for time in due if time is not None), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Give an empty list, or up, where it is time."""
+        overdue, empty = self._overdue(), self._empty_due()
+        if overdue is not None and now >= overdue:
+            self._fail(
+                RemoteProtocolError(
+                    f"shard {self.shard}: {self.owed:,} records"
+                    f" ({self._open.size:,} bytes) are not covered by a checkpoint"
+                    f" {self._overdue_after:g} s (commit_overdue) after"
+                    " max_uncommitted was reached, expected one; does the processor"
+                    " checkpoint?"
+                )
+            )
+        elif empty is not None and now >= empty:
+            self._give(self._open.last + 1, [])
+        self._settle(now)
+
+    def _empty_due(self) -> float | None:
+        if self._empty_after is None or self._idle_since is None:
+            return None
+        idle = self.state is State.READY
+        return self._idle_since + self._empty_after if idle else None
+
+    def _overdue(self) -> float | None:
+        if self._overdue_after is None or self._full_since is None:
+            return None
+        return self._full_since + self._overdue_after
+
+    # --- what others ask ------------------------------------------------------
+
+    def _settle(self, now: float) -> None:
+        """Bring up to date what is asked at every turn."""
+        self.owed = self._open.count
+        free = self._most - self.owed if self._open.size < self._most_bytes else 0
+        ready = self.state is State.READY
+        self.room = max(0, min(self._batch, free)) if ready else 0
+        self.working = self.state in _CHECKPOINTS and self._position is None
+        if free > 0 or self.state is State.ERROR:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+
+    def _wrong(self, text: str) -> None:
+        self._fail(RemoteProtocolError(f"shard {self.shard}: the processor {text}"))
+
+    def _fail(self, error: ProtocolError) -> None:
+        self._flush()
+        self.state = State.ERROR
+        self._asks.clear()
+        self._out.clear()
+        self._events.append(Failed(error))

@@ -1,0 +1,162 @@
+"""
+The settings of dialect ``kcl``, and all that others must know of it.
+
+No worker imports this file: dataclasses take longer to import than the dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Self
+
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.protocol.kcl._events import Assignment, Event, Farewell, Opened
+from etlstage.protocol.kcl.checkpoint import position_of
+from etlstage.protocol.kcl.lines import Reason, Version, status_line
+from etlstage.protocol.kcl.processor import ProcessorSession
+from etlstage.protocol.kcl.session import KclSession
+from etlstage.settings.definition import Definition, Section, settings_of
+from etlstage.settings.units import Count, Duration, Size
+
+__all__ = ("KclDialect",)
+
+_KINDS: Final = (
+    "dialect kcl does not fit kind {kind}: a record processor emits nothing but its"
+    " protocol; load with it, and extract and transform with a worker of dialect"
+    " marker in front of it"
+)
+_SHARD: Final = Assignment("shardId-000000000000")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KclDialect(Definition, Dialect):
+    """The protocol of the Kinesis Client Library's multi-language daemon."""
+
+    name: ClassVar[str] = "kcl"
+    label: ClassVar[tuple[str, ...]] = ("dialect",)
+    version: Version = Version.V2
+    """What is written: as daemons since 2.1 do (v2), from 1.7.2 to 1.15 (v1), before
+    (2014), or as the document says (document). A processor may answer in any."""
+    max_line: Size = 64 * 1024 * 1024
+    """Longest line that a processor may write, in bytes."""
+    max_uncommitted: Count = 100_000
+    """Records of a shard that no checkpoint covers, at most; then none is given."""
+    max_uncommitted_bytes: Size = 256 * 1024 * 1024
+    """Bytes of these, at most."""
+    commit_overdue: Duration | None = None
+    """After so many seconds without room for a record the shard has failed; by default
+    never."""
+    empty_after: Duration | None = None
+    """After so many seconds without records an empty list is given, for processors that
+    act by time; by default never."""
+
+    @classmethod
+    def section(cls, kind: StageKind) -> Section:
+        """Return what reads the settings as they are written for a stage."""
+        return Section(settings_of(cls), lambda given: cls(**given), model=cls)
+
+    def problem(self, kind: StageKind) -> str | None:
+        """Say why a stage of that kind can't have record processors."""
+        if kind is StageKind.LOAD:
+            return None
+        return _KINDS.format(kind=kind.value)
+
+    @property
+    def shape(self) -> Shape:
+        """How exchanges are made from messages: each is one."""
+        return Shape.MESSAGE
+
+    @property
+    def announces(self) -> bool:
+        """Whether a worker says by itself that it is ready: it answers initialize."""
+        return True
+
+    def open(  # type: ignore[override]
+        self,
+        side: Side,
+        limits: Limits,
+        *,
+        batch: int = 10_000,
+        kind: StageKind = StageKind.LOAD,
+        assignment: Assignment | None = None,
+    ) -> KclSession | ProcessorSession:
+        """
+        Return a fresh session.
+
+        Args:
+            side: Which end we are.
+            limits: ``max_line`` is what bounds a processor; these don't.
+            batch: Records of an action, at most.
+            kind: Of the stage.
+            assignment: The shard; by default one that begins at its beginning.
+
+        Raises:
+            ConfigError: If what was committed is no position in a shard.
+
+        """
+        if side is Side.WORKER:
+            return ProcessorSession()
+        share = assignment or _SHARD
+        try:
+            position_of(share.position)
+        except ValueError as error:
+            raise ConfigError(f"shard {share.name}: {error}") from None
+        return KclSession(
+            share,
+            self.version,
+            batch=batch,
+            max_line=self.max_line,
+            max_uncommitted=self.max_uncommitted,
+            max_uncommitted_bytes=self.max_uncommitted_bytes,
+            empty_after=self.empty_after,
+            commit_overdue=self.commit_overdue,
+        )
+
+    def silence(self, received: int) -> str:
+        """Say what a processor did that did not answer in time."""
+        if not received:
+            return "it wrote nothing; does it flush its output after each status?"
+        return f"it wrote {received} bytes without a status or a checkpoint"
+
+    def unready(self, received: int) -> str:
+        """Say what a processor did that did not get ready in time."""
+        wrote = f"wrote {received} bytes" if received else "wrote nothing"
+        return f"{wrote}, and no status for initialize"
+
+    def raw(self, messages: Sequence[bytes]) -> bytes:
+        """Return the messages as a processor reads them, in its first action."""
+        session = self.open(Side.SUPERVISOR, Limits(), batch=max(1, len(messages)))
+        assert isinstance(session, KclSession)
+        session.receive_data(status_line("initialize"), 0.0)
+        session.send(Opened(1, messages), 0.0)
+        return b"".join(session.data_to_send())
+
+    def farewell(self) -> Event:  # type: ignore[override]
+        """Return what asks a processor to end."""
+        return Farewell(Reason.STOPPING.value)
+
+    def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
+        """Return whether an exit is a failure: any that was not requested is."""
+        return not told
+
+    def one_by_one(self) -> Self:
+        """Return these settings: a record is an exchange anyway."""
+        return self
+
+    def plain(self) -> dict[str, object]:
+        """Return the settings as plain JSON."""
+        return {
+            "name": self.name,
+            **{
+                name: setting.kind.written(getattr(self, name))
+                for name, setting in settings_of(type(self)).items()
+            },
+        }
+
+    @classmethod
+    def from_plain(cls, settings: Mapping[str, Any]) -> Self:
+        """Return the dialect with settings that :meth:`plain` has made."""
+        return cls(**{key: item for key, item in settings.items() if key != "name"})

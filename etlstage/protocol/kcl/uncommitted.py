@@ -1,0 +1,161 @@
+"""
+What a processor was given of a shard and no checkpoint covers yet.
+
+Here a run of messages becomes records: each has a number that rises, and a key.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from math import isinf
+from typing import Any, Final, NamedTuple
+
+from etlstage.errors import InvalidMessage
+from etlstage.messages import AnnotatedRun, Run, plain
+from etlstage.protocol.kcl.checkpoint import (
+    LONGEST,
+    Checkpoint,
+    Rank,
+    rank,
+    rank_of,
+)
+from etlstage.protocol.kcl.lines import Column
+
+__all__ = ("LONGEST_KEY", "Uncommitted")
+
+LONGEST_KEY: Final = 256
+"""Characters of a partition key, at most; Kinesis takes no more."""
+
+
+class _Given(NamedTuple):
+    """Records of one action, from exchange ``first`` on."""
+
+    first: int
+    ranks: list[Rank]
+    sizes: list[int]
+
+
+class Uncommitted:
+    """
+    The records behind the last checkpoint, in order.
+
+    Args:
+        shard: Its name, for errors.
+        stored: Where the processor begins: what is up to there is committed.
+
+    """
+
+    def __init__(self, shard: str, stored: Checkpoint) -> None:
+        self._shard = shard
+        self._given: deque[_Given] = deque()
+        self._last: Rank = rank(stored)
+        self.largest: Checkpoint = stored
+        """The last record that was given; before the first one where it begins."""
+        self.stored: Checkpoint = stored
+        """What is committed."""
+        self.count: int = 0
+        self.size: int = 0
+        """Bytes of their data."""
+        self.last: int = 0
+        """Number of the exchange that was opened last."""
+
+    def ranks(self, messages: Run) -> list[Rank]:
+        """
+        Return the positions of records that are about to be given.
+
+        Without a column of them they are counted, from the last one on.
+
+        Raises:
+            InvalidMessage: If one does not rise, or is none, or a partition key is.
+
+        """
+        columns = messages.columns if isinstance(messages, AnnotatedRun) else {}
+        if Column.PARTITION in columns:
+            self._check_keys(columns[Column.PARTITION])
+        sequences = columns.get(Column.SEQUENCE)
+        if sequences is None:
+            # Sentinels are below 0, and the end of a shard above all numbers.
+            before = self._last[0]
+            begin = 1 if isinf(before) else max(0, int(before)) + 1
+            return [(begin + place, 0) for place in range(len(messages))]
+        return self._risen(sequences, columns.get(Column.SUB) or repeat(None))
+
+    def covers(self, ranks: Sequence[Rank]) -> int:
+        """Return how many of some records are committed already."""
+        return bisect_right(ranks, rank(self.stored))
+
+    def give(self, first: int, messages: Run, ranks: list[Rank]) -> None:
+        """Add records that are given as exchanges from ``first`` on."""
+        sizes = list(map(len, plain(messages)))
+        if not ranks:
+            return
+        self.last = first + len(ranks) - 1
+        self._given.append(_Given(first, ranks, sizes))
+        self._last = ranks[-1]
+        self.largest = Checkpoint(str(self._last[0]), self._last[1])
+        self.count += len(ranks)
+        self.size += sum(sizes)
+
+    def commit(self, position: Checkpoint) -> tuple[int, int]:
+        """Forget what a position covers; return the first exchange, and how many."""
+        self.stored = position
+        place, first, count = rank(position), self.last + 1, 0
+        while self._given:
+            given = self._given[0]
+            covered = bisect_right(given.ranks, place)
+            if covered and not count:
+                first = given.first
+            count += covered
+            self.count -= covered
+            self.size -= sum(given.sizes[:covered])
+            if covered < len(given.ranks):
+                if covered:
+                    self._given[0] = _Given(
+                        given.first + covered,
+                        given.ranks[covered:],
+                        given.sizes[covered:],
+                    )
+                break
+            self._given.popleft()
+        return first, count
+
+    def _risen(self, sequences: Iterable[Any], subs: Iterable[Any]) -> list[Rank]:
+        stored, last = rank(self.stored), self._last
+        ranks: list[Rank] = []
+        for place, (sequence, sub) in enumerate(zip(sequences, subs, strict=False)):
+            found = rank_of(str(sequence), sub or 0)
+            if found is None or found[0] < 0 or isinf(found[0]):
+                raise self._refused(
+                    place,
+                    f"its sequence number is {sequence!r}, expected a decimal number of"
+                    f" at most {LONGEST} digits",
+                )
+            # What a checkpoint covers may come again: it is left out, not refused.
+            risen = not ranks or found > ranks[-1]
+            if not risen or stored < found <= last:
+                before = last if risen else ranks[-1]
+                raise self._refused(
+                    place,
+                    f"its sequence number is {sequence}, {sub or 0}, expected more than"
+                    f" {before[0]}, {before[1]} before it; sort by that column",
+                )
+            ranks.append(found)
+        return ranks
+
+    def _check_keys(self, keys: Sequence[Any]) -> None:
+        for place, key in enumerate(keys):
+            if not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY:
+                found = f"{len(key)} characters" if isinstance(key, str) else repr(key)
+                raise self._refused(
+                    place,
+                    f"its partition key is {found}, expected text of 1 to"
+                    f" {LONGEST_KEY} characters",
+                )
+
+    def _refused(self, place: int, text: str) -> InvalidMessage:
+        return InvalidMessage(
+            f"shard {self._shard}: record {place}: {text}", index=place
+        )

@@ -1,0 +1,69 @@
+"""Lives of processors for tests: a session, and what is said on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from etlstage.errors import ProtocolError
+from etlstage.messages import AnnotatedRun
+from etlstage.protocol.kcl._events import Assignment, Ended, Event, Failed, Opened
+from etlstage.protocol.kcl.lines import Version
+from etlstage.protocol.kcl.session import KclSession
+
+__all__ = ("Said", "begun", "checkpoint", "failure", "given", "said", "status", "typed")
+
+Said: TypeAlias = tuple[object, ...]
+
+
+def status(action: str) -> bytes:
+    """Return what a processor says that is done with an action."""
+    return b'{"action":"status","responseFor":"%b"}\n' % action.encode()
+
+
+def checkpoint(number: str | None = None) -> bytes:
+    """Return what a processor says that asks for a checkpoint."""
+    text = "null" if number is None else f'"{number}"'
+    return b'{"action":"checkpoint","sequenceNumber":%b}\n' % text.encode()
+
+
+def begun(
+    version: Version = Version.V2,
+    position: object = None,
+    **settings: Any,  # noqa: ANN401
+) -> KclSession:
+    """Return a session whose processor has initialized, at time 0."""
+    session = KclSession(Assignment("s-1", position), version, **settings)
+    session.data_to_send()
+    session.receive_data(status("initialize"), 0.0)
+    session.events_received()
+    return session
+
+
+def given(session: KclSession, *numbers: int, first: int = 1) -> None:
+    """Give records with these numbers; what is written is not looked at."""
+    run = AnnotatedRun([b"x"] * len(numbers), sequence=[*map(str, numbers)])
+    session.send(Opened(first, run), 0.0)
+    session.data_to_send()
+
+
+def said(session: KclSession) -> bytes:
+    """Return what is written, as one."""
+    return b"".join(session.data_to_send())
+
+
+def typed(events: Iterable[Event]) -> list[Said]:
+    """Return events with their names; of groups their number."""
+    return [
+        (type(event).__name__, event.first, len(event.groups))
+        if isinstance(event, Ended)
+        else (type(event).__name__, *event)
+        for event in events
+    ]
+
+
+def failure(session: KclSession) -> ProtocolError:
+    """Return the error with which a session has failed: its last event."""
+    last = session.events_received()[-1]
+    assert isinstance(last, Failed)
+    return last.error

@@ -1,0 +1,637 @@
+"""The supervisor's side of a life: what may follow what."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from etlstage.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
+from etlstage.messages import AnnotatedRun
+from etlstage.protocol.base import SEND_EOF
+from etlstage.protocol.kcl._events import (
+    Added,
+    Alive,
+    Assignment,
+    CommitAnswered,
+    CommitAsked,
+    Ended,
+    Farewell,
+    Opened,
+)
+from etlstage.protocol.kcl.checkpoint import SHARD_END, Checkpoint
+from etlstage.protocol.kcl.lines import Reason, Version
+from etlstage.protocol.kcl.session import MOST_ASKED, KclSession, State
+from tests.protocol.kcl.life import (
+    begun,
+    checkpoint,
+    failure,
+    given,
+    said,
+    status,
+    typed,
+)
+
+OLD = pytest.mark.parametrize("version", [Version.LEGACY, Version.V1])
+NEW = pytest.mark.parametrize("version", [Version.DOCUMENT, Version.V2])
+ALL = pytest.mark.parametrize("version", Version)
+
+
+def error_in(data: bytes) -> object:
+    """Return the error in an answer to a checkpoint."""
+    return json.loads(data)["error"]
+
+
+# --- the way of an action ---------------------------------------------------------
+
+
+@ALL
+def test_a_life_begins_with_initialize(version: Version) -> None:
+    """And nothing may be given before it is answered."""
+    session = KclSession(Assignment("s-1", ["5", 0]), version)
+
+    assert json.loads(said(session))["action"] == "initialize"
+    assert (session.room, session.working) == (0, True)
+    with pytest.raises(LocalProtocolError, match="in state INITIALIZING"):
+        session.send(Opened(1, [b"x"]), 0.0)
+
+    session.receive_data(status("initialize"), 0.0)
+    assert typed(session.events_received()) == [("Ready", "s-1")]
+    assert (session.room, session.working) == (10_000, False)
+
+
+def test_one_action_is_in_flight() -> None:
+    """The next one waits for the status."""
+    session = begun()
+    session.send(Opened(1, [b"x", b"y"]), 0.0)
+
+    assert b"processRecords" in said(session)
+    assert (session.room, session.owed, session.working) == (0, 2, True)
+    with pytest.raises(LocalProtocolError, match="in state PROCESSING"):
+        session.send(Opened(3, [b"z"]), 0.0)
+    session.receive_data(status("processRecords"), 0.0)
+    assert session.events_received() == [Alive()]
+    assert (session.room, session.owed, session.working) == (10_000, 2, False)
+
+
+def test_an_action_has_so_many_records_at_most() -> None:
+    """As the batch says."""
+    session = begun(batch=2)
+    assert session.room == 2
+    with pytest.raises(LocalProtocolError, match="with room for 2"):
+        session.send(Opened(1, [b"x"] * 3), 0.0)
+
+
+def test_only_runs_of_records_are_given() -> None:
+    """Each is one exchange; what is no sequence number is refused."""
+    session = begun()
+    for event in (
+        Opened(1, [b"x"], each=False),
+        Opened(1, [b"x"], ended=False),
+        Added(1, [b"x"]),
+    ):
+        with pytest.raises(LocalProtocolError, match="can't send"):
+            session.send(event, 0.0)
+    with pytest.raises(InvalidMessage):
+        session.send(Opened(1, AnnotatedRun([b"x"], sequence=["?"])), 0.0)
+    assert (session.state, said(session)) == (State.READY, b"")
+
+
+def test_an_empty_list_may_be_given() -> None:
+    """It opens nothing."""
+    session = begun()
+    session.send(Opened(1, []), 0.0)
+
+    assert b'"records":[]' in said(session)
+    assert (session.state, session.owed) == (State.PROCESSING, 0)
+
+
+def test_what_is_committed_is_not_given_again() -> None:
+    """A restart in the middle of records that were put as one."""
+    session = begun(position=["5", 1])
+    run = AnnotatedRun([b"a", b"b", b"c"], sequence=["5", "5", "5"], sub=[0, 1, 2])
+    session.send(Opened(1, run), 0.0)
+
+    assert typed(session.events_received()) == [("Ended", 1, 2)]
+    records = json.loads(said(session))["records"]
+    assert [record["subSequenceNumber"] for record in records] == [2]
+    assert session.owed == 1
+
+
+def test_what_is_committed_as_a_whole_needs_no_action() -> None:
+    """The processor hears nothing of it."""
+    session = begun(position="5")
+    given(session, 4, 5)
+
+    assert typed(session.events_received()) == [("Ended", 1, 2)]
+    assert (session.state, session.room) == (State.READY, 10_000)
+
+
+# --- checkpoints ------------------------------------------------------------------
+
+
+def test_records_are_open_until_a_checkpoint_covers_them() -> None:
+    """The status of an action ends none of them."""
+    session = begun()
+    given(session, 5, 6, 7)
+    session.receive_data(status("processRecords"), 0.0)
+    session.receive_data(b"", 0.0)
+    assert session.events_received() == [Alive()]
+
+    given(session, 8, first=4)
+    session.receive_data(checkpoint("6"), 0.0)
+    assert session.events_received() == [CommitAsked(4, Checkpoint("6"))]
+    assert session.owed == 4
+    session.send(CommitAnswered(["6", 0]), 0.0)
+    assert typed(session.events_received()) == [("Ended", 1, 2)]
+    assert (session.owed, session.stored) == (2, Checkpoint("6"))
+    assert error_in(said(session)) is None
+
+
+def test_a_checkpoint_in_the_middle_of_an_action_ends_what_it_covers() -> None:
+    """When it is answered, and not when it is asked (issue 25)."""
+    session = begun()
+    given(session, 1, 2, 3)
+    session.receive_data(checkpoint("2"), 0.0)
+    assert session.owed == 3
+    session.send(CommitAnswered(["2", 0]), 0.0)
+    session.receive_eof(0.0)
+
+    assert typed(session.events_received())[:2] == [
+        ("CommitAsked", 3, Checkpoint("2")),
+        ("Ended", 1, 2),
+    ]
+    assert session.owed == 1
+
+
+def test_ended_records_have_no_outputs() -> None:
+    """As many groups as there are records."""
+    session = begun()
+    given(session, 1, 2)
+    session.receive_data(checkpoint(), 0.0)
+    session.send(CommitAnswered(["2", 0]), 0.0)
+    ended = session.events_received()[-1]
+
+    assert isinstance(ended, Ended)
+    assert list(ended.groups) == [(), ()]
+
+
+def test_the_time_of_the_store_is_not_the_processors() -> None:
+    """Its deadline has to stand still meanwhile (issue 25)."""
+    session = begun()
+    given(session, 1)
+    assert session.working
+    session.receive_data(checkpoint(), 0.0)
+    assert not session.working
+    session.send(CommitAnswered(["1", 0]), 0.0)
+    assert session.working
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        ("ThrottlingException", "ThrottlingException"),
+        ("the disk is full", "KinesisClientLibDependencyException"),
+    ],
+)
+def test_a_checkpoint_that_was_not_stored(error: str, name: str) -> None:
+    """Its name goes to the processor, and nothing has ended."""
+    session = begun()
+    given(session, 1)
+    session.receive_data(checkpoint("1"), 0.0)
+    session.events_received()
+    session.send(CommitAnswered(["1", 0], error), 0.0)
+
+    assert error_in(said(session)) == name
+    assert (session.events_received(), session.owed) == ([], 1)
+    session.receive_data(checkpoint("1"), 0.0)
+    assert session.events_received() == [CommitAsked(1, Checkpoint("1"))]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (checkpoint("1"), None),
+        (checkpoint("0"), "IllegalArgumentException"),
+        (checkpoint("4"), "IllegalArgumentException"),
+        (checkpoint("None"), "IllegalArgumentException"),
+        (
+            b'{"action":"checkpoint","sequenceNumber":{}}\n',
+            "IllegalArgumentException",
+        ),
+    ],
+)
+def test_checkpoints_that_need_no_store_are_answered_at_once(
+    line: bytes, error: str | None
+) -> None:
+    """Equal to the last one, or out of range."""
+    session = begun(position="1")
+    given(session, 2, 3)
+    session.receive_data(line, 0.0)
+
+    assert error_in(said(session)) == error
+    assert session.events_received() == []
+
+
+def test_checkpoint_in_initialize() -> None:
+    """There is no checkpointer; the processor may go on."""
+    session = KclSession(Assignment("s-1"))
+    session.data_to_send()
+    session.receive_data(checkpoint() + status("initialize"), 0.0)
+
+    assert error_in(said(session)) == "InvalidStateException"
+    assert session.state is State.READY
+
+
+@pytest.mark.parametrize(
+    ("version", "error"),
+    [
+        (Version.LEGACY, "ShutdownException"),
+        (Version.DOCUMENT, "InvalidStateException"),
+        (Version.V1, "ShutdownException"),
+        (Version.V2, "InvalidStateException"),
+    ],
+)
+def test_checkpoint_when_the_lease_is_lost(version: Version, error: str) -> None:
+    """Old versions pass a checkpointer, and the store refuses."""
+    session = begun(version)
+    session.send(Farewell(Reason.LOST.value), 0.0)
+    session.data_to_send()
+    session.receive_data(checkpoint(), 0.0)
+
+    assert error_in(said(session)) == error
+
+
+def test_checkpoint_in_an_action_when_the_lease_has_been_lost() -> None:
+    """The store is not asked any more."""
+    session = begun()
+    given(session, 1)
+    session.send(Farewell(Reason.LOST.value), 0.0)
+    session.receive_data(checkpoint(), 0.0)
+
+    assert error_in(said(session)) == "ShutdownException"
+
+
+@pytest.mark.parametrize(
+    ("version", "line", "member"),
+    [
+        (Version.V2, b'{"action":"checkpoint","checkpoint":"1"}\n', "checkpoint"),
+        (Version.LEGACY, b'{"action":"checkpoint","sequenceNumber":"1"}\n', None),
+        (Version.LEGACY, b'{"action":"checkpoint"}\n', "checkpoint"),
+        (Version.V1, b'{"action":"checkpoint"}\n', None),
+    ],
+)
+def test_a_checkpoint_is_answered_in_the_words_of_who_asked(
+    version: Version, line: bytes, member: str | None
+) -> None:
+    """Whatever the version; where it used none, in those of the version."""
+    session = begun(version, position="1")
+    given(session, 2)
+    session.receive_data(line, 0.0)
+    if session.events_received():
+        session.send(CommitAnswered(["2", 0]), 0.0)
+
+    assert (member or "sequenceNumber") in json.loads(said(session))
+
+
+def test_threads_may_ask_at_once() -> None:
+    """Each is answered in turn, and stands behind the one before."""
+    session = begun()
+    given(session, 1, 2, 3)
+    session.receive_data(checkpoint("1") + checkpoint("9") + checkpoint("2"), 0.0)
+    assert session.events_received() == [CommitAsked(3, Checkpoint("1"))]
+    session.send(CommitAnswered(["1", 0]), 0.0)
+
+    answers = said(session).splitlines()
+    assert [error_in(line) for line in answers] == [None, "IllegalArgumentException"]
+    assert typed(session.events_received()) == [
+        ("Ended", 1, 1),
+        ("CommitAsked", 3, Checkpoint("2")),
+    ]
+
+
+def test_answers_that_nobody_waits_for_are_our_mistake() -> None:
+    """Neither before a question, nor another position."""
+    session = begun()
+    given(session, 1)
+    with pytest.raises(LocalProtocolError, match="expected None"):
+        session.send(CommitAnswered(["1", 0]), 0.0)
+    session.receive_data(checkpoint(), 0.0)
+    with pytest.raises(LocalProtocolError, match="can't answer a checkpoint at"):
+        session.send(CommitAnswered(["2", 0]), 0.0)
+
+
+def test_what_was_stored_for_a_processor_that_died_counts() -> None:
+    """It must not come again, though nobody is left to hear of it."""
+    session = begun()
+    given(session, 1, 2)
+    session.receive_data(checkpoint("1"), 0.0)
+    session.receive_eof(0.0)
+    session.events_received()
+    session.send(CommitAnswered(["1", 0]), 0.0)
+
+    assert typed(session.events_received()) == [("Ended", 1, 1)]
+    assert said(session) == b""
+
+
+# --- ends -------------------------------------------------------------------------
+
+
+@ALL
+def test_the_shard_ends(version: Version) -> None:
+    """Its processor checkpoints without a number, and is to exit."""
+    session = begun(version)
+    given(session, 1)
+    session.receive_data(status("processRecords"), 0.0)
+    session.send(Farewell(Reason.ENDED.value), 0.0)
+    action = json.loads(said(session))["action"]
+    session.receive_data(checkpoint(), 0.0)
+    assert session.events_received()[-1] == CommitAsked(1, Checkpoint(SHARD_END))
+    session.send(CommitAnswered([SHARD_END, 0]), 0.0)
+    assert typed(session.events_received()) == [("Ended", 1, 1)]
+    session.data_to_send()
+    session.receive_data(status(action), 0.0)
+
+    assert session.data_to_send() == [SEND_EOF]
+    assert (session.state, session.owed) == (State.ENDED, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "ask", "answer", "text"),
+    [
+        ("", b"", None, "answered shardEnded without a checkpoint, expected one"),
+        ("", checkpoint(), "ThrottlingException", "again after ThrottlingException"),
+        ("1", checkpoint("1"), None, "that of the last record was stored before"),
+    ],
+)
+def test_shard_end_without_a_checkpoint_is_found_at_once(
+    before: str, ask: bytes, answer: str | None, text: str
+) -> None:
+    """Daemons wait for ever, and never start the children (issue 25)."""
+    session = begun()
+    given(session, 1)
+    if before:
+        session.receive_data(checkpoint(before), 0.0)
+        session.send(CommitAnswered([before, 0]), 0.0)
+    session.receive_data(status("processRecords"), 0.0)
+    session.send(Farewell(Reason.ENDED.value), 0.0)
+    session.receive_data(ask, 0.0)
+    if answer:
+        session.send(CommitAnswered([SHARD_END, 0], answer), 0.0)
+    session.receive_data(status("shardEnded"), 0.0)
+
+    assert text in str(failure(session))
+    assert session.state is State.ERROR
+
+
+@NEW
+def test_the_lease_is_lost(version: Version) -> None:
+    """Nothing is stored."""
+    session = begun(version)
+    given(session, 1)
+    session.receive_data(status("processRecords"), 0.0)
+    session.send(Farewell(Reason.LOST.value), 0.0)
+    assert said(session) == b'{"action":"leaseLost"}\n'
+    session.receive_data(status("leaseLost"), 0.0)
+
+    assert session.data_to_send() == [SEND_EOF]
+    assert session.owed == 1
+
+
+@NEW
+def test_a_processor_is_asked_to_stop(version: Version) -> None:
+    """It may checkpoint once more; then the lease is lost to it."""
+    session = begun(version)
+    given(session, 1)
+    session.send(Farewell(Reason.STOPPING.value), 0.0)
+    assert said(session) == b""
+    session.receive_data(status("processRecords"), 0.0)
+    assert json.loads(said(session))["action"] == "shutdownRequested"
+    session.receive_data(checkpoint(), 0.0)
+    session.send(CommitAnswered(["1", 0]), 0.0)
+    session.data_to_send()
+    session.receive_data(status("shutdownRequested"), 0.0)
+    assert said(session) == b'{"action":"leaseLost"}\n'
+    session.receive_data(status("leaseLost"), 0.0)
+
+    assert session.data_to_send() == [SEND_EOF]
+
+
+@OLD
+def test_old_processors_are_told_zombie(version: Version) -> None:
+    """Those of 2014 have no word for a request."""
+    session = begun(version)
+    session.send(Farewell("the stage is stopping"), 0.0)
+    if version is Version.V1:
+        assert json.loads(said(session))["action"] == "shutdownRequested"
+        session.receive_data(status("shutdownRequested"), 0.0)
+
+    assert said(session) == b'{"action":"shutdown","reason":"ZOMBIE"}\n'
+
+
+def test_a_later_reason_overrides_an_earlier_one_upwards() -> None:
+    """Lost beats ended beats stopping, and not the other way round."""
+    session = begun()
+    given(session, 1)
+    for reason in (Reason.STOPPING, Reason.LOST, Reason.ENDED):
+        session.send(Farewell(reason.value), 0.0)
+    session.receive_data(status("processRecords"), 0.0)
+
+    assert said(session) == b'{"action":"leaseLost"}\n'
+
+
+def test_farewell_before_initialize_is_answered() -> None:
+    """Nothing is said; its input ends, and what it still says is noise."""
+    session = KclSession(Assignment("s-1"))
+    session.data_to_send()
+    session.send(Farewell(Reason.ENDED.value), 0.0)
+    assert session.data_to_send() == [SEND_EOF]
+    session.receive_data(status("initialize"), 0.0)
+    session.receive_eof(0.0)
+
+    assert typed(session.events_received()) == [("Noise", status("initialize")[:-1])]
+
+
+# --- what processors do wrong -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (
+            status("shardEnded"),
+            "sent a status for shardEnded, expected one for processRecords",
+        ),
+        (
+            b'{"action":"status"}\n',
+            "sent a status that names no action, expected responseFor processRecords",
+        ),
+        (
+            status("processRecords") * 2,
+            "sent a status for processRecords with no action in flight",
+        ),
+        (
+            checkpoint() + status("processRecords"),
+            "sent its status for processRecords before it had the answer",
+        ),
+        (
+            status("processRecords") + checkpoint(),
+            "asked for a checkpoint with no action in flight",
+        ),
+        (
+            checkpoint() * (MOST_ASKED + 1),
+            f"asked for {MOST_ASKED + 1} checkpoints without reading an answer",
+        ),
+    ],
+)
+def test_each_mistake_has_its_text(wrong: bytes, text: str) -> None:
+    """What was found, and what was expected."""
+    session = begun()
+    given(session, 1)
+    session.receive_data(wrong, 0.0)
+    error = failure(session)
+
+    assert str(error).startswith(f"shard s-1: the processor {text}")
+    assert isinstance(error, RemoteProtocolError)
+    assert (session.state, session.room, said(session)) == (State.ERROR, 0, b"")
+
+
+def test_surplus_status_after_a_quiet_time() -> None:
+    """It would be taken for the answer to the next action."""
+    session = begun()
+    given(session, 1)
+    session.receive_data(status("processRecords"), 0.0)
+    session.events_received()
+    session.receive_data(status("processRecords"), 60.0)
+
+    assert "is a callback called twice?" in str(failure(session))
+
+
+@pytest.mark.parametrize(
+    ("reason", "action"),
+    [
+        (None, "between two actions"),
+        (Reason.STOPPING, "status for shutdownRequested"),
+        (Reason.ENDED, "status for shardEnded"),
+        (Reason.LOST, "status for leaseLost"),
+    ],
+)
+def test_end_of_stdout(reason: Reason | None, action: str) -> None:
+    """Before the end of a life it is a failure, that names the action."""
+    session = begun()
+    if reason:
+        session.send(Farewell(reason.value), 0.0)
+    session.receive_eof(0.0)
+
+    assert action in str(failure(session))
+
+
+def test_status_without_a_line_end_counts_at_the_end() -> None:
+    """As it does for daemons."""
+    session = begun()
+    session.send(Farewell(Reason.LOST.value), 0.0)
+    session.receive_data(status("leaseLost")[:-1], 0.0)
+    session.receive_eof(0.0)
+
+    assert session.state is State.ENDED
+    assert session.events_received() == []
+
+
+def test_noise_is_passed_on_in_its_place() -> None:
+    """A run of lines as one, in front of what came behind it."""
+    session = begun()
+    given(session, 1)
+    session.receive_data(b"one\nnull\n" + status("processRecords") + b"two\n", 0.0)
+
+    assert typed(session.events_received()) == [
+        ("Noise", b"one\nnull"),
+        ("Alive",),
+        ("Noise", b"two"),
+    ]
+
+
+def test_line_that_is_too_long() -> None:
+    """The limit is named, and what comes then is not read."""
+    session = begun(max_line=100)
+    session.receive_data(b"x" * 101, 0.0)
+    assert "max_line" in str(failure(session))
+    session.receive_data(status("processRecords"), 0.0)
+    session.receive_eof(0.0)
+    assert session.events_received() == []
+
+
+# --- time and bounds --------------------------------------------------------------
+
+
+def test_empty_lists_are_given_by_time() -> None:
+    """To processors that act by time, as long as they wait for records."""
+    session = begun(empty_after=1.5)
+    assert session.get_timer() == 1.5
+    session.handle_timer(1.4)
+    assert said(session) == b""
+    session.handle_timer(1.5)
+    assert b'"records":[]' in said(session)
+    assert session.get_timer() is None
+    session.receive_data(status("processRecords"), 2.0)
+    assert session.get_timer() == 3.5
+
+
+def test_so_much_may_be_uncommitted() -> None:
+    """Then there is no room, but for an empty list."""
+    session = begun(max_uncommitted=3, empty_after=1.0)
+    given(session, 1, 2)
+    session.receive_data(status("processRecords"), 0.0)
+    assert session.room == 1
+    given(session, 3, first=3)
+    session.receive_data(status("processRecords"), 0.0)
+    assert session.room == 0
+    session.handle_timer(1.0)
+    session.receive_data(checkpoint("1"), 0.0)
+    session.send(CommitAnswered(["1", 0]), 0.0)
+    session.receive_data(status("processRecords"), 0.0)
+    assert session.room == 1
+
+
+def test_so_many_bytes_may_be_uncommitted() -> None:
+    """The last record may pass the bound."""
+    session = begun(max_uncommitted_bytes=2)
+    given(session, 1)
+    session.receive_data(status("processRecords"), 0.0)
+    assert session.room > 0
+    given(session, 2, first=2)
+    session.receive_data(status("processRecords"), 0.0)
+    assert session.room == 0
+
+
+def test_a_checkpoint_is_overdue() -> None:
+    """The shard fails in words that name the setting (issue 25)."""
+    session = begun(max_uncommitted=1, commit_overdue=30.0)
+    assert session.get_timer() is None
+    given(session, 1)
+    session.receive_data(status("processRecords"), 5.0)
+    assert session.get_timer() == 30.0
+    session.handle_timer(29.0)
+    assert session.state is State.READY
+    session.handle_timer(30.0)
+
+    text = str(failure(session))
+    assert "1 records (1 bytes) are not covered by a checkpoint 30 s" in text
+    assert "max_uncommitted" in text
+    assert session.get_timer() is None
+
+
+def test_a_checkpoint_in_time_stops_the_clock() -> None:
+    """It begins again with the next time."""
+    session = begun(max_uncommitted=1, commit_overdue=30.0)
+    given(session, 1)
+    session.receive_data(checkpoint(), 0.0)
+    session.send(CommitAnswered(["1", 0]), 1.0)
+
+    assert session.get_timer() is None
+
+
+def test_repr_and_reading() -> None:
+    """The fate is told; nothing depends on when it is read."""
+    session = begun()
+    session.reading_paused(True, 0.0)
+    assert repr(session) == "<KclSession 's-1' READY owed=0>"

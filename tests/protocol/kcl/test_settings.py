@@ -1,0 +1,98 @@
+"""What a stage says of dialect ``kcl``, and what others are told of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.kcl import KclSession, ProcessorSession, Version
+from etlstage.protocol.kcl._events import Assignment, Farewell
+from etlstage.protocol.kcl.settings import KclDialect
+
+
+def test_settings_survive_json() -> None:
+    """As records of dead letters and recordings hold them."""
+    dialect = KclDialect(
+        version=Version.V1, max_line=5, max_uncommitted=6, commit_overdue=7.0
+    )
+
+    assert KclDialect.from_plain(dialect.plain()) == dialect
+    assert KclDialect.from_plain(KclDialect().plain()) == KclDialect()
+    assert KclDialect().plain()["version"] == "v2"
+
+
+def test_settings_are_read_as_they_are_written() -> None:
+    """By their names, with units."""
+    section = KclDialect.section(StageKind.LOAD)
+
+    assert set(section.keys) == {
+        *("version", "max_line", "max_uncommitted", "max_uncommitted_bytes"),
+        *("commit_overdue", "empty_after"),
+    }
+    assert section.read({"version": "2014", "max_line": "1MiB"}) == KclDialect(
+        version=Version.LEGACY, max_line=1024 * 1024
+    )
+
+
+def test_unknown_version_is_refused() -> None:
+    """With what there is."""
+    with pytest.raises(ConfigError, match="version"):
+        KclDialect(version="v3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [StageKind.EXTRACT, StageKind.TRANSFORM])
+def test_record_processors_only_load(kind: StageKind) -> None:
+    """They emit nothing but protocol; the text says what would do instead."""
+    problem = KclDialect().problem(kind)
+
+    assert problem is not None
+    assert kind.value in problem
+    assert "marker" in problem
+    assert KclDialect().problem(StageKind.LOAD) is None
+
+
+def test_sessions_of_both_sides() -> None:
+    """With the settings; a shard begins where it is told."""
+    dialect = KclDialect(version=Version.V2, max_uncommitted=3)
+    ours = dialect.open(
+        Side.SUPERVISOR, Limits(), batch=2, assignment=Assignment("s-1", ["5", 0])
+    )
+
+    assert isinstance(ours, KclSession)
+    assert b'"s-1","sequenceNumber":"5"' in b"".join(ours.data_to_send())
+    assert isinstance(dialect.open(Side.WORKER, Limits()), ProcessorSession)
+
+
+def test_position_of_something_else_is_refused() -> None:
+    """By the name of the shard, before a process is started."""
+    with pytest.raises(ConfigError, match="shard s-1: 5 is no position in a shard"):
+        KclDialect().open(
+            Side.SUPERVISOR, Limits(), assignment=Assignment("s-1", position=5)
+        )
+
+
+def test_what_a_worker_reads() -> None:
+    """Its life up to the first records."""
+    first, second = KclDialect().raw([b"one"]).splitlines()
+
+    assert first.startswith(b'{"action":"initialize"')
+    assert b'"data":"b25l"' in second
+    assert b'"records":[]' in KclDialect().raw([])
+
+
+def test_what_others_are_told() -> None:
+    """How exchanges are made, and words for what went wrong."""
+    dialect = KclDialect()
+
+    assert dialect.shape is Shape.MESSAGE
+    assert dialect.announces
+    assert dialect.one_by_one() == dialect
+    assert dialect.farewell() == Farewell("stopping")
+    assert "does it flush" in dialect.silence(0)
+    assert "wrote 5 bytes without a status" in dialect.silence(5)
+    assert dialect.unready(0) == "wrote nothing, and no status for initialize"
+    assert "wrote 5 bytes" in dialect.unready(5)
+    assert dialect.failed(0, told=False, held=0)
+    assert not dialect.failed(0, told=True, held=0)

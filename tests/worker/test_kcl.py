@@ -1,0 +1,289 @@
+"""A processor written for the SDK, over functions that move bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from etlstage.errors import RemoteProtocolError
+from etlstage.protocol.kcl._events import (
+    Assignment,
+    CommitAnswered,
+    CommitAsked,
+    Event,
+    Farewell,
+    Opened,
+)
+from etlstage.protocol.kcl.lines import Version
+from etlstage.protocol.kcl.session import KclSession, State
+from etlstage.worker import kcl
+
+pytestmark = pytest.mark.core
+
+
+class Keeper(kcl.Processor):
+    """Keeps what it is told, and does at each record what a test says."""
+
+    def __init__(self, act: Callable[[kcl.Checkpointer, kcl.Record], None]) -> None:
+        self.act = act
+        self.told: list[object] = []
+
+    def initialize(self, shard: kcl.Shard) -> None:
+        """Keep which shard it is."""
+        self.told.append(shard)
+
+    def process_records(
+        self, records: list[kcl.Record], checkpointer: kcl.Checkpointer
+    ) -> None:
+        """Keep the data."""
+        for record in records:
+            self.told.append(record.data)
+            self.act(checkpointer, record)
+
+    def lease_lost(self) -> None:
+        """Keep that it happened."""
+        self.told.append("lost")
+
+    def shutdown_requested(self, checkpointer: kcl.Checkpointer) -> None:
+        """Store all."""
+        self.told.append("requested")
+        checkpointer.checkpoint()
+
+
+class Daemon:
+    """
+    The other side: it speaks when it is read from.
+
+    Args:
+        script: What it sends, one after the other, as soon as it may.
+        errors: What it answers checkpoints with.
+
+    """
+
+    def __init__(
+        self,
+        script: list[Event],
+        version: Version = Version.V2,
+        errors: Sequence[str] = (),
+    ) -> None:
+        self.session = KclSession(Assignment("s-1", ["4", 0]), version)
+        self.script = script
+        self.errors = iter(errors)
+        self.asked: list[object] = []
+
+    def read(self) -> bytes:
+        """Return what there is to say."""
+        for event in self.session.events_received():
+            if isinstance(event, CommitAsked):
+                self.asked.append(event.position)
+                error = next(self.errors, None)
+                self.session.send(CommitAnswered(event.position, error), 0.0)
+        if self.session.state is State.READY and self.script:
+            self.session.send(self.script.pop(0), 0.0)
+        return b"".join(self.session.data_to_send())
+
+    def write(self, data: bytes) -> None:
+        """Take what the processor says."""
+        self.session.receive_data(data, 0.0)
+
+
+def live(
+    daemon: Daemon,
+    processor: kcl.Processor,
+    on_error: kcl.OnError = "exit",
+    slept: list[float] | None = None,
+) -> None:
+    """Live a life."""
+    waits = [] if slept is None else slept
+    kcl._Life(
+        processor,
+        read=daemon.read,
+        write=daemon.write,
+        sleep=waits.append,
+        on_error=on_error,
+    ).live()
+
+
+def nothing(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize("version", Version)
+def test_a_life_in_each_version(version: Version) -> None:
+    """By what comes; the processor is the same."""
+    keeper = Keeper(nothing)
+    daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell("stopping")], version)
+    live(daemon, keeper)
+
+    full = version in (Version.V1, Version.V2)
+    asked = [] if version is Version.LEGACY else ["requested"]
+    assert keeper.told == [
+        kcl.Shard("s-1", "4" if full else None),
+        b"a",
+        b"b",
+        *asked,
+        "lost",
+    ]
+    assert daemon.asked == [("6", 0) for _ in asked]
+    assert daemon.session.state is State.ENDED
+
+
+def test_the_end_of_a_shard_is_checkpointed() -> None:
+    """Without a word of the processor."""
+    daemon = Daemon([Opened(1, [b"a"]), Farewell("ended")])
+    live(daemon, Keeper(nothing))
+
+    assert daemon.asked == [("SHARD_END", 0)]
+
+
+def test_checkpoints_by_record_and_by_number() -> None:
+    """Both name the same."""
+
+    def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+        if record.data == b"a":
+            checkpointer.checkpoint(record)
+        else:
+            checkpointer.checkpoint(record.sequence_number)
+
+    daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell("lost")])
+    live(daemon, Keeper(act))
+
+    assert daemon.asked == [("5", 0), ("6", 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("ShutdownException", kcl.LeaseLost),
+        ("InvalidStateException", kcl.InvalidState),
+        ("IllegalArgumentException", kcl.IllegalCheckpoint),
+        ("NullPointerException", kcl.CheckpointFailed),
+    ],
+)
+def test_errors_have_classes(name: str, error: type[kcl.CheckpointFailed]) -> None:
+    """None of these is tried again."""
+
+    def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+        with pytest.raises(error) as caught:
+            checkpointer.checkpoint()
+        assert caught.value.name == name
+
+    daemon = Daemon([Opened(1, [b"a"]), Farewell("lost")], errors=[name])
+    live(daemon, Keeper(act))
+
+    assert len(daemon.asked) == 1
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_store_that_is_throttled_is_asked_again(failures: int) -> None:
+    """So often, and each time after twice the pause."""
+    names = ["ThrottlingException", "KinesisClientLibDependencyException"] * 2
+
+    def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+        if failures == 2:
+            checkpointer.checkpoint(tries=3, pause=0.5)
+            return
+        with pytest.raises(kcl.Throttled):
+            checkpointer.checkpoint(tries=3, pause=0.5)
+
+    daemon = Daemon([Opened(1, [b"a"]), Farewell("lost")], errors=names[:failures])
+    slept: list[float] = []
+    live(daemon, Keeper(act), slept=slept)
+
+    assert len(daemon.asked) == 3
+    assert slept == [0.5, 1.0]
+
+
+def fail(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+    """Fail."""
+    raise RuntimeError("no date")
+
+
+def test_exception_leaves_the_batch_unanswered() -> None:
+    """It comes again."""
+    daemon = Daemon([Opened(1, [b"a", b"b"])])
+    with pytest.raises(RuntimeError, match="no date"):
+        live(daemon, Keeper(fail))
+
+    assert daemon.session.state is State.PROCESSING
+
+
+def test_exception_is_skipped_if_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By name; its traceback is shown, and the batch is answered."""
+    keeper = Keeper(fail)
+    daemon = Daemon([Opened(1, [b"a", b"b"]), Farewell("lost")])
+    live(daemon, keeper, on_error="skip")
+
+    assert keeper.told[1:] == [b"a", "lost"]
+    assert "RuntimeError: no date" in capsys.readouterr().err
+
+
+def test_supervisor_that_breaks_the_protocol() -> None:
+    """It is said what it did."""
+    pieces = iter([b'{"action":"leap"}\n'])
+    with pytest.raises(RemoteProtocolError, match="expected initialize"):
+        kcl._Life(
+            Keeper(nothing), read=lambda: next(pieces), write=lambda data: None
+        ).live()
+
+
+def test_end_of_input_in_place_of_an_answer() -> None:
+    """Whoever asks is not to go on, though exceptions are skipped."""
+
+    def act(checkpointer: kcl.Checkpointer, record: kcl.Record) -> None:
+        daemon.session.data_to_send()
+        daemon.read = bytes  # type: ignore[method-assign]
+        checkpointer.checkpoint()
+
+    daemon = Daemon([Opened(1, [b"a"])])
+    keeper = Keeper(act)
+    life = kcl._Life(
+        keeper, read=lambda: daemon.read(), write=daemon.write, on_error="skip"
+    )
+    with pytest.raises(RemoteProtocolError, match="stdin ended"):
+        life.live()
+
+
+def test_records_have_what_the_daemon_says() -> None:
+    """Columns of a run are members of a record."""
+    seen: list[kcl.Record] = []
+    daemon = Daemon([Opened(1, [b"a"]), Farewell("lost")])
+    live(daemon, Keeper(lambda _, record: seen.append(record)))
+
+    assert seen == [kcl.Record(b"a", "e8b7be43", "5", 0, 0)]
+
+
+def test_a_processor_has_to_process() -> None:
+    """It is the one method that has no default."""
+    with pytest.raises(NotImplementedError):
+        live(Daemon([Opened(1, [b"a"])]), kcl.Processor())
+    daemon = Daemon([Farewell("stopping")])
+    live(daemon, kcl.Processor())
+    assert daemon.session.state is State.ENDED
+
+
+def test_on_error_is_one_of_two() -> None:
+    """Before anything is taken over."""
+    with pytest.raises(ValueError, match="'refuse'"):
+        kcl.run(kcl.Processor(), on_error="refuse")  # type: ignore[arg-type]
+
+
+def test_lines_are_json() -> None:
+    """Each that a processor writes, with a line end in front."""
+    daemon = Daemon([Farewell("lost")])
+    written: list[bytes] = []
+
+    def write(data: bytes) -> None:
+        written.append(data)
+        daemon.write(data)
+
+    kcl._Life(kcl.Processor(), read=daemon.read, write=write).live()
+    assert [json.loads(line)["responseFor"] for line in written] == [
+        "initialize",
+        "leaseLost",
+    ]
+    assert all(line.startswith(b"\n") for line in written)
