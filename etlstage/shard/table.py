@@ -1,0 +1,355 @@
+"""
+Where leases are kept: in memory, in SQLite for the processes of one host, or PostgreSQL.
+
+All do the same three things, and block meanwhile. What is written is conditional on the
+owner and the counter of the row before: one statement, and the database decides.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, Protocol
+
+from etlstage.errors import ConfigError, EtlstageError
+from etlstage.shard.lease import Lease
+
+__all__ = (
+    "LAYOUT",
+    "LeaseTable",
+    "MemoryLeases",
+    "PostgresLeases",
+    "SQLiteLeases",
+    "TableGone",
+)
+
+LAYOUT: Final = 1
+"""Of the tables in a database; raised when they change."""
+_NAME: Final = re.compile("[a-z_][a-z0-9_]{0,40}")
+_COLUMNS: Final = Lease._fields
+_ROW: Final = """\
+    shard text primary key,
+    parents text not null,
+    position text,
+    ended integer not null,
+    owner text,
+    counter bigint not null,
+    switches bigint not null,
+    claimant text"""
+
+
+class TableGone(EtlstageError):
+    """Raised when the database failed; what was asked may be done or not."""
+
+
+class LeaseTable(Protocol):
+    """What all runners see."""
+
+    def read(self) -> list[Lease]:
+        """
+        Return all leases, in the order of their names.
+
+        Raises:
+            TableGone: If they can't be had.
+
+        """
+        ...
+
+    def add(self, leases: Iterable[Lease]) -> int:
+        """
+        Add leases of new shards; return how many were new.
+
+        Those that are there stay as they are.
+
+        Raises:
+            TableGone: If they may or may not have been added.
+
+        """
+        ...
+
+    def swap(self, before: Lease, after: Lease) -> bool:
+        """
+        Put a row in the place of the one with that owner and counter; return if so.
+
+        Raises:
+            TableGone: If it may or may not have been written.
+
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up what was opened; safe to call twice."""
+        ...
+
+
+class MemoryLeases:
+    """Leases of the threads of one process."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Lease] = {}
+        self._lock = Lock()
+
+    def read(self) -> list[Lease]:
+        """Return all leases, in the order of their names."""
+        with self._lock:
+            return [self._rows[shard] for shard in sorted(self._rows)]
+
+    def add(self, leases: Iterable[Lease]) -> int:
+        """Add leases of new shards; return how many were new."""
+        with self._lock:
+            before = len(self._rows)
+            self._rows = {lease.shard: lease for lease in leases} | self._rows
+            return len(self._rows) - before
+
+    def swap(self, before: Lease, after: Lease) -> bool:
+        """Put a row in the place of the one with that owner and counter."""
+        with self._lock:
+            row = self._rows.get(before.shard)
+            if row is None or row[4:6] != before[4:6]:
+                return False
+            self._rows[before.shard] = after
+            return True
+
+    def close(self) -> None:
+        """There is nothing to give up."""
+
+
+class _DatabaseLeases:
+    """
+    Leases in a database, over the interface that all drivers have (PEP 249).
+
+    Args:
+        application: Whose they are; a table belongs to one.
+        table: Its name; a second one, ``<table>_layout``, says what it is.
+
+    Raises:
+        ConfigError: If the table is another's, or of another layout.
+        TableGone: If the database can't be reached.
+
+    """
+
+    mark: str
+    """What stands for a value in a statement."""
+    _errors: type[Exception]
+    """What its driver raises."""
+
+    def __init__(self, application: str, table: str) -> None:
+        if not _NAME.fullmatch(table):
+            raise ConfigError(
+                f"{table!r} is no name of a table, expected letters in lower case,"
+                " digits and underscores, at most 41"
+            )
+        self._table = table
+        self._lock = Lock()
+        self._open_connection: Any = None
+        try:
+            with self._connection() as connection:
+                self._prepare(connection, application)
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self) -> Any:  # noqa: ANN401 - drivers have no type in common
+        """Return a connection on which each statement is a transaction."""
+        raise NotImplementedError
+
+    def tables(self, connection: Any) -> set[str]:  # noqa: ANN401
+        """Return the names of all tables."""
+        raise NotImplementedError
+
+    def read(self) -> list[Lease]:
+        """Return all leases, in the order of their names."""
+        columns = ", ".join(_COLUMNS)
+        with self._connection() as connection:
+            rows = connection.execute(
+                f"select {columns} from {self._table} order by shard"  # noqa: S608
+            ).fetchall()
+        return [_lease(row) for row in rows]
+
+    def add(self, leases: Iterable[Lease]) -> int:
+        """Add leases of new shards; return how many were new."""
+        marks = ", ".join([self.mark] * len(_COLUMNS))
+        statement = (
+            f"insert into {self._table} ({', '.join(_COLUMNS)})"  # noqa: S608
+            f" values ({marks}) on conflict (shard) do nothing"
+        )
+        with self._connection() as connection:
+            return sum(
+                connection.execute(statement, _row(lease)).rowcount for lease in leases
+            )
+
+    def swap(self, before: Lease, after: Lease) -> bool:
+        """Put a row in the place of the one with that owner and counter."""
+        sets = ", ".join(f"{name} = {self.mark}" for name in _COLUMNS)
+        # No owner has an empty name: null is equal to nothing.
+        statement = (
+            f"update {self._table} set {sets} where shard = {self.mark}"  # noqa: S608
+            f" and coalesce(owner, '') = {self.mark} and counter = {self.mark}"
+        )
+        place = (before.shard, before.owner or "", before.counter)
+        with self._connection() as connection:
+            return bool(connection.execute(statement, (*_row(after), *place)).rowcount)
+
+    def close(self) -> None:
+        """Close the connection; safe to call twice."""
+        connection, self._open_connection = self._open_connection, None
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """Give the connection to one thread; after an error the next is a new one."""
+        with self._lock:
+            try:
+                if self._open_connection is None:
+                    self._open_connection = self.connect()
+                yield self._open_connection
+            except self._errors as error:
+                self._give_up()
+                raise TableGone(
+                    f"lease table {self._table}: {str(error).strip()}"
+                ) from error
+
+    def _give_up(self) -> None:
+        try:
+            self.close()
+        except self._errors:
+            return  # it was gone before
+
+    def _prepare(self, connection: Any, application: str) -> None:  # noqa: ANN401
+        """Make the tables, or see that they are ours, before anything is written."""
+        layout = f"{self._table}_layout"
+        there = self.tables(connection)
+        if self._table in there and layout not in there:
+            raise ConfigError(
+                f"table {self._table} holds no leases of etlstage: give another name"
+            )
+        connection.execute(
+            f"create table if not exists {layout}"
+            " (one integer primary key, application text not null, layout integer)"
+        )
+        connection.execute(
+            f"insert into {layout} values"  # noqa: S608
+            f" (1, {self.mark}, {self.mark}) on conflict (one) do nothing",
+            (application, LAYOUT),
+        )
+        owner, number = connection.execute(
+            f"select application, layout from {layout}"  # noqa: S608
+        ).fetchone()
+        if (owner, number) != (application, LAYOUT):
+            raise ConfigError(
+                f"lease table {self._table} belongs to application {owner!r} in layout"
+                f" {number}, expected {application!r} in layout {LAYOUT}; give another"
+                " name"
+            )
+        connection.execute(f"create table if not exists {self._table} (\n{_ROW}\n)")
+
+
+class SQLiteLeases(_DatabaseLeases):
+    """
+    Leases of the processes of one host.
+
+    Args:
+        path: The file; it is made.
+        application: Whose they are.
+        table: Its name.
+        patience: For others that write, in seconds.
+
+    """
+
+    mark = "?"
+    _errors: type[Exception] = sqlite3.Error
+
+    def __init__(
+        self,
+        path: Path | str,
+        application: str,
+        *,
+        table: str = "etlstage_leases",
+        patience: float = 5.0,
+    ) -> None:
+        self._path = path
+        self._patience = patience
+        super().__init__(application, table)
+
+    def connect(self) -> sqlite3.Connection:
+        """Return a connection on which each statement is a transaction."""
+        return sqlite3.connect(
+            self._path,
+            timeout=self._patience,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+    def tables(self, connection: sqlite3.Connection) -> set[str]:
+        """Return the names of all tables."""
+        rows = connection.execute("select name from sqlite_master where type = 'table'")
+        return {name for (name,) in rows}
+
+
+class PostgresLeases(_DatabaseLeases):
+    """
+    Leases of the processes of many hosts; needs the extra ``postgresql``.
+
+    Args:
+        url: ``postgresql://user:password@host/database``, as libpq reads it.
+        application: Whose they are.
+        table: Its name, in the schema that a connection has.
+        options: More of what libpq reads, such as ``connect_timeout``.
+
+    """
+
+    mark = "%s"
+
+    def __init__(
+        self,
+        url: str,
+        application: str,
+        *,
+        table: str = "etlstage_leases",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._url = url
+        # What is asked of a server that is gone must not take longer than a failover.
+        self._options = {"connect_timeout": 5, "tcp_user_timeout": 5000} | dict(
+            options or {}
+        )
+        try:
+            self._driver = import_module("psycopg")
+        except ImportError as error:
+            raise ConfigError(
+                "leases in PostgreSQL need psycopg: install 'etlstage[postgresql]'"
+            ) from error
+        self._errors = self._driver.Error
+        super().__init__(application, table)
+
+    def connect(self) -> Any:  # noqa: ANN401
+        """Return a connection on which each statement is a transaction."""
+        return self._driver.connect(self._url, autocommit=True, **self._options)
+
+    def tables(self, connection: Any) -> set[str]:  # noqa: ANN401
+        """Return the names of all tables that a bare name can mean."""
+        rows = connection.execute(
+            "select relname from pg_class"
+            " where relkind in ('r', 'p', 'v') and pg_table_is_visible(oid)"
+        )
+        return {name for (name,) in rows}
+
+
+def _row(lease: Lease) -> tuple[object, ...]:
+    # A name may hold whatever it likes but a line end.
+    if any("\n" in name for name in (lease.shard, *lease.parents)):
+        raise ConfigError(f"shard {lease.shard!r}: a name can't hold a line end")
+    plain = lease._replace(parents="\n".join(lease.parents))  # type: ignore[arg-type]
+    return (*plain[:3], int(lease.ended), *plain[4:])
+
+
+def _lease(row: Sequence[Any]) -> Lease:
+    lease = Lease(*row)
+    parents = tuple(str(lease.parents).split("\n")) if lease.parents else ()
+    return lease._replace(parents=parents, ended=bool(lease.ended))

@@ -1,0 +1,1 @@
+"""Tests of shards and their leases."""

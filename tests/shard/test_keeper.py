@@ -1,0 +1,697 @@
+"""What a runner does about leases; the last test is all of it in any order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from time import perf_counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from etlstage.shard.keeper import LeaseKeeper, Phase
+from etlstage.shard.lease import (
+    CheckpointAsked,
+    Lease,
+    LeaveAsked,
+    TableRead,
+    TimerRang,
+    WorkerEnded,
+    Write,
+    WriteFailed,
+    Written,
+)
+from tests.shard.world import FAILOVER, Mode, Runner, World
+
+
+def shards(count: int) -> list[Lease]:
+    """Return leases that nobody has."""
+    return [Lease(f"s{number}") for number in range(count)]
+
+
+def counts(world: World) -> list[int]:
+    """Return how many shards each runner that lives has, fewest first."""
+    have = Counter(row.owner for row in world.rows.values() if not row.ended)
+    return sorted(have[r.keeper.owner] for r in world.runners if r.alive)
+
+
+def alone(count: int = 1) -> tuple[World, Runner]:
+    """Return a runner that has all."""
+    world = World(shards(count))
+    runner = world.begin()
+    world.go_on(1)
+    assert len(runner.workers) == count
+    return world, runner
+
+
+# --- taking -----------------------------------------------------------------------
+
+
+def test_what_is_free_is_taken_at_once() -> None:
+    """By the first who looks, and its workers start behind what is committed."""
+    world = World([Lease("s0", position="7", owner=None, counter=3, switches=2)])
+    runner = world.begin()
+    world.work(runner)
+
+    assert runner.workers == {"s0": 7}
+    row = world.rows["s0"]
+    assert (row.owner, row.counter, row.switches) == (runner.keeper.owner, 4, 3)
+
+
+def test_a_lease_of_the_dead_is_taken_after_failover() -> None:
+    """Not before, by the taker's own clock."""
+    world, dead = alone()
+    dead.alive = False
+    taker = world.begin()
+    world.go_on(FAILOVER - 1)
+    assert not taker.workers
+    world.go_on(FAILOVER)
+    assert taker.workers == {"s0": 0}
+
+
+def test_a_lease_that_is_renewed_is_not_taken() -> None:
+    """However long."""
+    world, owner = alone()
+    other = world.begin()
+    world.go_on(10 * FAILOVER)
+
+    assert (list(owner.workers), list(other.workers)) == (["s0"], [])
+
+
+@pytest.mark.parametrize("jump", [1000.0, -1000.0])
+def test_a_clock_that_jumps_robs_nobody(jump: float) -> None:
+    """Who did not look does not know that nothing moved; nor does it stop one."""
+    world, owner = alone()
+    other = world.begin()
+    world.go_on(1)
+    world.jump(other, jump)
+    world.go_on(2 * FAILOVER)
+    assert (list(owner.workers), list(other.workers)) == (["s0"], [])
+    owner.alive = False
+    world.go_on(2 * FAILOVER)
+    assert list(other.workers) == ["s0"]
+
+
+def test_a_runner_that_was_stopped_gives_up_first() -> None:
+    """And can't move the checkpoint, though it does not know yet."""
+    world, owner = alone()
+    owner.stopped = True
+    taker = world.begin()
+    world.go_on(3 * FAILOVER)
+    assert list(taker.workers) == ["s0"]
+
+    owner.stopped = False
+    world.ask(owner, "s0", 5, ended=False)
+    assert owner.pending == {}  # refused
+    assert owner.keeper.phases == {"s0": Phase.LOST}
+    assert owner.stopping == {"s0"}
+    world.go_on(1)
+    assert not owner.workers
+    assert world.rows["s0"].position is None
+
+
+def test_a_runner_with_a_stale_row_is_refused_by_the_table() -> None:
+    """Its clock stood still: only the counter knows."""
+    world, owner = alone()
+    owner.rate = 0.0
+    taker = world.begin()
+    owner.stopped = True
+    world.go_on(3 * FAILOVER)
+    owner.stopped = False
+    world.ask(owner, "s0", 5, ended=False)
+    assert owner.pending
+    world.work(owner)
+
+    assert not owner.pending
+    assert not owner.workers
+    assert list(taker.workers) == ["s0"]
+    assert "s0" not in world.acknowledged
+
+
+def test_work_stops_in_time_when_the_table_is_gone() -> None:
+    """Before anybody else may take it; and it goes on when it is back."""
+    world, owner = alone()
+    for _ in range(int(FAILOVER)):
+        world.pass_time(1)
+        while owner.requests:
+            world.do(owner, mode=Mode.LOST)
+        while owner.answers:
+            world.hear(owner)
+    assert owner.keeper.phases == {"s0": Phase.LOST}
+    world.go_on(FAILOVER)
+    assert list(owner.workers) == ["s0"]
+
+
+def test_a_table_that_is_gone_is_not_asked_all_the_time() -> None:
+    """A few times in a failover."""
+    world, owner = alone()
+    asked = 0
+    for _ in range(1000):
+        world.pass_time(FAILOVER / 1000)
+        while owner.requests:
+            asked += 1
+            world.do(owner, mode=Mode.LOST)
+            world.hear(owner)
+    assert asked <= 12
+
+
+def test_a_shard_waits_for_its_parents() -> None:
+    """All of them, and also for one that nobody knows."""
+    world = World(
+        [
+            *shards(2),
+            Lease("child", ("s0", "s1")),
+            Lease("orphan", ("gone",)),
+            Lease("done", ended=True),
+        ]
+    )
+    runner = world.begin()
+    world.go_on(FAILOVER)
+    assert sorted(runner.workers) == ["s0", "s1"]
+    for shard in ("s0", "s1"):
+        assert "child" not in runner.workers
+        world.ask(runner, shard, 1, ended=True)
+        world.do(runner)
+        world.hear(runner)
+        assert runner.keeper.phases[shard] is Phase.ENDED
+        world.go_on(FAILOVER)
+    assert sorted(runner.workers) == ["child"]
+
+
+def test_a_shard_whose_worker_fails_goes_to_another() -> None:
+    """It is not taken by who has failed at it."""
+    world, runner = alone(2)
+    world.end(runner, "s0", failed=True)
+    world.go_on(FAILOVER)
+    assert list(runner.workers) == ["s1"]
+    other = world.begin()
+    world.go_on(FAILOVER)
+    assert list(other.workers) == ["s0"]
+
+
+def test_a_worker_that_ends_by_itself_is_replaced() -> None:
+    """The lease was free in between."""
+    world, runner = alone()
+    world.end(runner, "s0")
+    assert not runner.workers
+    world.go_on(FAILOVER)
+    assert list(runner.workers) == ["s0"]
+
+
+def test_a_lease_that_is_gone_is_lost() -> None:
+    """Whoever has removed it."""
+    world, runner = alone()
+    del world.rows["s0"]
+    world.go_on(FAILOVER)
+    assert not runner.workers
+
+
+# --- sharing ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("leases", "runners", "share"),
+    [(8, 2, [4, 4]), (8, 3, [2, 3, 3]), (5, 5, [1] * 5), (3, 8, [0] * 5 + [1] * 3)],
+)
+def test_runners_have_about_as_many(
+    leases: int, runners: int, share: list[int]
+) -> None:
+    """Whoever comes later claims what the others have too many of."""
+    world = World(shards(leases))
+    for _ in range(runners):
+        world.begin()
+        world.go_on(FAILOVER)
+    world.go_on(10 * FAILOVER)
+
+    assert counts(world) == share
+    assert all(len(world.owners(row)) == 1 for row in world.rows)
+
+
+def test_a_claim_lets_the_worker_commit_once_more() -> None:
+    """Asked to end, it does; only then the lease changes hands."""
+    world, owner = alone(2)
+    thief = world.begin()
+    for _ in range(20):
+        world.pass_time(0.5)
+        world.work(thief)
+        while owner.requests:
+            world.do(owner)
+        while owner.answers:
+            world.hear(owner)
+    (shard,) = owner.stopping
+    assert owner.keeper.phases[shard] is Phase.HANDING
+    assert not thief.workers
+    world.ask(owner, shard, 3, ended=False)
+    world.work(owner)
+    world.work(thief)
+    world.go_on(FAILOVER)
+
+    assert thief.workers == {shard: 3}
+    assert world.rows[shard].switches == 2
+
+
+def test_a_claim_may_be_read_before_anything_is_written() -> None:
+    """Then no write is refused for it."""
+    world, owner = alone()
+    row = world.rows["s0"]
+    world.rows["s0"] = row._replace(counter=row.counter + 1, claimant="other/1")
+    world.tell(owner, TableRead([*world.rows.values()]))
+    assert owner.stopping == {"s0"}
+    world.work(owner)
+    assert world.rows["s0"].owner == "other/1"
+
+
+def test_a_worker_that_does_not_end_is_told_again() -> None:
+    """At once, then: it had its time."""
+    world, owner = alone(2)
+    world.tell(owner, LeaveAsked())
+    assert owner.stopping == {"s0", "s1"}
+    owner.stopping.clear()
+    for _ in range(6):
+        world.pass_time(1.0)
+        world.work(owner)
+    assert owner.left
+
+
+def test_a_runner_leaves() -> None:
+    """With nothing of its own, and the next one need not wait."""
+    world, owner = alone(3)
+    world.tell(owner, LeaveAsked())
+    world.work(owner)
+    assert owner.left
+    assert {row.owner for row in world.rows.values()} == {None}
+    other = world.begin()
+    world.work(other)
+    assert len(other.workers) == 3
+
+
+def test_a_runner_leaves_that_is_just_taking() -> None:
+    """It gives back what it has got."""
+    world = World(shards(1))
+    runner = world.begin()
+    world.do(runner)
+    world.hear(runner)
+    world.do(runner)
+    world.tell(runner, LeaveAsked())
+    world.work(runner)
+
+    assert runner.left
+    assert world.rows["s0"].owner is None
+
+
+# --- writes of which nobody knows -------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.LOST, Mode.UNTOLD, Mode.LATE])
+def test_checkpoint_of_unknown_outcome(mode: Mode) -> None:
+    """It is looked for, and made again if it was not made."""
+    world, owner = alone()
+    world.ask(owner, "s0", 5, ended=False)
+    world.do(owner, mode=mode)
+    world.hear(owner)
+    assert owner.pending
+    world.go_on(FAILOVER / 2)
+
+    assert not owner.pending
+    assert world.rows["s0"].position == "5"
+    assert world.acknowledged == {"s0": 5}
+
+
+def test_renewal_that_comes_late_is_no_checkpoint() -> None:
+    """Both would leave the same owner and counter: what is there is looked at."""
+    world, owner = alone()
+    for _ in range(4):
+        world.pass_time(1.0)
+    renewal = next(r for r in owner.requests if isinstance(r, Write))
+    world.do(owner, owner.requests.index(renewal), Mode.LATE)
+    world.ask(owner, "s0", 5, ended=False)
+    while not any(isinstance(r, Write) for r in owner.requests):
+        # The renewal is not there, so the checkpoint is written in its place.
+        world.pass_time(1.0)
+        while owner.answers:
+            world.hear(owner)
+        if owner.requests and not isinstance(owner.requests[0], Write):
+            world.do(owner)
+            world.hear(owner)
+    world.swap(world.late.pop())
+    world.go_on(FAILOVER)
+
+    assert world.rows["s0"].position == "5"
+    assert world.acknowledged == {"s0": 5}
+
+
+@pytest.mark.parametrize("mode", [Mode.LOST, Mode.UNTOLD, Mode.LATE])
+def test_taking_of_unknown_outcome(mode: Mode) -> None:
+    """It is looked for; a worker starts when it is sure."""
+    world = World(shards(1))
+    runner = world.begin()
+    world.do(runner)
+    world.hear(runner)
+    world.do(runner, mode=mode)
+    world.hear(runner)
+    assert not runner.workers
+    world.go_on(FAILOVER)
+
+    assert list(runner.workers) == ["s0"]
+
+
+@pytest.mark.parametrize("mode", [Mode.LOST, Mode.UNTOLD, Mode.LATE])
+def test_handing_over_of_unknown_outcome(mode: Mode) -> None:
+    """It is not the loser's in the end."""
+    world, owner = alone()
+    world.tell(owner, LeaveAsked())
+    world.end(owner, "s0")
+    world.do(owner, mode=mode)
+    world.hear(owner)
+    world.go_on(FAILOVER)
+
+    assert owner.left
+    assert world.rows["s0"].owner is None
+
+
+def test_answers_that_come_too_late_start_nothing() -> None:
+    """A taking that was confirmed after a failover is made sure of again."""
+    world = World(shards(1))
+    runner = world.begin()
+    world.do(runner)
+    world.hear(runner)
+    world.do(runner)
+    world.pass_time(FAILOVER)
+    world.hear(runner)
+    assert not runner.workers
+    world.work(runner)
+    assert list(runner.workers) == ["s0"]
+
+
+def test_two_that_take_at_once() -> None:
+    """One of them is refused, and has nothing."""
+    world = World(shards(1))
+    one, other = world.begin(), world.begin()
+    for runner in (one, other):
+        world.do(runner)
+        world.hear(runner)
+    world.work(one)
+    world.work(other)
+
+    assert (list(one.workers), list(other.workers)) == (["s0"], [])
+    assert other.keeper.phases == {}
+
+
+def test_worker_that_ends_while_it_waits_for_a_checkpoint() -> None:
+    """Whoever asked is answered in any case."""
+    world, owner = alone()
+    for _ in range(4):
+        world.pass_time(1.0)  # a renewal is on its way
+    world.ask(owner, "s0", 5, ended=False)
+    world.end(owner, "s0")
+    world.work(owner)
+
+    assert not owner.pending
+
+
+def test_claim_of_a_lease_that_is_just_taken() -> None:
+    """Whoever has taken it does not know, and makes sure of it."""
+    world = World(shards(1))
+    runner = world.begin()
+    world.do(runner)
+    world.hear(runner)
+    world.do(runner, mode=Mode.UNTOLD)
+    row = world.rows["s0"]
+    world.rows["s0"] = row._replace(counter=row.counter + 1, claimant="other/1")
+    world.hear(runner)
+    world.go_on(FAILOVER)
+
+    assert list(runner.workers) == ["s0"]
+
+
+def test_lease_that_was_handed_over_and_is_anothers() -> None:
+    """Nobody had told that it was handed over."""
+    world, owner = alone()
+    world.tell(owner, LeaveAsked())
+    world.end(owner, "s0")
+    world.do(owner, mode=Mode.UNTOLD)
+    other = world.begin()
+    world.work(other)
+    world.hear(owner)
+    world.go_on(FAILOVER)
+
+    assert owner.left
+    assert list(other.workers) == ["s0"]
+
+
+def test_lease_that_is_anothers() -> None:
+    """Its worker is to end at once, and the others go on."""
+    world, owner = alone(2)
+    row = world.rows["s0"]
+    world.rows["s0"] = row._replace(owner="other/1", counter=row.counter + 1)
+    world.tell(owner, TableRead([*world.rows.values()]))
+    assert owner.stopping == {"s0"}
+    for _ in range(10):
+        world.pass_time(1.0)
+        while owner.requests:
+            world.do(owner)
+        while owner.answers:
+            world.hear(owner)
+    assert owner.keeper.phases == {"s0": Phase.LOST, "s1": Phase.RUNNING}
+
+
+def test_renewal_that_is_confirmed_too_late() -> None:
+    """The worker has been told to end, and that stays so."""
+    world, owner = alone()
+    for _ in range(4):
+        world.pass_time(1.0)
+    while owner.requests:
+        world.do(owner)
+    world.pass_time(FAILOVER)
+    assert owner.keeper.phases == {"s0": Phase.LOST}
+    while owner.answers:
+        world.hear(owner)
+    assert owner.keeper.phases == {"s0": Phase.LOST}
+    world.go_on(FAILOVER)
+    assert list(owner.workers) == ["s0"]
+
+
+def test_runner_that_leaves_when_its_worker_has_ended() -> None:
+    """There is nobody to be told."""
+    world, owner = alone()
+    world.end(owner, "s0")
+    world.tell(owner, LeaveAsked())
+    assert not owner.stopping
+    world.work(owner)
+    assert owner.left
+    assert owner.keeper.handle(TimerRang(), 1e9) == []
+
+
+# --- names ------------------------------------------------------------------------
+
+
+def test_second_runner_of_a_name_is_refused() -> None:
+    """While the first one renews (issue 25)."""
+    world = World(shards(1))
+    first = world.begin("blue")
+    world.go_on(1)
+    second = world.begin("blue")
+    world.go_on(FAILOVER)
+
+    assert "runner 'blue' is running: s0 was renewed by blue/0" in second.refused
+    assert list(first.workers) == ["s0"]
+
+
+def test_a_runner_of_a_fixed_name_is_back_soon() -> None:
+    """It need not wait as others do."""
+    world = World(shards(1))
+    world.begin("blue")
+    world.go_on(1)
+    world.runners[0].alive = False
+    second = world.begin("blue")
+    world.go_on(0.8 * FAILOVER)
+
+    assert list(second.workers) == ["s0"]
+
+
+def test_a_claim_is_no_sign_of_another_start() -> None:
+    """It moves a lease, too."""
+    world = World(shards(1))
+    world.begin("blue")
+    world.go_on(1)
+    world.runners[0].alive = False
+    second = world.begin("blue")
+    world.go_on(1)
+    row = world.rows["s0"]
+    world.rows["s0"] = row._replace(counter=row.counter + 1, claimant="red/9")
+    world.go_on(2 * FAILOVER)
+
+    assert not second.refused
+    assert list(second.workers) == ["s0"]
+
+
+# --- how much it costs ------------------------------------------------------------
+
+
+def test_a_thousand_leases() -> None:
+    """A statement a lease and renewal at most, and no time to speak of."""
+    world, owner = alone(1000)
+    started = perf_counter()
+    rounds = 0
+    for _ in range(10):
+        world.pass_time(FAILOVER / 3 + 0.01)
+        writes = [one for one in owner.requests if isinstance(one, Write)]
+        rounds += 1
+        assert len(writes) == len({one.before.shard for one in writes}) == 1000
+        world.work(owner)
+    # The table of the test costs more than the decisions.
+    assert (perf_counter() - started) / rounds < 2.0
+
+
+def test_events_of_what_is_not_ours_are_harmless() -> None:
+    """An answer to what was given up, or for a shard that never was ours."""
+    keeper = LeaseKeeper("a", "1")
+    assert keeper.due() is None
+    keeper.handle(TimerRang(), 0.0)
+    for event in (Written(99), WriteFailed(99), WorkerEnded("s0")):
+        assert keeper.handle(event, 0.0) == []
+    (answer,) = keeper.handle(CheckpointAsked("s0", "5"), 0.0)
+
+    assert answer == ("s0", False)
+    assert repr(keeper) == "<LeaseKeeper 'a/1' no leases>"
+    keeper.handle(TableRead([Lease("s0")]), 0.0)
+    assert repr(keeper) == "<LeaseKeeper 'a/1' s0 TAKING>"
+
+
+class Runners(RuleBasedStateMachine):
+    """Two to eight runners, clocks that drift and jump, a table that fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(
+            [*shards(4), Lease("c0", ("s0",)), Lease("c1", ("s0", "s1"))]
+        )
+        self.down = False
+        self.born = 0
+        for rate in (0.95, 1.05):
+            self.join(rate, 0.0)
+
+    @property
+    def running(self) -> list[Runner]:
+        """Who lives and is not stopped."""
+        return [r for r in self.world.runners if r.alive and not r.stopped]
+
+    def pick(self, which: int) -> Runner | None:
+        """Return one of those, if there are any."""
+        running = self.running
+        return running[which % len(running)] if running else None
+
+    @precondition(lambda self: self.born < 8)
+    @rule(rate=st.sampled_from([0.9, 0.95, 1.0, 1.05, 1.1]), offset=st.floats(0, 1e6))
+    def join(self, rate: float, offset: float) -> None:
+        """A runner comes."""
+        self.born += 1
+        self.world.begin(rate=rate, offset=offset)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 2.0, 4.0, 9.0]))
+    def pass_time(self, seconds: float) -> None:
+        """Time passes."""
+        self.world.pass_time(seconds)
+
+    @rule(which=st.integers(0, 7), jump=st.sampled_from([-50.0, 5.0, 500.0]))
+    def jump(self, which: int, jump: float) -> None:
+        """A clock jumps."""
+        if runner := self.pick(which):
+            self.world.jump(runner, jump)
+
+    @rule(
+        which=st.integers(0, 7),
+        index=st.integers(0, 9),
+        mode=st.sampled_from([Mode.DONE, Mode.DONE, *Mode]),
+    )
+    def do(self, which: int, index: int, mode: Mode) -> None:
+        """The table does what was asked for, in any order, or not."""
+        runner = self.world.runners[which % len(self.world.runners)]
+        if runner.requests:
+            if self.down and mode is Mode.DONE:
+                mode = Mode.LOST
+            self.world.do(runner, index % len(runner.requests), mode)
+
+    @rule(which=st.integers(0, 7), index=st.integers(0, 9))
+    def hear(self, which: int, index: int) -> None:
+        """A runner hears of it, in any order."""
+        runner = self.pick(which)
+        if runner and runner.answers:
+            self.world.hear(runner, index % len(runner.answers))
+
+    @rule(which=st.integers(0, 7))
+    def work(self, which: int) -> None:
+        """A runner gets all done that it wants."""
+        runner = self.pick(which)
+        if runner and not self.down:
+            self.world.work(runner)
+
+    @rule(index=st.integers(0, 20))
+    def arrive(self, index: int) -> None:
+        """A write arrives that was given up."""
+        if self.world.late:
+            self.world.swap(self.world.late.pop(index % len(self.world.late)))
+
+    @rule(which=st.integers(0, 7), index=st.integers(0, 5), ended=st.booleans())
+    def ask(self, which: int, index: int, ended: bool) -> None:
+        """A worker asks for a checkpoint, or the end of its shard."""
+        runner = self.pick(which)
+        if runner and runner.workers:
+            shard = sorted(runner.workers)[index % len(runner.workers)]
+            self.world.ask(runner, shard, index, ended=ended)
+
+    @rule(which=st.integers(0, 7), index=st.integers(0, 5))
+    def end(self, which: int, index: int) -> None:
+        """A worker ends, asked or not."""
+        runner = self.pick(which)
+        if runner and runner.workers:
+            shard = sorted(runner.workers)[index % len(runner.workers)]
+            self.world.end(runner, shard)
+
+    @rule(which=st.integers(0, 7))
+    def stop_or_continue(self, which: int) -> None:
+        """A runner is stopped with all that it is at, or goes on."""
+        runner = self.world.runners[which % len(self.world.runners)]
+        runner.stopped = not runner.stopped
+
+    @rule(which=st.integers(0, 7))
+    def kill(self, which: int) -> None:
+        """A runner dies; what it has sent may still arrive."""
+        if runner := self.pick(which):
+            runner.alive = False
+
+    @rule(which=st.integers(0, 7))
+    def leave(self, which: int) -> None:
+        """A runner is asked to leave."""
+        if runner := self.pick(which):
+            self.world.tell(runner, LeaveAsked())
+
+    @rule()
+    def break_or_mend(self) -> None:
+        """The table is gone, or back."""
+        self.down = not self.down
+
+    @invariant()
+    def safe(self) -> None:
+        """Nobody but one can move a checkpoint."""
+        self.world.check()
+
+    def teardown(self) -> None:
+        """Every shard has an owner soon, and runners share them in the end."""
+        for runner in self.world.runners:
+            runner.stopped = False
+        self.world.begin()
+        self.world.go_on(3 * FAILOVER)
+        self.world.check()
+        for shard in self.world.wanted():
+            (owner,) = self.world.owners(shard)
+            assert owner.alive
+            assert shard in owner.workers
+        self.world.go_on(10 * FAILOVER, step=1.0)
+        few, *_, many = [*counts(self.world), *counts(self.world)]
+        assert many - few <= 1
+
+
+TestRunners = Runners.TestCase
+TestRunners.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -1,0 +1,270 @@
+"""Where leases are kept: the same of all three."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from etlstage.errors import ConfigError
+from etlstage.shard.keeper import LeaseKeeper
+from etlstage.shard.lease import (
+    Answer,
+    CheckpointAsked,
+    Event,
+    Instruction,
+    Lease,
+    Read,
+    Stop,
+    TableRead,
+    TimerRang,
+    WorkerEnded,
+    Write,
+    WriteFailed,
+    WriteRefused,
+    Written,
+)
+from etlstage.shard.table import (
+    LAYOUT,
+    LeaseTable,
+    MemoryLeases,
+    PostgresLeases,
+    SQLiteLeases,
+    TableGone,
+)
+from tests.database import PostgreSQL, postgresql
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+Open: TypeAlias = Callable[..., LeaseTable]
+FULL = Lease("s 1", ("a", "b'\u00e4"), '["5", 0]', False, "r/1", 7, 2, "r/2")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSQL]:
+    """Return a server of its own."""
+    with postgresql() as found:
+        yield found
+
+
+def url_of(server: PostgreSQL) -> str:
+    """Return where it is."""
+    password = server.password.replace(" ", "%20")
+    at = f"127.0.0.1:{server.port}/{server.database}"
+    return f"postgresql://{server.user}:{password}@{at}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Return what opens a table in a database that is new."""
+    found: list[LeaseTable] = []
+    if request.param == "sqlite":
+
+        def open_(application: str = "app", **settings: str) -> LeaseTable:
+            table = SQLiteLeases(tmp_path / "leases", application, **settings)  # type: ignore[arg-type]
+            found.append(table)
+            return table
+    else:
+        server: PostgreSQL = request.getfixturevalue("server")
+        name = "".join(c if c.isalnum() else "_" for c in request.node.name)
+        url = url_of(server.another(name.lower()))
+
+        def open_(application: str = "app", **settings: str) -> LeaseTable:
+            table = PostgresLeases(url, application, **settings)  # type: ignore[arg-type]
+            found.append(table)
+            return table
+
+    yield open_
+    for table in found:
+        table.close()
+        table.close()
+
+
+def tables(open_: Open) -> list[LeaseTable]:
+    """Return one in memory, and one of a database."""
+    return [MemoryLeases(), open_()]
+
+
+def test_leases_are_as_they_were_put(opened: Open) -> None:
+    """All of them, in the order of their names."""
+    for table in tables(opened):
+        assert table.read() == []
+        assert table.add([FULL, Lease("a")]) == 2
+        assert table.read() == [Lease("a"), FULL]
+        table.close()
+
+
+def test_leases_that_are_there_stay(opened: Open) -> None:
+    """Whoever adds them again has not seen them."""
+    for table in tables(opened):
+        table.add([FULL])
+        assert table.add([Lease("s 1"), Lease("t")]) == 1
+        assert table.read() == [FULL, Lease("t")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"counter": 6}, {"owner": "r/9"}, {"owner": None}, {"shard": "gone"}],
+)
+def test_a_row_takes_the_place_of_that_row_alone(
+    opened: Open, change: dict[str, object]
+) -> None:
+    """By its owner and its counter."""
+    for table in tables(opened):
+        table.add([FULL])
+        after = FULL._replace(counter=8, position='["6", 0]', ended=True)
+        assert not table.swap(FULL._replace(**change), after)  # type: ignore[arg-type]
+        assert table.read() == [FULL]
+        assert table.swap(FULL, after)
+        assert table.read() == [after]
+        assert not table.swap(FULL, after)
+
+
+def test_a_row_without_an_owner(opened: Open) -> None:
+    """Null is equal to nothing, but here."""
+    for table in tables(opened):
+        table.add([Lease("s")])
+        assert table.swap(Lease("s"), Lease("s", owner="r/1", counter=1))
+        assert not table.swap(Lease("s"), Lease("s", owner="r/2", counter=1))
+
+
+def test_of_many_one_succeeds(opened: Open) -> None:
+    """Each on a connection of its own."""
+    first = opened()
+    first.add([Lease("s")])
+    others = [opened() for _ in range(4)]
+
+    def take(number: int) -> bool:
+        after = Lease("s", owner=f"r/{number}", counter=1)
+        return others[number % 4].swap(Lease("s"), after)
+
+    with ThreadPoolExecutor(8) as pool:
+        taken = [*pool.map(take, range(40))]
+    assert taken.count(True) == 1
+    (row,) = first.read()
+    assert row.owner == f"r/{taken.index(True)}"
+
+
+def perform(
+    keeper: LeaseKeeper, table: LeaseTable, event: Event, now: float, *, untold: bool
+) -> list[Instruction]:
+    """Do what a keeper wants of a table, and return the rest of it."""
+    rest: list[Instruction] = []
+    wanted = keeper.handle(event, now)
+    while wanted:
+        match wanted.pop(0):
+            case Read():
+                wanted += keeper.handle(TableRead(table.read()), now)
+            case Write(number, before, after):
+                done = table.swap(before, after)
+                heard: Event = Written(number) if done else WriteRefused(number)
+                wanted += keeper.handle(WriteFailed(number) if untold else heard, now)
+            case other:
+                rest.append(other)
+    return rest
+
+
+@pytest.mark.parametrize("untold", [False, True])
+def test_runners_share_a_database(opened: Open, untold: bool) -> None:
+    """What is read is equal to what was written, so that it is recognized."""
+    keepers = {name: LeaseKeeper(name, "1") for name in ("blue", "red")}
+    tables = {name: opened() for name in keepers}
+    tables["red"].add(Lease(f"s{number}", ("p",)) for number in range(8))
+    tables["red"].add([Lease("p", ended=True, position='["SHARD_END", 0]')])
+    for now in range(60):
+        for name, keeper in keepers.items():
+            at = (keeper, tables[name])
+            for told in perform(*at, TimerRang(), float(now), untold=False):
+                if isinstance(told, Stop):
+                    end = WorkerEnded(told.shard)
+                    perform(*at, end, float(now), untold=False)
+    assert [len(keeper.phases) for keeper in keepers.values()] == [4, 4]
+
+    shard = min(keepers["blue"].phases)
+    ask = CheckpointAsked(shard, '["5", 0]')
+    answers = perform(keepers["blue"], tables["blue"], ask, 60.0, untold=untold)
+    for now in range(61, 70):
+        event = TimerRang()
+        answers += perform(
+            keepers["blue"], tables["blue"], event, float(now), untold=False
+        )
+    assert Answer(shard, stored=True) in answers
+    (row,) = (lease for lease in tables["red"].read() if lease.shard == shard)
+    assert (row.owner, row.position) == ("blue/1", '["5", 0]')
+
+
+def test_table_of_another_application_is_refused(opened: Open) -> None:
+    """By name, and nothing is written (issue 25)."""
+    table = opened("blue")
+    table.add([FULL])
+    with pytest.raises(
+        ConfigError, match="belongs to application 'blue' in layout 1, expected 'red'"
+    ):
+        opened("red")
+    assert opened("red", table="other").read() == []
+    assert opened("blue").read() == [FULL]
+
+
+def test_table_of_another_layout_is_refused(tmp_path: Path) -> None:
+    """It is of another version of ours."""
+    path = tmp_path / "leases"
+    SQLiteLeases(path, "app").close()
+    with sqlite3.connect(path) as base:
+        base.execute("update etlstage_leases_layout set layout = 9")
+    base.close()
+    with pytest.raises(ConfigError, match=f"in layout 9, .* in layout {LAYOUT}"):
+        SQLiteLeases(path, "app")
+
+
+def test_table_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    """Nothing is written to it."""
+    path = tmp_path / "leases"
+    with sqlite3.connect(path) as base:
+        base.execute("create table mine (a)")
+    base.close()
+    with pytest.raises(ConfigError, match="table mine holds no leases of etlstage"):
+        SQLiteLeases(path, "app", table="mine")
+    with pytest.raises(ConfigError, match="is no name of a table"):
+        SQLiteLeases(path, "app", table="x; drop table mine")
+
+
+def test_name_that_can_not_be_kept(tmp_path: Path) -> None:
+    """It would be two."""
+    table = SQLiteLeases(tmp_path / "leases", "app")
+    with pytest.raises(ConfigError, match="can't hold a line end"):
+        table.add([Lease("a\nb")])
+    table.close()
+
+
+def test_database_that_can_not_be_opened(tmp_path: Path) -> None:
+    """It is said which table, and why."""
+    with pytest.raises(TableGone, match="lease table etlstage_leases: unable to open"):
+        SQLiteLeases(tmp_path / "none" / "leases", "app")
+
+
+def test_server_that_is_gone_and_comes_back(server: PostgreSQL) -> None:
+    """What was asked meanwhile has failed; what was written before is there."""
+    table = PostgresLeases(url_of(server), "app")
+    table.add([Lease("s")])
+    server.stop()
+    try:
+        with pytest.raises(TableGone):
+            table.swap(Lease("s"), Lease("s", counter=1))
+        with pytest.raises(TableGone):
+            table.read()
+    finally:
+        server.start()
+    assert table.read() == [Lease("s")]
+    table.close()
+
+
+def test_postgresql_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says how it is installed."""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigError, match=r"install 'etlstage\[postgresql\]'"):
+        PostgresLeases("postgresql://127.0.0.1/x", "app")
