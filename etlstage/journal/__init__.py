@@ -1,0 +1,46 @@
+"""
+Journals: append-only logs of messages in a folder, for many writers and many readers.
+
+::
+
+    async with Journals("/data/orders", partitions=8) as journals:
+        publisher = Publisher(journals, mapping=modulo(lambda m: m["customer"]))
+        await publisher.publish_committed({"customer": 7, "sum": 12})
+        async for envelope in journals.read_committed(name="billing", follow=True):
+            ...
+
+There is no server: processes on one machine share the files. What messages are, who has
+published them and which of them are committed is :mod:`etlstage.sequencing`'s.
+"""
+
+from __future__ import annotations
+
+from etlstage.journal.errors import (
+    JournalDamaged,
+    JournalError,
+    LimitReached,
+    OffsetGone,
+    ReaderBusy,
+)
+from etlstage.journal.journals import Journals, modulo, rendezvous
+from etlstage.journal.reader import CommittedReader, Registered
+from etlstage.journal.run import RunMessage
+from etlstage.journal.storage import FolderStorage, MemoryStorage
+from etlstage.sequencing import Publisher
+
+__all__ = (
+    "CommittedReader",
+    "FolderStorage",
+    "JournalDamaged",
+    "JournalError",
+    "Journals",
+    "LimitReached",
+    "MemoryStorage",
+    "OffsetGone",
+    "Publisher",
+    "ReaderBusy",
+    "Registered",
+    "RunMessage",
+    "modulo",
+    "rendezvous",
+)

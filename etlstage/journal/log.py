@@ -1,0 +1,376 @@
+"""
+One journal: an endless log of bytes in segments, appended to in groups.
+
+A segment is a file that is named by the offset of its first byte. In it are groups, each
+a head of 32 bytes and what was appended at once, frames of messages in whole::
+
+    "ETJ1"  bytes: u32  offset: u64  time: u64  crc of the bytes: u32  of the head: u32
+
+Numbers are little-endian, the time is in nanoseconds since 1970 and never goes back.
+Heads count as bytes of the journal; readers leave them out.
+
+**Who writes** holds the journal's lock, and first looks whether the last group is whole:
+what is shorter than its head says was never written to its end, and is cut. What is as
+long and not what was written is damage: nobody cuts that, the next group begins a new
+segment behind it. **Who reads** needs no lock, and cuts nothing: a group that is not
+whole yet is not there yet.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from etlstage.journal.errors import JournalDamaged, OffsetGone
+from etlstage.journal.storage import Storage
+
+__all__ = ("HEAD", "MAX_GROUP", "Group", "Log")
+
+_MAGIC: Final = b"ETJ1"
+_SHAPE: Final = struct.Struct("<4sIQQI")
+HEAD: Final = _SHAPE.size + 4
+"""Bytes of a group's head."""
+MAX_GROUP: Final = 128 << 20
+"""Bytes that may be appended at once; a head that says more is damaged."""
+_CHUNK: Final = 1 << 20
+_MARK: Final = 1 << 20
+"""Bytes between two places in a segment where groups are known to begin."""
+
+
+class Group(NamedTuple):
+    """What was appended at once."""
+
+    begin: int
+    """Offset of its head."""
+    end: int
+    time: int
+    """Nanoseconds since 1970."""
+    data: bytes
+    """Without the head."""
+
+
+class _Bad(Exception):
+    """A group is not what was written."""
+
+
+class Log:
+    """
+    The segments of one journal.
+
+    Args:
+        storage: Where they are.
+        folder: Where in it.
+        name: Of the journal, for errors.
+        segment: Bytes after which a new segment is begun.
+
+    Attributes:
+        rolled: Whether the last append has begun one.
+
+    """
+
+    def __init__(
+        self, storage: Storage, folder: str, name: str, *, segment: int = 64 << 20
+    ) -> None:
+        self._storage = storage
+        self._folder = folder
+        self.name = name
+        self._segment = segment
+        self.rolled: bool = False
+        # As the last append left it: the last segment, the end, the time.
+        self._tail: tuple[int, int, int] | None = None
+        # By segment, where groups begin.
+        self._marks: dict[int, list[int]] = {}
+
+    @property
+    def lock(self) -> str:
+        """Path of the lock that who appends must hold."""
+        return f"{self._folder}/lock"
+
+    def segments(self) -> list[int]:
+        """Return the first offsets of all segments."""
+        names = self._storage.names(self._folder)
+        return sorted(
+            int(name[:-4])
+            for name in names
+            if name.endswith(".log") and len(name) == 24
+        )
+
+    def first(self) -> int:
+        """Return the first offset that is there."""
+        segments = self.segments()
+        return segments[0] if segments else 0
+
+    def end(self) -> int:
+        """
+        Return where the last group that is whole ends, or damage behind it.
+
+        Nothing is cut.
+        """
+        segments = self.segments()
+        if not segments:
+            return 0
+        last = segments[-1]
+        end, _, damaged = self._scan(last, last)
+        if damaged:
+            return last + (self._storage.size(self._path(last)) or 0)
+        return end
+
+    def appended(self) -> int:
+        """Return about where the end is, as this process has seen it last."""
+        return self.end() if self._tail is None else self._tail[1]
+
+    def size(self) -> int:
+        """Return how many bytes the segments have."""
+        return sum(self._storage.size(self._path(one)) or 0 for one in self.segments())
+
+    def append(self, data: bytes, now: int) -> tuple[int, int]:
+        """
+        Append bytes as a group, and return where they begin and end.
+
+        The caller holds the lock.
+
+        Args:
+            data: Whole frames.
+            now: The time in nanoseconds since 1970.
+
+        Raises:
+            OSError: If they can't be written; nothing of them is there then.
+
+        """
+        if len(data) > MAX_GROUP:
+            raise ValueError(
+                f"{self.name}: {len(data)} bytes to be appended at once, expected no"
+                f" more than {MAX_GROUP}"
+            )
+        segment, begin, last = self._recovered()
+        self.rolled = begin - segment >= self._segment
+        if self.rolled:
+            segment = begin
+        time = max(now, last)
+        head = _SHAPE.pack(_MAGIC, len(data), begin, time, crc32(data))
+        path = self._path(segment)
+        try:
+            self._storage.append(path, head + struct.pack("<I", crc32(head)) + data)
+        except BaseException:
+            self._tail = None
+            with suppress(OSError):  # the next who appends does it
+                self._storage.truncate(path, begin - segment)
+            raise
+        end = begin + HEAD + len(data)
+        self._tail = segment, end, time
+        return begin + HEAD, end
+
+    def sync(self) -> None:
+        """Return when what was appended would outlive a crash of the machine."""
+        if self._tail is not None:
+            self._storage.sync(self._path(self._tail[0]))
+
+    def groups(self, offset: int, *, skip: bool = False) -> Iterator[Group]:
+        """
+        Iterate over whole groups, from the one that holds ``offset``, as far as they go.
+
+        Args:
+            offset: Where to begin.
+            skip: Whether damage is passed over, to the next group that is whole.
+
+        Raises:
+            OffsetGone: If that offset was dropped.
+            JournalDamaged: If a group is not what was written.
+
+        """
+        segments = self.segments()
+        if not segments:
+            return
+        if offset < segments[0]:
+            raise OffsetGone(self.name, offset, segments[0])
+        at = bisect_right(segments, offset) - 1
+        for number, segment in enumerate(segments[at:], at):
+            last = number + 1 == len(segments)
+            start = self._known(segment, offset)
+            # Damage before the offset was told of when that was read.
+            passed = (1 << 64) if skip else offset
+            for group in self._whole(segment, start, last, passed):
+                if group.end > offset:
+                    offset = group.end
+                    yield group
+            gone = not last and self._storage.size(self._path(segment)) is None
+            if gone and offset < (first := self.first()):
+                # Dropped while it was read: what follows would be a gap.
+                raise OffsetGone(self.name, offset, first)
+
+    def at_time(self, time: int) -> int:
+        """Return the offset of the first group that is not before a time."""
+        segments = self.segments()
+        low, high = 0, len(segments)
+        while low < high:
+            middle = (low + high) // 2
+            found = self._head(segments[middle])
+            if found is None or found >= time:
+                high = middle
+            else:
+                low = middle + 1
+        for segment in segments[max(low - 1, 0) :]:
+            for group in self._whole(
+                segment, segment, segment == segments[-1], 1 << 64
+            ):
+                if group.time >= time:
+                    return group.begin
+        return self.end()
+
+    def age_of(self, segment: int) -> int | None:
+        """Return the time of the first group of a segment, if it can be told."""
+        return self._head(segment)
+
+    def drop(self, before: int) -> list[int]:
+        """Remove the segments that end at ``before`` or sooner, but never the last."""
+        segments = self.segments()
+        gone = [one for one, following in pairwise(segments) if following <= before]
+        for segment in gone:
+            self._storage.remove(self._path(segment))
+            self._marks.pop(segment, None)
+        return gone
+
+    def _path(self, segment: int) -> str:
+        return f"{self._folder}/{segment:020}.log"
+
+    def _recovered(self) -> tuple[int, int, int]:
+        """Return the last segment, the end and the time; what is torn is cut."""
+        storage = self._storage
+        if self._tail is not None:
+            segment, end, time = self._tail
+            if (
+                storage.size(self._path(segment)) == end - segment
+                and storage.size(self._path(end)) is None
+            ):
+                return self._tail
+        segments = self.segments()
+        if not segments:
+            return 0, 0, 0
+        segment = segments[-1]
+        end, time, damaged = self._scan(segment, segment)
+        size = segment + (storage.size(self._path(segment)) or 0)
+        if damaged:
+            # What is behind is begun as a segment, so that readers find it.
+            return size, size, time
+        if size > end:
+            storage.truncate(self._path(segment), end - segment)
+        return segment, end, time
+
+    def _scan(self, segment: int, start: int) -> tuple[int, int, bool]:
+        """Return where the whole groups of a segment end, their time, and if by damage."""
+        end, time = start, 0
+        try:
+            for group in self._whole(segment, start, True, start):
+                end, time = group.end, group.time
+        except JournalDamaged:
+            return end, time, True
+        return end, time, False
+
+    def _head(self, segment: int) -> int | None:
+        head = self._storage.read(self._path(segment), 0, HEAD)
+        if len(head) < HEAD:
+            return None
+        try:
+            return _parsed(head, segment)[1]
+        except _Bad:
+            return None
+
+    def _known(self, segment: int, offset: int) -> int:
+        """Return where a group begins that is not behind ``offset``."""
+        marks = self._marks.get(segment, [])
+        at = bisect_right(marks, offset)
+        return marks[at - 1] if at else segment
+
+    def _mark(self, segment: int, begin: int) -> None:
+        marks = self._marks.setdefault(segment, [])
+        if not marks or begin >= marks[-1] + _MARK:
+            marks.append(begin)
+
+    def _whole(
+        self, segment: int, start: int, last: bool, passed: int
+    ) -> Iterator[Group]:
+        """
+        Iterate over the groups of a segment, from one on that begins at ``start``.
+
+        Damage before the offset ``passed`` is passed over.
+        """
+        path, at = self._path(segment), start
+        held, held_at = b"", start
+        while True:
+            # All that is looked at is in ``held``, which begins at ``held_at``.
+            if len(held) - (at - held_at) < HEAD:
+                held, held_at = self._storage.read(path, at - segment, _CHUNK), at
+                if len(held) < HEAD:
+                    break
+            place = at - held_at
+            try:
+                size, time, crc = _parsed(held[place : place + HEAD], at)
+                if len(held) - place < HEAD + size:
+                    want = max(_CHUNK, HEAD + size)
+                    held, held_at = self._storage.read(path, at - segment, want), at
+                    place = 0
+                    if len(held) < HEAD + size:
+                        break
+                data = _checked(held[place + HEAD : place + HEAD + size], crc)
+            except _Bad as error:
+                if at >= passed:
+                    raise self._damaged(segment, at, str(error)) from None
+                found = self._next_head(segment, at + 1)
+                if found is None:
+                    return
+                at, held, held_at = found, b"", found
+                continue
+            self._mark(segment, at)
+            end = at + HEAD + size
+            yield Group(at, end, time, data)
+            at = end
+        if not last and held and at >= passed:
+            raise self._damaged(segment, at, "it ends within a group")
+
+    def _next_head(self, segment: int, start: int) -> int | None:
+        """Return where the next group begins whose head is sound."""
+        path, at = self._path(segment), start
+        while held := self._storage.read(path, at - segment, _CHUNK):
+            place = held.find(_MAGIC)
+            while place >= 0:
+                head = held[place : place + HEAD]
+                if len(head) < HEAD:
+                    break
+                try:
+                    _parsed(head, at + place)
+                except _Bad:
+                    place = held.find(_MAGIC, place + 1)
+                else:
+                    return at + place
+            if len(held) < _CHUNK:
+                return None
+            # A head may stand across the end of what was read.
+            at += len(held) - HEAD
+        return None
+
+    def _damaged(self, segment: int, at: int, why: str) -> JournalDamaged:
+        return JournalDamaged(self.name, f"{segment:020}.log", at, why)
+
+
+def _checked(data: bytes, crc: int) -> bytes:
+    if crc32(data) != crc:
+        raise _Bad("its bytes are not what was written")
+    return data
+
+
+def _parsed(head: bytes, at: int) -> tuple[int, int, int]:
+    """Return size, time and checksum."""
+    (own,) = struct.unpack_from("<I", head, _SHAPE.size)
+    magic, size, begin, time, crc = _SHAPE.unpack_from(head)
+    if magic != _MAGIC or own != crc32(head[: _SHAPE.size]):
+        raise _Bad("its head is not what was written")
+    if begin != at:
+        raise _Bad(f"its head says offset {begin}")
+    if size > MAX_GROUP:
+        raise _Bad(f"its head says {size} bytes, expected no more than {MAX_GROUP}")
+    return size, time, crc

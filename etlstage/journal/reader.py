@@ -1,0 +1,438 @@
+"""
+Reading journals: the bytes of one, and the committed messages of a set.
+
+A reader with a name keeps where it stands beside the journals: how far it has read, the
+producers, and from where on it may need the log again, for the oldest open span begins
+before what was read last. What is behind that may be dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
+
+import anyio
+
+from etlstage.errors import EtlstageError
+from etlstage.journal.errors import JournalDamaged, JournalError, ReaderBusy
+from etlstage.journal.log import HEAD, Group, Log
+from etlstage.journal.run import RunFraming
+from etlstage.journal.storage import Storage
+from etlstage.sequencing import (
+    Checkpoint,
+    Envelope,
+    Flags,
+    FrameError,
+    JournalSpec,
+    MustStartReplay,
+    NewMessage,
+    ProducerState,
+    ReadUncommitted,
+    Sequencer,
+)
+
+if TYPE_CHECKING:
+    from etlstage.journal.journals import Journals
+
+__all__ = (
+    "CommittedReader",
+    "LogReader",
+    "Registered",
+    "SoundMessages",
+    "Start",
+    "registered",
+)
+
+_LOG: Final = logging.getLogger("etlstage.journal")
+
+_RUNS: Final = 16
+
+Start = Literal["beginning", "end"] | float | Mapping[str, int]
+"""From where a reader that has no position begins: also a time, in seconds since 1970,
+and offsets by journal."""
+
+OnError = Callable[[EtlstageError], object]
+"""Is given what is passed over: a :class:`FrameError`, a :class:`JournalDamaged`."""
+
+
+class LogReader:
+    """
+    Reads the bytes of one journal, without the heads of groups.
+
+    Args:
+        log: The journal.
+        spec: What is known of it.
+        offset: Where to begin.
+        end: Where to end; without it reading never ends, and returns None where there
+            is nothing yet.
+        on_error: Is given damage that is passed over; without it that is raised.
+
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        spec: JournalSpec,
+        offset: int = 0,
+        *,
+        end: int | None = None,
+        on_error: OnError | None = None,
+    ) -> None:
+        self.spec = spec
+        self.offset: int = offset
+        self._log = log
+        self._end = end
+        self._on_error = on_error
+        # The end of the last group that was looked at.
+        self._at = offset
+        self._groups: Iterator[Group] = iter(())
+
+    def read(self, size: int) -> bytes | None:
+        """Return the rest of a group; ``size`` is not looked at, for groups are whole."""
+        while self._end is None or self._at < self._end:
+            group = self._next()
+            if group is None:
+                return b"" if self._end is not None else None
+            begin = max(self.offset, group.begin + HEAD)
+            stop = group.end if self._end is None else min(group.end, self._end)
+            self._at = group.end
+            if begin < stop:
+                self.offset = stop
+                return group.data[
+                    begin - group.begin - HEAD : stop - group.begin - HEAD
+                ]
+        return b""
+
+    def _next(self) -> Group | None:
+        try:
+            group = next(self._groups, None)
+            if group is None:
+                self._groups = self._log.groups(self._at)
+                group = next(self._groups, None)
+        except JournalDamaged as error:
+            self._groups = iter(())
+            if self._on_error is None:
+                raise
+            group = next(self._log.groups(error.offset, skip=True), None)
+            if group is None:
+                # While following, it is told when something stands behind it.
+                if self._end is not None:
+                    self._on_error(error)
+                return None
+            self._on_error(error)
+        return group
+
+
+class Registered(NamedTuple):
+    """What is stored of a reader."""
+
+    name: str
+    checkpoint: Checkpoint
+    needs: dict[str, int]
+    """By journal, from where on it may read again."""
+    updated: float
+    """When, in seconds since 1970."""
+
+
+def registered(storage: Storage) -> list[Registered]:
+    """Return all readers that have names."""
+    names = sorted(n for n in storage.names("readers") if n.endswith(".json"))
+    found = []
+    for name in names:
+        if name.startswith("."):
+            continue
+        path = f"readers/{name}"
+        data = storage.read(path, 0, storage.size(path) or 0)
+        if data:
+            found.append(_parsed(name[:-5], data))
+    return found
+
+
+def _parsed(name: str, data: bytes) -> Registered:
+    try:
+        value = json.loads(data)
+        states = [
+            ProducerState(journal, bytes.fromhex(producer), last, begin)
+            for journal, producer, last, begin in value["states"]
+        ]
+        checkpoint = Checkpoint(value["offsets"], states)
+        return Registered(name, checkpoint, value["needs"], value["updated"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise JournalError(f"readers/{name}.json is no position: {error}") from None
+
+
+def _stored(checkpoint: Checkpoint, now: float) -> bytes:
+    needs = dict(checkpoint.offsets)
+    for journal, _, _, begin in checkpoint.states:
+        if begin >= 0:
+            needs[journal] = min(needs.get(journal, begin), begin)
+    states = [[j, p.hex(), last, begin] for j, p, last, begin in checkpoint.states]
+    value = {
+        "offsets": checkpoint.offsets,
+        "states": states,
+        "needs": needs,
+        "updated": now,
+    }
+    return json.dumps(value).encode()
+
+
+class CommittedReader:
+    """
+    Iterates over the committed messages of a set, each once, without acknowledgements.
+
+    With a name it goes on where it stood. Its position is stored as it goes, when it is
+    closed, and by :meth:`commit`; a message counts as done when the next is asked for.
+    After a crash those since the last position come again.
+
+    Args:
+        journals: The set.
+        name: Of the reader; without it no position is kept.
+        follow: Whether to wait for more at the end.
+        start: Where to begin without a position.
+        new_message: Makes the messages; by content type if it is not given.
+        ring: How many messages are held for spans that are open; what is not held is
+            read again when it is committed. By default 8192, and 16 runs of messages,
+            for each of these may be large.
+        horizon: Seconds after which a producer that is silent is forgotten.
+        commit_every: Seconds between two positions that are stored by itself.
+        poll: Seconds between two looks for more, while following.
+        on_error: Is given what is passed over, damage and frames that are none;
+            without it such an error is raised, and the next call goes on behind a frame.
+
+    Raises:
+        ReaderBusy: If somebody else reads under that name.
+
+    """
+
+    def __init__(
+        self,
+        journals: Journals,
+        *,
+        name: str | None = None,
+        follow: bool = False,
+        start: Start = "beginning",
+        new_message: NewMessage | None = None,
+        ring: int | None = None,
+        horizon: float = 86400,
+        commit_every: float = 1.0,
+        poll: float = 0.01,
+        on_error: OnError | None = None,
+    ) -> None:
+        self.name = name
+        self._journals = journals
+        self._storage = journals.storage
+        self._follow = follow
+        self._start = start
+        self._new_message = new_message or journals.new_message
+        self._horizon = horizon
+        self._commit_every = commit_every
+        self._poll_every = poll
+        self._on_error = on_error
+        if ring is None:
+            ring = _RUNS if journals.content_type == RunFraming.content_type else 8192
+        self._held = self._hold() if name is not None else None
+        self._sequencer = Sequencer(ring=ring)
+        self._offsets: dict[str, int] = {}
+        if name is not None:
+            for found in registered(self._storage):
+                if found.name == name:
+                    self._sequencer = Sequencer(*found.checkpoint, ring=ring)
+                    self._offsets = found.checkpoint.offsets
+        self._iterators: dict[str, ReadUncommitted] = {}
+        self._readers: dict[str, LogReader] = {}
+        self._turn: list[str] = []
+        self._specs: object = None
+        self._due = time.monotonic() + commit_every
+        self._refresh_at = 0.0
+        self._done = True
+        self._look()
+        if name is not None:
+            self.commit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Envelope:
+        while (found := self._next()) is None:
+            if not self._follow:
+                self.close()
+                raise StopIteration
+            time.sleep(self._poll_every)
+        return found
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Envelope:
+        while (found := self._next()) is None:
+            if not self._follow:
+                self.close()
+                raise StopAsyncIteration
+            await anyio.sleep(self._poll_every)
+        return found
+
+    def commit(self) -> None:
+        """Store the position; the message that was returned last is not done yet."""
+        self._due = time.monotonic() + self._commit_every
+        checkpoint = self._sequencer.checkpoint(self._horizon)
+        # A journal of which nothing was read yet, and where it was begun.
+        offsets = {**self._offsets, **checkpoint.offsets}
+        data = _stored(Checkpoint(offsets, checkpoint.states), time.time())
+        self._storage.replace(f"readers/{self.name}.json", data)
+
+    def close(self) -> None:
+        """Store the position and let the name go; a second call does nothing."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            try:
+                self.commit()
+            finally:
+                with suppress(OSError):
+                    self._storage.remove(f"readers/{self.name}.pid")
+                self._storage.let_go(held)
+
+    def _hold(self) -> int:
+        name = str(self.name)
+        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise JournalError(
+                f"reader's name is {name!r}, expected letters, digits, '-', '_', '.'"
+            )
+        held = self._storage.hold(f"readers/{name}.lock")
+        if held is None:
+            who = self._storage.read(f"readers/{name}.pid", 0, 100).decode()
+            raise ReaderBusy(
+                f"reader {name!r} of {self._journals.name} is in use"
+                f"{f' by process {who}' if who else ''}; a second one needs another name"
+            )
+        self._storage.replace(f"readers/{name}.pid", str(os.getpid()).encode())
+        return held
+
+    def _look(self) -> None:
+        """Begin with journals that are new."""
+        specs = self._journals.select()
+        if specs is self._specs:
+            return
+        for spec in specs:
+            if spec.name in self._iterators:
+                continue
+            log = self._journals.log(spec.name)
+            if spec.name not in self._offsets:
+                # One that was added since is read from its beginning.
+                first = self._specs is None
+                self._offsets[spec.name] = self._begin(log) if first else log.first()
+            reader = LogReader(
+                log, spec, self._offsets[spec.name], on_error=self._on_error
+            )
+            self._readers[spec.name] = reader
+            self._iterators[spec.name] = ReadUncommitted(reader, self._new_message)
+            self._turn.append(spec.name)
+        self._specs = specs
+
+    def _begin(self, log: Log) -> int:
+        start = self._start
+        if isinstance(start, Mapping):
+            return start.get(log.name, log.first())
+        if start == "beginning":
+            return log.first()
+        if start == "end":
+            return log.end()
+        return log.at_time(int(float(start) * 1e9))
+
+    def _next(self) -> Envelope | None:
+        now = time.monotonic()
+        if self._held is not None and now >= self._due:
+            self.commit()
+        while True:
+            try:
+                found = self._sequencer.deque_committed()
+            except MustStartReplay:
+                self._sequencer.start_replay(self._replay())
+                continue
+            if found is not None:
+                if (found.message.uuid.int >> 48) & 0x3FF != Flags.ACK_TXN:
+                    return found
+                continue
+            found = self._read()
+            if found is None:
+                return None
+            self._sequencer.queue_uncommitted(found)
+
+    def _read(self) -> Envelope | None:
+        """Return the next message of any journal; one goes on while it has some."""
+        for _ in range(len(self._turn)):
+            name = self._turn[0]
+            while True:
+                try:
+                    if (found := self._iterators[name].poll()) is not None:
+                        return found
+                    break
+                except FrameError as error:
+                    if self._on_error is None:
+                        raise
+                    self._on_error(error)
+            self._turn.append(self._turn.pop(0))
+        now = time.monotonic()
+        if self._follow and now >= self._refresh_at:
+            self._refresh_at = now + 1
+            self._journals.refresh()
+            self._look()
+        return None
+
+    def _replay(self) -> ReadUncommitted:
+        journal, begin, end = self._sequencer.replay_range()
+        spec = self._readers[journal].spec
+        # What is no message was told of when it was read for the first time.
+        reader = LogReader(
+            self._journals.log(journal),
+            spec,
+            begin,
+            end=end,
+            on_error=None if self._on_error is None else lambda _: None,
+        )
+        return SoundMessages(reader, self._new_message, self._on_error is not None)
+
+
+class SoundMessages(ReadUncommitted):
+    """Iterates over all messages, and passes over what is none, if that is wanted."""
+
+    def __init__(
+        self, reader: LogReader, new_message: NewMessage, passes: bool
+    ) -> None:
+        super().__init__(reader, new_message)
+        self._passes = passes
+
+    def __next__(self) -> Envelope:
+        while True:
+            try:
+                return super().__next__()
+            except FrameError:
+                if not self._passes:
+                    raise

@@ -1,0 +1,111 @@
+"""
+Runs of messages as one frame: a UUID, and a block as messages have on disk elsewhere.
+
+A UUID for each message costs more than the rest of its way. Messages that are published
+together share one, and become committed together.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any, Final
+from uuid import UUID
+
+from etlstage.block import Blocks, block_of
+from etlstage.errors import BlockDamaged
+from etlstage.messages import Run
+from etlstage.sequencing import (
+    FIXED_FRAME_HEADER_LENGTH,
+    FIXED_FRAME_WORD,
+    NO_UUID,
+    ByteWriter,
+    FrameBuffer,
+    NotFrameable,
+    Unmarshaller,
+    located,
+    register_framing,
+    unpack_fixed_frame,
+)
+
+__all__ = ("RunFraming", "RunMessage")
+
+_START: Final = FIXED_FRAME_HEADER_LENGTH + 16
+
+
+class RunMessage:
+    """Messages that are one to a journal; without any it is an acknowledgement."""
+
+    __slots__ = ("_uuid", "run")
+
+    def __init__(self, run: Run = ()) -> None:
+        self.run: Run = run
+        self._uuid = NO_UUID
+
+    def __repr__(self) -> str:
+        return f"<RunMessage {self._uuid} messages={len(self.run)}>"
+
+    @property
+    def uuid(self) -> UUID:
+        """The UUID of all of them."""
+        return self._uuid
+
+    def set_uuid(self, uuid: UUID) -> None:
+        """Set the UUID."""
+        self._uuid = uuid
+
+    def acknowledgement(self, journal: str) -> RunMessage:
+        """Return one without messages."""
+        return RunMessage()
+
+
+class RunFraming:
+    """Runs in fixed frames: 16 bytes of UUID, then a block."""
+
+    content_type: Final = "application/x-etlstage-run"
+
+    def marshal(self, message: Any, writer: ByteWriter) -> None:  # noqa: ANN401
+        """Write a :class:`RunMessage`."""
+        self._check(message)
+        parts = block_of(message.run, 0) if len(message.run) else []
+        size = 16 + sum(map(len, parts))
+        head = FIXED_FRAME_WORD + size.to_bytes(4, "little") + message.uuid.bytes
+        writer.write(b"".join((head, *parts)))
+
+    def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
+        """Return what reads them."""
+
+        def unmarshal(message: Any) -> bool:  # noqa: ANN401
+            self._check(message)
+            frame = unpack_fixed_frame(buffer)
+            if frame is None:
+                return False
+            if len(frame) < _START:
+                raise ValueError(f"expected a UUID of 16 bytes, got {len(frame) - 8}")
+            message.set_uuid(UUID(bytes=frame[FIXED_FRAME_HEADER_LENGTH:_START]))
+            message.run = _run(frame)
+            return True
+
+        return located(unmarshal, buffer, self.content_type)
+
+    def _check(self, message: object) -> None:
+        if not isinstance(message, RunMessage):
+            raise NotFrameable(
+                f"{type(message).__name__} can't be framed as {self.content_type}: it is"
+                " no RunMessage"
+            )
+
+
+def _run(frame: bytes) -> Run:
+    if len(frame) == _START:
+        return ()
+    file = BytesIO(frame)
+    file.seek(_START)
+    try:
+        for block in Blocks(file.read, name="frame", start=_START, first=None):
+            return block.messages
+    except BlockDamaged as error:
+        raise ValueError(str(error)) from error
+    raise ValueError("its block has no end")
+
+
+register_framing(RunFraming())

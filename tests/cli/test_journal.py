@@ -1,0 +1,183 @@
+"""``etlstage journal``: what is in a folder, seen from outside."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from etlstage.cli import journal as commands
+from etlstage.cli.app import app
+from etlstage.journal import JournalError, Journals, Publisher, modulo
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Leave a set of one journal: two committed, two pending, one rolled back."""
+    path = tmp_path / "orders"
+    with Journals.open(path) as journals:
+        writer = Publisher(journals, mapping=modulo(lambda m: m["n"]))
+        writer.publish_uncommitted({"n": 1})
+        (intent,) = writer.build_ack_intents()
+        journals.append(intent.journal, intent.intent)
+        writer.publish_uncommitted({"n": 2})
+        # As after a crash: what came since is rolled back.
+        journals.append(intent.journal, intent.intent)
+        other = Publisher(journals, mapping=modulo(lambda m: m["n"]))
+        other.publish_committed({"n": 3})
+        other.publish_uncommitted({"n": 4})
+        other.publish_uncommitted({"n": 5})
+    return path
+
+
+def run(*words: str) -> int:
+    """Run a command."""
+    return int(app([*words], standalone_mode=False) or 0)
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[Any]:
+    """Return what was printed, a JSON object a line."""
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_journals_are_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With their sizes."""
+    assert run("journal", "ls", str(folder), "--json") == 0
+    (row,) = rows(capsys)
+    assert row["journal"] == "orders/part-000"
+    assert row["first"] == 0
+    assert row["end"] == row["bytes"] > 500
+    assert row["segments"] == 1
+    assert run("journal", "ls", str(folder)) == 0
+    assert capsys.readouterr().out.startswith("orders/part-000: first 0, end ")
+
+
+def test_messages_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Committed ones, or all."""
+    assert run("journal", "cat", str(folder)) == 0
+    committed = rows(capsys)
+    assert [row["message"]["n"] for row in committed] == [1, 3]
+    assert [row["flags"] for row in committed] == ["CONTINUE_TXN", "OUTSIDE_TXN"]
+    assert committed[0]["time"].startswith("20")
+    assert run("journal", "cat", str(folder), "--uncommitted") == 0
+    every = rows(capsys)
+    assert [row["message"].get("n") for row in every] == [1, None, 2, None, 3, 4, 5]
+    begin, end = every[2]["begin"], every[4]["end"]
+    assert (
+        run(
+            *("journal", "cat", str(folder), "--uncommitted"),
+            *("--from", str(begin), "--to", str(end)),
+        )
+        == 0
+    )
+    assert [row["message"].get("n") for row in rows(capsys)] == [2, None, 3]
+    producer = every[4]["uuid"][-12:]
+    assert run("journal", "cat", str(folder), "--producer", producer) == 0
+    assert [row["message"]["n"] for row in rows(capsys)] == [3]
+
+
+def test_unknown_journal_is_named(folder: Path) -> None:
+    """With the one that was meant."""
+    with pytest.raises(JournalError, match=r"did you mean 'orders/part-000'"):
+        run("journal", "cat", str(folder), "--journal", "orders/part-00")
+    with pytest.raises(JournalError, match="no set of journals is there"):
+        run("journal", "ls", str(folder / "none"))
+
+
+def test_lines_are_appended(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the first that is no object."""
+    for text, status in ((b'{"n": 6}\n', 0), (b'{"n": 7}\n[1]\n', 1), (b"x\n", 1)):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+        assert run("journal", "append", str(folder)) == status
+    assert capsys.readouterr().err.splitlines() == [
+        "etlstage: error: line 2 is no JSON object",
+        "etlstage: error: line 1 is no JSON: Expecting value: line 1 column 1 (char 0)",
+    ]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'{"n": 8}')))
+    assert run("journal", "append", str(folder), "--journal", "orders/part-000") == 0
+    assert run("journal", "cat", str(folder), "--journal", "orders/part-000") == 0
+    assert [row["message"]["n"] for row in rows(capsys)] == [1, 3, 6, 7, 8]
+
+
+def test_set_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what is damaged is told."""
+    assert run("journal", "verify", str(folder), "--json") == 0
+    (row,) = rows(capsys)
+    del row["bytes"]
+    assert row == {
+        "journal": "orders/part-000",
+        "committed": 2,
+        "pending": 2,
+        "rolled_back": 1,
+        "duplicates": 0,
+        "damaged": 0,
+    }
+    with Journals.open(folder) as journals:
+        journals.append("orders/part-000", b"no json\n")
+    (segment,) = (folder / "part-000").glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[40] ^= 1
+    segment.write_bytes(data)
+    assert run("journal", "verify", str(folder), "--json") == 1
+    (row,) = rows(capsys)
+    assert row["damaged"] == 2
+
+
+def test_readers_and_their_lag(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In bytes, messages, seconds."""
+    with Journals.open(folder) as journals:
+        journals.read_committed("slow").close()
+        list(journals.read_committed("fast"))
+        end = journals.log("orders/part-000").end()
+    assert run("journal", "stat", str(folder), "--json") == 0
+    fast, slow = rows(capsys)
+    assert (fast["reader"], fast["bytes"], fast["messages"]) == ("fast", 0, 0)
+    assert (slow["bytes"], slow["messages"]) == (end, 5)
+    assert slow["seconds"] > fast["seconds"] == 0
+    assert run("journal", "readers", str(folder), "--json") == 0
+    fast, slow = rows(capsys)
+    # The open transaction may be read again.
+    assert 0 < fast["needs"]["orders/part-000"] < end
+    assert slow["needs"] == {"orders/part-000": 0}
+    assert run("journal", "readers", str(folder), "--forget", "slow") == 0
+    assert run("journal", "readers", str(folder)) == 0
+    assert capsys.readouterr().out.count("updated") == 1
+
+
+def test_set_is_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is to be kept."""
+    path = tmp_path / "orders"
+    with Journals.open(path, keep="read", segment=10) as journals:
+        writer = Publisher(journals, mapping=modulo(lambda m: m["n"]))
+        for number in range(3):
+            writer.publish_committed({"n": number})
+        list(journals.read_committed("r"))
+    assert run("journal", "trim", str(path)) == 0
+    assert capsys.readouterr().out == "orders/part-000: dropped 2 segments\n"
+
+
+def test_runs_and_bytes_are_shown(tmp_path: Path) -> None:
+    """Printable, whatever they are."""
+    from etlstage.journal import RunMessage
+    from etlstage.sequencing import CsvRecord, Envelope, Opaque
+
+    shown = [
+        commands._row(Envelope("j", 0, 1, message))["message"]
+        for message in (
+            RunMessage([b"a", b"\xff"]),
+            Opaque(b"\xff"),
+            CsvRecord(["", "x"]),
+        )
+    ]
+    assert shown == [["a", "\\xff"], "\\xff", ["x"]]

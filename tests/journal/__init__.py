@@ -1,0 +1,1 @@
+"""Logs in a folder, and in memory."""

@@ -1,0 +1,316 @@
+"""One journal: groups, segments, torn tails, damage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etlstage.journal import (
+    FolderStorage,
+    JournalDamaged,
+    MemoryStorage,
+    OffsetGone,
+)
+from etlstage.journal.log import HEAD, MAX_GROUP, Log
+from etlstage.journal.storage import Storage
+
+
+@pytest.fixture(params=["folder", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    """Return a place for journals, each kind of it in turn."""
+    place = FolderStorage(tmp_path) if request.param == "folder" else MemoryStorage()
+    yield place
+    place.close()
+
+
+def log(storage: Storage, *, segment: int = 1 << 20) -> Log:
+    """Return the journal, as another process would open it."""
+    return Log(storage, "part-000", "set/part-000", segment=segment)
+
+
+def data(journal: Log, offset: int = 0, *, skip: bool = False) -> list[bytes]:
+    """Return what the groups hold."""
+    return [group.data for group in journal.groups(offset, skip=skip)]
+
+
+def tried(journal: Log) -> tuple[list[bytes], JournalDamaged | None]:
+    """Return what the groups hold up to damage, and that."""
+    found: list[bytes] = []
+    try:
+        found.extend(group.data for group in journal.groups(0))
+    except JournalDamaged as error:
+        return found, error
+    return found, None
+
+
+def test_groups_come_back(storage: Storage) -> None:
+    """With their places; an empty journal has none."""
+    journal = log(storage)
+    assert (data(journal), journal.end(), journal.first()) == ([], 0, 0)
+    assert journal.append(b"one", 10) == (HEAD, HEAD + 3)
+    assert journal.append(b"second", 5) == (2 * HEAD + 3, 2 * HEAD + 9)
+    other = log(storage)
+    groups = list(other.groups(0))
+    assert [group.data for group in groups] == [b"one", b"second"]
+    assert [(group.begin, group.end) for group in groups] == [(0, 35), (35, 73)]
+    # The time never goes back.
+    assert [group.time for group in groups] == [10, 10]
+    assert other.end() == journal.appended() == other.appended() == 73
+    assert data(other, 34) == [b"one", b"second"]
+    assert data(other, 35) == [b"second"]
+    assert data(other, 73) == []
+
+
+def test_segments_are_named_by_their_offset(storage: Storage) -> None:
+    """A new one begins where the last is long enough."""
+    journal = log(storage, segment=80)
+    for number in range(5):
+        journal.append(b"%08d" % number, number)
+    assert journal.segments() == [0, 80, 160]
+    assert min(storage.names("part-000")) == "0" * 20 + ".log"
+    assert data(log(storage)) == [b"%08d" % number for number in range(5)]
+    assert data(log(storage), 100) == [b"%08d" % number for number in (2, 3, 4)]
+    assert journal.size() == 200
+
+
+def test_writers_take_turns(storage: Storage) -> None:
+    """Each sees what the other has appended, also a segment that it has begun."""
+    one, two = log(storage, segment=70), log(storage, segment=70)
+    for number in range(6):
+        (one, two)[number % 2].append(b"%d" % number, number)
+    assert data(one) == [b"%d" % number for number in range(6)]
+    assert one.segments() == [0, 99]
+
+
+@pytest.mark.parametrize("left", range(1, HEAD + 6))
+def test_torn_tail_is_cut_by_the_next_writer(storage: Storage, left: int) -> None:
+    """And not by a reader, who does not see it."""
+    log(storage).append(b"whole", 1)
+    log(storage).append(b"torn..", 1)
+    path = "part-000/" + "0" * 20 + ".log"
+    storage.truncate(path, 37 + left - 1)
+    assert data(log(storage)) == [b"whole"]
+    assert storage.size(path) == 37 + left - 1
+    assert log(storage).append(b"next", 1) == (37 + HEAD, 37 + HEAD + 4)
+    assert data(log(storage)) == [b"whole", b"next"]
+
+
+def test_reader_does_not_mind_what_is_cut_under_it(storage: Storage) -> None:
+    """It stands before the torn group, whatever comes there."""
+    journal = log(storage)
+    journal.append(b"whole", 1)
+    path = "part-000/" + "0" * 20 + ".log"
+    storage.append(path, b"ETJ1 half of a head")
+    reader = log(storage)
+    assert data(reader, 37) == []
+    log(storage).append(b"next", 1)
+    assert data(reader, 37) == [b"next"]
+
+
+def test_flipped_bit_is_found_wherever_it_is() -> None:
+    """It is named; what is before it is read, and behind it if that is wanted."""
+    for bit in range(8 * (HEAD + 3)):
+        storage = MemoryStorage()
+        journal = log(storage)
+        for part in (b"one", b"two", b"six"):
+            journal.append(part, 1)
+        storage.files["part-000/" + "0" * 20 + ".log"][35 + bit // 8] ^= 1 << bit % 8
+        found, error = tried(log(storage))
+        assert found == [b"one"]
+        if error is None:
+            # A length that grew beyond the end looks like a torn tail.
+            continue
+        assert (error.journal, error.offset) == ("set/part-000", 35)
+        where = "damaged at offset 35, in segment 00000000000000000000.log"
+        assert where in str(error)
+        assert data(log(storage), skip=True) == [b"one", b"six"]
+        assert data(log(storage), 70) == [b"six"]
+        log(storage).append(b"new", 1)
+        assert data(log(storage), skip=True) == [b"one", b"six", b"new"]
+
+
+def test_damage_at_the_end_is_not_cut() -> None:
+    """Somebody may have been told that it is there; what follows has a segment."""
+    storage = MemoryStorage()
+    log(storage).append(b"one", 1)
+    file = storage.files["part-000/" + "0" * 20 + ".log"]
+    file[-1] ^= 1
+    assert log(storage).append(b"two", 1) == (35 + HEAD, 35 + HEAD + 3)
+    assert log(storage).segments() == [0, 35]
+    assert len(file) == 35
+    with pytest.raises(JournalDamaged, match="its bytes are not what was written"):
+        data(log(storage))
+    assert data(log(storage), skip=True) == [b"two"]
+
+
+def test_segment_that_ends_within_a_group_is_damaged() -> None:
+    """If there is one behind it."""
+    storage = MemoryStorage()
+    journal = log(storage, segment=30)
+    journal.append(b"one", 1)
+    journal.append(b"two", 1)
+    del storage.files["part-000/" + "0" * 20 + ".log"][-1]
+    with pytest.raises(JournalDamaged, match=r"at offset 0, .*ends within a group"):
+        data(log(storage))
+    assert data(log(storage), skip=True) == [b"two"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=8),
+    st.integers(40, 300),
+    st.data(),
+)
+def test_journal_cut_anywhere(
+    parts: list[bytes], segment: int, draw: st.DataObject
+) -> None:
+    """What is whole is there, in order; the next append follows."""
+    storage = MemoryStorage()
+    journal = log(storage, segment=segment)
+    for part in parts:
+        journal.append(part, 1)
+    last = journal.segments()[-1]
+    file = storage.files[f"part-000/{last:020}.log"]
+    del file[draw.draw(st.integers(0, len(file))) :]
+    found = data(log(storage))
+    assert found == parts[: len(found)]
+    log(storage, segment=segment).append(b"next", 1)
+    assert data(log(storage)) == [*found, b"next"]
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=8),
+    st.integers(40, 300),
+    st.data(),
+)
+def test_any_flipped_bit(parts: list[bytes], segment: int, draw: st.DataObject) -> None:
+    """Never is anything read that was not written."""
+    storage = MemoryStorage()
+    journal = log(storage, segment=segment)
+    for part in parts:
+        journal.append(part, 1)
+    path = draw.draw(st.sampled_from(sorted(storage.files)))
+    bit = draw.draw(st.integers(0, 8 * len(storage.files[path]) - 1))
+    storage.files[path][bit // 8] ^= 1 << bit % 8
+    found, error = tried(log(storage))
+    if error is not None:
+        assert error.offset <= int(path[9:29]) + bit // 8
+    assert found == parts[: len(found)]
+    assert len(found) < len(parts)
+    rest = data(log(storage), skip=True)
+    assert len(rest) >= len(found)
+    remaining = iter(parts)
+    assert all(one in remaining for one in rest)
+
+
+@pytest.mark.parametrize("written", [0, 1, HEAD - 1, HEAD, HEAD + 2])
+@pytest.mark.parametrize("cuts", [True, False])
+def test_full_disk_leaves_nothing(written: int, cuts: bool) -> None:
+    """Whether or not what was begun can be cut at once."""
+    storage = MemoryStorage()
+    journal = log(storage)
+    journal.append(b"one", 1)
+    storage.faults.append(("append", OSError(28, "No space left on device"), written))
+    if not cuts:
+        storage.faults.append(("truncate", OSError(5, "Input/output error"), 0))
+    with pytest.raises(OSError, match="No space left"):
+        journal.append(b"two", 1)
+    assert data(log(storage)) == [b"one"]
+    storage.faults.clear()
+    journal.append(b"three", 1)
+    assert data(log(storage)) == [b"one", b"three"]
+
+
+def test_sync_is_of_the_last_segment(storage: Storage) -> None:
+    """Nothing is to be synced before something was appended."""
+    journal = log(storage)
+    journal.sync()
+    journal.append(b"one", 1)
+    journal.sync()
+    if isinstance(storage, MemoryStorage):
+        assert storage.synced == {"part-000/" + "0" * 20 + ".log": 35}
+        storage.faults.append(("sync", OSError(5, "Input/output error"), 0))
+        with pytest.raises(OSError, match="Input/output"):
+            journal.sync()
+        journal.sync()
+
+
+def test_what_was_dropped_is_gone(storage: Storage) -> None:
+    """Both offsets are named; the last segment stays."""
+    journal = log(storage, segment=30)
+    for part in (b"one", b"two", b"six"):
+        journal.append(part, 1)
+    assert journal.drop(34) == []
+    assert journal.drop(35) == [0]
+    assert (journal.first(), journal.size()) == (35, 70)
+    with pytest.raises(OffsetGone) as caught:
+        data(journal)
+    assert (caught.value.asked, caught.value.first) == (0, 35)
+    assert data(journal, 35) == [b"two", b"six"]
+    assert journal.drop(1000) == [35]
+    assert journal.segments() == [70]
+    assert journal.append(b"new", 1)[0] == 105 + HEAD
+
+
+def test_reader_that_falls_behind_while_it_reads(storage: Storage) -> None:
+    """It is told, instead of being given what follows."""
+    journal = log(storage, segment=70)
+    for part in (b"one", b"two", b"six", b"ten", b"end"):
+        journal.append(part, 1)
+    groups = log(storage).groups(0)
+    assert next(groups).data == b"one"
+    journal.drop(140)
+    with pytest.raises(OffsetGone) as caught:
+        list(groups)
+    assert (caught.value.asked, caught.value.first) == (70, 140)
+
+
+@pytest.mark.parametrize(
+    ("time", "offset"),
+    [(0, 0), (10, 0), (11, 35), (20, 35), (21, 70), (30, 70), (50, 140), (51, 175)],
+)
+def test_offset_of_a_time(storage: Storage, time: int, offset: int) -> None:
+    """The first group that is not before it; behind all of them the end."""
+    journal = log(storage, segment=50)
+    for number in range(1, 6):
+        journal.append(b"%03d" % number, 10 * number)
+    assert journal.at_time(time) == offset
+    assert journal.age_of(70) == 30
+
+
+def test_time_of_what_is_damaged() -> None:
+    """It is not known."""
+    storage = MemoryStorage()
+    journal = log(storage, segment=50)
+    assert journal.age_of(0) is None
+    for number in range(1, 6):
+        journal.append(b"%03d" % number, 10 * number)
+    storage.files["part-000/" + f"{70:020}" + ".log"][9] ^= 1
+    assert journal.age_of(70) is None
+    assert journal.at_time(50) == 140
+
+
+def test_groups_are_bounded(storage: Storage) -> None:
+    """Also in what a head says."""
+    with pytest.raises(ValueError, match="134217729 bytes to be appended at once"):
+        log(storage).append(bytes(MAX_GROUP + 1), 1)
+
+
+def test_large_groups_and_many(storage: Storage) -> None:
+    """Across what is read at a time; places in the middle are found by marks."""
+    journal = log(storage, segment=1 << 30)
+    parts = [
+        bytes([n]) * size for n, size in enumerate([3 << 20, 10, 1 << 20, 700_000])
+    ]
+    parts += [b"%07d" % n for n in range(3000)]
+    ends = [journal.append(part, 1)[1] for part in parts]
+    reader = log(storage)
+    assert data(reader) == parts
+    assert len(reader._marks[0]) > 2
+    for number in (0, 1, 2, 3, 2000):
+        assert next(iter(reader.groups(ends[number]))).data == parts[number + 1]
