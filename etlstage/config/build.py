@@ -13,28 +13,22 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from etlstage.config.document import Document
+from etlstage.config.end import Site
+from etlstage.config.ends.spark import digest
 from etlstage.config.fault import FaultKeys
 from etlstage.config.loader import examine, load
-from etlstage.config.model import (
-    DeadLetterKeys,
-    ExtractKeys,
-    LoadKeys,
-    PipelineKeys,
-)
+from etlstage.config.model import PipelineKeys
 from etlstage.config.reading import UNCHANGED, Changes
 from etlstage.config.rules import stage_names
-from etlstage.config.stages import command_of, stage_of
+from etlstage.config.stages import stage_of
 from etlstage.config.variant import Trial
 from etlstage.errors import ConfigError
 from etlstage.pipeline.dead_letter.retry import Retry
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.delivery import Bounds, Delivery
-from etlstage.pipeline.epoch_sink import EpochSink
-from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Sink, Source
+from etlstage.pipeline.delivery.delivery import Delivery
+from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Sink
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.runner import Runner
-from etlstage.pipeline.worker_sink import WorkerSink
-from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.settings.problem import Invalid
 from etlstage.stage import Stage
 from etlstage.telemetry import Meter
@@ -46,7 +40,6 @@ if TYPE_CHECKING:
     from etlstage.spark import Session
     from etlstage.spark.engine.stage_job import Origin
     from etlstage.spark.engine.staging import StagedLoad
-    from etlstage.spark.ship.plan import Shipment
 
 __all__ = (
     "Builder",
@@ -135,7 +128,7 @@ def _dialects(keys: PipelineKeys, document: Document) -> dict[str, str]:
     """Return what the workers of each stage speak."""
     stages = (keys.extract, *keys.transform, keys.load)
     names = (name for _, name in stage_names(document.data))
-    return {name: s.dialect.name for name, s in zip(names, stages, strict=True)}
+    return {name: s.spoken.name for name, s in zip(names, stages, strict=True)}
 
 
 def _refuse_faults(keys: PipelineKeys, document: Document) -> None:
@@ -166,7 +159,7 @@ def hidden_texts(keys: PipelineKeys, document: Document) -> dict[str, str]:
     variables = {
         value: f"${name}"
         for stage in stages
-        for name, value in (stage.written.get("worker") or {}).get("env", {}).items()
+        for name, value in (stage.worker or {}).get("env", {}).items()
     }
     return {**variables, **document.hidden}
 
@@ -178,21 +171,26 @@ class Builder:
         self,
         keys: PipelineKeys,
         document: Document,
-        spark: SparkSession | None,
-        trial: Trial | None,
+        spark: SparkSession | None = None,
+        trial: Trial | None = None,
         meter: Meter | None = None,
         launch: Launch | None = None,
+        shared: Session | None = None,
     ) -> None:
         self._keys = keys
         self._document = document
-        self._folder = document.folder
-        self._spark = spark
         self._trial = trial
-        self._meter = meter
-        self._launch = launch or launch_worker
-        self.shared: Session | None = None
         self._names = dict(stage_names(document.data))
-        self._letters = self._dead_letters()
+        self.site: Site = Site(
+            keys,
+            document.folder,
+            self._dead_letters(),
+            meter=meter,
+            launch=launch or launch_worker,
+            spark=spark,
+            shared=shared,
+        )
+        """What the ends are given."""
 
     def runner(self) -> Runner:
         """Return what runs the pipeline."""
@@ -201,183 +199,112 @@ class Builder:
             return self._on_executors(stages)
         if self._keys.engine == "streaming":
             return self._on_a_stream(stages)
-        source, sink = self._source(self._keys.extract), self._sink(self._keys.load)
-        letters = self._letter_sink(self._keys.dead_letters)
+        keys, site = self._keys, self.site
+        source = keys.extract.end.source(keys.extract, self._names["extract",], site)
+        sink, letters = self._sink(), self._letter_sink()
         return Pipeline(
-            name=self._keys.name,
+            name=keys.name,
             source=source,
             stages=stages,
             sink=sink,
-            dead_letters=self._letters,
+            dead_letters=site.letters,
             dead_letter_sink=letters,
-            meter=self._meter,
-            launch=self._launch,
-            release=self.shared.release if self.shared is not None else None,
+            meter=site.meter,
+            launch=site.launch,
+            release=site.shared.release if site.shared is not None else None,
             delivery=self._delivery(),
         )
 
     def retrying(self, retry: Retry, first: int, epochs: Epochs) -> Pipeline:
         """Return what runs dead letters again, from the stage of that number on."""
-        new = self._letters.of_run(token_hex(4))
-        self._letters = new.kept_by(retry.keep, {}, retry.known)
+        new = self.site.letters.of_run(token_hex(4))
+        self.site.letters = new.kept_by(retry.keep, {}, retry.known)
         return Pipeline(
             name=self._keys.name,
             source=retry.source,
             stages=self._stages()[first:],
             sink=self.retry_sink(epochs),
-            dead_letters=self._letters,
+            dead_letters=self.site.letters,
             flush_every=math.inf,  # one epoch
             note=lambda: retry.note,
         )
 
     def retry_sink(self, epochs: Epochs) -> Sink:
         """Return where retries end."""
-        sink = self._sink(self._keys.load)
+        sink = self._sink()
         if self._keys.delivery == "exactly-once":
             sink.begin(epochs)
         return sink
 
     def _stages(self) -> list[Stage]:
         return [
-            stage_of(keys, self._names["transform", i], self._folder)
+            stage_of(keys, self._names["transform", i], self.site.folder)
             for i, keys in enumerate(self._keys.transform)
         ]
 
     def _on_executors(self, stages: Sequence[Stage]) -> Runner:
-        from etlstage.config import build_spark
         from etlstage.spark.engine.batch_run import ExecutorPipeline
 
-        keys, names, folder = self._keys, self._names, self._folder
-        shipment = build_spark.shipment(keys.spark, folder)
+        keys, site = self._keys, self.site
         sink: StagedLoad
         if self._trial is not None:
             from etlstage.spark.load.capture import StagedCapture
 
             sink = StagedCapture(self._trial.sink)
         else:
-            sink = build_spark.staged_load(
-                keys.load,
-                names["load",],
-                folder,
-                self.session(),
-                dead_letters=self._letters,
-                shipment=shipment,
-            )
+            sink = keys.load.end.staged(keys.load, self._names["load",], site)
         return ExecutorPipeline(
             name=keys.name,
-            origin=self._origin(shipment),
-            session=self.session(),
+            origin=self._origin(),
+            session=site.session(),
             stages=stages,
             sink=sink,
-            dead_letters=self._letters,
-            dead_letter_sink=self._letter_sink(keys.dead_letters),
+            dead_letters=site.letters,
+            dead_letter_sink=self._letter_sink(),
             staging=keys.spark.staging,
-            shipment=shipment,
+            shipment=site.shipment(),
             delivery=self._delivery(),
-            of=build_spark.digest({"of": [keys.extract, *keys.transform]}),
+            of=digest({"of": [keys.extract, *keys.transform]}),
         )
 
     def _on_a_stream(self, stages: Sequence[Stage]) -> Runner:
-        from etlstage.config import build_spark
         from etlstage.spark.engine.stream_run import StreamingPipeline
 
-        keys, names, folder = self._keys, self._names, self._folder
-        shipment = build_spark.shipment(keys.spark, folder)
+        keys, site = self._keys, self.site
         return StreamingPipeline(
             name=keys.name,
-            origin=self._origin(shipment),
-            session=self.session(),
+            origin=self._origin(),
+            session=site.session(),
             stages=stages,
-            outlet=build_spark.outlet(
-                keys.load, names["load",], folder, shipment=shipment
-            ),
-            dead_letters=self._letters,
+            outlet=keys.load.end.outlet(keys.load, self._names["load",], site),
+            dead_letters=site.letters,
             state=state_folder(self._document),
             exactly_once=keys.delivery == "exactly-once",
             every=keys.extract.every,
             staging=keys.spark.staging,
-            shipment=shipment,
+            shipment=site.shipment(),
         )
 
-    def _origin(self, shipment: Shipment) -> Origin:
-        from etlstage.config import build_spark
-
-        return build_spark.origin(
-            self._keys.extract,
-            self._names["extract",],
-            self._folder,
-            shipment=shipment,
-            streaming=self._keys.engine == "streaming",
-        )
+    def _origin(self) -> Origin:
+        keys = self._keys.extract
+        return keys.end.origin(keys, self._names["extract",], self.site)
 
     def _delivery(self) -> Delivery | None:
         # Without state nothing outlives a run but dead letters, which runs may share.
-        state = self._keys.state
-        if state is None:
+        if self.site.state is None:
             return None
-        once, bounds = self._keys.delivery == "exactly-once", Bounds()
-        if (sink := self._keys.load.spark) is not None:
-            epoch = sink.epoch
-            bounds = Bounds(
-                messages=epoch.messages, bytes=epoch.bytes, seconds=epoch.seconds
-            )
-        return Delivery(self._folder / state, exactly_once=once, bounds=bounds)
+        once, end = self._keys.delivery == "exactly-once", self._keys.load.end
+        return Delivery(self.site.state, exactly_once=once, bounds=end.bounds())
 
-    def _source(self, keys: ExtractKeys) -> Source:
-        name = self._names["extract",]
-        if keys.spark is not None:
-            from etlstage.config import build_spark
-
-            state = self._keys.state
-            return build_spark.source(
-                keys.spark,
-                name,
-                self._folder,
-                self.session(),
-                state=self._folder / state if state is not None else None,
-            )
-        stage = stage_of(keys, name, self._folder)
-        return WorkerSource(
-            stage,
-            offsets=keys.offsets,
-            every=keys.every,
-            meter=self._meter,
-            launch=self._launch,
-        )
-
-    def _sink(self, keys: LoadKeys) -> Sink:
+    def _sink(self) -> Sink:
         if self._trial is not None:
             return self._trial.sink
-        name = self._names["load",]
-        if keys.spark is not None:
-            from etlstage.config import build_spark
+        keys = self._keys.load
+        return keys.end.sink(keys, self._names["load",], self.site)
 
-            return build_spark.sink(
-                keys, name, self._folder, self.session(), dead_letters=self._letters
-            )
-        stage = stage_of(keys, name, self._folder)
-        if keys.commit and keys.abort:
-            return EpochSink(
-                stage,
-                commit=command_of(keys.commit, stage.cwd),
-                abort=command_of(keys.abort, stage.cwd),
-                dead_letters=self._letters,
-                meter=self._meter,
-                launch=self._launch,
-            )
-        return WorkerSink(
-            stage,
-            dead_letters=self._letters,
-            meter=self._meter,
-            launch=self._launch,
-        )
-
-    def _letter_sink(self, keys: DeadLetterKeys | None) -> DeadLetterSink | None:
-        if keys is None:
-            return None
-        from etlstage.config import build_spark
-
-        return build_spark.letter_frame(keys.spark, self._folder, self.session())
+    def _letter_sink(self) -> DeadLetterSink | None:
+        keys = self._keys.dead_letters
+        return None if keys is None else keys.spark.sink(self.site)
 
     def _dead_letters(self) -> DeadLetters:
         document, trial = self._document, self._trial
@@ -394,11 +321,3 @@ class Builder:
             },
             hidden=hidden_texts(self._keys, document),
         )
-
-    def session(self) -> Session:
-        """Return the Spark session that all parts have in common."""
-        from etlstage.config import build_spark
-
-        if self.shared is None:
-            self.shared = build_spark.session(self._keys.spark, self._spark)
-        return self.shared

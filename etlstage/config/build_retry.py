@@ -82,7 +82,7 @@ class Retries:
             StateUnusable: If it can't be recorded.
 
         """
-        if not self._of_database or not self._name.exists():
+        if not self._keys.load.end.notes(self._keys) or not self._name.exists():
             return False
         sink = self._builder(number).retry_sink(self._epochs(number, delivery))
         note = anyio.run(sink.noted)
@@ -90,18 +90,11 @@ class Retries:
 
     def _builder(self, number: int) -> Builder:
         keys = retried_keys(self._keys, f"{self._load()}-{number}")
-        builder = Builder(keys, self._document, None, None)
+        builder = Builder(keys, self._document, shared=self._shared)
         # All that are built have one session.
-        if self._shared is None and self._keys.load.spark is not None:
-            self._shared = builder.session()
-        builder.shared = self._shared
+        if self._keys.load.end.needs_spark:
+            self._shared = builder.site.session()
         return builder
-
-    @property
-    def _of_database(self) -> bool:
-        sink = self._keys.load.spark
-        exactly = self._keys.delivery == "exactly-once"
-        return exactly and sink is not None and sink.path is None
 
     @property
     def _name(self) -> Path:

@@ -76,7 +76,7 @@ class _Message(Kind):
             raise Invalid(Problem((form,), "expected text, got {got}", text))
         try:
             _CHECKS[form](text)
-        except (ValueError, re.error) as error:
+        except (ValueError, re.error, OverflowError, RecursionError) as error:
             raise Invalid(Problem((form,), f"is no {form}: {error}", text)) from None
         return Wanted(form, text)
 
@@ -129,7 +129,7 @@ class _Pattern(Text):
     def read(self, value: Any) -> str:
         try:
             re.compile(text := super().read(value))
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise refused(f"is no regular expression: {error}") from None
         return text
 

@@ -8,7 +8,7 @@ How the data are read is in ``reading.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -97,6 +97,11 @@ class Document:
         """Whether anything at ``loc`` or below was interpolated: not to be shown."""
         return any(at[: len(loc)] == loc for at in self.secrets)
 
+    def set_apart(self, loc: Loc) -> bool:
+        """Whether what stands at ``loc`` has no line that could be shown with it."""
+        place = self.values.get(loc)
+        return place is not None and not self.sources[place.source].lines
+
     def written(self, loc: Loc) -> list[str]:
         """Return the texts of the list at ``loc`` as they were before interpolation."""
         found: Value = self.data
@@ -123,13 +128,24 @@ class Document:
                 [excerpt(self.sources[p.place.source].lines, p.place) for p in ordered],
             )
 
-    def forget(self, loc: Loc) -> None:
-        """Forget all that is known of what stands at ``loc`` and below."""
-        for places in (self.keys, self.values, self.secrets):
-            for at in [at for at in places if at[: len(loc)] == loc]:
+    def forget(self, replaced: Collection[Loc]) -> None:
+        """Forget what sources before the last say of what stands there, and below."""
+        last = len(self.sources) - 1
+
+        def gone(loc: Loc, place: Place | None) -> bool:
+            return (place is None or place.source < last) and any(
+                loc[:n] in replaced for n in range(1, len(loc) + 1)
+            )
+
+        if not replaced:
+            return
+        self.problems = [p for p in self.problems if not gone(p.loc, p.place)]
+        self.broken = {at for at in self.broken if not gone(at, self.values.get(at))}
+        for at in [at for at in self.secrets if gone(at, self.values.get(at))]:
+            del self.secrets[at]
+        for places in (self.keys, self.values):
+            for at in [at for at, place in places.items() if gone(at, place)]:
                 del places[at]
-        self.broken = {at for at in self.broken if at[: len(loc)] != loc}
-        self.problems = [p for p in self.problems if p.loc[: len(loc)] != loc]
 
     def _line(self, problem: Problem) -> str:
         place, loc, text = problem

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from etlstage.config.case import CaseKeys, CasesKeys
 from etlstage.config.document import Document
 from etlstage.config.model import PipelineKeys
-from etlstage.config.presence import missing
+from etlstage.config.presence import missing, unspoken
 from etlstage.config.reading import UNCHANGED, Changes, read
 from etlstage.config.rules import broken_rules, case_rules
 from etlstage.settings.definition import Definition, Section
@@ -61,7 +61,11 @@ def examine(
 
     """
     document = read(Path(path), changes)
-    return _checked(document, missing(document, loads=loads))
+    keys, _ = _checked(document, missing(document, loads=loads))
+    for loc, error in unspoken(keys, document):
+        document.complain(loc, error)
+    document.check()
+    return keys, document
 
 
 class Case(NamedTuple):
@@ -102,8 +106,18 @@ def cases_of(keys: PipelineKeys, document: Document) -> list[Case]:
 def _checked(
     document: Document, more: Iterable[Problem] = ()
 ) -> tuple[PipelineKeys, Document]:
-    problems = (*broken_rules(document.data), *more)
-    return _made(PipelineKeys, document, problems), document
+    section = Section(Section.of(PipelineKeys).keys, model=PipelineKeys)
+    problems = [*case_rules(document.data, document.data.get("tests")), *more]
+    values: Any = {}
+    try:
+        values = section.read(document.data)
+    except Invalid as error:
+        problems += error.problems
+        values = error.rest
+    # What can't be read is as if it were not there, and what goes with it is told.
+    rest = PipelineKeys.of(values)
+    _finish(document, [*problems, *broken_rules(rest, document.data)])
+    return PipelineKeys(**values), document
 
 
 def _made(model: type[M], document: Document, problems: Iterable[Problem]) -> M:
@@ -113,15 +127,18 @@ def _made(model: type[M], document: Document, problems: Iterable[Problem]) -> M:
         made = Section.of(model).read(document.data)
     except Invalid as error:
         problems = (*error.problems, *problems)
-    for problem in problems:
-        _complain(document, problem)
-    document.check()
+    _finish(document, problems)
     if made is None:
         raise AssertionError("unreachable: errors without a problem")
     return made
 
 
-def _complain(document: Document, problem: Problem) -> None:
-    hidden = "an interpolated value" if document.secret(problem.loc) else ""
-    text = problem.say(instead=hidden)
-    document.complain(problem.loc, text, at_key=problem.at_key)
+def _finish(document: Document, problems: Iterable[Problem]) -> None:
+    """Report all problems at once; raises ConfigError if there are any."""
+    for problem in problems:
+        hidden = "an interpolated value" if document.secret(problem.loc) else ""
+        if hidden and document.set_apart(problem.loc):
+            hidden = document.secrets.get(problem.loc, hidden)
+        text = problem.say(instead=hidden)
+        document.complain(problem.loc, text, at_key=problem.at_key)
+    document.check()

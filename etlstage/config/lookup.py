@@ -94,7 +94,7 @@ def _places(keys: PipelineKeys) -> Iterator[tuple[Loc, StageKeys]]:
 
 
 def _alone(keys: StageKeys, name: str, folder: Path) -> Stage | None:
-    if keys.written.get("worker") is None:
+    if keys.worker is None:
         return None
     stage = stage_of(keys, name, folder)
     if stage.kind is StageKind.EXTRACT:

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from etlstage.config.case import CaseKeys
+from etlstage.config.end import Keys, SinkKeys, SourceKeys
+from etlstage.config.ends.spark import SparkLetterKeys
 from etlstage.config.fault import FaultKeys
 from etlstage.config.stages import StageKeys, stage_section
 from etlstage.messages import StageKind
-from etlstage.settings.definition import (
-    Definition,
-    Place,
-    broken,
-    settings_of,
-)
+from etlstage.settings.definition import Place, broken, settings_of
 from etlstage.settings.kind import (
     Choice,
+    Instance,
     ListOf,
     Pattern,
     Schema,
@@ -34,136 +32,19 @@ from etlstage.settings.problem import (
 from etlstage.settings.units import (
     Argument,
     Command,
-    Count,
     Duration,
     Name,
-    Size,
-    of_files,
 )
 from etlstage.stage import OffsetPolicy
 
 __all__ = (
     "DeadLetterKeys",
-    "EpochKeys",
     "ExtractKeys",
     "LoadKeys",
     "PipelineKeys",
     "SessionKeys",
-    "SparkLetterKeys",
-    "SparkSinkKeys",
-    "SparkSourceKeys",
     "TransformKeys",
 )
-
-
-class Keys(Definition):
-    """Base of all mappings that only a file has."""
-
-    __slots__ = ()
-
-    def given(self, *names: str) -> dict[str, Any]:
-        """Return the values, of ``names``, that are not the default."""
-        own = settings_of(type(self))
-        values = {name: getattr(self, name) for name in names}
-        return {name: v for name, v in values.items() if v != own[name].default}
-
-
-def _frame_rules(given: Mapping[str, Any], default: str) -> Iterable[Problem]:
-    if "path" in given and "table" in given:
-        yield broken(("table",), "can't be used together with path")
-    options = given.get("options")
-    named = {name.lower() for name in options} if isinstance(options, dict) else set()
-    somewhere = given.get("path") or given.get("table") or named & {"path", "paths"}
-    if given and not somewhere and of_files(given.get("format", default)):
-        # Spark takes text that is nowhere for an empty DataFrame.
-        yield broken((), "needs the key path or the key table")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SparkSourceKeys(Keys):
-    """A DataFrame to read, and the message that a row becomes."""
-
-    format: str | None = None
-    """As Spark calls it; without it Spark's default."""
-    path: Argument | None = None
-    """Where it is, relative to the file's folder."""
-    table: str | None = None
-    """A table of the catalog, in place of a path."""
-    options: dict[str, str] = field(default_factory=dict)
-    """Options of the format."""
-    schema_: str | None = None
-    """Its columns, as in "id long, title string"; a stream of files needs them."""
-    message: str | None = None
-    """A Spark SQL expression; without it the only column if it is text or binary,
-    else to_json(struct(*))."""
-    key: str | None = None
-    """A Spark SQL expression, for order: key of the next stage."""
-    spool: Argument | None = None
-    """Where all messages wait on engine local; without it the system's temporary
-    directory."""
-
-    @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
-        return _frame_rules(given, "")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochKeys(Keys):
-    """How much is written to a DataFrame at once."""
-
-    messages: Count = 1_000_000
-    """Messages, at most."""
-    bytes: Size = 128 << 20
-    """Bytes, at most, unless a single run has more."""
-    seconds: Duration = 60.0
-    """Time that messages wait for an epoch to be full, with exactly-once."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SparkSinkKeys(Keys):
-    """A DataFrame to write."""
-
-    format: str = "parquet"
-    """As Spark calls it."""
-    path: Argument | None = None
-    """Where it goes, relative to the file's folder."""
-    table: str | None = None
-    """A table of the catalog, in place of a path."""
-    options: dict[str, str] = field(default_factory=dict)
-    """Options of the format."""
-    mode: Literal["append", "overwrite", "error"] = "error"
-    """What is done about what is there."""
-    schema_: str | None = None
-    """Columns that JSON messages become; without it one column, value."""
-    partition_by: tuple[str, ...] = ()
-    """Columns that become directories."""
-    epoch: EpochKeys = field(default_factory=EpochKeys)
-    """How much is written at once."""
-
-    @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
-        return _frame_rules(given, "parquet")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SparkLetterKeys(Keys):
-    """A DataFrame to which the dead letters of each run are appended."""
-
-    format: str = "parquet"
-    """As Spark calls it."""
-    path: Argument | None = None
-    """Where it goes, relative to the file's folder."""
-    table: str | None = None
-    """A table of the catalog, in place of a path."""
-    options: dict[str, str] = field(default_factory=dict)
-    """Options of the format."""
-
-    @classmethod
-    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
-        return _frame_rules(given, "parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +54,8 @@ class ExtractKeys(StageKeys):
     kind: ClassVar[StageKind] = StageKind.EXTRACT
     place: ClassVar[Place] = Place.EXTRACT
     frame: ClassVar[Place] = Place.SOURCE
-    spark: Annotated[SparkSourceKeys | None, Place.SOURCE] = None
-    """A DataFrame to read."""
+    end: Annotated[SourceKeys, Instance(SourceKeys), Place(0)]
+    """What is read, and how."""
     offsets: Annotated[OffsetPolicy | None, Place.EXTRACT] = None
     """Who keeps the offsets of a cyclic extraction, and how they advance."""
     every: Annotated[Duration | None, Place.EXTRACT | Place.SOURCE] = None
@@ -196,8 +77,8 @@ class LoadKeys(StageKeys):
     kind: ClassVar[StageKind] = StageKind.LOAD
     place: ClassVar[Place] = Place.LOAD
     frame: ClassVar[Place] = Place.SINK
-    spark: Annotated[SparkSinkKeys | None, Place.SINK] = None
-    """A DataFrame to write."""
+    end: Annotated[SinkKeys, Instance(SinkKeys), Place(0)]
+    """What is written, and how."""
     commit: Annotated[Command | None, Place.LOAD] = None
     """Makes final what the workers have loaded in an epoch, for exactly-once."""
     abort: Annotated[Command | None, Place.LOAD] = None
@@ -283,3 +164,13 @@ class PipelineKeys(Keys):
     """What goes wrong with workers in a trial, for etlstage run --faults."""
     dead_letters: DeadLetterKeys | None = None
     """Where a copy of each run's dead letters goes, besides their files."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return a pipeline of the values that could be read, without a check."""
+        made = object.__new__(cls)
+        for name, setting in settings_of(cls).items():
+            default = None if setting.required else setting.default
+            value = values.get(name)
+            object.__setattr__(made, name, default if value is None else value)
+        return made

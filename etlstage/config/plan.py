@@ -6,6 +6,7 @@ How much may be held is the sum of README's table, "What a run may hold".
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -17,21 +18,19 @@ from typing import Final, NamedTuple
 
 from etlstage.config.build import hidden_texts, state_folder
 from etlstage.config.document import Document
-from etlstage.config.model import (
-    LoadKeys,
-    PipelineKeys,
-    SparkSinkKeys,
-    SparkSourceKeys,
-)
-from etlstage.config.presence import executors_here, on_path, search_path
+from etlstage.config.end import Site, located
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.presence import executors_here
 from etlstage.config.rules import stage_names
-from etlstage.config.stages import StageKeys, located, stage_of
+from etlstage.config.stages import StageKeys, stage_of
 from etlstage.messages import StageKind, counted
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.secret import Secrets
+from etlstage.protocol.base import Dialect
 from etlstage.settings.definition import settings_of
 from etlstage.settings.problem import Loc
-from etlstage.settings.units import of_files
-from etlstage.stage import BatchPolicy, ErrorPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor.program import on_path, search_path
 from etlstage.supervisor.spawn import substituted
 
 __all__ = ("Edge", "Part", "Plan", "plan_of")
@@ -98,10 +97,12 @@ class _Plan:
         self._document = document
         self._folder = document.folder
         self._names = dict(stage_names(document.data))
+        letters = DeadLetters(state_folder(document), pipeline=keys.name)
+        self._site = Site(keys, document.folder, letters)
         self._workers = [
             stage_of(stage, self._names[loc], self._folder)
             for loc, stage in self._stages()
-            if stage.written.get("worker")
+            if stage.worker is not None
         ]
 
     def _stages(self) -> Iterator[tuple[Loc, StageKeys]]:
@@ -120,20 +121,12 @@ class _Plan:
             dead = dead and stage.on_error.then == "dead_letter"
             if name in workers:
                 about = list(self._worker(loc, workers[name]))
-                shown = self._document.written((*loc, "worker", "command"))
-                yield Part(name, stage.kind, shlex.join(shown), about, dead)
-            elif isinstance(stage, LoadKeys):
-                about = list(self._sink(stage))
-                yield Part(name, stage.kind, _frame(stage.spark, "to"), about, dead)
+                what = shlex.join(self._document.written((*loc, "worker", "command")))
             else:
-                about = list(self._source())
-                yield Part(
-                    name,
-                    stage.kind,
-                    _frame(self._keys.extract.spark, "from"),
-                    about,
-                    dead,
-                )
+                assert isinstance(stage, ExtractKeys | LoadKeys)
+                about = list(stage.end.about(stage, self._site))
+                what = stage.end.text()
+            yield Part(name, stage.kind, what, about, dead)
 
     def edges(self) -> Iterator[Edge]:
         """Yield what is between the stages."""
@@ -149,10 +142,9 @@ class _Plan:
                 how = staged
             elif engine != "local" and first:
                 how = "in memory, what Spark gives a task at once (64 MiB)"
-            elif engine == "local" and first and self._keys.extract.spark is not None:
-                spool = self._keys.extract.spark.spool
-                where = self._folder / spool if spool else "the temporary directory"
-                how = f"a spool on disk in {where}, all messages"
+            elif engine == "local" and first:
+                extract = self._keys.extract
+                how = extract.end.edge(extract, self._site) or within
             yield Edge(start, end, how)
 
     def about(self) -> Iterator[tuple[str, str]]:
@@ -182,11 +174,10 @@ class _Plan:
             each = " in each task" if self._keys.engine != "local" else ""
             yield "workers", f"{stage.pool}{each}; order {stage.order.value}"
             yield "answers", _exchanges(stage)
-            yield "errors", _errors(stage.on_error)
+            yield "errors", stage.on_error.text()
         yield "restarts", _restarts(stage.restart)
         yield "timeouts", _timeouts(stage.timeout)
-        said = stage.dialect.placeholders()
-        yield "markers", "  ".join(f"{name} {text}" for name, text in said.items())
+        yield "dialect", _dialect(stage.dialect)
         if stage.env:
             yield "env", ", ".join(sorted(stage.env))
 
@@ -197,41 +188,13 @@ class _Plan:
         path = stage.env.get("PATH", search_path())
         return on_path(program, stage.cwd, path) or program
 
-    def _source(self) -> Iterator[tuple[str, str]]:
-        frame = self._keys.extract.spark
-        assert frame is not None
-        if frame.path:
-            yield "path", located(frame.path, self._folder)
-        by_default = "the only column if it is text or binary, else to_json(struct(*))"
-        yield "message", frame.message or by_default
-        if frame.key:
-            yield "key", frame.key
-        if frame.schema_:
-            yield "schema", " ".join(frame.schema_.split())
-
-    def _sink(self, keys: LoadKeys) -> Iterator[tuple[str, str]]:
-        frame = keys.spark
-        assert frame is not None
-        if frame.path:
-            yield "path", located(frame.path, self._folder)
-        yield "mode", frame.mode
-        by_default = "value, the message as text"
-        yield "columns", " ".join((frame.schema_ or by_default).split())
-        if frame.partition_by:
-            yield "folders by", ", ".join(frame.partition_by)
-        if self._keys.engine == "local":
-            size = _written(type(frame.epoch), "bytes", frame.epoch.bytes)
-            yield "epoch", f"{counted(frame.epoch.messages, 'message')} or {size}"
-        if frame.schema_:
-            yield "errors", _errors(keys.on_error, retries=False)
-
     # --- the whole ------------------------------------------------------------------
 
     @property
     def _needs_spark(self) -> bool:
         keys = self._keys
-        frames = (keys.extract.spark, keys.load.spark, keys.dead_letters)
-        return keys.engine != "local" or any(frame is not None for frame in frames)
+        ends = keys.extract.end.needs_spark or keys.load.end.needs_spark
+        return keys.engine != "local" or ends or keys.dead_letters is not None
 
     def _spark(self) -> str:
         keys = self._keys.spark
@@ -248,31 +211,22 @@ class _Plan:
         return f"{keys.remote or keys.master or 'local[*]'}, {spark}{settings}"
 
     def _memory(self) -> str:
-        held, keys = 0, self._keys
+        held, keys = EXTRACTED, self._keys
         for stage in self._workers:
             if stage.kind is StageKind.EXTRACT:
-                held += EXTRACTED
-            elif keys.engine == "local" or stage.kind is StageKind.TRANSFORM:
+                continue
+            if keys.engine == "local" or stage.kind is StageKind.TRANSFORM:
                 ahead = AHEAD
                 if stage.dialect.shape.batches:
                     ahead = max(AHEAD, stage.batch.bytes)
                 held += STREAM + stage.pool.max * (ahead + HELD + STDERR)
-        if keys.extract.spark is not None:
-            held += EXTRACTED
         if keys.engine != "local":
             return (
                 f"{_MiB(held + TASK)} in each task of Spark's; {_beyond(self._workers)}"
             )
-        if keys.load.spark is not None:
-            held += 2 * keys.load.spark.epoch.bytes
+        held += keys.extract.end.held(keys.engine) + keys.load.end.held(keys.engine)
         spark = ", beside Spark's" if self._needs_spark else ""
         return f"{_MiB(held)}{spark}; {_beyond(self._workers)}"
-
-
-def _frame(frame: SparkSourceKeys | SparkSinkKeys | None, way: str) -> str:
-    assert frame is not None
-    where = f"table {frame.table}" if frame.table else frame.path
-    return f"{frame.format or 'Spark'} {way} {where}" if where else str(frame.format)
 
 
 def _MiB(size: int) -> str:  # noqa: N802 - the unit
@@ -313,12 +267,21 @@ def _exchanges(stage: Stage) -> str:
     )
 
 
-def _errors(policy: ErrorPolicy, *, retries: bool = True) -> str:
-    tried = "1 retry" if policy.retries == 1 else f"{policy.retries} retries"
-    before = f"{tried}, then " if retries else ""
-    if policy.then == "fail":
-        return f"{before}the run fails"
-    return f"{before}dead-lettered; budget {policy.budget}"
+def _dialect(dialect: Dialect) -> str:
+    """Return the name of a dialect, and the settings that are its own."""
+    settings = dialect.plain()
+    # How messages are asked for is told in words of all dialects.
+    for key in ("name", "mode", "batches"):
+        settings.pop(key, None)
+    for key, value in [*settings.items()]:
+        if isinstance(value, dict):
+            del settings[key]
+            settings |= value
+    said = (
+        f"{key} {value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in settings.items()
+    )
+    return "  ".join((dialect.name, *said))
 
 
 def _restarts(policy: RestartPolicy) -> str:
@@ -337,46 +300,11 @@ def _timeouts(timeouts: Timeouts) -> str:
 
 def _guarantee(keys: PipelineKeys) -> str:
     """Return how often a message may arrive, and why, on this engine in this sink."""
-    sink = keys.load.spark
-    if keys.engine == "streaming":
-        if sink is None or sink.path is None or not of_files(sink.format):
-            return (
-                "at least once: a batch that is repeated after a crash is loaded again"
-            )
-        return (
-            f"{keys.delivery.replace('-', ' ')}: a batch that is repeated after a crash"
-            " replaces its folder epoch=..."
-        )
-    if keys.load.commit:
-        return (
-            "exactly once: an epoch that was not recorded before a crash is undone by"
-            " load.abort, and loaded again"
-        )
-    if keys.delivery == "exactly-once" and sink is not None and sink.path is None:
-        return (
-            "exactly once: an epoch is added in one transaction, with its record, behind"
-            " which a run that is repeated goes on"
-        )
-    if keys.delivery == "exactly-once":
-        return (
-            "exactly once: an epoch that was not recorded before a crash replaces its"
-            " folder epoch=..."
-        )
-    if keys.state and (keys.extract.offsets is not None or keys.extract.spark):
+    promise = keys.load.end.promise(keys.load, keys)
+    if promise is not None:
+        return promise
+    if keys.state and keys.extract.end.goes_on(keys.extract):
         begins = "a run that is repeated goes on behind what is known to be loaded, and"
     else:
         begins = "a run that is repeated reads all again, and"
-    text = f"at least once: {begins} {_again(sink)}"
-    if keys.engine == "local":
-        return text
-    if sink is None:
-        return f"{text}; a load task that is retried may have loaded some already"
-    return f"{text}; nothing is loaded of a run that fails before"
-
-
-def _again(sink: SparkSinkKeys | None) -> str:
-    if sink is None or sink.mode == "append":
-        return "may load some messages twice"
-    if sink.mode == "overwrite":
-        return "replaces what was loaded"
-    return "is refused while there is output"
+    return f"at least once: {begins} {keys.load.end.again(keys.engine)}"

@@ -9,7 +9,7 @@ This file knows YAML and nothing of pipelines.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,7 +32,12 @@ MAX_BYTES: Final = 256 * 1024
 """ruamel.yaml takes about four seconds per megabyte."""
 MAX_NODES: Final = 50_000
 """Aliases of aliases let a small file stand for an endless one."""
+MAX_TEXT: Final = 4 * MAX_BYTES
+"""Characters; aliases of a long text count each time."""
 MAX_DEPTH: Final = 50
+
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Escapes in quotes may name one, and nothing can be called so, nor printed."""
 
 MERGE: Final = "tag:yaml.org,2002:merge"
 
@@ -52,6 +57,8 @@ class Changes(NamedTuple):
     """Files, in their order."""
     values: Sequence[str] = ()
     """Single values, over these, each as in ``transform[0].workers=4``."""
+    warn: Callable[[str], object] = str
+    """Is given what is lost by that, in words."""
 
 
 UNCHANGED: Final = Changes()
@@ -73,7 +80,7 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
     """
     folder = path.absolute().parent
     document = Document(path, folder)
-    reader = _Reader(document, Interpolator(folder))
+    reader = _Reader(document, Interpolator(folder), changes.warn)
     for file in (path, *changes.overlays):
         text = _text(file)
         node = _compose(str(file), text)
@@ -81,7 +88,7 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
             raise ConfigError(f"{file}: is empty, expected a pipeline")
         document.sources.append(Source(str(file), text.splitlines()))
         if isinstance(node, MappingNode):
-            reader.lay(document.data, node, ())
+            reader.add(node)
         else:
             said = "expected a mapping of keys such as name, extract and load"
             said = f"{said}, got {KINDS[type(node)]}"
@@ -98,7 +105,7 @@ def read(path: Path, changes: Changes = UNCHANGED) -> Document:
 
 
 STEP: Final = re.compile(
-    r"""\[(?P<index>[0-9]+)\] | \[(?P<quote>['"]?)(?P<quoted>[^]'"]+)(?P=quote)\]
+    r"""\[(?P<index>[0-9]{1,9})\] | \[(?P<quote>['"]?)(?P<quoted>[^]'"]+)(?P=quote)\]
     | (?:^|\.)(?P<key>[^].['"]+)""",
     re.VERBOSE,
 )
@@ -111,33 +118,54 @@ def _set(document: Document, reader: _Reader, change: str) -> None:
     steps = list(STEP.finditer(place))
     if not found or "".join(step[0] for step in steps) != place or not steps:
         raise ConfigError("expected a place and a value such as transform[0].workers=4")
-    loc: Loc = tuple(
+    wanted: Loc = tuple(
         int(step["index"]) if step["index"] else step["quoted"] or step["key"]
         for step in steps
     )
-    node, at = _node_of(text), _holder(document.data, loc[:1])
-    for n, step in enumerate(loc[:-1], 1):
+    node, loc = _node_of(text), ()  # type: tuple[Node, Loc]
+    at: Any = document.data
+    for n, name in enumerate(wanted):
+        step = _step(at, name, loc)
+        loc = (*loc, step)
+        if n == len(wanted) - 1:
+            break
         if step not in at and isinstance(step, str):
-            document.keys[loc[:n]] = reader.place(node)
+            if isinstance(wanted[n + 1], int):
+                raise ConfigError(f"there is no {dotted(loc)}{guess(step, at)}")
+            document.keys[loc] = reader.place(node)
             at[step] = {}
-        at = _holder(at[step], loc[: n + 1])
-    document.forget(loc)
+        at = at[step]
     document.keys[loc] = reader.place(node)
     at[loc[-1]] = reader.value(node, loc)
+    document.forget({loc})
 
 
-def _holder(at: Value, loc: Loc) -> Any:  # noqa: ANN401 - a mapping or a list
-    """Return ``at``, which is to hold ``loc``; raises ConfigError if it can't."""
-    step, where = loc[-1], dotted(loc[:-1]) or "the file"
+def _step(at: Value, step: str | int, loc: Loc) -> str | int:
+    """Return what leads from ``at`` on; raises ConfigError if nothing does."""
+    where = dotted(loc) or "the file"
     if isinstance(at, dict) and isinstance(step, str):
-        return at
-    if not isinstance(at, list) or not isinstance(step, int):
-        kind = "a mapping" if isinstance(at, dict) else "a single value"
-        kind = f"a list; write {where}[0]" if isinstance(at, list) else kind
-        raise ConfigError(f"{where} is {kind}")
-    if step >= len(at):
-        raise ConfigError(f"{where} has {counted(len(at), 'item')}, counted from 0")
-    return at
+        return step
+    if isinstance(at, list) and isinstance(step, int):
+        if step >= len(at):
+            raise ConfigError(f"{where} has {counted(len(at), 'item')}, counted from 0")
+        return step
+    if isinstance(at, list):
+        names = [item.get("name") if isinstance(item, dict) else None for item in at]
+        if step in names:
+            return names.index(step)
+        close = guess(str(step), [name for name in names if isinstance(name, str)])
+        text = f"{where} has no item of the name {step!r}{close}"
+        raise ConfigError(text if close else f"{text}; write {where}[0]")
+    kind = "a mapping" if isinstance(at, dict) else "a single value"
+    raise ConfigError(f"{where} is {kind}")
+
+
+def _name_of(node: Node) -> str | None:
+    """Return the name that a mapping has, if it has one of its own."""
+    for key, value in node.value if isinstance(node, MappingNode) else ():
+        if getattr(key, "value", None) == "name" and isinstance(value, ScalarNode):
+            return str(value.value)
+    return None
 
 
 def _node_of(text: str) -> Node:
@@ -213,14 +241,27 @@ def _compose(name: str, text: str) -> Node | None:
 class _Reader:
     """Turns nodes into data and writes down their places."""
 
-    def __init__(self, document: Document, interpolator: Interpolator) -> None:
+    def __init__(
+        self,
+        document: Document,
+        interpolator: Interpolator,
+        warn: Callable[[str], object],
+    ) -> None:
         self._document = document
         self._interpolator = interpolator
-        self._nodes = 0
+        self._warn = warn
+        self._nodes = self._text = 0
+        self._replaced: set[Loc] = set()
 
     def place(self, node: Node) -> Place:
         mark, source = node.start_mark, len(self._document.sources) - 1
         return Place(mark.line + 1, mark.column + 1, source)
+
+    def add(self, node: MappingNode) -> None:
+        """Lay a file over what was read."""
+        self.lay(self._document.data, node, ())
+        self._document.forget(self._replaced)
+        self._replaced = set()
 
     def lay(self, data: dict[str, Value], node: MappingNode, loc: Loc) -> None:
         """Put what a mapping holds into what is there already."""
@@ -230,9 +271,48 @@ class _Reader:
             if isinstance(below, dict) and isinstance(value, MappingNode):
                 self.lay(below, value, here)
                 continue
-            document.forget(here)
+            if isinstance(below, list) and isinstance(value, SequenceNode):
+                if self._lay_by_name(below, value, here):
+                    continue
+                self._tell_dropped(below, value, here)
+            if key.value in data:
+                self._replaced.add(here)
             document.keys[here] = self.place(key)
             data[key.value] = self.value(value, here)
+
+    def _lay_by_name(self, below: list[Value], node: SequenceNode, loc: Loc) -> bool:
+        """Lay items over those of the same name, if all have one; others are added."""
+        names = [_name_of(item) for item in node.value]
+        known = {
+            item.get("name"): i
+            for i, item in enumerate(below)
+            if isinstance(item, dict)
+        }
+        if None in names or len({*names}) < len(names) or not known.keys() & {*names}:
+            return False
+        for name, item in zip(names, node.value, strict=True):
+            if name in known:
+                at = known[name]
+                self.lay(below[at], item, (*loc, at))  # type: ignore[arg-type]
+            else:
+                below.append(self._item(item, (*loc, len(below))))
+        return True
+
+    def _tell_dropped(self, below: list[Value], node: SequenceNode, loc: Loc) -> None:
+        kept = {_name_of(item) for item in node.value}
+        names = [
+            str(item.get("name", "one without a name"))
+            for item in below
+            if isinstance(item, dict)
+        ]
+        if dropped := [name for name in names if name not in kept]:
+            place = self.place(node)
+            source = self._document.sources[place.source].name
+            self._warn(
+                f"{source}:{place.line}:{place.column}: {dotted(loc)}: replaces the whole"
+                f" list, without {', '.join(dropped)}; items with the names of those below"
+                " are laid over them"
+            )
 
     def _pairs(
         self, node: MappingNode, loc: Loc, depth: int = 0
@@ -242,10 +322,14 @@ class _Reader:
         seen: dict[str, int] = {}
         merged: list[Node] = []
         for key, value in node.value:
+            self._count(key)
             if not isinstance(key, ScalarNode):
                 self._refuse(key, loc, f"a key can't be {KINDS[type(key)]}")
                 continue
             place = self.place(key)
+            if not key.value.isascii() and SURROGATE.search(key.value):
+                self._refuse(key, loc, "a key holds half of a character")
+                continue
             if key.value in seen:
                 text = f"duplicate key, first written in line {seen[key.value]}"
                 problem = Problem(place, (*loc, key.value), text)
@@ -270,8 +354,10 @@ class _Reader:
     def value(self, node: Node, loc: Loc) -> Value:
         document = self._document
         document.values[loc] = self.place(node)
-        self._nodes += 1
-        if self._nodes > MAX_NODES or len(loc) > MAX_DEPTH:
+        document.secrets.pop(loc, None)
+        document.broken.discard(loc)
+        self._count(node)
+        if len(loc) > MAX_DEPTH:
             raise self._too_much()
         if node.tag not in TAGS:
             self._refuse(node, loc, f"tag {node.tag} is not supported")
@@ -286,10 +372,19 @@ class _Reader:
             return self._scalar(node, loc)
         raise AssertionError(f"unreachable: a node of type {type(node)}")
 
+    def _count(self, node: Node) -> None:
+        """Assert that a file has no more than can be read in a moment."""
+        self._nodes += 1
+        if isinstance(node, ScalarNode):
+            self._text += len(node.value)
+        if self._nodes > MAX_NODES or self._text > MAX_TEXT:
+            raise self._too_much()
+
     def _too_much(self) -> ConfigError:
         return ConfigError(
-            f"{self._document.sources[-1].name}: holds more than {MAX_NODES} values, or"
-            f" more than {MAX_DEPTH} levels, once its aliases are written out"
+            f"{self._document.sources[-1].name}: holds more than {MAX_NODES} keys and"
+            f" values, {MAX_TEXT} characters or {MAX_DEPTH} levels, once its aliases"
+            " are written out"
         )
 
     def _item(self, node: Node, loc: Loc) -> Value:
@@ -305,6 +400,9 @@ class _Reader:
                 document.broken.add(loc)
             return None
         text: str = node.value
+        if not text.isascii() and SURROGATE.search(text):
+            self._refuse(node, loc, "is no text: it holds half of a character")
+            return ""
         try:
             value = self._interpolator.expand(text)
         except ConfigError as error:

@@ -8,18 +8,19 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from etlstage.config.document import Value
-from etlstage.config.stages import named
+from etlstage.config.end import SinkKeys, SourceKeys, ends
+from etlstage.config.stages import StageKeys, written_end
 from etlstage.errors import guess
-from etlstage.settings.definition import broken
-from etlstage.settings.problem import (
-    Loc,
-    Problem,
-    dotted,
-)
-from etlstage.settings.units import FILES, local_path, of_files
+from etlstage.settings.definition import Place, broken
+from etlstage.settings.problem import Loc, Problem, dotted
+from etlstage.stage import Order
+
+if TYPE_CHECKING:
+    from etlstage.config.model import PipelineKeys
 
 __all__ = (
     "broken_rules",
@@ -29,16 +30,23 @@ __all__ = (
     "stage_names",
 )
 
+ENDS: Final = ("extract", "load")
+"""The stages that have an end of the pipeline."""
 
-def broken_rules(data: Mapping[str, Value]) -> Iterator[Problem]:
-    """Yield what contradicts itself in a file."""
-    yield from _cycles(named(mapping(data.get("extract"))))
-    yield from _engine(data)
-    session = mapping(data.get("spark"))
-    yield from _shipped(session)
-    yield from _orders(data)
+
+def broken_rules(keys: PipelineKeys, data: Mapping[str, Value]) -> Iterator[Problem]:
+    """
+    Yield what contradicts itself in a file.
+
+    Args:
+        keys: What could be read of it; None where it could not.
+        data: The file as it was written.
+
+    """
+    yield from _engine(keys)
+    yield from _shipped(mapping(data.get("spark")))
+    yield from _orders(keys, data)
     yield from _names(data)
-    yield from case_rules(data, data.get("tests"))
     yield from _faults(data)
 
 
@@ -52,8 +60,9 @@ def case_rules(data: Mapping[str, Value], cases: Value) -> Iterator[Problem]:
 
     """
     stages = {name: loc for loc, name in stage_names(data)}
-    reads = "spark" in named(mapping(data.get("extract")))
-    writes = "spark" in named(mapping(data.get("load")))
+    reads, writes = (
+        role is not None and role.rows for role in map(_end_in(data), ENDS)
+    )
     for i, item in enumerate(cases if isinstance(cases, list) else ()):
         case, here = mapping(item), ("tests", i)
         name = case.get("stage")
@@ -78,6 +87,19 @@ def case_rules(data: Mapping[str, Value], cases: Value) -> Iterator[Problem]:
                 yield broken(here, text, at_key=False)
 
 
+def _end_in(
+    data: Mapping[str, Value],
+) -> Callable[[str | int], type[SourceKeys | SinkKeys] | None]:
+    def find(key: str | int) -> type[SourceKeys | SinkKeys] | None:
+        name = written_end(data.get(str(key)))
+        if key not in ENDS or name is None:
+            return None
+        end = ends(others=True)[name]
+        return end.source if key == "extract" else end.sink
+
+    return find
+
+
 def _faults(data: Mapping[str, Value]) -> Iterator[Problem]:
     stages = {name: loc for loc, name in stage_names(data)}
     faults = data.get("faults")
@@ -87,7 +109,9 @@ def _faults(data: Mapping[str, Value]) -> Iterator[Problem]:
             expected = f", expected one of {', '.join(stages)}"
             text = f"unknown stage {{got}}{guess(name, stages) or expected}"
             yield Problem(loc, text, name)
-        elif "spark" in named(mapping(data.get(str(stages.get(str(name), ("",))[0])))):
+        elif (
+            end := _end_in(data)(stages.get(str(name), ("",))[0])
+        ) is not None and not (end.place & Place.WORKER):
             text = "is a DataFrame: there is no worker that could have faults"
             yield broken(loc, text, at_key=False)
 
@@ -106,124 +130,25 @@ def stage_names(data: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
         yield loc, name if isinstance(name, str) else default
 
 
-def _engine(data: Mapping[str, Value]) -> Iterator[Problem]:
-    engine = data.get("engine", "local")
-    extract, load = named(mapping(data.get("extract"))), mapping(data.get("load"))
-    if engine in ("spark", "streaming") and "worker" in extract:
-        yield from _extract_on_executors(str(engine), extract)
-    sink = mapping(load.get("spark"))
-    if engine == "streaming":
-        if sink.get("mode") == "overwrite" and _is_far(sink):
-            text = (
-                "can't be overwrite with engine streaming, but for a path of this machine"
-                " or a table: a stream adds to what is there"
-            )
-            yield broken(("load", "spark", "mode"), text, at_key=False)
-        if "dead_letters" in data:
-            text = "is not for engine streaming yet: read the files in the state"
-            yield broken(("dead_letters",), text)
-    elif "every" in extract and ("spark" in extract or engine == "spark"):
-        text = "is only for a worker on engine local, or for engine streaming"
-        yield broken(("extract", "every"), text)
-    programs = [key for key in ("commit", "abort") if key in load]
-    if data.get("delivery") != "exactly-once":
-        for key in programs:
-            yield broken(("load", key), "needs delivery: exactly-once")
-    elif engine == "local" and "worker" in named(load):
-        yield from _commits(data, load)
-    else:
-        wants = "; it ".join(
-            (
-                *_sink_not_once(str(engine), data, sink),
-                *_not_once(str(engine), data, extract),
-            )
-        )
+def _engine(keys: PipelineKeys) -> Iterator[Problem]:
+    engine = keys.engine
+    for key, stage in (("extract", keys.extract), ("load", keys.load)):
+        if stage is not None and engine not in stage.end.engines:
+            able = " and ".join(stage.end.engines)
+            text = f"can't be {engine}: the end of stage {key} is for engine {able}"
+            yield broken(("engine",), text, at_key=False)
+    if keys.extract is not None:
+        yield from keys.extract.end.wrong(keys.extract, keys)
+    if engine == "streaming" and keys.dead_letters is not None:
+        text = "is not for engine streaming yet: read the files in the state"
+        yield broken(("dead_letters",), text)
+    if keys.load is None:
+        return
+    yield from keys.load.end.wrong(keys.load, keys)
+    if keys.delivery == "exactly-once":
+        wants = "; it ".join(keys.load.end.not_once(keys.load, keys))
         if wants:
             yield broken(("delivery",), f"exactly-once {wants}", at_key=False)
-
-
-def _sink_not_once(
-    engine: str, data: Mapping[str, Value], sink: Mapping[str, Value]
-) -> Iterator[str]:
-    """Yield why a DataFrame can't be loaded once, and what would do."""
-    if str(sink.get("format")).lower() == "jdbc":
-        options = {name.lower() for name in mapping(sink.get("options"))}
-        if not {"url", "dbtable"} <= options:
-            yield "needs load.spark.options with url and dbtable"
-        if "remote" in mapping(data.get("spark")):
-            yield (
-                "needs a session with a JVM of its own for a database: over Spark Connect"
-                " there is no transaction; use spark.master"
-            )
-    elif not of_files(sink.get("format", "parquet")) or "path" not in sink:
-        formats = ", ".join(FILES)
-        workers = (
-            ", or engine local, where a worker may have load.commit and load.abort"
-            if not sink
-            else ""
-        )
-        yield (
-            f"needs load.spark with a path and a format of files ({formats}), or format"
-            f" jdbc{workers}"
-        )
-    if _is_far(sink):
-        yield (
-            "needs a path of this machine, where an epoch can be renamed, such as that"
-            " of a file system that is mounted"
-        )
-
-
-def _not_once(
-    engine: str, data: Mapping[str, Value], extract: Mapping[str, Value]
-) -> Iterator[str]:
-    """Yield why messages can't be read and recorded once, and what would do."""
-    if engine == "streaming":
-        return
-    if "state" not in data:
-        yield "needs state, a folder where it is recorded what was loaded"
-    if "dead_letters" in data:
-        yield "can't be kept for dead_letters: read their files in the state"
-    by = mapping(extract.get("offsets")).get("by")
-    if engine == "local" and "worker" in extract and by != "supervisor":
-        yield (
-            "needs positions from which extraction can go on: use mode cyclic and"
-            " offsets by supervisor"
-        )
-
-
-def _is_far(sink: Mapping[str, Value]) -> bool:
-    """Return whether files go to another machine, where they can't be renamed."""
-    path = sink.get("path")
-    return "table" not in sink and isinstance(path, str) and local_path(path) is None
-
-
-def _commits(data: Mapping[str, Value], load: Mapping[str, Value]) -> Iterator[Problem]:
-    """Yield why a load worker can't load messages once, and what would do."""
-    if "commit" not in load or "abort" not in load:
-        text = (
-            "exactly-once needs load.commit and load.abort, programs that make an epoch"
-            " final and undo it; without them a load worker loads at least once"
-        )
-        yield broken(("delivery",), text, at_key=False)
-    if "state" not in data:
-        text = "exactly-once needs state, a folder where it is recorded what was loaded"
-        yield broken(("delivery",), text, at_key=False)
-
-
-def _extract_on_executors(
-    engine: str, extract: Mapping[str, Value]
-) -> Iterator[Problem]:
-    cyclic = extract.get("mode") == "cyclic"
-    by = mapping(extract.get("offsets")).get("by")
-    if cyclic and by != "supervisor":
-        text = (
-            f"cyclic needs offsets by supervisor with engine {engine}: Spark may ask"
-            " for a part of the data again"
-        )
-        yield broken(("extract", "mode"), text, at_key=False)
-    elif engine == "streaming" and not cyclic:
-        text = "needs mode cyclic and offsets by supervisor with engine streaming"
-        yield broken(("extract", "worker"), text)
 
 
 def _shipped(session: Mapping[str, Value]) -> Iterator[Problem]:
@@ -253,16 +178,12 @@ def shipped_files(session: Mapping[str, Value]) -> Iterator[tuple[Loc, str]]:
                 yield ("spark", key, i), path
 
 
-def _cycles(extract: Mapping[str, Value]) -> Iterator[Problem]:
-    plain = "worker" in extract and extract.get("mode") != "cyclic"
-    if plain and "offsets" in extract:
-        yield broken(("extract", "offsets"), "needs mode: cyclic")
-
-
-def _orders(data: Mapping[str, Value]) -> Iterator[Problem]:
-    frame = mapping(mapping(data.get("extract")).get("spark"))
-    for number, (loc, stage) in enumerate(_fed(data)):
-        if stage.get("order") != "key" or "key" in stage:
+def _orders(keys: PipelineKeys, data: Mapping[str, Value]) -> Iterator[Problem]:
+    stages: list[tuple[Loc, StageKeys | None]] = [
+        (("transform", i), stage) for i, stage in enumerate(keys.transform)
+    ]
+    for number, (loc, stage) in enumerate([*stages, (("load",), keys.load)]):
+        if stage is None or stage.order is not Order.KEY or "key" in _at(data, loc):
             continue
         if number:
             text = (
@@ -270,19 +191,17 @@ def _orders(data: Mapping[str, Value]) -> Iterator[Problem]:
                 " the source can take the source's"
             )
             yield broken((*loc, "order"), text)
-        elif "key" not in frame:
+        elif keys.extract is None or not keys.extract.end.keyed:
             text = "needs a key, a JSON pointer such as /id, or extract.spark.key"
             yield broken((*loc, "order"), text)
 
 
-def _fed(data: Mapping[str, Value]) -> list[tuple[Loc, Mapping[str, Value]]]:
-    """Return the stages that take messages in, in their order."""
-    transforms = data.get("transform")
-    stages: list[tuple[Loc, Mapping[str, Value]]] = [
-        (("transform", i), mapping(stage))
-        for i, stage in enumerate(transforms if isinstance(transforms, list) else ())
-    ]
-    return [*stages, (("load",), mapping(data.get("load")))]
+def _at(data: Mapping[str, Value], loc: Loc) -> Mapping[str, Value]:
+    """Return the mapping at a place of the file, empty if there is none."""
+    found: Any = data
+    for step in loc:
+        found = found[step]
+    return mapping(found)
 
 
 def _names(data: Mapping[str, Value]) -> Iterator[Problem]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from etlstage.config.model import PipelineKeys
+from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+from etlstage.config.stages import stage_section
 from etlstage.settings.definition import Section
 from etlstage.settings.kind import (
     Schema,
@@ -20,10 +21,15 @@ SCHEMA_FILE: Final = "pipeline.schema.json"
 
 def pipeline_schema() -> Schema:
     """Return the schema: each key with its documentation and the default in force."""
+    section = Section.of(PipelineKeys)
+    for model in (ExtractKeys, LoadKeys):
+        name = model.kind.value
+        kind = stage_section(model, others=True)
+        section.keys = {**section.keys, name: section.keys[name]._replace(kind=kind)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A pipeline of etlstage",
-        **json_schema(Section.of(PipelineKeys)),
+        **json_schema(section),
     }
 
 

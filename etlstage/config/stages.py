@@ -11,18 +11,24 @@ worker runs: by default the same. As the first word of a command, ``python`` and
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
+from etlstage.config.end import SinkKeys, SourceKeys, ends
+from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
-from etlstage.protocol.registry import DEFAULT, DIALECTS, LATER, dialect_class
+from etlstage.protocol.registry import (
+    DEFAULT,
+    LATER,
+    dialect_class,
+    dialect_names,
+)
 from etlstage.settings.definition import (
+    Definition,
     Place,
     Section,
     Setting,
@@ -31,22 +37,13 @@ from etlstage.settings.definition import (
     section_in,
     settings_of,
 )
-from etlstage.settings.kind import (
-    Choice,
-    Instance,
-    Maybe,
-    Schema,
-)
-from etlstage.settings.problem import (
-    Problem,
-)
+from etlstage.settings.kind import Choice, Instance, Maybe, Schema, Text
+from etlstage.settings.problem import Invalid, Loc, Problem, unexpected
 from etlstage.settings.schema import documentation, json_schema
 from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage
 from etlstage.stage.stage import PYTHONS
 
-__all__ = ("StageKeys", "command_of", "located", "named", "stage_of", "stage_section")
-
-SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+__all__ = ("StageKeys", "command_of", "stage_of", "stage_section", "written_end")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +53,17 @@ class StageKeys:
     kind: ClassVar[StageKind]
     place: ClassVar[Place]
     frame: ClassVar[Place] = Place(0)
-    """Where the stage is a DataFrame, if it may be one."""
-    dialect: Annotated[type[Dialect], Instance(type), Place(0)]
+    """Where the stage has an end that is no worker, if it may have one."""
+    spoken: Annotated[Dialect, Instance(Dialect), Place(0)]
     """What its worker speaks."""
     written: Annotated[Mapping[str, Any], Instance(dict), Place(0)]
-    """Settings of the stage and of the dialect, by key."""
+    """Settings of the stage, by key."""
+
+    @property
+    def worker(self) -> Mapping[str, Any] | None:
+        """The program, and how its process is to run; None: there is none."""
+        worker: Mapping[str, Any] | None = self.written.get("worker")
+        return worker
 
     @property
     def order(self) -> Order:
@@ -75,15 +78,13 @@ class StageKeys:
         return policy
 
 
-def located(path: str, folder: Path) -> str:
-    """Return ``path`` seen from the file's folder; one with a scheme is as it is."""
-    return path if SCHEME.match(path) else str(folder / path)
-
-
-def named(stage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of an end of a pipeline without the one that it is not."""
-    ends = ("spark", "worker")
-    return {k: v for k, v in stage.items() if v is not None or k not in ends}
+def written_end(stage: object) -> str | None:
+    """Return the name of the end that is written in a stage, whatever its shape."""
+    written = stage if isinstance(stage, Mapping) else {}
+    known = [name for name in ends() if written.get(name) is not None]
+    if not known and set(written) - {"name"}:
+        known = [name for name in ends(others=True) if written.get(name) is not None]
+    return known[0] if known else None
 
 
 def stage_of(keys: StageKeys, name: str, folder: Path) -> Stage:
@@ -96,15 +97,14 @@ def stage_of(keys: StageKeys, name: str, folder: Path) -> Stage:
         if setting.name in (source := worker if setting.group else written)
     }
     if batch is not None:
-        own = settings_of(BatchPolicy)
-        values["batch"] = BatchPolicy(**{k: batch[k] for k in batch if k in own})
-    values["dialect"] = keys.dialect.from_keys(keys.kind, _flat(keys.written))
+        values["batch"] = BatchPolicy(**batch)
+    values["dialect"] = keys.spoken
     values["cwd"] = cwd = folder / (worker.get("cwd") or "")
     values["command"] = command_of(worker["command"], cwd)
     return Stage(**values | {"kind": keys.kind, "name": name})
 
 
-def command_of(command: tuple[str, ...], cwd: Path | None) -> tuple[str, ...]:
+def command_of(command: Sequence[str], cwd: Path | None) -> tuple[str, ...]:
     """Return a command as it is started; a path in it is seen from ``cwd``."""
     program, *arguments = command
     if program in PYTHONS:
@@ -114,119 +114,117 @@ def command_of(command: tuple[str, ...], cwd: Path | None) -> tuple[str, ...]:
     return (program, *arguments)
 
 
-def stage_section(model: type[StageKeys]) -> Section:
-    """Return what reads the keys of a stage as ``model``."""
-    return _StageSection(model, DEFAULT)
+def stage_section(model: type[StageKeys], *, others: bool = False) -> Section:
+    """Return what reads a stage as ``model``; with the ends of others, if wanted."""
+    return _StageSection(model, others=others)
 
 
 class _StageSection(Section):
-    """The keys of a stage whose worker speaks a certain dialect."""
+    """The keys of a stage: those of all with a worker, and those of its ends."""
 
-    def __init__(self, model: type[StageKeys], dialect: str) -> None:
+    def __init__(self, model: type[StageKeys], *, others: bool = False) -> None:
         self._stage = model
-        self._dialect = dialect
+        self._others = others
         self._own = {
             name: setting
             for name, setting in settings_of(model).items()
             if setting.place
         }
-        needs = [{"required": ["spark"]}, {"required": ["worker"]}]
+        self._ends: dict[str, type[SourceKeys | SinkKeys]] = {}
+        for name, end in ends(others=others).items():
+            role = end.source if model.kind is StageKind.EXTRACT else end.sink
+            if model.frame and role is not None:
+                self._ends[name] = role
         super().__init__(
             self._keys(),
             self._made,
             model=model,
             rules=self._broken,
-            more={"oneOf": needs} if model.frame else {},
+            more={"oneOf": [{"required": [name]} for name in self._ends]}
+            if model.frame
+            else {},
+            moved={"mode": "is now dialect.mode"},
         )
 
     def read(self, value: Any) -> Any:  # noqa: ANN401 - whatever a user wrote
-        """Return what was written; the dialect says which keys there are."""
+        """Return what was written; an end of other packages is looked for if need be."""
         if self._stage.frame and isinstance(value, Mapping):
-            value = named(value)
-        worker = value.get("worker") if isinstance(value, Mapping) else None
-        dialect = worker.get("dialect") if isinstance(worker, Mapping) else None
-        if dialect in DIALECTS and dialect != self._dialect:
-            return _StageSection(self._stage, dialect).read(value)
+            value = {
+                key: item
+                for key, item in value.items()
+                if item is not None or key not in self._ends
+            }
+            if not self._others and set(value) - {*self.keys, *self.moved}:
+                return _StageSection(self._stage, others=True).read(value)
         return super().read(value)
 
     def _keys(self) -> dict[str, Setting]:
-        model, groups = self._stage, {"": dict(self._own), "worker": {}}
+        model, keys, worker = self._stage, dict(self._own), dict[str, Setting]()
+        place = model.place | model.frame
         for name, setting in settings_of(Stage).items():
-            if setting.place & (model.place | model.frame):
-                group = groups[setting.group]
-                group[name] = placed(setting, model.place | model.frame)
-        keys, worker = groups[""], groups["worker"]
-        worker["dialect"] = Setting(
-            "dialect",
-            Choice("dialect", {name: name for name in DIALECTS}, later=LATER),
-            DEFAULT,
-            doc="What the worker speaks.",
-        )
-        if "batch" in keys:
-            batch = section_in(keys["batch"].kind)
-            assert batch is not None
-            groups["batch"] = dict(batch.keys)
-        for at, setting in dialect_class(self._dialect).keys(model.kind).items():
-            group_name, _, key = at.rpartition(".")
-            groups[group_name][key] = setting._replace(place=Place.WORKER)
-        if "batch" in keys:
-            # That it is written asks for batches.
-            asked = Maybe(self._group("batch", groups["batch"]))
-            keys["batch"] = keys["batch"]._replace(kind=asked, default=None)
-        called, cwd = keys["name"], worker["cwd"]
-        keys["name"] = called._replace(kind=Maybe(called.kind), default=None)
+            if setting.place & place:
+                (worker if setting.group else keys)[name] = placed(setting, place)
+        called, cwd = keys.pop("name"), worker["cwd"]
         worker["cwd"] = cwd._replace(
             default=Path(), doc="Working directory, relative to the file's folder."
         )
+        keys["dialect"] = Setting(
+            "dialect",
+            _Spoken(model.kind),
+            DEFAULT,
+            place=Place.WORKER,
+            doc="What the worker speaks: a name, or a mapping with it and its settings.",
+        )
+        if "batch" in keys:
+            # That it is written asks for batches.
+            moved = dict.fromkeys(_OLD_BATCH, "is now dialect.{key}")
+            inner = section_in(keys["batch"].kind)
+            assert inner is not None
+            asked = Section(inner.keys, moved=moved)
+            keys["batch"] = keys["batch"]._replace(kind=Maybe(asked), default=None)
+        moved = dict.fromkeys(_OLD_WORKER, "is now dialect.{key}, beside worker")
         program = Setting(
             "worker",
-            self._group("worker", worker),
+            Section(worker, moved={**moved, **_OLD_DIALECT}),
             doc="The program, and how its process is to run.",
         )
-        if model.frame:
-            program = program._replace(kind=Maybe(program.kind), default=None)
-        return {"name": keys.pop("name"), "worker": program, **keys}
-
-    def _group(self, name: str, keys: Mapping[str, Setting]) -> Section:
-        dialect = dialect_class(self._dialect)
-        rules = partial(dialect.key_rules, name)
-        return Section(keys, rules=rules, more=self._others(name, keys))
-
-    def _others(self, group: str, keys: Mapping[str, Setting]) -> Schema:
-        """Describe the keys of a mapping with those that other dialects have there."""
-        found = {
-            key: setting._replace(doc=f"Dialect {name}: {documentation(setting)}")
-            for name in DIALECTS
-            for at, setting in dialect_class(name).keys(self._stage.kind).items()
-            if (key := at.removeprefix(f"{group}.")) != at and key not in keys
-        }
-        if not found:
-            return {}
-        return {"properties": json_schema(Section({**keys, **found}))["properties"]}
+        found = {"name": called._replace(kind=Maybe(called.kind), default=None)}
+        for name, role in self._ends.items():
+            made = program if role.place & Place.WORKER else _setting_of(name, role)
+            found[name] = made._replace(kind=Maybe(made.kind), default=None)
+        if not model.frame:
+            found["worker"] = program
+        return {**found, **keys}
 
     def _made(self, given: dict[str, Any]) -> StageKeys:
         own = {name: given.pop(name) for name in self._own if name in given}
-        dialect = dialect_class(self._dialect)
-        return self._stage(dialect=dialect, written=given, **own)
+        heartbeat = getattr(given.get("timeout"), "heartbeat", None)
+        spoken = given.pop("dialect", None) or _Spoken(self._stage.kind).read({})
+        spoken = spoken.fitted(
+            batches=given.get("batch") is not None, heartbeat=heartbeat
+        )
+        if self._stage.frame:
+            (end,) = (name for name in self._ends if given.get(name) is not None)
+            role, made = self._ends[end], given[end]
+            own["end"] = made if isinstance(made, role) else role()
+        return self._stage(spoken=spoken, written=given, **own)
 
     def _broken(self, given: Mapping[str, Any]) -> Iterable[Problem]:
-        if self._stage.frame:
-            yield from self._ends(given)
-        if "worker" in given:
-            yield from Stage.rules({**given, "kind": self._stage.kind})
-
-    def _ends(self, given: Mapping[str, Any]) -> Iterable[Problem]:
-        if "worker" in given:
-            if "spark" in given:
-                yield broken(("worker",), "can't be used together with spark")
+        written = [name for name in self._ends if name in given]
+        if self._stage.frame and len(written) != 1:
+            named = " or ".join(f"the key {name}" for name in self._ends)
+            if not written:
+                yield broken((), f"needs {named}")
+            for name in written[1:]:
+                yield broken((name,), f"can't be used together with {written[0]}")
             return
-        if "spark" not in given:
-            yield broken((), "needs the key spark or the key worker")
+        if not self._stage.frame or self._ends[written[0]].place & Place.WORKER:
+            yield from Stage.rules({**given, "kind": self._stage.kind})
             return
         text, frame = "only valid with `worker`", self._stage.frame
         for key, value in given.items():
             setting = self.keys[key]
-            if key != "spark" and not setting.place & frame:
+            if key not in self._ends and not setting.place & frame:
                 yield broken((key,), text)
             elif isinstance(value, ErrorPolicy):
                 for name, inner in settings_of(ErrorPolicy).items():
@@ -235,13 +233,72 @@ class _StageSection(Section):
                         yield broken((key, name), text)
 
 
-def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by key, those of mappings by ``mapping.key``."""
-    flat: dict[str, Any] = {}
-    for key, value in given.items():
-        if value is None:
-            continue
-        flat[key] = value
-        if key in ("worker", "batch") and isinstance(value, Mapping):
-            flat |= {f"{key}.{inner}": item for inner, item in value.items()}
-    return flat
+def _setting_of(name: str, role: type[Definition]) -> Setting:
+    return Setting(name, Section.of(role), doc=" ".join((role.__doc__ or "").split()))
+
+
+_OLD_BATCH: Final = ("driver", "eob_then_eom", "bnc_after_last", "eob_after_full")
+_OLD_WORKER: Final = (
+    *("protocol", "event", "concurrency", "encoding", "payload", "concat"),
+    *("terminate", "seal", "handshake"),
+)
+_OLD_DIALECT: Final = {
+    "dialect": "is now dialect, beside worker",
+    "markers": "is now dialect, beside worker",
+}
+"""Keys of versions that nobody has installed; to be forgotten with the first that is."""
+
+
+class _Spoken(Section):
+    """A dialect, by its name or with its settings; without a name the default one."""
+
+    def __init__(self, kind: StageKind) -> None:
+        self._kind = kind
+        super().__init__(self._keys(DEFAULT))
+
+    @property
+    def short(self) -> list[Schema]:
+        """Describe names, and the mappings of dialects that have to be named."""
+        names = dialect_names()
+        others = [
+            json_schema(Section(self._keys(name, f"Dialect {name}: ")))
+            for name in names
+            if name != DEFAULT
+        ]
+        return [
+            Choice("dialect", dict.fromkeys(names), LATER).schema(),
+            *({**other, "required": ["name"]} for other in others),
+        ]
+
+    def read(self, value: Any) -> Any:  # noqa: ANN401 - whatever a user wrote
+        """Return the dialect."""
+        if isinstance(value, Dialect):
+            return value
+        written = value if isinstance(value, Mapping) else {"name": value}
+        name = written.get("name", DEFAULT)
+        if not isinstance(name, str):
+            wanted = "the name of a dialect, or a mapping with it and its settings"
+            raise unexpected(wanted, value)
+        section = self._section(name, ("name",) if written is value else ())
+        called = Setting("name", Text(), name)
+        section.keys = {"name": called, **section.keys}  # to be named with them
+        return section.read({k: v for k, v in written.items() if k != "name"})
+
+    def _section(self, name: str, loc: Loc) -> Section:
+        try:
+            return dialect_class(name).section(self._kind)
+        except ConfigError:
+            try:
+                Choice("dialect", dict.fromkeys(dialect_names(), ""), LATER).read(name)
+            except Invalid as error:
+                raise Invalid(*(p.under(*loc) for p in error.problems)) from None
+            raise
+
+    def _keys(self, name: str, of: str = "") -> dict[str, Setting]:
+        doc = "What the worker speaks."
+        called = Setting("name", Choice("dialect", {name: name}), name, doc=doc)
+        own = {
+            key: setting._replace(doc=f"{of}{setting.doc or documentation(setting)}")
+            for key, setting in dialect_class(name).section(self._kind).keys.items()
+        }
+        return {"name": called, **own}

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 from etlstage.config.model import PipelineKeys
 from etlstage.config.stages import StageKeys
 from etlstage.pipeline.interfaces import Sink
-from etlstage.settings.units import local_path
 from etlstage.stage import ErrorBudget
 
 __all__ = ("Trial", "retried_keys")
@@ -48,29 +47,21 @@ def retried_keys(keys: PipelineKeys, epoch: str) -> PipelineKeys:
     Return the keys of a file as they are for a retry of its dead letters.
 
     Its stages run here, refuse what they want without an end, and what they make is
-    added to what is there. A stream has a folder for each of its epochs: there a retry
-    has one, too, which is replaced as a whole until the retry is recorded.
+    added to what is there, as the end says.
 
     Args:
         keys: Those of the file.
         epoch: What the retry is called.
 
     """
-    load, delivery = _lenient(keys.load), keys.delivery
-    if load.spark is not None:
-        sink = replace(load.spark, mode="append")
-        if keys.engine == "streaming" and sink.path is not None:
-            far = local_path(sink.path) is None
-            delivery = "at-least-once" if far else "exactly-once"
-            if far:
-                path = f"{sink.path}/epoch={epoch}"
-                sink = replace(sink, path=path, mode="overwrite")
-        load = replace(load, spark=sink)
+    end, delivery = keys.load.end.retried(keys, epoch)
+    load = replace(_lenient(keys.load), end=end)
+    changes: dict[str, Any] = {"delivery": delivery}
     stages = tuple(_lenient(stage) for stage in keys.transform)
     return replace(
         keys,
         engine="local",
-        delivery=delivery,
+        **changes,
         transform=stages,
         load=load,
         dead_letters=None,

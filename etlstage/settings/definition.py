@@ -55,6 +55,9 @@ UNREAD: Final = object()
 HIDDEN: Final = "is refused; not shown, as it was interpolated"
 """In place of a text that may quote a value that must not be shown."""
 
+MOST: Final = 20
+"""Unknown keys of a mapping that are told one by one."""
+
 _NO_MAPPING: Final = Problem((), "expected a mapping, got {got}")
 
 
@@ -155,6 +158,15 @@ class Definition:
         if problems:
             raise ConfigError([self._line(problem) for problem in problems])
 
+    def __repr__(self) -> str:
+        """Show what differs from the defaults; those of Stage alone are a kilobyte."""
+        shown = [
+            f"{name}={_shown(value)}"
+            for name, setting in settings_of(type(self)).items()
+            if (value := getattr(self, name)) != setting.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
         """
@@ -181,6 +193,11 @@ class Definition:
         return f"{loc}: {problem.say()}" if loc else problem.say()
 
 
+def _shown(value: object) -> str:
+    # A dataclass has a repr of its own unless it is told not to.
+    return Definition.__repr__(value) if isinstance(value, Definition) else repr(value)
+
+
 class Section(Kind):
     """
     A mapping with known keys.
@@ -191,6 +208,7 @@ class Section(Kind):
         model: The class that it stands for.
         rules: Yields what contradicts itself among the values that were given.
         more: What its JSON Schema says besides.
+        moved: What is said of keys that stand elsewhere now.
 
     """
 
@@ -202,12 +220,21 @@ class Section(Kind):
         model: type | None = None,
         rules: Rules = no_rules,
         more: kinds.Schema | None = None,
+        moved: Mapping[str, str] | None = None,
     ) -> None:
-        self.keys = keys
-        self.model = model
+        self.moved: Mapping[str, str] = moved or {}
+        self.keys: Mapping[str, Setting] = keys
+        self.model: type | None = model
         self.more: kinds.Schema = more or {}
         self._make = make
         self._rules = rules
+
+    @property
+    def short(self) -> list[kinds.Schema]:
+        """What may stand there in place of the mapping, as JSON Schema."""
+        model = self.model
+        found = isinstance(model, type) and issubclass(model, Definition)
+        return model.short_forms() if found else []  # type: ignore[union-attr]
 
     @classmethod
     def of(cls, model: type[Definition], place: Place = Place.ALL) -> Section:
@@ -233,30 +260,44 @@ class Section(Kind):
             raise Invalid(_NO_MAPPING._replace(value=value))
         problems: list[Problem] = []
         given: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
+        unknown = [key for key in value if key not in self.keys]
+        problems += (broken((key,), self._unknown(key)) for key in unknown[:MOST])
+        if len(unknown) > MOST:
+            text = f"unknown key, like {len(unknown) - MOST - 1:,} others"
+            problems.append(broken((unknown[MOST],), text))
         for key, item in value.items():
             setting = self.keys.get(key)
             if setting is None:
-                problems.append(broken((key,), self._unknown(key)))
                 continue
             given[key] = UNREAD
             try:
                 given[key] = setting.kind.read(item)
             except Invalid as error:
                 problems += (problem.under(key) for problem in error.problems)
+                rest[key] = error.rest
         # A key that was misspelt has been told.
-        told = {guess(key, self.keys) for key in value if key not in self.keys}
+        told = {guess(key, self.keys) for key in unknown[:MOST]}
         for key, setting in self.keys.items():
             missing = setting.required and key not in value
             if missing and guess(key, [key]) not in told:
                 problems.append(Problem((key,), "required key is missing"))
         problems += self._rules(given)
         if problems:
-            raise Invalid(*problems)
+            raise Invalid(*problems, rest=self._rest({**given, **rest}))
         try:
             return self._make(given)
         except ConfigError as error:
             problems = [Problem((), text, hidden=HIDDEN) for text in error.problems]
             raise Invalid(*problems) from None
+
+    def _rest(self, given: Mapping[str, Any]) -> Any:
+        """Return what stands for the values that could be read, if anything does."""
+        known = {k: v for k, v in given.items() if v is not UNREAD and v is not None}
+        try:
+            return self._make(known)
+        except (ConfigError, Invalid, TypeError, ValueError, KeyError):
+            return None
 
     def deeper(self, key: str) -> Iterator[str]:
         """Yield where in the mappings of this mapping a key may stand."""
@@ -268,6 +309,8 @@ class Section(Kind):
                 yield from (f"{name}.{place}" for place in inner.deeper(key))
 
     def _unknown(self, key: str) -> str:
+        if key in self.moved:
+            return self.moved[key].replace("{key}", key)
         deeper = list(self.deeper(key))
         if len(deeper) == 1:
             return f"unknown key (did you mean {deeper[0]!r}?)"

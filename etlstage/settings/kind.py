@@ -38,6 +38,9 @@ __all__ = (
 Schema: TypeAlias = dict[str, Any]
 """A piece of JSON Schema."""
 
+MAX_DIGITS: Final = 1000
+"""Of a number; Python takes time with the square of them."""
+
 REFERENCE: Final = r"\$\{"
 """What stands for a value that is only known later: of any kind."""
 
@@ -107,6 +110,8 @@ class Whole(Kind):
 
     def read(self, value: Any) -> int:
         if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value):
+            if len(value) > MAX_DIGITS:
+                raise unexpected(f"a number of up to {MAX_DIGITS} digits", value)
             number = int(value)
         elif isinstance(value, int) and not isinstance(value, bool):
             number = value
@@ -136,11 +141,12 @@ class WholeOr(Whole):
     def read(self, value: Any) -> Any:
         if value == self._word:
             return self._word
-        try:
+        if type(value) is int or (
+            isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value)
+        ):
             return super().read(value)
-        except Invalid:
-            wanted = f"a whole number, or {self._word} to ask the worker"
-            raise unexpected(wanted, value) from None
+        wanted = f"a whole number, or {self._word} to ask the worker"
+        raise unexpected(wanted, value)
 
     def schema(self) -> Schema:
         whole = super().schema()
@@ -265,7 +271,11 @@ class ListOf(Kind):
     def read(self, value: Any) -> Any:
         if isinstance(value, str) or not isinstance(value, list | tuple | frozenset):
             raise unexpected("a list", value)
-        items = _each(enumerate(value), self.item)
+        try:
+            items = _each(enumerate(value), self.item)
+        except Invalid as error:
+            rest = error.rest.values() if isinstance(error.rest, dict) else ()
+            raise Invalid(*error.problems, rest=(*rest,)) from None
         return self._make(items.values())
 
     def written(self, value: Any) -> object:
@@ -305,8 +315,9 @@ def _each(items: Iterable[tuple[Any, object]], kind: Kind) -> dict[Any, Any]:
             made[at] = kind.read(item)
         except Invalid as error:
             problems += (problem.under(at) for problem in error.problems)
+            made[at] = error.rest
     if problems:
-        raise Invalid(*problems)
+        raise Invalid(*problems, rest=made)
     return made
 
 

@@ -54,9 +54,14 @@ class Problem(NamedTuple):
 class Invalid(ValueError):
     """Raised for a value that can't be read; has a problem for each thing wrong."""
 
-    def __init__(self, *problems: Problem) -> None:
-        super().__init__("; ".join(problem.say() for problem in problems))
+    def __init__(self, *problems: Problem, rest: object = None) -> None:
+        super().__init__(*problems)
         self.problems = problems
+        self.rest = rest
+        """What could be read, so that more can be said of it; None: nothing."""
+
+    def __str__(self) -> str:
+        return "; ".join(problem.say() for problem in self.problems)
 
 
 def unexpected(wanted: str, value: object) -> Invalid:

@@ -12,7 +12,7 @@ import inspect
 import textwrap
 from functools import cache
 
-from etlstage.settings.definition import Definition, Section, Setting, section_in
+from etlstage.settings.definition import Section, Setting, section_in
 from etlstage.settings.kind import (
     ListOf,
     Maybe,
@@ -33,8 +33,7 @@ def json_schema(section: Section) -> Schema:
     if required:
         made["required"] = required
     made |= section.more
-    model = section.model
-    short = model.short_forms() if model and issubclass(model, Definition) else []
+    short = section.short
     return {"anyOf": [*short, made]} if short else made
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -79,6 +79,8 @@ class _Quantity(Kind):
             if found is None or found[2] not in self.units:
                 raise unexpected(self.wanted, value)
             amount = float(found[1]) * self.units[found[2]]
+            if amount == math.inf:
+                raise unexpected(self.wanted, value)
         else:
             amount = value
         if not amount > 0:
@@ -158,10 +160,10 @@ class _Share(Kind):
         """Whether all of it is a share, too."""
 
     def read(self, value: Any) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) *%", str(value))
         share = -1.0
-        if isinstance(value, str) and found is not None:
-            share = float(found[1]) / 100
+        if isinstance(value, str):
+            found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) *%", value)
+            share = float(found[1]) / 100 if found else -1.0
         elif isinstance(value, int | float) and not isinstance(value, bool):
             share = value
         if not 0 <= share <= 1 or (share == 1 and not self._whole):
@@ -195,15 +197,19 @@ class _Mask(Kind):
         return {"type": ["integer", "string"], "pattern": pattern}
 
 
+WHOLE: Final = Whole()
+
+
 class _Window(Kind):
     """A number of messages; ``auto`` is None."""
 
     def read(self, value: Any) -> int | None:
         if value in ("auto", None):
             return None
-        if isinstance(value, bool) or not re.fullmatch(r"0*[1-9][0-9]*", str(value)):
+        number = value if isinstance(value, str | int) else ""
+        if isinstance(value, bool) or not re.fullmatch(r"0*[1-9][0-9]*", str(number)):
             raise unexpected("a whole number of messages from 1 up, or auto", value)
-        return int(value)
+        return WHOLE.read(value)
 
     def written(self, value: Any) -> object:
         return "auto" if value is None else value
@@ -229,10 +235,10 @@ class _Command(ListOf):
         super().__init__(Text(nul=False))
 
     def read(self, value: Any) -> Any:
-        if isinstance(value, str):
-            # Its first letter would be the program.
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            # Of a text its first letter would be the program.
             raise unexpected("a list such as [python, clean.py]", value)
-        words = super().read(value)
+        words = super().read(tuple(value))
         if not words or not words[0]:
             raise unexpected("a program and its arguments", value)
         return words
@@ -243,8 +249,8 @@ class _Command(ListOf):
 
 Argument = Annotated[str, Text(nul=False)]
 """Text that a command line, an environment or a path may hold."""
-Command = Annotated[tuple[str, ...], _Command()]
-"""A program and its arguments."""
+Command = Annotated[Sequence[str], _Command()]
+"""A program and its arguments, in any sequence; kept as a tuple."""
 Count = Annotated[int, Whole(least=1)]
 """At least one."""
 CountOrZero = Annotated[int, Whole(least=0)]

@@ -47,7 +47,7 @@ name: growing
 state: state
 extract:
   worker: {command: COMMAND}
-  mode: cyclic
+  dialect: {mode: cyclic}
   offsets: {by: supervisor, step: 1000}
 load:
   worker: {command: [sh, -c, 'while read -r x; do echo "$$x" >>out; printf "\\0"; done']}
@@ -58,7 +58,7 @@ state: .etlstage
 extract:
   name: rounds
   worker: {command: [python, rounds.py]}
-  mode: cyclic
+  dialect: {mode: cyclic}
   offsets: {by: supervisor, start: 5, step: 10, end: 17, template: "{start}-{end}"}
 load: {worker: {command: [sh, -c, 'while read x; do echo "$$x" >>out; printf "\\0"; done']}}
 """

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from etlstage.config.loader import load
+from etlstage.config.loader import examine, load
+from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 
 MINIMAL = """\
@@ -61,19 +63,18 @@ delivery: at-most-once
 sparc: {}
 extract:
   spark: {format: json, path: x, table: y, mesage: z, options: {a: [1]}}
-  mode: cyclic
+  dialect: {mode: cyclic}
 transform:
   - name: clean
     name: clean
     worker:
       command: python clean.py
-      dialect: kcl
-      markers: {eob: ""}
       env: {A: "${ETLSTAGE_NOPE}", "C=": x}
     workers: 0
     window: lots
     restart: {policy: always, max: -1, never_on: [256], within: 0}
-    batch: {driver: superviser, size: abc, bytes: 1 mb, bnc_after_last: maybe}
+    batch: {size: abc, bytes: 1 mb}
+    dialect: {driver: superviser, bnc_after_last: maybe}
   - name: clean
     worker:
   - [1]
@@ -94,70 +95,62 @@ load:
             " (did you mean 'message'?)"
         ),
         "pipeline.yaml:6:68: extract.spark.options.a: expected text, got a list",
-        "pipeline.yaml:7:3: extract.mode: only valid with `worker`",
+        "pipeline.yaml:7:3: extract.dialect: only valid with `worker`",
         "pipeline.yaml:10:5: transform[0].name: duplicate key, first written in line 9",
         (
             "pipeline.yaml:12:16: transform[0].worker.command: expected a list such as"
             " [python, clean.py], got 'python clean.py'"
         ),
         (
-            "pipeline.yaml:13:16: transform[0].worker.dialect: 'kcl' is not in this"
-            " version, expected 'marker' or 'cocaine'"
-        ),
-        (
-            "pipeline.yaml:14:16: transform[0].worker.markers: marker eob is empty,"
-            " expected at least one byte"
-        ),
-        (
-            "pipeline.yaml:15:16: transform[0].worker.env.A: environment variable"
+            "pipeline.yaml:13:16: transform[0].worker.env.A: environment variable"
             " ETLSTAGE_NOPE is not set; set it or write ${ETLSTAGE_NOPE:-default}"
         ),
         (
-            "pipeline.yaml:15:42: transform[0].worker.env['C=']: is not a name for a"
+            "pipeline.yaml:13:42: transform[0].worker.env['C=']: is not a name for a"
             " variable"
         ),
-        "pipeline.yaml:16:14: transform[0].workers: expected 1 or more, got '0'",
+        "pipeline.yaml:14:14: transform[0].workers: expected 1 or more, got '0'",
         (
-            "pipeline.yaml:17:13: transform[0].window: expected a whole number of"
+            "pipeline.yaml:15:13: transform[0].window: expected a whole number of"
             " messages from 1 up, or auto, got 'lots'"
         ),
         (
-            "pipeline.yaml:18:23: transform[0].restart.policy: unknown policy 'always',"
+            "pipeline.yaml:16:23: transform[0].restart.policy: unknown policy 'always',"
             " expected 'permanent' or 'transient' or 'temporary'"
         ),
-        "pipeline.yaml:18:36: transform[0].restart.max: expected 0 or more, got '-1'",
+        "pipeline.yaml:16:36: transform[0].restart.max: expected 0 or more, got '-1'",
         (
-            "pipeline.yaml:18:51: transform[0].restart.never_on[0]: expected 255 or"
+            "pipeline.yaml:16:51: transform[0].restart.never_on[0]: expected 255 or"
             " less, got '256'"
         ),
-        "pipeline.yaml:18:65: transform[0].restart.within: expected more than 0, got '0'",
+        "pipeline.yaml:16:65: transform[0].restart.within: expected more than 0, got '0'",
         (
-            "pipeline.yaml:19:21: transform[0].batch.driver: unknown driver 'superviser'"
-            " (did you mean 'supervisor'?)"
-        ),
-        (
-            "pipeline.yaml:19:39: transform[0].batch.size: expected a whole number, got"
+            "pipeline.yaml:17:19: transform[0].batch.size: expected a whole number, got"
             " 'abc'"
         ),
         (
-            "pipeline.yaml:19:51: transform[0].batch.bytes: expected a size such as"
+            "pipeline.yaml:17:31: transform[0].batch.bytes: expected a size such as"
             " 512KiB, 1MiB or 10MB, got '1 mb'"
         ),
-        "pipeline.yaml:19:57: transform[0].batch.bnc_after_last: needs driver: worker",
         (
-            "pipeline.yaml:19:73: transform[0].batch.bnc_after_last: expected true or"
+            "pipeline.yaml:18:23: transform[0].dialect.driver: unknown driver"
+            " 'superviser' (did you mean 'supervisor'?)"
+        ),
+        "pipeline.yaml:18:35: transform[0].dialect.bnc_after_last: needs driver: worker",
+        (
+            "pipeline.yaml:18:51: transform[0].dialect.bnc_after_last: expected true or"
             " false, got 'maybe'"
         ),
-        "pipeline.yaml:20:11: transform[1].name: transform[0] has the same name",
-        "pipeline.yaml:21:5: transform[1].worker: has no value",
-        "pipeline.yaml:22:5: transform[2]: expected a mapping, got a list",
-        "pipeline.yaml:24:3: load.spark: needs the key path or the key table",
-        "pipeline.yaml:24:25: load.spark.partition_by: expected a list, got 'a'",
+        "pipeline.yaml:19:11: transform[1].name: transform[0] has the same name",
+        "pipeline.yaml:20:5: transform[1].worker: has no value",
+        "pipeline.yaml:21:5: transform[2]: expected a mapping, got a list",
+        "pipeline.yaml:23:3: load.spark: needs the key path or the key table",
+        "pipeline.yaml:23:25: load.spark.partition_by: expected a list, got 'a'",
         (
-            "pipeline.yaml:24:34: load.spark.mode: unknown mode 'appendd'"
+            "pipeline.yaml:23:34: load.spark.mode: unknown mode 'appendd'"
             " (did you mean 'append'?)"
         ),
-        "pipeline.yaml:25:3: load.workers: only valid with `worker`",
+        "pipeline.yaml:24:3: load.workers: only valid with `worker`",
     ]
 
 
@@ -222,7 +215,7 @@ load:
         ),
         (
             MINIMAL.replace("extract: {", "extract: {offsets: {by: worker}, "),
-            "2:11: extract.offsets: needs mode: cyclic",
+            "2:11: extract.offsets: needs dialect: {mode: cyclic}, a worker that is asked",
         ),
         (
             MINIMAL.replace("extract: {", "extract: {timeout: {heartbeat: 1s}, "),
@@ -234,25 +227,26 @@ load:
         (
             MINIMAL.replace(
                 "extract: {",
-                "extract: {mode: cyclic, offsets: {by: supervisor, start: 9, end: 1}, ",
+                "extract: {dialect: {mode: cyclic}, offsets: {by: supervisor, start: 9, end: 1}, ",
             ),
-            ("2:34: extract.offsets: offsets.end is 1, before offsets.start 9"),
+            ("2:45: extract.offsets: offsets.end is 1, before offsets.start 9"),
         ),
         (
             MINIMAL.replace(
-                "extract: {", "extract: {mode: cyclic, offsets: {by: worker, end: 9}, "
+                "extract: {",
+                "extract: {dialect: {mode: cyclic}, offsets: {by: worker, end: 9}, ",
             ),
-            "2:47: extract.offsets.end: needs by: supervisor",
+            "2:58: extract.offsets.end: needs by: supervisor",
         ),
         (
             MINIMAL + "transform: [{name: load, worker: {command: [cat]}}]\n",
             "3:1: load.name: transform[0] has the same name",
         ),
         (
-            MINIMAL + "transform: [{worker: {command: [cat], markers: {eop: a, eob:"
-            ' "", bnc: a}}}]\n',
+            MINIMAL + "transform: [{worker: {command: [cat]}, dialect: {eop: a, eob:"
+            ' "", bnc: a}}]\n',
             (
-                "4:48: transform[0].worker.markers: marker eob is empty, expected at least"
+                "4:49: transform[0].dialect: marker eob is empty, expected at least"
                 " one byte"
             ),
         ),
@@ -298,7 +292,7 @@ def test_keys_that_stand_elsewhere_are_unknown(path: Path, key: str) -> None:
     ("key", "said"),
     [
         ("command", "(did you mean 'worker.command'?)"),
-        ("eop", "(did you mean 'worker.markers.eop'?)"),
+        ("eop", "(did you mean 'dialect.eop'?)"),
         ("retries", "(did you mean 'on_error.retries'?)"),
         ("wokers", "(did you mean 'workers'?)"),
         ("share", "(did you mean 'on_error.budget.share'?)"),
@@ -494,15 +488,15 @@ SECRET = "hunter2"  # noqa: S105
         'delivery: "${S}"',
         'transform: "${S}"',
         'transform: [{worker: {command: "${S}"}}]',
-        'transform: [{worker: {command: [cat], dialect: "${S}"}}]',
-        'transform: [{worker: {command: [cat], markers: {eom: "${S}", eob: "${S}"}}}]',
-        'transform: [{worker: {command: [cat], markers: {eom: "${S}\\\\q"}}}]',
+        'transform: [{worker: {command: [cat]}, dialect: "${S}"}]',
+        'transform: [{worker: {command: [cat]}, dialect: {eom: "${S}", eob: "${S}"}}]',
+        'transform: [{worker: {command: [cat]}, dialect: {eom: "${S}\\\\q"}}]',
         'transform: [{worker: {command: [cat]}, workers: "${S}"}]',
         'transform: [{worker: {command: [cat]}, window: "${S}"}]',
         'transform: [{worker: {command: [cat]}, timeout: {stop: "${S}"}}]',
         'transform: [{worker: {command: [cat]}, max_message: "${S}"}]',
         'transform: [{worker: {command: [cat]}, name: "!${S}"}]',
-        'transform: [{worker: {command: [cat]}, batch: {eob_then_eom: "${S}"}}]',
+        'transform: [{worker: {command: [cat]}, dialect: {eob_then_eom: "${S}"}}]',
         'spark: {config: ["${S}"]}',
     ],
 )
@@ -598,11 +592,11 @@ EXACTLY = (
         (
             "spark",
             "at-least-once",
-            "worker: {command: [cat]}, mode: cyclic",
+            "worker: {command: [cat]}, dialect: {mode: cyclic}",
             FRAME,
             [
                 (
-                    "extract.mode: cyclic needs offsets by supervisor with engine spark:"
+                    "extract.worker: needs offsets by supervisor with engine spark:"
                     " Spark may ask for a part of the data again"
                 )
             ],
@@ -614,8 +608,8 @@ EXACTLY = (
             FRAME,
             [
                 (
-                    "extract.worker: needs mode cyclic and offsets by supervisor with"
-                    " engine streaming"
+                    "extract.worker: needs dialect: {mode: cyclic} and offsets by"
+                    " supervisor with engine streaming"
                 )
             ],
         ),
@@ -677,15 +671,15 @@ EXACTLY = (
         (
             "local",
             "exactly-once",
-            "worker: {command: [cat]}, mode: cyclic",
+            "worker: {command: [cat]}, dialect: {mode: cyclic}",
             "spark: {path: 's3a://out'}",
             [
                 (
                     "delivery: exactly-once needs a path of this machine, where an epoch"
                     " can be renamed, such as that of a file system that is mounted; it"
                     " needs state, a folder where it is recorded what was loaded; it"
-                    " needs positions from which extraction can go on: use mode cyclic"
-                    " and offsets by supervisor"
+                    " needs positions from which extraction can go on: use dialect:"
+                    " {mode: cyclic} and offsets by supervisor"
                 ),
             ],
         ),
@@ -734,3 +728,42 @@ def test_what_is_sent_to_executors_is_a_list(path: Path) -> None:
     content = MINIMAL + "spark: {files: clean.py}\n"
     text = "4:16: spark.files: expected a list, got 'clean.py'"
     assert error_of(path, content) == text
+
+
+def test_dialect_without_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can't be spoken here is no valid pipeline (issue 23)."""
+    text = (
+        "name: p\nextract: {worker: {command: [echo]}}\nload:\n"
+        "  worker: {command: [cat]}\n  dialect: cocaine\n"
+    )
+    (tmp_path / "p.yaml").write_text(text)
+    examine(tmp_path / "p.yaml")
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(ConfigError) as caught:
+        examine(tmp_path / "p.yaml")
+    assert str(caught.value) == (
+        f"{tmp_path}/p.yaml:5:12: load.dialect: dialect 'cocaine' needs msgpack:"
+        " pip install 'etlstage[cocaine]'"
+    )
+    # On executors it is to be there.
+    (tmp_path / "p.yaml").write_text(
+        f"{text}engine: spark\nspark: {{master: spark://127.0.0.1:7077}}\n"
+    )
+    examine(tmp_path / "p.yaml")
+
+
+def test_value_that_was_set(tmp_path: Path) -> None:
+    """It has no line to show: what was written there is told (issue 23)."""
+    (tmp_path / "p.yaml").write_text(
+        "name: p\nextract: {worker: {command: [echo]}}\nload: {worker: {command: [cat]}}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "p.yaml", Changes(values=["load.workers=${NOPE:-0}"]))
+    assert str(caught.value) == (
+        "--set load.workers: expected 1 or more, got ${NOPE:-0}"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "p.yaml", Changes(values=["transfrom[0].workers=4"]))
+    assert str(caught.value) == "--set transfrom[0].workers: there is no transfrom"

@@ -50,7 +50,10 @@ def test_workers(tmp_path: Path) -> None:
         "errors": "1 retry, then dead-lettered; budget 3 messages",
         "restarts": "permanent, up to 5 without progress in 1m",
         "timeouts": "30s to be ready, 5m for an answer, 5s to stop",
-        "markers": r"eom \012  eop \000  eob \027  bnc \005  err \025",
+        "dialect": (
+            "marker  eob_then_eom false  bnc_after_last false  eob_after_full true"
+            r"  eom \012  eop \000  eob \027  bnc \005  err \025"
+        ),
         "env": "A, B",
     }
     assert about(keep)["runs"] == f"{tmp_path}/keep"
@@ -81,7 +84,7 @@ def test_frames(tmp_path: Path) -> None:
     assert (extract.what, end.what) == ("json from in", "parquet to out")
     assert about(extract) == {
         "path": f"{tmp_path}/in",
-        "message": "the only column if it is text or binary, else to_json(struct(*))",
+        "message": "the only column if it is text or binary, else all as JSON",
         "key": "id",
         "schema": "id long",
     }
@@ -93,6 +96,28 @@ def test_frames(tmp_path: Path) -> None:
         "epoch": "1,000,000 messages or 128MiB",
         "errors": "dead-lettered; budget 1%",
     }
+    once = frames(more="delivery: exactly-once\nstate: s")
+    said = "1,000,000 messages or 128MiB"
+    epochs = [
+        frames("spark"),
+        frames("streaming"),
+        once,
+        once.replace("transform: [{worker: {command: [cat]}}]", ""),
+        once.replace(
+            'spark: {format: json, path: in, key: id, schema: "id  long"}',
+            "worker: {command: [cat]}, dialect: {mode: cyclic}, offsets: {by: supervisor}",
+        ),
+    ]
+    assert [about(plan(tmp_path, text).parts[-1])["epoch"] for text in epochs] == [
+        "the whole run, which is not cut",
+        "a batch of the stream, which is not cut",
+        f"{said} of extract; what stages make of a message is not cut",
+        said,
+        (
+            f"{said}, but what comes of a range of 1,000 offsets of extract, which can't be"
+            " cut: for smaller epochs set extract.offsets.step"
+        ),
+    ]
     tables = WORKERS.replace('worker: {command: [seq, "3"]}', "spark: {table: t}")
     assert plan(tmp_path, tables).parts[0].what == "Spark from table t"
 
@@ -136,7 +161,7 @@ def test_edges(tmp_path: Path, text: str, bounds: list[str]) -> None:
 
 CYCLIC = WORKERS.replace(
     '{worker: {command: [seq, "3"]}}',
-    "{worker: {command: [x]}, mode: cyclic, offsets: {by: supervisor}}",
+    "{worker: {command: [x]}, dialect: {mode: cyclic}, offsets: {by: supervisor}}",
 )
 
 
@@ -189,12 +214,16 @@ CYCLIC = WORKERS.replace(
         (
             frames("streaming", more="delivery: exactly-once"),
             (
-                "exactly once: a batch that is repeated after a crash replaces its folder"
-                " epoch=..."
+                "exactly once: files of a batch are moved into the path behind its record;"
+                " those of one that has none are removed"
             ),
         ),
         (
             frames("streaming").replace("path: out", "path: out, format: Parquet"),
+            "at least once: files of a batch are moved into the path behind its record",
+        ),
+        (
+            frames("streaming").replace("path: out", "path: 's3a://b/out'"),
             "at least once: a batch that is repeated after a crash replaces its folder",
         ),
         (

@@ -197,11 +197,10 @@ def test_output_is_no_matter_where_nothing_is_loaded(path: Path) -> None:
         ("id: long, `the ``year` int NOT NULL", "the `year", True),
         ("s struct<a:int,year:int>", "year", False),
         ("id long COMMENT 'a < b', year int", "year", True),
-        ("struct<id:long>", "year", True),
     ],
 )
 def test_columns_of_a_schema(path: Path, schema: str, column: str, known: bool) -> None:
-    """What is not understood is left to Spark."""
+    """They are known before Spark is."""
     content = MINIMAL.replace(
         "{worker: {command: [cat]}}",
         f'{{spark: {{path: new, schema: "{schema}", partition_by: ["{column}"]}}}}',

@@ -138,8 +138,8 @@ def test_aliases_repeat_what_they_name(path: Path) -> None:
         (
             "a: &a [*a]\n",
             (
-                "pipeline.yaml: holds more than 50000 values, or more than 50 levels,"
-                " once its aliases are written out"
+                "pipeline.yaml: holds more than 50000 keys and values, 1048576"
+                " characters or 50 levels, once its aliases are written out"
             ),
         ),
     ],
@@ -153,7 +153,7 @@ def test_aliases_of_aliases_are_bounded(path: Path) -> None:
     """A few hundred bytes can stand for gigabytes."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
-    assert "holds more than 50000 values" in error_of(path, "\n".join(lines))
+    assert "holds more than 50000 keys and values" in error_of(path, "\n".join(lines))
 
 
 def test_deep_nesting_is_refused(path: Path) -> None:
@@ -210,7 +210,7 @@ def test_what_is_merged_has_its_place(path: Path) -> None:
         ("a: {<<: b}\n", "1:9: a: << takes a mapping, as in *name, or a list of them"),
         ("a: {<<: [b]}\n", "1:10: a: << takes a mapping, as in *name, or a list of"),
         ("a: {<<: {b: 1}, <<: {c: 1}}\n", "1:17: a['<<']: duplicate key, first"),
-        ("a: &a {<<: *a}\n", " holds more than 50000 values, or more than 50 levels"),
+        ("a: &a {<<: *a}\n", " holds more than 50000 keys and values, 1048576 "),
     ],
 )
 def test_merge_key_that_is_wrong(path: Path, content: str, problem: str) -> None:
@@ -293,7 +293,9 @@ def test_single_values(path: Path, value: str, data: object) -> None:
         ("a..b=1", "a..b: expected a place and a value"),
         ("a[b=1", "a[b: expected a place and a value"),
         ("[0]=1", "[0]: the file is a mapping"),
-        ("b.c=1", "b.c: b is a list; write b[0]"),
+        ("b.c=1", "b.c: b has no item of the name 'c'; write b[0]"),
+        ("d[0].e=1", "d[0].e: there is no d"),
+        ("ba[0].e=1", "ba[0].e: there is no ba (did you mean 'b'?)"),
         ("b[1].c=1", "b[1].c: b has 1 item, counted from 0"),
         ("b[0].c.d=1", "b[0].c.d: b[0].c is a single value"),
         ("b[0][0]=1", "b[0][0]: b[0] is a mapping"),
@@ -305,6 +307,65 @@ def test_single_value_that_is_wrong(path: Path, value: str, problem: str) -> Non
     """It is named as it was given."""
     (said,) = problems_of(path, "b: [{c: 1}]\n", values=[value])
     assert said.startswith(f"--set {problem}")
+
+
+def test_single_value_by_name(path: Path) -> None:
+    """A place in a list may be a name, which outlives a stage more (issue 23)."""
+    base = "t: [{c: 0}, {name: a, c: 1}, {name: b c, c: 2}]\n"
+    assert changed(path, base, values=["t.a.c=3", "t['b c'].d.e=4"]) == {
+        "t": [
+            {"c": "0"},
+            {"name": "a", "c": "3"},
+            {"name": "b c", "c": "2", "d": {"e": "4"}},
+        ]
+    }
+    assert problems_of(path, "t: [{name: clean}, {}, x]\n", values=["t.claen.c=3"]) == [
+        "--set t.claen.c: t has no item of the name 'claen' (did you mean 'clean'?)"
+    ]
+
+
+def test_items_with_names_become_one(path: Path) -> None:
+    """Those of an overlay are laid over those of their names (issue 23)."""
+    base = "t: [{name: a, c: {d: 1}}, {name: b}, {e: 1}]\n"
+    over = "t: [{name: new}, {name: a, c: {f: 2}}]\n"
+    assert changed(path, base, over) == {
+        "t": [
+            {"name": "a", "c": {"d": "1", "f": "2"}},
+            {"name": "b"},
+            {"e": "1"},
+            {"name": "new"},
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("over", "dropped"),
+    [
+        ("t: [{c: 2}]\n", "a, one without a name"),
+        ("t: [{name: a}, {name: a}]\n", "one without a name"),
+        ("t: [{name: d}]\n", "a, one without a name"),
+        ("t: [b]\n", "a, one without a name"),
+    ],
+)
+def test_what_an_overlay_drops_is_told(path: Path, over: str, dropped: str) -> None:
+    """A list without the names of the one below takes its place (issue 23)."""
+    warnings: list[str] = []
+    path.write_text("t: [{name: a}, {c: 1}, x]\nw: [1]\n")
+    (path.parent / "o.yaml").write_text(f"w: [2]\n{over}")
+    read(path, Changes([path.parent / "o.yaml"], warn=warnings.append))
+    (warning,) = warnings
+    assert warning.replace(f"{path.parent}/", "") == (
+        f"o.yaml:2:4: t: replaces the whole list, without {dropped}; items with the"
+        " names of those below are laid over them"
+    )
+
+
+def test_half_of_a_character(path: Path) -> None:
+    """It could be in no name, and can't be printed (issue 23)."""
+    assert problems_of(path, '"\\ud800": 1\nb: "\\ud800"\n') == [
+        "pipeline.yaml:1:1: a key holds half of a character",
+        "pipeline.yaml:2:4: b: is no text: it holds half of a character",
+    ]
 
 
 def test_file_over_it_that_is_none(path: Path) -> None:

@@ -5,16 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.config.end import located
 from etlstage.config.loader import load
 from etlstage.config.model import PipelineKeys
-from etlstage.config.stages import located, stage_of
+from etlstage.config.stages import stage_of
 from etlstage.messages import StageKind
+from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import (
     BatchPolicy,
     ErrorBudget,
     ErrorPolicy,
+    OffsetPolicy,
     Order,
     PoolPolicy,
     RecyclePolicy,
@@ -29,7 +32,7 @@ ENDS = """\
 name: papers
 extract:
   worker: {command: [./fetch.sh, 1.10], limits: {nice: 1}}
-  mode: cyclic
+  dialect: {mode: cyclic}
   max_reply: 1MiB
   restart: {max: 0}
   timeout: {start: 1s}
@@ -72,7 +75,6 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
         path,
         r"""worker:
       command: [awk, "-f", prog.awk]
-      markers: {eom: "\x1e", eop: '\0', bnc: '\xff'}
       env: {LANG: C.UTF-8, N: 1.10, ON: yes}
       cwd: work
       limits: {memory: 512MiB, cpu: 1500ms, open_files: 64, core: 0, nice: -5}
@@ -84,8 +86,9 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
     order: key
     key: /a~1b/0
     window: 8
-    batch: {driver: worker, size: 10, bytes: 1kB, seconds: 2s, eob_then_eom: true,
-            bnc_after_last: true}
+    dialect: {eom: "\x1e", eop: '\0', bnc: '\xff', driver: worker, eob_then_eom: true,
+              bnc_after_last: true}
+    batch: {size: 10, bytes: 1kB, seconds: 2s}
     timeout: {start: 10s, message: 1m, heartbeat: 1h, stop: 500ms}
     restart: {policy: transient, max: 7, within: 2m, delay: 1s, max_delay: 5s,
               never_on: [2, 64]}
@@ -257,3 +260,30 @@ def test_command_is_seen_from_where_it_runs(path: Path, cwd: str, program: str) 
     """As its arguments are, which nobody but the worker looks at (issue 11)."""
     stage = transform_of(path, f"worker: {{command: [./clean, ./x]{cwd}}}")
     assert stage.command == (program, "./x")
+
+
+@pytest.mark.parametrize("engine", ["local", "spark", "streaming"])
+def test_offsets_of_any_dialect(path: Path, engine: str) -> None:
+    """What is asked for ranges is no matter of one dialect (issue 23)."""
+    path.write_text(
+        f"name: p\nengine: {engine}\nextract:\n  worker: {{command: [cat]}}\n"
+        "  dialect: {name: cocaine, concurrency: 3}\n"
+        "  offsets: {by: supervisor, end: 9}\nload: {worker: {command: [cat]}}\n"
+    )
+    extract = load(path)[0].extract
+    assert extract.offsets == OffsetPolicy(by="supervisor", end=9)
+    assert stage_of(extract, "e", BASE).dialect == CocaineDialect(concurrency=3)
+
+
+def test_dialect_by_its_name_alone(path: Path) -> None:
+    """Or by a mapping; without a name it is the default one (issue 23)."""
+    text = "worker: {command: [cat]}, timeout: {heartbeat: 5s}, dialect"
+    named = transform_of(path, f"{{{text}: cocaine, batch: {{}}}}").dialect
+    assert named == CocaineDialect(batches=True, heartbeat=5.0)
+    assert transform_of(path, f"{{{text}: marker}}").dialect == MarkerDialect()
+    assert transform_of(path, f'{{{text}: {{eop: "\\x1f"}}}}').dialect == MarkerDialect(
+        markers=Markers(eop=b"\x1f")
+    )
+    for driver, mode in ("worker", Mode.BATCH_WORKER), ("supervisor", Mode.SINGLE):
+        made = transform_of(path, f"{{{text}: {{driver: {driver}}}}}").dialect
+        assert made == MarkerDialect(mode=mode)

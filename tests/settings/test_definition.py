@@ -12,11 +12,13 @@ from etlstage.settings.definition import (
     Definition,
     Place,
     Section,
+    Setting,
     broken,
     settings_of,
 )
 from etlstage.settings.kind import (
     Noun,
+    Whole,
 )
 from etlstage.settings.problem import (
     Invalid,
@@ -179,3 +181,35 @@ def test_errors_of_what_a_mapping_stands_for_are_its_own() -> None:
         Section(settings_of(Oven), make).read({})
     assert [p.say() for p in caught.value.problems] == ["no", "never"]
     assert "not shown" in caught.value.problems[0].say(instead="hidden")
+
+
+def test_many_unknown_keys_are_told_in_one_line() -> None:
+    """To look for what each could mean takes time (issue 23)."""
+    section = Section({})
+    with pytest.raises(Invalid) as caught:
+        section.read({f"key{i}": 1 for i in range(1000)})
+    assert len(caught.value.problems) == 21
+    assert caught.value.problems[-1].text == "unknown key, like 979 others"
+
+
+def test_key_that_has_moved() -> None:
+    """Its new place is told (issue 23)."""
+    section = Section({}, moved={"old": "is now new.{key}"})
+    with pytest.raises(Invalid) as caught:
+        section.read({"old": 1})
+    assert [problem.text for problem in caught.value.problems] == ["is now new.old"]
+
+
+def test_rest_of_a_mapping_is_what_could_be_read() -> None:
+    """If that stands for anything (issue 23)."""
+    keys = {name: Setting(name, Whole(), 0) for name in "ab"}
+    with pytest.raises(Invalid) as caught:
+        Section(keys).read({"a": "1", "b": "x"})
+    assert caught.value.rest == {"a": 1}
+
+    def make(given: dict[str, Any]) -> int:
+        return int(given["b"])
+
+    with pytest.raises(Invalid) as caught:
+        Section(keys, make).read({"a": "1", "b": "x"})
+    assert caught.value.rest is None

@@ -80,3 +80,24 @@ def test_number_may_be_what_the_worker_says() -> None:
     assert isinstance(pattern, str)
     assert re.match(pattern, "latest")
     assert not re.match(pattern, "last")
+
+
+def test_what_could_be_read_is_kept() -> None:
+    """More can be said of it, in one go with what is wrong (issue 23)."""
+    numbers = kind.ListOf(kind.Whole())
+    with pytest.raises(Invalid) as caught:
+        numbers.read(["1", "x", "3"])
+    assert caught.value.rest == (1, None, 3)
+    with pytest.raises(Invalid) as caught:
+        kind.MapOf(kind.Whole()).read({"a": "1", "b": "x"})
+    assert caught.value.rest == {"a": 1, "b": None}
+    assert str(caught.value) == "expected a whole number, got 'x'"
+
+
+def test_number_has_no_more_digits_than_python_reads() -> None:
+    """It takes time with the square of them (issue 23)."""
+    longest = "9" * kind.MAX_DIGITS
+    assert kind.Whole().read(longest) == int(longest)
+    for whole in kind.Whole(), kind.WholeOr("latest"):
+        with pytest.raises(Invalid, match="expected a number of up to 1000 digits"):
+            whole.read(longest + "9")

@@ -166,3 +166,13 @@ def test_size_without_end_is_none() -> None:
     """A duration may have no end, in Python."""
     assert of(units.Duration).read(float("inf")) == float("inf")
     assert "expected a size" in wrong(units.Size, float("inf"))
+
+
+@pytest.mark.parametrize("name", ["Duration", "Seconds", "Size", "Positive"])
+def test_quantity_has_an_end(name: str) -> None:
+    """What is written is a number, however many digits it has (issue 23)."""
+    kind = next(
+        one for one in getattr(units, name).__metadata__ if isinstance(one, Kind)
+    )
+    with pytest.raises(Invalid):
+        kind.read("9" * 5000)

@@ -1,0 +1,378 @@
+"""
+What an end of a pipeline answers for, and which ends there are.
+
+An end is a module. Its keys are the fields of one class for the extract stage and one
+for the load stage; the methods of these say how messages are read or written, what
+``plan`` shows, what ``validate`` looks for, which deliveries are promised and why the
+others are not, and how dead letters that are retried are loaded. A package of others
+has an :class:`End` too, which its entry point of the group ``etlstage.ends`` names::
+
+    [project.entry-points."etlstage.ends"]
+    queue = "mine.queue:QUEUE"
+
+Only who is given an end by its name imports the module.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
+
+from etlstage.errors import ConfigError
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.delivery import Bounds
+from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.settings.definition import Definition, Place, settings_of
+from etlstage.settings.problem import Loc, Problem
+from etlstage.telemetry import Meter
+from etlstage.transport import Launch, launch_worker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+    from etlstage.config.presence import Look
+    from etlstage.spark import Session
+    from etlstage.spark.engine.micro_batch import Outlet
+    from etlstage.spark.engine.stage_job import Origin
+    from etlstage.spark.engine.staging import StagedLoad
+    from etlstage.spark.ship.plan import Shipment
+
+__all__ = (
+    "GROUP",
+    "SCHEME",
+    "End",
+    "Keys",
+    "SinkKeys",
+    "Site",
+    "SourceKeys",
+    "ends",
+    "located",
+    "one_load",
+    "unrecorded",
+)
+
+GROUP: Final = "etlstage.ends"
+"""Of entry points, by which packages of others are found."""
+SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+_OURS: Final = ("spark", "worker")
+"""Modules of ``etlstage.config.ends``, in the order in which they are named."""
+
+
+def located(path: str, folder: Path) -> str:
+    """Return ``path`` seen from the file's folder; one with a scheme is as it is."""
+    return path if SCHEME.match(path) else str(folder / path)
+
+
+class Keys(Definition):
+    """Base of all mappings that only a file has."""
+
+    __slots__ = ()
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return the values, of ``names`` or all, that are not the default."""
+        own = settings_of(type(self))
+        values = {name: getattr(self, name) for name in names or own}
+        return {name: v for name, v in values.items() if v != own[name].default}
+
+
+class Site:
+    """
+    What an end is given to build its part of a pipeline.
+
+    Args:
+        pipeline: The keys of the file.
+        folder: What relative paths are relative to.
+        letters: Where messages are dead-lettered.
+        meter: Where to count what happens.
+        launch: What starts workers beside the driver.
+        spark: A session to use in place of the file's own; it is not stopped.
+        shared: The session of another site, which both have in common.
+
+    """
+
+    def __init__(
+        self,
+        pipeline: PipelineKeys,
+        folder: Path,
+        letters: DeadLetters,
+        *,
+        meter: Meter | None = None,
+        launch: Launch = launch_worker,
+        spark: SparkSession | None = None,
+        shared: Session | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.folder = folder
+        self.letters = letters
+        self.meter = meter
+        self.launch = launch
+        self.shared = shared
+        self._spark = spark
+
+    @property
+    def state(self) -> Path | None:
+        """Where positions are kept, if they are."""
+        state = self.pipeline.state
+        return self.folder / state if state is not None else None
+
+    def session(self) -> Session:
+        """Return the Spark session that all parts have in common."""
+        if self.shared is None:
+            from etlstage.spark import Session
+
+            settings = self.pipeline.spark.given("master", "remote", "config")
+            self.shared = Session(self._spark, **settings)
+        return self.shared
+
+    def shipment(self) -> Shipment:
+        """Return what the file says that executors need."""
+        from etlstage.spark.ship.plan import Shipment
+
+        keys = self.pipeline.spark
+        return Shipment(self.folder, files=keys.files, archives=keys.archives)
+
+    def sent(
+        self, read: Callable[[SparkSession], DataFrame]
+    ) -> Callable[[SparkSession], DataFrame]:
+        """Return what sends that to the executors, and then reads."""
+
+        def read_behind(spark: SparkSession) -> DataFrame:
+            # Before: a plan remembers what was sent when it is made.
+            self.shipment().send(spark)
+            return read(spark)
+
+        return read_behind
+
+
+class _EndKeys(Keys):
+    """What both roles of an end answer."""
+
+    __slots__ = ()
+    place: ClassVar[Place]
+    """Which keys of a stage go with it."""
+    engines: ClassVar[Sequence[str]] = ("local",)
+    """Which engines can build it."""
+    needs_spark: ClassVar[bool] = False
+    """Whether it needs a Spark session on every engine."""
+    rows: ClassVar[bool] = False
+    """Whether it has rows, which tests may give and expect."""
+
+    def text(self) -> str:
+        """Return what it is, in a line, such as ``csv from in.csv``."""
+        return ", ".join(f"{key} {value}" for key, value in self.given().items())
+
+    def about(self, stage: Any, site: Site) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+        """Yield what ``plan`` shows of it, by what it is about."""
+        del stage, site
+        yield from ()
+
+    def held(self, engine: str) -> int:
+        """Return how many bytes it may have in memory beside its workers."""
+        del engine
+        return 0
+
+    @classmethod
+    def missing(
+        cls, written: Mapping[str, Any], loc: Loc, look: Look
+    ) -> Iterator[Problem]:
+        """
+        Yield what it names and is not on this machine.
+
+        Args:
+            written: Its mapping as it is in the file, whatever its shape.
+            loc: Where that stands.
+            look: Finds programs and files.
+
+        """
+        del written, loc, look
+        yield from ()
+
+
+class SourceKeys(_EndKeys):
+    """The keys of an extract stage's end, and what it can do."""
+
+    __slots__ = ()
+    place: ClassVar[Place] = Place.SOURCE
+
+    @property
+    def keyed(self) -> bool:
+        """Whether there is a key beside each message."""
+        return False
+
+    @abstractmethod
+    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+        """Return what reads messages on engine local."""
+
+    def origin(self, stage: ExtractKeys, name: str, site: Site) -> Origin:
+        """Return what is read on an engine whose stages are in executors."""
+        raise NotImplementedError
+
+    def edge(self, stage: ExtractKeys, site: Site) -> str | None:
+        """Return where messages wait that were read on engine local, if it is a disk."""
+        del stage, site
+        return None
+
+    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield what does not go with the engine, or with other keys of the stage."""
+        del stage, pipeline
+        yield from ()
+
+    def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield why it can't be read on where a run broke off, and what would do."""
+        del stage, pipeline
+        yield "needs positions from which extraction can go on"
+
+    def goes_on(self, stage: ExtractKeys) -> bool:
+        """Return whether a run that is repeated reads on behind what was loaded."""
+        del stage
+        return False
+
+    def reading(self, file: Path) -> Self:
+        """Return the same with rows, JSON objects, that a test has in a file."""
+        raise NotImplementedError
+
+
+class SinkKeys(_EndKeys):
+    """The keys of a load stage's end, and what it can do."""
+
+    __slots__ = ()
+    place: ClassVar[Place] = Place.SINK
+
+    @abstractmethod
+    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+        """Return what writes messages on engine local."""
+
+    def staged(self, stage: LoadKeys, name: str, site: Site) -> StagedLoad:
+        """Return what loads what executors have staged."""
+        raise NotImplementedError
+
+    def outlet(self, stage: LoadKeys, name: str, site: Site) -> Outlet:
+        """Return where the batches of a stream end."""
+        raise NotImplementedError
+
+    def bounds(self) -> Bounds:
+        """Return how much one epoch covers."""
+        return Bounds()
+
+    def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield what does not go with the engine, or with other keys of the stage."""
+        del stage, pipeline
+        yield from ()
+
+    def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield why messages can't be loaded once from that source, and what would do."""
+        del stage, pipeline
+        yield "needs an end that loads an epoch once, or none of it"
+
+    def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
+        """Return how often a message arrives and why, if it is no plain at least once."""
+        del stage, pipeline
+        return None
+
+    def again(self, engine: str) -> str:
+        """Return what becomes of what was loaded when it is loaded again."""
+        del engine
+        return "may load some messages twice"
+
+    def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
+        """
+        Return what loads dead letters that are retried, and with which delivery.
+
+        Args:
+            pipeline: The keys of the file.
+            epoch: What the retry is called.
+
+        """
+        del epoch
+        return self, pipeline.delivery
+
+    def notes(self, pipeline: PipelineKeys) -> bool:
+        """Return whether the sink itself has a record of each epoch."""
+        del pipeline
+        return False
+
+    def writing(self, folder: Path) -> Self:
+        """Return the same that writes its rows where a test reads them."""
+        raise NotImplementedError
+
+    def rows_in(self, folder: Path, site: Site) -> list[bytes]:
+        """Return the rows, JSON objects, that :meth:`writing` has left in a folder."""
+        raise NotImplementedError
+
+
+def unrecorded(pipeline: PipelineKeys) -> Iterator[str]:
+    """Yield why what was read can't be recorded once, and what would do."""
+    # A stream has its checkpoint for that.
+    if pipeline.engine == "streaming":
+        return
+    if pipeline.state is None:
+        yield "needs state, a folder where it is recorded what was loaded"
+    if pipeline.dead_letters is not None:
+        yield "can't be kept for dead_letters: read their files in the state"
+    if pipeline.extract is not None:
+        yield from pipeline.extract.end.not_once(pipeline.extract, pipeline)
+
+
+def one_load(pipeline: PipelineKeys) -> str:
+    """Return how far once reaches, where a new run does not read on."""
+    if pipeline.engine == "local" and pipeline.extract.offsets is not None:
+        return ""
+    return (
+        "; that covers one load, from its first start to its end: a new run loads all"
+        " again (engine streaming has what is new)"
+    )
+
+
+class End(NamedTuple):
+    """An end: what a file calls it, and the classes of its keys."""
+
+    name: str
+    """Its key in a stage."""
+    source: type[SourceKeys] | None = None
+    """For extract stages, if it can be read."""
+    sink: type[SinkKeys] | None = None
+    """For load stages, if it can be written."""
+
+
+def ends(*, others: bool = False) -> dict[str, End]:
+    """
+    Return the ends by name.
+
+    Args:
+        others: Whether those of other packages are wanted, which have to be looked for.
+
+    Raises:
+        ConfigError: If a package of others names something else.
+
+    """
+    found = {
+        name: getattr(import_module(f"etlstage.config.ends.{name}"), name.upper())
+        for name in _OURS
+    }
+    return {**found, **_of_others(found)} if others else found
+
+
+def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
+    from importlib.metadata import entry_points  # takes a moment
+
+    found: dict[str, End] = {}
+    for entry in sorted(entry_points(group=GROUP)):
+        end = entry.load()
+        if not isinstance(end, End):
+            raise ConfigError(
+                f"entry point {entry.name} of group {GROUP}: expected an End, got"
+                f" {entry.value}"
+            )
+        if end.name in ours or end.name in found:
+            raise ConfigError(
+                f"entry point {entry.name} of group {GROUP}: there is an end"
+                f" {end.name!r} already"
+            )
+        found[end.name] = end
+    return found

@@ -1,0 +1,596 @@
+"""DataFrames of Spark as ends; PySpark is imported only to build them."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+
+from etlstage.config.end import (
+    End,
+    Keys,
+    SinkKeys,
+    Site,
+    SourceKeys,
+    located,
+    one_load,
+    unrecorded,
+)
+from etlstage.errors import guess
+from etlstage.messages import counted
+from etlstage.pipeline.delivery.delivery import Bounds
+from etlstage.settings.ddl import DDL, columns_of, spark_ddl
+from etlstage.settings.definition import broken, settings_of
+from etlstage.settings.kind import Choice, Schema
+from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.units import (
+    FILES,
+    Argument,
+    Count,
+    Duration,
+    Size,
+    local_path,
+    of_files,
+)
+
+if TYPE_CHECKING:
+    from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+    from etlstage.config.presence import Look
+    from etlstage.pipeline.interfaces import DeadLetterSink, Sink, Source
+    from etlstage.spark import Destination
+    from etlstage.spark.engine.micro_batch import Outlet
+    from etlstage.spark.engine.stage_job import Origin
+    from etlstage.spark.engine.staging import StagedLoad
+
+__all__ = (
+    "SPARK",
+    "EpochKeys",
+    "SparkLetterKeys",
+    "SparkSinkKeys",
+    "SparkSourceKeys",
+    "digest",
+)
+
+_ALL: Final = ("local", "spark", "streaming")
+MANY: Final = set("*?[{")
+"""In a path that stands for any number of files."""
+
+
+def digest(settings: Mapping[str, object]) -> str:
+    """Return what tells settings from others, and not what they are: some are secret."""
+    plain = json.dumps(settings, default=str, sort_keys=True)
+    return sha256(plain.encode()).hexdigest()
+
+
+def _frame_rules(given: Mapping[str, Any], default: str) -> Iterable[Problem]:
+    if "path" in given and "table" in given:
+        yield broken(("table",), "can't be used together with path")
+    options = given.get("options")
+    named = {name.lower() for name in options} if isinstance(options, dict) else set()
+    somewhere = given.get("path") or given.get("table") or named & {"path", "paths"}
+    if given and not somewhere and of_files(given.get("format", default)):
+        # Spark takes text that is nowhere for an empty DataFrame.
+        yield broken((), "needs the key path or the key table")
+
+
+def _placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the values that are not null, their path seen from ``folder``."""
+    placed = {name: value for name, value in values.items() if value is not None}
+    if "path" in placed:
+        placed["path"] = located(placed["path"], folder)
+    return placed
+
+
+def _shown(settings: Mapping[str, Any]) -> str:
+    """Return what is read, without options, for they may be secret."""
+    names = ("format", "table", "path")
+    return " ".join(str(settings[name]) for name in names if name in settings)
+
+
+def _text(format_: str | None, table: str | None, path: str | None, way: str) -> str:
+    where = f"table {table}" if table else path
+    return f"{format_ or 'Spark'} {way} {where}" if where else str(format_)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparkSourceKeys(SourceKeys):
+    """A DataFrame to read, and the message that a row becomes."""
+
+    engines: ClassVar[Sequence[str]] = _ALL
+    needs_spark: ClassVar[bool] = True
+    rows: ClassVar[bool] = True
+    format: str | None = None
+    """As Spark calls it; without it Spark's default."""
+    path: Argument | None = None
+    """Where it is, relative to the file's folder."""
+    table: str | None = None
+    """A table of the catalog, in place of a path."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the format."""
+    schema_: Annotated[str, DDL] | None = None
+    """Its columns, as in "id long, title string"; a stream of files needs them."""
+    message: str | None = None
+    """A Spark SQL expression; without it the only column if it is text or binary,
+    else all columns as JSON, with nulls."""
+    key: str | None = None
+    """A Spark SQL expression, for order: key of the next stage."""
+    spool: Argument | None = None
+    """Where all messages wait on engine local; without it the system's temporary
+    directory."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        return _frame_rules(given, "")
+
+    @classmethod
+    def missing(
+        cls, written: Mapping[str, Any], loc: Loc, look: Look
+    ) -> Iterator[Problem]:
+        """Yield the input, if it is files and there are none."""
+        place, kind = _path(written, look), str(written.get("format") or "parquet")
+        if place is None or not (of_files(kind) or kind.lower() == "binaryfile"):
+            return
+        path = str(written["path"])
+        if {"{", "\\"} & set(path):
+            return  # Hadoop knows alternatives and escapes, glob does not.
+        if not MANY & set(path):
+            if not os.path.exists(place):
+                yield look.absent((*loc, "path"), "file or folder", place)
+        elif not any(glob.iglob(str(place))):
+            yield look.absent((*loc, "path"), "file that matches", place)
+
+    def text(self) -> str:
+        """Return the format and where it is."""
+        return _text(self.format, self.table, self.path, "from")
+
+    def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield where it is, and what a row becomes."""
+        del stage
+        if self.path:
+            yield "path", located(self.path, site.folder)
+        by_default = "the only column if it is text or binary, else all as JSON"
+        yield "message", self.message or by_default
+        if self.key:
+            yield "key", self.key
+        if self.schema_:
+            yield "schema", " ".join(self.schema_.split())
+
+    def edge(self, stage: ExtractKeys, site: Site) -> str | None:
+        """Return where the spool is."""
+        del stage
+        where = site.folder / self.spool if self.spool else "the temporary directory"
+        return f"a spool on disk in {where}, all messages"
+
+    @property
+    def keyed(self) -> bool:
+        """Whether there is a key beside each message."""
+        return self.key is not None
+
+    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+        """Return what reads the DataFrame through a spool."""
+        del stage
+        from etlstage.spark import DataFrameSource, read_frame
+        from etlstage.spark.dataframe.source import RUN_BYTES, RUN_MESSAGES
+
+        settings, session = self._reading(site.folder), site.session()
+        # Cut so that epochs keep to their bounds.
+        once = site.pipeline.delivery == "exactly-once"
+        most = site.pipeline.load.end.bounds() if once else Bounds()
+        return DataFrameSource(
+            lambda: read_frame(session.start(), **settings),
+            message=self.message,
+            key=self.key,
+            name=name,
+            run_messages=min(RUN_MESSAGES, most.messages),
+            run_bytes=min(RUN_BYTES, most.bytes),
+            spool_dir=site.folder / self.spool if self.spool else None,
+            state=site.state,
+            of=digest({**settings, "message": self.message, "key": self.key}),
+            session=session,
+            shown=_shown(settings),
+        )
+
+    def origin(self, stage: ExtractKeys, name: str, site: Site) -> Origin:
+        """Return the DataFrame itself."""
+        del stage
+        from etlstage.spark import read_frame
+        from etlstage.spark.engine.stage_job import Origin
+
+        streaming = site.pipeline.engine == "streaming"
+        settings = self._reading(site.folder)
+        read = partial(read_frame, streaming=streaming, **settings)
+        return Origin(
+            read=site.sent(read),
+            message=self.message,
+            key=self.key,
+            name=name,
+            input=_shown(settings),
+        )
+
+    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield a pause that only a stream makes."""
+        if stage.every is not None and pipeline.engine != "streaming":
+            text = "is only for a worker on engine local, or for engine streaming"
+            yield broken(("extract", "every"), text)
+
+    def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield nothing: the spool is kept until the end."""
+        del stage, pipeline
+        yield from ()
+
+    def goes_on(self, stage: ExtractKeys) -> bool:
+        """Return True: a spool has positions."""
+        del stage
+        return True
+
+    def reading(self, file: Path) -> Self:
+        """Return the same for a file of JSON objects."""
+        return replace(
+            self, format="json", path=str(file), table=None, options={}, spool=None
+        )
+
+    def _reading(self, folder: Path) -> dict[str, Any]:
+        """Return how to read, as :func:`read_frame` wants to know it."""
+        values = _placed(self.given("format", "path", "table", "options"), folder)
+        if self.schema_ is not None:
+            values["schema"] = spark_ddl(self.schema_)
+        return values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochKeys(Keys):
+    """How much is written to a DataFrame at once."""
+
+    messages: Count = 1_000_000
+    """Messages, at most; with exactly-once see etlstage plan."""
+    bytes: Size = 128 << 20
+    """Bytes, at most, unless a single message has more; likewise."""
+    seconds: Duration = 60.0
+    """Time that messages wait for an epoch to be full, with exactly-once."""
+
+
+class _Missing(Choice):
+    """What becomes of what lacks a column; ``null`` is a word here, and no value."""
+
+    def __init__(self) -> None:
+        super().__init__("missing", {"dead_letter": "dead_letter", "null": "null"})
+
+    def read(self, value: Any) -> Any:  # noqa: ANN401 - as Kind has it
+        return super().read("null" if value is None else value)
+
+    def schema(self) -> Schema:
+        found = super().schema()
+        return {"anyOf": [*found["anyOf"], {"type": "null"}]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparkSinkKeys(SinkKeys):
+    """A DataFrame to write."""
+
+    engines: ClassVar[Sequence[str]] = _ALL
+    needs_spark: ClassVar[bool] = True
+    rows: ClassVar[bool] = True
+    format: str = "parquet"
+    """As Spark calls it."""
+    path: Argument | None = None
+    """Where it goes, relative to the file's folder."""
+    table: str | None = None
+    """A table of the catalog, in place of a path."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the format."""
+    mode: Literal["append", "overwrite", "error"] = "error"
+    """What is done about what is there."""
+    schema_: Annotated[str, DDL] | None = None
+    """Columns that JSON messages become; without it one column, value."""
+    missing_: Annotated[str, _Missing()] = "dead_letter"
+    """What becomes of a message without a column that is not said to be null."""
+    extra: Literal["dead_letter", "ignore"] = "ignore"
+    """What becomes of a message with a field that is no column."""
+    partition_by: tuple[str, ...] = ()
+    """Columns that become directories."""
+    epoch: EpochKeys = field(default_factory=EpochKeys)
+    """How much is written at once."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        return _frame_rules(given, "parquet")
+
+    @classmethod
+    def missing(
+        cls, written: Mapping[str, Any], loc: Loc, look: Look
+    ) -> Iterator[Problem]:
+        """Yield the output, if there must be none; columns that the schema has not."""
+        place = _path(written, look)
+        begun = look.engine == "streaming" and os.path.exists(look.state / "checkpoint")
+        new = look.loads and not begun and written.get("mode", "error") == "error"
+        if new and place is not None and os.path.exists(place):
+            text = "exists already: remove it, or set mode to append or overwrite"
+            hidden = f"what is there {text}"
+            yield Problem((*loc, "path"), f"{place} {text}", hidden=hidden)
+        wanted, schema = written.get("partition_by"), written.get("schema")
+        columns = ["value"] if schema is None else _columns(str(schema))
+        for i, name in enumerate(wanted if isinstance(wanted, list) else ()):
+            if columns and isinstance(name, str) and name not in columns:
+                expected = f", expected one of {', '.join(columns)}"
+                yield Problem(
+                    (*loc, "partition_by", i),
+                    f"no column {{got}} in the schema{guess(name, columns) or expected}",
+                    name,
+                    hidden=f"no such column in the schema{expected}",
+                )
+
+    def text(self) -> str:
+        """Return the format and where it goes."""
+        return _text(self.format, self.table, self.path, "to")
+
+    def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield where it goes, what becomes columns, and how much is written at once."""
+        if self.path:
+            yield "path", located(self.path, site.folder)
+        yield "mode", self.mode
+        by_default = "value, the message as text"
+        yield "columns", " ".join((self.schema_ or by_default).split())
+        if self.partition_by:
+            yield "folders by", ", ".join(self.partition_by)
+        if site.pipeline.engine == "local":
+            size = settings_of(EpochKeys)["bytes"].kind.written(self.epoch.bytes)
+            bounds = f"{counted(self.epoch.messages, 'message')} or {size}"
+            yield "epoch", f"{bounds}{_uncut(site.pipeline)}"
+        elif site.pipeline.engine == "streaming":
+            yield "epoch", "a batch of the stream, which is not cut"
+        else:
+            yield "epoch", "the whole run, which is not cut"
+        if self.schema_:
+            yield "errors", stage.on_error.text(retries=False)
+
+    def held(self, engine: str) -> int:
+        """Return what an epoch takes until it is written, twice."""
+        return 2 * self.epoch.bytes if engine == "local" else 0
+
+    def bounds(self) -> Bounds:
+        """Return the bounds of an epoch."""
+        return Bounds(
+            messages=self.epoch.messages,
+            bytes=self.epoch.bytes,
+            seconds=self.epoch.seconds,
+        )
+
+    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+        """Return what writes the DataFrame, an epoch at a time."""
+        from etlstage.spark import DataFrameSink
+
+        return DataFrameSink(
+            site.session(),
+            self._destination(site.folder),
+            schema=self.schema_,
+            missing=self.missing_,
+            extra=self.extra,
+            name=name,
+            on_error=stage.on_error,
+            dead_letters=site.letters,
+            epoch_messages=self.epoch.messages,
+            epoch_bytes=self.epoch.bytes,
+        )
+
+    def staged(self, stage: LoadKeys, name: str, site: Site) -> StagedLoad:
+        """Return what loads a staging folder in one job."""
+        from etlstage.spark.load.dataframe import StagedSink
+
+        return StagedSink(
+            site.session(),
+            self._destination(site.folder),
+            schema=self.schema_,
+            missing=self.missing_,
+            extra=self.extra,
+            name=name,
+            on_error=stage.on_error,
+            dead_letters=site.letters,
+        )
+
+    def outlet(self, stage: LoadKeys, name: str, site: Site) -> Outlet:
+        """Return what loads each batch."""
+        from etlstage.spark.engine.micro_batch import FrameOutlet
+
+        return FrameOutlet(
+            destination=self._destination(site.folder),
+            name=name,
+            schema=self.schema_,
+            missing=self.missing_,
+            extra=self.extra,
+            on_error=stage.on_error,
+        )
+
+    def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield a mode that a stream can't have."""
+        del stage
+        if pipeline.engine == "streaming" and self.mode == "overwrite" and self._far:
+            text = (
+                "can't be overwrite with engine streaming, but for a path of this machine"
+                " or a table: a stream adds to what is there"
+            )
+            yield broken(("load", "spark", "mode"), text, at_key=False)
+
+    def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield why a DataFrame can't be loaded once, and what would do."""
+        del stage
+        if self.format.lower() == "jdbc":
+            if not {"url", "dbtable"} <= {name.lower() for name in self.options}:
+                yield "needs load.spark.options with url and dbtable"
+            if pipeline.spark.remote is not None:
+                yield (
+                    "needs a session with a JVM of its own for a database: over Spark"
+                    " Connect there is no transaction; use spark.master"
+                )
+        elif not of_files(self.format) or self.path is None:
+            yield (
+                "needs load.spark with a path and a format of files"
+                f" ({', '.join(FILES)}), or format jdbc"
+            )
+        if self._far:
+            yield (
+                "needs a path of this machine, where an epoch can be renamed, such as"
+                " that of a file system that is mounted"
+            )
+        yield from unrecorded(pipeline)
+
+    def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
+        """Return what becomes of an epoch, or of a batch, that was cut off."""
+        del stage
+        folders = self.path is not None and of_files(self.format)
+        if pipeline.engine == "streaming" and not folders:
+            return (
+                "at least once: a batch that is repeated after a crash is loaded again"
+            )
+        if pipeline.engine == "streaming" and self._far:
+            return (
+                "at least once: a batch that is repeated after a crash replaces its folder"
+                " epoch=..., which is a column to readers"
+            )
+        if pipeline.engine == "streaming":
+            return (
+                f"{pipeline.delivery.replace('-', ' ')}: files of a batch are moved into"
+                " the path behind its record; those of one that has none are removed"
+            )
+        if pipeline.delivery != "exactly-once":
+            return None
+        if self.path is None:
+            return (
+                "exactly once: an epoch is added in one transaction, with its record,"
+                f" behind which a run that broke off goes on{one_load(pipeline)}"
+            )
+        return (
+            "exactly once: files of an epoch are moved into the path behind its record;"
+            f" those of one that has none are removed{one_load(pipeline)}"
+        )
+
+    def again(self, engine: str) -> str:
+        """Return what the mode does with what is there."""
+        texts = {
+            "append": "may load some messages twice",
+            "overwrite": "replaces what was loaded",
+            "error": "is refused while there is output",
+        }
+        if engine == "local":
+            return texts[self.mode]
+        return f"{texts[self.mode]}; nothing is loaded of a run that fails before"
+
+    def retried(self, pipeline: PipelineKeys, epoch: str) -> tuple[Self, str]:
+        """
+        Return what adds to what is there.
+
+        A stream has a folder for each of its epochs: there a retry has one, too, which
+        is replaced as a whole until the retry is recorded.
+        """
+        sink, delivery = replace(self, mode="append"), pipeline.delivery
+        if pipeline.engine == "streaming" and sink.path is not None:
+            far = local_path(sink.path) is None
+            delivery = "at-least-once" if far else "exactly-once"
+            if far:
+                path = f"{sink.path}/epoch={epoch}"
+                sink = replace(sink, path=path, mode="overwrite")
+        return sink, delivery
+
+    def notes(self, pipeline: PipelineKeys) -> bool:
+        """Return whether a database has the record, in the transaction of an epoch."""
+        return pipeline.delivery == "exactly-once" and self.path is None
+
+    def writing(self, folder: Path) -> Self:
+        """Return the same that writes Parquet there."""
+        path = str(folder / "rows")
+        return replace(self, format="parquet", path=path, table=None, options={})
+
+    def rows_in(self, folder: Path, site: Site) -> list[bytes]:
+        """Return the rows of that Parquet."""
+        from etlstage.spark import read_frame
+
+        path = str(folder / "rows")
+        frame = read_frame(site.session().start(), format="parquet", path=path)
+        names = frame.columns
+        rows = frame.selectExpr(f"to_json(struct({', '.join(names)})) AS row").collect()
+        return [row["row"].encode() for row in rows]
+
+    @property
+    def _far(self) -> bool:
+        """Whether files go to another machine, where they can't be renamed."""
+        return (
+            self.table is None
+            and self.path is not None
+            and local_path(self.path) is None
+        )
+
+    def _destination(self, folder: Path) -> Destination:
+        """Return where the keys say that rows go."""
+        from etlstage.spark import Destination
+
+        names = ("format", "path", "table", "mode", "options", "partition_by")
+        return Destination(**_placed(self.given(*names), folder))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparkLetterKeys(Keys):
+    """A DataFrame to which the dead letters of each run are appended."""
+
+    format: str = "parquet"
+    """As Spark calls it."""
+    path: Argument | None = None
+    """Where it goes, relative to the file's folder."""
+    table: str | None = None
+    """A table of the catalog, in place of a path."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Options of the format."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        return _frame_rules(given, "parquet")
+
+    def sink(self, site: Site) -> DeadLetterSink:
+        """Return what appends dead letters to the DataFrame."""
+        from etlstage.spark import DeadLetterFrame, Destination
+
+        writing = _placed(self.given("format", "path", "table", "options"), site.folder)
+        return DeadLetterFrame(site.session(), Destination(**writing))
+
+
+def _uncut(pipeline: PipelineKeys) -> str:
+    """Return where an epoch may exceed its bounds, for the source can't be cut."""
+    if pipeline.delivery != "exactly-once":
+        return ""
+    extract = pipeline.extract.written.get("name") or "extract"
+    if pipeline.extract.offsets is not None:
+        return (
+            f", but what comes of a range of {pipeline.extract.offsets.step:,} offsets"
+            f" of {extract}, which can't be cut: for smaller epochs set"
+            " extract.offsets.step"
+        )
+    if pipeline.transform:
+        return f" of {extract}; what stages make of a message is not cut"
+    return ""
+
+
+def _path(written: Mapping[str, Any], look: Look) -> Path | None:
+    """Return where files are, if it is on this machine."""
+    path = written.get("path")
+    if not look.reads_here or written.get("table") is not None:
+        return None
+    return look.path(path) if isinstance(path, str) else None
+
+
+def _columns(schema: str) -> list[str]:
+    """Return the names of the columns of a schema; none if it is not understood."""
+    try:
+        return [column.name for column in columns_of(schema)]
+    except ValueError:
+        return []  # which is told elsewhere
+
+
+SPARK: Final = End("spark", SparkSourceKeys, SparkSinkKeys)
+"""A DataFrame."""

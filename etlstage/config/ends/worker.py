@@ -1,0 +1,211 @@
+"""Workers as ends: one that extracts, and some that load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from etlstage.config.end import End, SinkKeys, Site, SourceKeys, one_load, unrecorded
+from etlstage.config.stages import command_of, stage_of
+from etlstage.pipeline.epoch_sink import EpochSink
+from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.worker_sink import WorkerSink
+from etlstage.pipeline.worker_source import WorkerSource
+from etlstage.protocol.base import Shape
+from etlstage.settings.definition import Place, broken
+from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.units import FILES
+
+if TYPE_CHECKING:
+    from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+    from etlstage.config.presence import Look
+    from etlstage.spark.engine.micro_batch import Outlet
+    from etlstage.spark.engine.stage_job import Origin
+    from etlstage.spark.engine.staging import StagedLoad
+
+__all__ = ("WORKER", "WorkerSinkKeys", "WorkerSourceKeys")
+
+_ALL: Final = ("local", "spark", "streaming")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSourceKeys(SourceKeys):
+    """A worker that extracts; its keys are those of the stage."""
+
+    place: ClassVar[Place] = Place.EXTRACT
+    engines: ClassVar[Sequence[str]] = _ALL
+
+    @classmethod
+    def missing(
+        cls, written: Mapping[str, Any], loc: Loc, look: Look
+    ) -> Iterator[Problem]:
+        """Yield what keeps the worker from being started."""
+        yield from look.worker(written, loc)
+
+    def source(self, stage: ExtractKeys, name: str, site: Site) -> WorkerSource:
+        """Return what asks the worker."""
+        return WorkerSource(
+            stage_of(stage, name, site.folder),
+            offsets=stage.offsets,
+            every=stage.every,
+            meter=site.meter,
+            launch=site.launch,
+        )
+
+    def origin(self, stage: ExtractKeys, name: str, site: Site) -> Origin:
+        """Return a data source whose partitions ask workers for their ranges."""
+        from etlstage.spark.datasource.datasource import read_worker
+        from etlstage.spark.engine.stage_job import Origin
+
+        read = partial(
+            read_worker,
+            stage=stage_of(stage, name, site.folder),
+            offsets=stage.offsets,
+            streaming=site.pipeline.engine == "streaming",
+            place=site.shipment().place,
+        )
+        # What it gives are messages already.
+        return Origin(
+            read=site.sent(read),
+            message="value",
+            key=None,
+            name=name,
+            input=f"stage {name}",
+        )
+
+    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield what does not go with the engine, or with other keys of the stage."""
+        engine, asked = pipeline.engine, stage.spoken.shape is not Shape.STREAM
+        by = stage.offsets.by if stage.offsets is not None else None
+        if stage.offsets is not None and not asked:
+            yield broken(
+                ("extract", "offsets"),
+                "needs dialect: {mode: cyclic}, a worker that is asked",
+            )
+        if stage.every is not None and engine == "spark":
+            text = "is only for a worker on engine local, or for engine streaming"
+            yield broken(("extract", "every"), text)
+        if engine == "local":
+            return
+        if asked and by != "supervisor":
+            text = (
+                f"needs offsets by supervisor with engine {engine}: Spark may ask for a"
+                " part of the data again"
+            )
+            yield broken(("extract", "worker"), text)
+        elif engine == "streaming" and not asked:
+            text = "needs dialect: {mode: cyclic} and offsets by supervisor with engine streaming"
+            yield broken(("extract", "worker"), text)
+
+    def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield that only we can know where it is to go on."""
+        by = stage.offsets.by if stage.offsets is not None else None
+        if pipeline.engine == "local" and by != "supervisor":
+            yield (
+                "needs positions from which extraction can go on: use dialect: {mode:"
+                " cyclic} and offsets by supervisor"
+            )
+
+    def goes_on(self, stage: ExtractKeys) -> bool:
+        """Return whether offsets are kept."""
+        return stage.offsets is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSinkKeys(SinkKeys):
+    """Workers that load; their keys are those of the stage."""
+
+    place: ClassVar[Place] = Place.LOAD
+    engines: ClassVar[Sequence[str]] = _ALL
+
+    @classmethod
+    def missing(
+        cls, written: Mapping[str, Any], loc: Loc, look: Look
+    ) -> Iterator[Problem]:
+        """Yield what keeps the workers from being started."""
+        yield from look.worker(written, loc)
+
+    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+        """Return what hands messages to workers, in epochs if they can be undone."""
+        made = stage_of(stage, name, site.folder)
+        if stage.commit and stage.abort:
+            return EpochSink(
+                made,
+                commit=command_of(stage.commit, made.cwd),
+                abort=command_of(stage.abort, made.cwd),
+                dead_letters=site.letters,
+                meter=site.meter,
+                launch=site.launch,
+            )
+        return WorkerSink(
+            made, dead_letters=site.letters, meter=site.meter, launch=site.launch
+        )
+
+    def staged(self, stage: LoadKeys, name: str, site: Site) -> StagedLoad:
+        """Return what runs the workers in a job that reads what was staged."""
+        from etlstage.spark.load.worker import StagedWorker
+
+        return StagedWorker(
+            stage_of(stage, name, site.folder),
+            dead_letters=site.letters,
+            place=site.shipment().place,
+            session=site.session(),
+        )
+
+    def outlet(self, stage: LoadKeys, name: str, site: Site) -> Outlet:
+        """Return what runs the workers in a job for each batch."""
+        from etlstage.spark.engine.micro_batch import WorkerOutlet
+
+        made = stage_of(stage, name, site.folder)
+        return WorkerOutlet(stage=made, place=site.shipment().place)
+
+    def wrong(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield programs that nothing would run."""
+        if pipeline.delivery != "exactly-once":
+            for key in ("commit", "abort"):
+                if getattr(stage, key) is not None:
+                    yield broken(("load", key), "needs delivery: exactly-once")
+
+    def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield that only programs of the user can undo what workers loaded."""
+        if pipeline.engine != "local":
+            yield (
+                f"needs load.spark with a path and a format of files ({', '.join(FILES)}),"
+                " or format jdbc, or engine local, where a worker may have load.commit and"
+                " load.abort"
+            )
+            yield from unrecorded(pipeline)
+            return
+        if stage.commit is None or stage.abort is None:
+            yield (
+                "needs load.commit and load.abort, programs that make an epoch final and"
+                " undo it; without them a load worker loads at least once"
+            )
+        if pipeline.state is None:
+            yield "needs state, a folder where it is recorded what was loaded"
+
+    def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
+        """Return what programs make of a crash, or Spark's repeated batches."""
+        if pipeline.engine == "streaming":
+            return (
+                "at least once: a batch that is repeated after a crash is loaded again"
+            )
+        if stage.commit:
+            return (
+                "exactly once: an epoch that was not recorded before a crash is undone by"
+                f" load.abort, and loaded again{one_load(pipeline)}"
+            )
+        return None
+
+    def again(self, engine: str) -> str:
+        """Return that nobody knows what a worker does with a message it had before."""
+        text = "may load some messages twice"
+        if engine == "local":
+            return text
+        return f"{text}; a load task that is retried may have loaded some already"
+
+
+WORKER: Final = End("worker", WorkerSourceKeys, WorkerSinkKeys)
+"""A program of the user's."""

@@ -1,0 +1,228 @@
+"""
+Columns as DDL, such as ``id long not null, title string null``.
+
+Spark reads the same when a session is there, which may be a minute later; what is wrong
+is known here, before anything is started. Beyond Spark's own language a column may be
+``NULL``: said to be so, it may be missing in a message. Types are checked by their names
+and their shape; bounds, such as those of a decimal's precision, are Spark's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from etlstage.errors import guess
+from etlstage.settings.kind import Text
+from etlstage.settings.problem import Invalid, refused
+
+__all__ = ("DDL", "Column", "columns_of", "spark_ddl")
+
+_TYPES: Final = (
+    *("tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"),
+    *("float", "real", "double", "decimal", "dec", "numeric", "boolean", "string"),
+    *("char", "character", "varchar", "binary", "date", "time", "timestamp"),
+    *("timestamp_ntz", "timestamp_ltz", "interval", "variant", "void"),
+    *("array", "map", "struct", "geometry", "geography"),
+)
+_INNER: Final = {"array": 1, "map": 2}
+"""How many types stand in the angle brackets of a type."""
+_TOKEN: Final = re.compile(
+    r"\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+    r"|(?P<word>\w+)|(?P<sign>[<>(),:]))",
+    re.DOTALL,
+)
+_DEPTH: Final = 64  # of types within types
+
+
+class Column(NamedTuple):
+    """One column."""
+
+    name: str
+    nullable: bool | None
+    """What is written: ``NULL``, ``NOT NULL``, or neither."""
+
+
+class _Token(NamedTuple):
+    kind: str | None
+    text: str
+    at: int
+    """Offset in the text."""
+
+
+def columns_of(ddl: str) -> list[Column]:
+    """
+    Return the columns.
+
+    Raises:
+        ValueError: If it is no DDL; the text says where.
+
+    """
+    return _Reader(ddl).columns
+
+
+def spark_ddl(ddl: str) -> str:
+    """Return the same columns as Spark reads them; raises as :func:`columns_of`."""
+    text = ddl
+    for start, end in reversed(_Reader(ddl).nulls):
+        text = text[:start] + text[end:]
+    return text
+
+
+class _Reader:
+    """Reads one text, once."""
+
+    def __init__(self, ddl: str) -> None:
+        self.columns: list[Column] = []
+        self.nulls: list[tuple[int, int]] = []
+        """Where ``NULL`` stands that Spark does not know."""
+        self._end = len(ddl)
+        self._tokens = list(_tokens(ddl))
+        self._at = 0
+        while True:
+            self.columns.append(self._column())
+            if not self._found(","):
+                break
+        if self._next.kind is not None:
+            raise self._unexpected("a comma or the end behind a column")
+        names = [column.name.lower() for column in self.columns]
+        for column in self.columns:
+            if names.count(column.name.lower()) > 1:
+                raise ValueError(f"column {column.name!r} is there twice")
+
+    @property
+    def _next(self) -> _Token:
+        if self._at < len(self._tokens):
+            return self._tokens[self._at]
+        return _Token(None, "", self._end)
+
+    def _found(self, text: str) -> bool:
+        """Step over a token if it is the next."""
+        if self._next.kind in ("word", "sign") and self._next.text.lower() == text:
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, text: str, wanted: str) -> None:
+        if not self._found(text):
+            raise self._unexpected(wanted)
+
+    def _column(self) -> Column:
+        name = self._name("the name of a column")
+        self._found(":")
+        if self._next.kind is None or self._next.text in (",", "<"):
+            raise ValueError(
+                f"{name!r} has no type, expected columns such as 'id long, title string'"
+            )
+        self._type(0)
+        return Column(name, self._nullable(inner=False))
+
+    def _nullable(self, *, inner: bool) -> bool | None:
+        """Step over what stands behind a type; return whether it may be null."""
+        said: bool | None = None
+        while True:
+            token = self._next
+            if self._found("not"):
+                self._expect("null", "null behind not")
+                said = False
+            elif not inner and self._found("null"):
+                self.nulls.append((token.at, token.at + len(token.text)))
+                said = True
+            elif self._found("comment"):
+                if self._next.kind != "text":
+                    raise self._unexpected("a comment in quotes")
+                self._at += 1
+            else:
+                return said
+
+    def _type(self, depth: int) -> None:
+        token = self._next
+        if token.kind != "word":
+            raise self._unexpected("a type")
+        name = token.text.lower()
+        if name not in _TYPES:
+            close = guess(name, _TYPES)
+            raise ValueError(f"unknown type {token.text!r} at {_place(token)}{close}")
+        if depth > _DEPTH:
+            raise ValueError(f"types are more than {_DEPTH} deep at {_place(token)}")
+        self._at += 1
+        if name == "struct":
+            self._struct(depth)
+        elif name in _INNER:
+            self._expect("<", f"< behind {name}")
+            for number in range(_INNER[name]):
+                if number:
+                    self._expect(",", "the type of the values behind a comma")
+                self._type(depth + 1)
+            self._expect(">", f"> behind what is in {name}")
+        elif name == "interval":
+            while self._next.kind == "word" and self._next.text.lower() not in (
+                *("not", "null", "comment"),
+            ):
+                self._at += 1
+        elif self._found("collate"):
+            self._name("the name of a collation")
+        elif self._found("("):
+            while self._next.kind == "word" or self._next.text == ",":
+                self._at += 1
+            self._expect(")", f") behind what is in {name}")
+
+    def _struct(self, depth: int) -> None:
+        self._expect("<", "< behind struct")
+        while not self._found(">"):
+            self._name("the name of a field")
+            self._found(":")
+            self._type(depth + 1)
+            self._nullable(inner=True)
+            if not self._found(","):
+                self._expect(">", "a comma or > behind a field of struct")
+                return
+
+    def _name(self, wanted: str) -> str:
+        token = self._next
+        if token.kind not in ("word", "quoted"):
+            raise self._unexpected(wanted)
+        self._at += 1
+        if token.kind == "quoted":
+            return token.text[1:-1].replace("``", "`")
+        return token.text
+
+    def _unexpected(self, wanted: str) -> ValueError:
+        token = self._next
+        found = repr(token.text) if token.kind is not None else "the end"
+        return ValueError(f"expected {wanted}, got {found} at {_place(token)}")
+
+
+def _tokens(ddl: str) -> Iterator[_Token]:
+    at, end = 0, len(ddl.rstrip())
+    while at < end:
+        found = _TOKEN.match(ddl, at)
+        if found is None:
+            at += len(ddl[at:]) - len(ddl[at:].lstrip())
+            raise ValueError(f"unexpected {ddl[at]!r} at character {at + 1}")
+        kind = str(found.lastgroup)
+        yield _Token(kind, found[kind], found.start(kind))
+        at = found.end()
+
+
+def _place(token: _Token) -> str:
+    return f"character {token.at + 1}"
+
+
+class _Ddl(Text):
+    """Columns as DDL."""
+
+    def read(self, value: Any) -> str:
+        text = super().read(value)
+        try:
+            columns_of(text)
+        except ValueError as error:
+            raise Invalid(
+                refused(str(error)).problems[0]._replace(hidden="is no DDL")
+            ) from None
+        return text
+
+
+DDL: Final = _Ddl()
+"""Reads a schema."""

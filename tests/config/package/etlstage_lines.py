@@ -1,0 +1,91 @@
+"""An end of another package: the lines of a file."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from etlstage.config.end import End, SinkKeys, Site, SourceKeys
+from etlstage.config.model import ExtractKeys, LoadKeys
+from etlstage.config.presence import Look
+from etlstage.messages import Position, Run
+from etlstage.pipeline.interfaces import Output, Sink, Source
+from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.units import Argument
+
+
+class LineSource(Source):
+    """Reads lines."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name)
+        self._path = path
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield all of them as one run."""
+        yield self._path.read_bytes().splitlines()
+
+
+class LineSink(Sink):
+    """Appends lines."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name)
+        self._path = path
+
+    async def write(self, run: Run) -> None:
+        """Append a run."""
+        self.account.received += len(run)
+        with self._path.open("ab") as file:
+            file.writelines(message + b"\n" for message in run)
+        self.account.done += len(run)
+
+    def landed(self) -> str:
+        """Return how many lines there are."""
+        return f"{self.account.done} lines"
+
+    def output(self) -> Output:
+        """Return the file."""
+        return Output("file", str(self._path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineSourceKeys(SourceKeys):
+    """A file whose lines are messages."""
+
+    path: Argument
+    """Where it is, relative to the file's folder."""
+
+    @classmethod
+    def missing(
+        cls, written: Mapping[str, Any], loc: Loc, look: Look
+    ) -> Iterator[Problem]:
+        """Yield the file, if there is none."""
+        place = look.path(str(written.get("path", "")))
+        if place is not None and not place.is_file():
+            yield look.absent((*loc, "path"), "file", place)
+
+    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+        """Return what reads it."""
+        return LineSource(name, site.folder / self.path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineSinkKeys(SinkKeys):
+    """A file that messages are appended to as lines."""
+
+    path: Argument
+    """Where it goes, relative to the file's folder."""
+
+    def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield where it goes."""
+        yield "path", str(site.folder / self.path)
+
+    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+        """Return what appends to it."""
+        return LineSink(name, site.folder / self.path)
+
+
+LINES = End("lines", LineSourceKeys, LineSinkKeys)

@@ -1,0 +1,208 @@
+"""Files that are made to be trouble: none takes long, none is unexpected."""
+# ruff: noqa: ANN401 - whatever YAML holds
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from etlstage.config.loader import cases_of, examine
+from etlstage.config.plan import plan_of
+from etlstage.errors import ConfigError
+
+ENDS: Final = """\
+extract: {worker: {command: [echo]}}
+load: {worker: {command: [echo]}}
+"""
+WRONG: Final = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
+
+
+def problems_of(path: Path) -> list[str]:
+    """Return what is wrong with a file; one that is never read is out of time."""
+    problems: list[str] = []
+    try:
+        keys, document = examine(path)
+        cases_of(keys, document)
+        plan_of(keys, document)
+    except ConfigError as error:
+        problems = [
+            problem.replace(f"{path.parent}/", "") for problem in error.problems
+        ]
+    return problems
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            f"name: p\n{ENDS}spark:\n  a0: &a0 {{k: v}}\n"
+            + "".join(
+                f"  a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 26)
+            ),
+            id="merges of merges",
+        ),
+        pytest.param(
+            "name:\n  a0: &a0 {k: v}\n"
+            + "".join(
+                f"  a{i}: &a{i} {{{', '.join(f'k{j}: *a{i - 1}' for j in range(6))}}}\n"
+                for i in range(1, 10)
+            )
+            + ENDS,
+            id="mappings of mappings",
+        ),
+        pytest.param(
+            f"name: p\n{ENDS}x-a: &a {'b' * 60_000}\ntests: [{'*a, ' * 9000}]\n",
+            id="a long text many times",
+        ),
+    ],
+)
+def test_small_file_that_stands_for_a_large_one(text: str, tmp_path: Path) -> None:
+    """Aliases are counted where they are written out (issue 23)."""
+    (tmp_path / "p.yaml").write_text(text)
+    (problem,) = problems_of(tmp_path / "p.yaml")
+    assert "once its aliases are written out" in problem
+
+
+def test_many_unknown_keys(tmp_path: Path) -> None:
+    """The first are told one by one; to compare all takes too long (issue 23)."""
+    text = "".join(f"key{i}: 1\n" for i in range(5000))
+    (tmp_path / "p.yaml").write_text(f"name: p\n{ENDS}{text}")
+    problems = problems_of(tmp_path / "p.yaml")
+    assert len(problems) == 21
+    assert problems[-1].endswith("unknown key, like 4,979 others")
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (
+            f"  offsets: {{by: supervisor, start: {'9' * 5000}}}",
+            "extract.offsets.start: expected a number of up to 1000 digits, got '99",
+        ),
+        (
+            f"  offsets: {{by: supervisor, step: {'9' * 5000}}}",
+            "extract.offsets.step: expected a number of up to 1000 digits, got '99",
+        ),
+        (f"  timeout: {{start: {'9' * 5000}s}}", "expected a duration such as 500ms"),
+        (f"  worker: {{command: [cat], limits: {{cpu: {'9' * 5000}}}}}", "a duration"),
+    ],
+)
+def test_number_that_is_too_long(line: str, problem: str, tmp_path: Path) -> None:
+    """Python reads no such number (issue 23)."""
+    text = f"name: p\nextract:\n  dialect: {{mode: cyclic}}\n{line}\nload: {{worker: {{command: [cat]}}}}\n"
+    (tmp_path / "p.yaml").write_text(text)
+    problems = problems_of(tmp_path / "p.yaml")
+    assert any(problem in said for said in problems), problems
+
+
+def test_dialect_that_is_no_word(tmp_path: Path) -> None:
+    """It is told as any other (issue 23)."""
+    text = ENDS.replace("worker", "dialect: {a: b}, worker", 1)
+    (tmp_path / "p.yaml").write_text(f"name: p\n{text}")
+    (problem,) = problems_of(tmp_path / "p.yaml")
+    assert problem.startswith("p.yaml:2:21: extract.dialect.a: unknown key")
+
+
+HOSTILE: Final[tuple[Any, ...]] = (
+    *(None, True, 0, -1, 1.5, "", " ", "a", "\0", "\x1b[0m", "é", "\ud800", "\u2028"),
+    *("9" * 5000, int("9" * 400), "1e999", "nan", "-inf", "1" * 300 + "h", "٣", "0x1f"),
+    *("${", "${}", "${HOME}", "${file:/dev/zero}", "${file:.}", "${NOPE:-x}", "$$"),
+    *(
+        "a" * 5000,
+        "/" + "a" * 300,
+        "a/" * 3000,
+        "../" * 50,
+        "/dev/null",
+        "~",
+        "*",
+        "[a",
+    ),
+    *("(" * 3000, "a{99999999999}", "(a*)*" * 20, "\\", "%", "1%", "{start}", "{", "}"),
+    *([], {}, [[]], [None], {"": None}, {"a": {"a": {"a": "b"}}}, [{"a": "b"}] * 30),
+    *(
+        {"name": "marker"},
+        {"cocaine": {}},
+        ["sh"],
+        ["python"],
+        {"\0": "\0"},
+        {"=": "a"},
+    ),
+    *("local", "spark", "streaming", "exactly-once", "supervisor", "cyclic", "cocaine"),
+)
+
+
+def corpus() -> list[Any]:
+    """Return the data of files that are nearly right."""
+    found = []
+    for path in WRONG:
+        with suppress(YAMLError):
+            data = YAML(typ="safe", pure=True).load(path.read_text())
+            found += [data] if isinstance(data, dict) else []
+    return found
+
+
+def places(data: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of each value."""
+    items: Any = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, item in items:
+        yield (*above, key)
+        if isinstance(item, dict | list):
+            yield from places(item, (*above, key))
+
+
+def spoiled(data: Any, dice: random.Random) -> Any:
+    """Return data with a few values that are hostile, doubled or moved."""
+    data = copy.deepcopy(data)
+    for _ in range(dice.randint(1, 4)):
+        all_places = list(places(data))
+        if not all_places:
+            break
+        *above, key = dice.choice(all_places)
+        holder = data
+        for step in above:
+            holder = holder[step]
+        match dice.randrange(5):
+            case 0 | 1 | 2:
+                holder[key] = copy.deepcopy(dice.choice(HOSTILE))
+            case 3 if isinstance(holder, dict):
+                value = copy.deepcopy(holder[key])
+                holder[dice.choice((*places(data),))[-1]] = value
+            case _:
+                del holder[key]
+    return data
+
+
+def spoil_many(count: int, seed: int, folder: Path) -> None:
+    """Read that many files."""
+    dice = random.Random(seed)  # noqa: S311 - no secret
+    known, path = corpus(), folder / "p.yaml"
+    yaml = YAML(typ="safe", pure=True)
+    for _ in range(count):
+        with path.open("w", encoding="utf-8", errors="surrogatepass") as file:
+            yaml.dump(spoiled(dice.choice(known), dice), file)
+        try:
+            problems_of(path)
+        except BaseException as error:
+            error.add_note(path.read_text(errors="replace"))
+            raise
+
+
+def test_spoiled_files(tmp_path: Path) -> None:
+    """What is wrong is told; nothing is unexpected, and nothing takes long (issue 23)."""
+    spoil_many(200, 23, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(24, 28))
+def test_many_spoiled_files(seed: int, tmp_path: Path) -> None:
+    """The same for ten thousand, a quarter at a time."""
+    spoil_many(2_500, seed, tmp_path)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.settings.ddl import DDL, Column, columns_of, spark_ddl
+from etlstage.settings.problem import Invalid
+
+WHOLE = (
+    "id LONG not null, `a.``b` array<map<string, struct<x: int not null comment 'no',"
+    " `y z` decimal(5, 2)>>> null comment 'a, b: \\' (', e: struct<>, v varchar(3),"
+    " s string collate UTF8_LCASE NOT NULL, i interval year to month null"
+)
+
+
+def test_columns_say_whether_they_may_be_null() -> None:
+    """And mostly they do not say it."""
+    assert columns_of(WHOLE) == [
+        Column("id", nullable=False),
+        Column("a.`b", nullable=True),
+        Column("e", nullable=None),
+        Column("v", nullable=None),
+        Column("s", nullable=False),
+        Column("i", nullable=True),
+    ]
+
+
+def test_spark_gets_what_it_knows() -> None:
+    """Nothing else is changed."""
+    assert spark_ddl("a int null, b long not null, c int") == (
+        "a int , b long not null, c int"
+    )
+    assert spark_ddl("`null` int null comment 'null'") == "`null` int  comment 'null'"
+
+
+@pytest.mark.parametrize(
+    ("ddl", "text"),
+    [
+        ("order_id lng", "unknown type 'lng' at character 10 (did you mean 'long'?)"),
+        ("a array<strng>", "unknown type 'strng' at character 9 (did you mean 'st"),
+        ("long", "'long' has no type, expected columns such as 'id long, title"),
+        ("a int, b", "'b' has no type"),
+        ("a, b int", "'a' has no type"),
+        ("", "expected the name of a column, got the end at character 1"),
+        ("a int,", "expected the name of a column, got the end at character 7"),
+        ("a int b", "expected a comma or the end behind a column, got 'b' at char"),
+        ("a int not", "expected null behind not, got the end at character 10"),
+        ("a int comment b", "expected a comment in quotes, got 'b' at character 15"),
+        ("a array int", "expected < behind array, got 'int' at character 9"),
+        ("a map<int>", "expected the type of the values behind a comma, got '>'"),
+        ("a array<int", "expected > behind what is in array, got the end"),
+        ("a decimal(5", "expected ) behind what is in decimal, got the end"),
+        ("a struct<x int y int>", "expected a comma or > behind a field of struct"),
+        ("a struct<x: int null>", "expected a comma or > behind a field of struct"),
+        ("struct<a:int>", "'struct' has no type, expected columns such as"),
+        ("a map<<", "expected a type, got '<' at character 7"),
+        ("a int, A long", "column 'a' is there twice"),
+        ("a int;", "unexpected ';' at character 6"),
+        ("a int, ;", "unexpected ';' at character 8"),
+        ("a " + "array<" * 99, "types are more than 64 deep at character 393"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(ddl: str, text: str) -> None:
+    """Before Spark is started (issue 23)."""
+    with pytest.raises(Invalid) as caught:
+        DDL.read(ddl)
+    assert str(caught.value).startswith(text)
+
+
+def test_right_ddl_is_read_as_it_is() -> None:
+    """What it says is asked for later."""
+    assert DDL.read(WHOLE) == WHOLE
+
+
+@given(st.text(st.sampled_from("ab`'\"<>(),: \\int arystuc"), max_size=30))
+def test_any_text_is_read_or_refused(ddl: str) -> None:
+    """And nothing else is raised."""
+    try:
+        columns = columns_of(ddl)
+    except ValueError:
+        return
+    assert columns_of(spark_ddl(ddl)) == [
+        c._replace(nullable=None if c.nullable else c.nullable) for c in columns
+    ]
