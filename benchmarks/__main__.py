@@ -24,6 +24,7 @@ QUESTIONS = (
     "refusals",
     "pairing",
     "supervision",
+    "sequencer",
     "growth",
     "import_time",
     "local_engine",
@@ -38,7 +39,9 @@ COMPARABLE = (
     "framing",
     "stream",
     "lockstep",
+    "cocaine",
     "sdk_worker",
+    "sequencer",
     "local_engine",
     "executor",
 )

@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
@@ -24,9 +25,10 @@ from pathlib import Path
 from typing import IO
 
 import etlstage
-from benchmarks.harness import Job, Row, processor_time
+from benchmarks.harness import Job, Row, compile_c, processor_time
+from etlstage import speedups
 
-__all__ = ("compare",)
+__all__ = ("compare", "compile_speedups")
 
 HERE = Path(__file__).parents[1]
 
@@ -92,18 +94,30 @@ def _checked_out(commit: str) -> Iterator[Path]:
         folder = Path(name)
         with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
             archive.extractall(folder, filter="data")
+        if speedups.compiled is not None:
+            compile_speedups(folder)
         (folder / "benchmarks").symlink_to(HERE / "benchmarks")
         yield folder
+
+
+def compile_speedups(folder: Path) -> None:
+    """Compile the package in ``folder``, unless it is older than its C code."""
+    target = folder / "etlstage/_speedups.abi3.so"
+    source = target.with_name("_speedups.c")
+    if source.exists():
+        headers = sysconfig.get_path("include")
+        compile_c(source, target, "-O3", "-shared", "-fPIC", f"-I{headers}")
 
 
 @contextmanager
 def _side(
     folder: Path, question: str, name: str
 ) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    pure = {"ETLSTAGE_PURE": "1"} if speedups.compiled is None else {}
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.against", question, name],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        env=os.environ | {"PYTHONPATH": str(folder)} | pure,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,  # nothing is left to be written when it has failed

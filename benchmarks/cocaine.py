@@ -5,6 +5,9 @@ How many sessions, and chunks, per second pass through one Cocaine worker?
 messages, against the barest program that does the same: an asyncio protocol that packs
 and unpacks the same frames over the same kind of socket. It checks nothing, keeps no
 deadline, and what comes of a message it counts.
+
+Compared with another commit are also sessions that end in another order than they began,
+ten and five hundred at once.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ import asyncio
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
 import msgpack
 
-from benchmarks.harness import Row, messages, paired
+from benchmarks.harness import Job, Row, messages, paired
 from etlstage import AsyncSupervisor, BatchPolicy, Stage
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.supervisor.exchange.exchange import Outcome
@@ -31,7 +34,7 @@ BATCH = 100
 TARGET = 0.6
 
 WORKER = r"""
-import socket, sys
+import random, socket, sys
 import msgpack
 told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 wire = socket.socket(socket.AF_UNIX)
@@ -41,7 +44,7 @@ wire.sendall(pack([1, 0, [told["--uuid"]]]) + pack([1, 0, []]))
 unpacker, seen = msgpack.Unpacker(raw=True), 1
 while data := wire.recv(1 << 18):
     unpacker.feed(data)
-    out = []
+    out, ends = [], []
     for frame in unpacker:
         if frame[0] == 1:
             if frame[1] == 1:
@@ -50,11 +53,14 @@ while data := wire.recv(1 << 18):
         elif frame[0] > seen:
             seen = frame[0]
         else:
-            out.append(pack(frame))
-    wire.sendall(b"".join(out))
+            (ends if frame[1] == 2 else out).append(pack(frame))
+    if "--shuffle" in told:
+        random.shuffle(ends)
+    wire.sendall(b"".join(out + ends))
 """
 """What it is sent of a session it sends back, but for the event."""
 ECHO = (sys.executable, "-c", WORKER)
+SHUFFLED = (*ECHO, "--shuffle", "ends")
 
 
 def measure() -> list[Row]:
@@ -71,9 +77,14 @@ def measure() -> list[Row]:
     return rows
 
 
-async def supervised(command: tuple[str, ...], run: list[bytes], batch: int) -> float:
+async def supervised(
+    command: tuple[str, ...],
+    run: list[bytes],
+    batch: int,
+    concurrency: int = CONCURRENCY,
+) -> float:
     """Return the messages per second that pass through a worker."""
-    settings = {"name": "cocaine", "concurrency": CONCURRENCY, "batches": batch > 1}
+    settings = {"name": "cocaine", "concurrency": concurrency, "batches": batch > 1}
     stage = Stage(
         name="echo",
         command=command,
@@ -151,3 +162,24 @@ async def _bare(run: list[bytes], size: int) -> float:
         await worker.wait()
         server.close()
     return rate
+
+
+def _job(
+    command: tuple[str, ...], count: int, batch: int, concurrency: int
+) -> Callable[[], Iterator[Callable[[], object]]]:
+    def make() -> Iterator[Callable[[], object]]:
+        run = messages(count)
+        yield lambda: anyio.run(supervised, command, run, batch, concurrency)
+
+    return make
+
+
+JOBS = {
+    f"cocaine, {what}": Job(count, _job(command, count, batch, concurrency))
+    for what, command, count, batch, concurrency in (
+        ("10 sessions, ends in order", ECHO, COUNT, 1, 10),
+        ("10 sessions, ends shuffled", SHUFFLED, COUNT, 1, 10),
+        ("500 sessions, ends shuffled", SHUFFLED, COUNT, 1, 500),
+        ("chunks", ECHO, CHUNKS, BATCH, 10),
+    )
+}

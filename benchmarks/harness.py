@@ -26,6 +26,7 @@ __all__ = (
     "Job",
     "Row",
     "cells",
+    "compile_c",
     "echo_stage",
     "echo_worker",
     "in_turn",
@@ -99,14 +100,23 @@ def messages(count: int) -> list[bytes]:
 @functools.cache
 def echo_worker() -> str:
     """Compile the C worker and return its path."""
+    target = Path(tempfile.mkdtemp(prefix="etlstage-benchmark-"), "echo")
+    compile_c(Path(__file__).with_name("echo.c"), target, "-O2")
+    return str(target)
+
+
+def compile_c(source: Path, target: Path, *options: str) -> None:
+    """
+    Compile one file.
+
+    Raises:
+        SystemExit: If there is no C compiler.
+
+    """
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        sys.exit("the benchmarks need a C compiler for their reference worker")
-    folder = tempfile.mkdtemp(prefix="etlstage-benchmark-")
-    target = os.path.join(folder, "echo")
-    source = Path(__file__).with_name("echo.c")
-    subprocess.run([compiler, "-O2", "-o", target, str(source)], check=True)
-    return target
+        sys.exit("the benchmarks need a C compiler, for their reference worker first")
+    subprocess.run([compiler, *options, "-o", target, source], check=True)
 
 
 def echo_stage(**options: object) -> Stage:

@@ -5,24 +5,48 @@ How many exchanges per second, one at a time?
 same: asyncio's subprocess streams, write, drain, read until EOP. Both pinned to one
 core, where the worker's answer is there at the first read, and to two, where it is not:
 which of the two happens else is chance.
+
+Compared with another commit are also ``submit``, by one caller and by a hundred, and
+batches that their worker asks for: there each message waits for its BNC.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import anyio
 
 from benchmarks.harness import Job, Row, echo_stage, echo_worker, messages, paired
-from etlstage import AsyncSupervisor
+from etlstage import AsyncSupervisor, BatchPolicy, Stage
+from etlstage.protocol.registry import dialect_from_plain
 
 COUNT = 20_000
 TARGETS = {1: 0.75, 2: 1.0}
 """By cores."""
+CALLERS = 100
+BATCH = 10
+ASKER = """
+import os
+held = 0
+while data := os.read(0, 65536):
+    out = b""
+    for byte in data:
+        if byte == 10:
+            held += 1
+            out += b"\\5" if held < %d else b"done\\n\\0"
+        elif byte == 23:
+            out += b"done\\n\\0"
+        if out.endswith(b"\\0"):
+            held = 0
+    os.write(1, out)
+"""
+"""It asks for messages until its batch has so many."""
 
 
 def measure() -> list[Row]:
@@ -74,10 +98,48 @@ async def _bare(run: list[bytes]) -> float:
     return rate
 
 
-def _job() -> Iterator[Callable[[], object]]:
-    run = messages(COUNT)
-    with _pinned(1):
-        yield lambda: anyio.run(_supervised, run)
+async def _submitted(run: list[bytes], callers: int) -> None:
+    """Have each caller submit its share, a message at a time."""
+
+    async def call(share: list[bytes]) -> None:
+        for message in share:
+            (result,) = await supervisor.submit([message])
+            assert result.error is None
+
+    async with (
+        AsyncSupervisor(echo_stage()) as supervisor,
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(callers):
+            tasks.start_soon(call, run[number::callers])
 
 
-JOBS = {"lock-step, one core": Job(COUNT, _job)}
+async def _asked(run: list[bytes]) -> None:
+    dialect = dialect_from_plain({"name": "marker", "mode": "worker-driven batch"})
+    stage = Stage(
+        name="asks",
+        command=(sys.executable, "-c", ASKER % BATCH),
+        dialect=dialect,
+        batch=BatchPolicy(size=BATCH),
+    )
+    async with AsyncSupervisor(stage) as supervisor:
+        assert len(await supervisor.submit(run)) == len(run)
+
+
+def _job(
+    passing: Callable[..., Coroutine[Any, Any, object]], *options: int
+) -> Callable[[], Iterator[Callable[[], object]]]:
+    def make() -> Iterator[Callable[[], object]]:
+        run = messages(COUNT)
+        with _pinned(1):
+            yield lambda: anyio.run(passing, run, *options)
+
+    return make
+
+
+JOBS = {
+    "lock-step, one core": Job(COUNT, _job(_supervised)),
+    "submit, one by one": Job(COUNT, _job(_submitted, 1)),
+    f"submit, {CALLERS} callers": Job(COUNT, _job(_submitted, CALLERS)),
+    f"batches of {BATCH} by BNC": Job(COUNT, _job(_asked)),
+}

@@ -9,15 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
+    """Of the distribution that is installed; of a source tree without one: 0+unknown."""
+
     from etlstage.errors import ConfigError as ConfigError
     from etlstage.errors import EtlstageError as EtlstageError
-    from etlstage.errors import MessageRefused as MessageRefused
+    from etlstage.errors import InvalidMessage as InvalidMessage
+    from etlstage.errors import InvalidState as InvalidState
+    from etlstage.errors import LocalProtocolError as LocalProtocolError
     from etlstage.errors import Overloaded as Overloaded
-    from etlstage.errors import RefusedByWorker as RefusedByWorker
     from etlstage.errors import RemoteProtocolError as RemoteProtocolError
     from etlstage.errors import RepliesDoubtful as RepliesDoubtful
     from etlstage.errors import StageFailed as StageFailed
     from etlstage.errors import WorkerLost as WorkerLost
+    from etlstage.errors import WorkerRefusal as WorkerRefusal
+    from etlstage.errors import WorkerStartFailed as WorkerStartFailed
     from etlstage.messages import Result as Result
     from etlstage.messages import StageKind as StageKind
     from etlstage.pipeline import Pipeline as Pipeline
@@ -60,16 +66,17 @@ __all__ = (
     "ErrorPolicy",
     "EtlstageError",
     "Health",
+    "InvalidMessage",
+    "InvalidState",
+    "LocalProtocolError",
     "MarkerDialect",
     "Markers",
-    "MessageRefused",
     "Mode",
     "Order",
     "Overloaded",
     "Pipeline",
     "PoolPolicy",
     "RecyclePolicy",
-    "RefusedByWorker",
     "RemainsEnded",
     "RemoteProtocolError",
     "RepliesDoubtful",
@@ -88,9 +95,11 @@ __all__ = (
     "WorkerFailedPermanently",
     "WorkerLost",
     "WorkerReady",
+    "WorkerRefusal",
     "WorkerRestarting",
     "WorkerSession",
     "WorkerSilent",
+    "WorkerStartFailed",
     "WorkerStarted",
     "WorkerWorn",
 )
@@ -104,16 +113,18 @@ _HOMES = {
     "ErrorPolicy": "etlstage.stage",
     "EtlstageError": "etlstage.errors",
     "Health": "etlstage.supervisor",
+    "InvalidState": "etlstage.errors",
+    "LocalProtocolError": "etlstage.errors",
     "MarkerDialect": "etlstage.protocol.marker.settings",
     "Markers": "etlstage.protocol.marker",
-    "MessageRefused": "etlstage.errors",
+    "InvalidMessage": "etlstage.errors",
     "Mode": "etlstage.protocol.marker",
     "Order": "etlstage.stage",
     "Overloaded": "etlstage.errors",
     "Pipeline": "etlstage.pipeline",
     "PoolPolicy": "etlstage.stage",
     "RecyclePolicy": "etlstage.stage",
-    "RefusedByWorker": "etlstage.errors",
+    "WorkerRefusal": "etlstage.errors",
     "RemainsEnded": "etlstage.supervisor",
     "RemoteProtocolError": "etlstage.errors",
     "RepliesDoubtful": "etlstage.errors",
@@ -135,6 +146,7 @@ _HOMES = {
     "WorkerRestarting": "etlstage.supervisor",
     "WorkerSession": "etlstage.supervisor",
     "WorkerSilent": "etlstage.supervisor",
+    "WorkerStartFailed": "etlstage.errors",
     "WorkerStarted": "etlstage.supervisor",
     "WorkerWorn": "etlstage.supervisor",
 }
@@ -142,6 +154,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import a public name from its home (PEP 562)."""
+    if name == "__version__":
+        return _version()
     try:
         home = _HOMES[name]
     except KeyError:
@@ -155,4 +169,14 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """Return the public names, whether they are imported yet or not."""
-    return sorted(set(globals()) | set(__all__))
+    private = [name for name in globals() if name.startswith("__")]
+    return sorted({*private, *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("etlstage")
+    except PackageNotFoundError:
+        return "0+unknown"

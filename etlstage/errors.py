@@ -5,18 +5,19 @@ Everything that etlstage raises.
     * :class:`ConfigError`: the pipeline file or an argument is wrong (exit 2)
     * :class:`ProtocolError`
         * :class:`LocalProtocolError`: we broke the protocol, a bug in the caller
-            * :class:`MessageRefused`
+            * :class:`InvalidMessage`
         * :class:`RemoteProtocolError`: the peer broke the protocol
             * :class:`PayloadTooBig`
     * :class:`StageError`: one stage can't go on
         * :class:`WorkerStartFailed`
         * :class:`WorkerLost`
-        * :class:`RefusedByWorker`: it said no to one message
+        * :class:`WorkerRefusal`: it said no to one message
         * :class:`Overloaded`: too many messages wait for their results
         * :class:`StageFailed`: no worker is left
         * :class:`RepliesDoubtful`: which reply is whose is not known
         * :class:`SourceFailed`
         * :class:`SinkFailed`
+    * :class:`InvalidState`: a supervisor is used outside its block
     * :class:`SparkUnavailable`: no usable Java, no PySpark, no session
     * :class:`LedgerImbalance`: a message has no outcome, or two
 
@@ -26,7 +27,8 @@ This module is a leaf: a worker imports it at every start.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 __all__ = (
     "Attempt",
@@ -37,13 +39,13 @@ __all__ = (
     "FailureCause",
     "Fault",
     "Faults",
+    "InvalidMessage",
+    "InvalidState",
     "LedgerImbalance",
     "LocalProtocolError",
-    "MessageRefused",
     "Overloaded",
     "PayloadTooBig",
     "ProtocolError",
-    "RefusedByWorker",
     "RemoteProtocolError",
     "RepliesDoubtful",
     "SinkFailed",
@@ -52,6 +54,7 @@ __all__ = (
     "StageError",
     "StageFailed",
     "WorkerLost",
+    "WorkerRefusal",
     "WorkerStartFailed",
     "guess",
 )
@@ -111,7 +114,13 @@ class EtlstageError(Exception):
     """
     Base of all errors that etlstage raises on purpose.
 
+    The text is one line: what happened, and the remedy where it can be guessed.
+
     Attributes:
+        story: What led to it, a line each: what the worker wrote to stderr, what
+            happened to it, its command. A terminal shows it below the text.
+        word: What the worker itself said last, if it failed by itself; the text begins
+            with it.
         attempts: For the error of a message: every worker that failed at it, in
             order; the last one is what the text is about.
         place: For the error of a message that ends a run: where the message stands
@@ -119,6 +128,8 @@ class EtlstageError(Exception):
 
     """
 
+    story: tuple[str, ...] = ()
+    word: str = ""
     attempts: tuple[Attempt, ...] = ()
     place: int | None = None
 
@@ -155,7 +166,7 @@ class LocalProtocolError(ProtocolError):
     """Raised when *we* try to send what the protocol forbids: a bug in the caller."""
 
 
-class MessageRefused(LocalProtocolError):
+class InvalidMessage(LocalProtocolError):
     """
     Raised when a message can't be sent: it contains a marker, or is too long.
 
@@ -169,6 +180,14 @@ class MessageRefused(LocalProtocolError):
     def __init__(self, text: str, *, index: int) -> None:
         super().__init__(text)
         self.index = index
+
+
+class InvalidState(EtlstageError):
+    """
+    Raised when a supervisor is used outside its ``async with`` block.
+
+    That is before it was entered, or behind its end; or it is entered once more.
+    """
 
 
 class RemoteProtocolError(ProtocolError):
@@ -209,7 +228,7 @@ class WorkerLost(StageError):
     """Raised when a worker died, or was killed, while it held messages."""
 
 
-class RefusedByWorker(StageError):
+class WorkerRefusal(StageError):
     """
     Raised when a worker said no to a message, and lived on.
 
@@ -245,11 +264,10 @@ class RepliesDoubtful(StageError):
     """
 
     def __init__(self, count: int, *, stage: str) -> None:
-        messages = "1 message is" if count == 1 else f"{count:,} messages are"
+        messages = "1 message" if count == 1 else f"{count:,} messages"
         super().__init__(
-            f"stage {stage}: {messages} doubtful: a worker wrote what nobody asked for"
-            " when its replies to them had been passed on, so they may be those of"
-            " other messages; the log says what it wrote",
+            f"stage {stage}: results of {messages} may be mismatched: a worker sent an"
+            " unsolicited reply after they were released; see the log",
             stage=stage,
         )
 
@@ -278,9 +296,19 @@ class LedgerImbalance(EtlstageError):
     """Raised when a message ended a run without an outcome, or with two."""
 
 
+MAX_GUESSED: Final = 100
+"""Characters of a word for which others are looked up."""
+
+
 def guess(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'this'?)``, or nothing if no known word is close."""
+    # Comparing takes time with the square of a word, which a file may repeat.
+    return _guess(word, tuple(known)) if len(word) <= MAX_GUESSED else ""
+
+
+@lru_cache(maxsize=1024)
+def _guess(word: str, known: tuple[str, ...]) -> str:
     import difflib  # costs a worker's start more than all the rest of this module
 
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import RefusedByWorker, RepliesDoubtful, guess
+from etlstage.errors import RepliesDoubtful, WorkerRefusal, guess
 
 
 def test_close_word_is_what_was_meant() -> None:
@@ -16,15 +16,15 @@ def test_close_word_is_what_was_meant() -> None:
 
 def test_refusal_has_the_words_of_the_worker() -> None:
     """And the number that it gave."""
-    error = RefusedByWorker("stage t: no", stage="t", code=42, reason="no")
+    error = WorkerRefusal("stage t: no", stage="t", code=42, reason="no")
     assert (error.stage, error.code, error.reason) == ("t", 42, "no")
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(1, "1 message is"), (4000, "4,000 messages are")]
+    ("count", "words"), [(1, "1 message"), (4000, "4,000 messages")]
 )
 def test_doubtful_messages_are_counted(count: int, words: str) -> None:
     """Which of them have the replies of others nobody knows."""
     error = RepliesDoubtful(count, stage="t")
-    assert str(error).startswith(f"stage t: {words} doubtful: a worker wrote what")
+    assert str(error).startswith(f"stage t: results of {words} may be mismatched: ")
     assert error.stage == "t"

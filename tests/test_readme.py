@@ -134,6 +134,20 @@ def test_supervisor(blocks: list[str], capsys: pytest.CaptureFixture[str]) -> No
     assert known["replies"][-1:] == [(b"FOUR",)]
 
 
+@runs("Journals 1")
+def test_journals(
+    blocks: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A reader with a name goes on where it stood."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        run(*blocks)
+        assert capsys.readouterr().out == "7 12\n"
+
+
 @runs("Cocaine workers 2")
 def test_session(
     blocks: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
@@ -329,11 +343,11 @@ def test_cocaine(blocks: list[str], folder: Path) -> None:
     (folder / "pipeline.yaml").write_text("\n".join([*lines, *blocks]))
     model, _ = load(folder / "pipeline.yaml")
     (keys,) = model.transform
-    given = {f"worker.{key}": value for key, value in keys.written["worker"].items()}
-    given["timeout"] = keys.written["timeout"]
-    assert given.keys() > keys.dialect.keys(keys.kind).keys() - {"batch.driver"}
-    assert keys.dialect.from_keys(keys.kind, given) == keys.dialect()
+    dialect = type(keys.spoken)
+    assert keys.spoken == dialect()
     data = YAML(typ="safe", pure=True).load(folder / "pipeline.yaml")
+    written = data["transform"][0]["dialect"].keys()
+    assert written >= dialect.section(keys.kind).keys.keys() - {"driver"}
     jsonschema.Draft202012Validator(pipeline_schema()).validate(data)
 
 

@@ -14,12 +14,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
+import etlstage
 from etlstage.cli.cocaine import cocaine
 from etlstage.cli.failure import WRONG_USAGE, complain, show_error
+from etlstage.cli.journals import journal
 from etlstage.cli.kept import dlq, state
 from etlstage.cli.options import Debug, File, Overlays, Values, changes_of
 from etlstage.cli.programs import programs
-from etlstage.cli.signals import FORCED
+from etlstage.cli.signals import FORCED, Signals
 from etlstage.cli.verbosity import Format, Level, Verbosity
 
 __all__ = ("app", "main")
@@ -33,17 +35,8 @@ app: typer.Typer = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"etlstage {_version()}")
+        typer.echo(f"etlstage {etlstage.__version__}")
         raise typer.Exit
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("etlstage")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 @app.callback()
@@ -121,24 +114,32 @@ def _run(
     debug: Debug = False,
 ) -> int:
     """Run a pipeline to its end."""
-    from etlstage.cli.run import run_file
-    from etlstage.cli.trial import Trial
+    with Signals(begun=False) as signals:
+        try:
+            from etlstage.cli.run import run_file
+            from etlstage.cli.trial import Trial
 
-    verbosity = Verbosity(debug, quiet, log_level, log_format)
-    return run_file(
-        file,
-        changes_of(overlays, values),
-        report=report,
-        html=report_html,
-        metrics=metrics,
-        trial=Trial(
-            record,
-            record_limit << 20,
-            blank=record_blank,
-            seed=seed if faults else None,
-        ),
-        verbosity=verbosity,
-    )
+            return run_file(
+                file,
+                changes_of(overlays, values),
+                signals,
+                report=report,
+                html=report_html,
+                metrics=metrics,
+                trial=Trial(
+                    record,
+                    record_limit << 20,
+                    blank=record_blank,
+                    seed=seed if faults else None,
+                ),
+                verbosity=Verbosity(debug, quiet, log_level, log_format),
+            )
+        except KeyboardInterrupt:
+            signals.begin()  # what is left is short
+            from etlstage.cli.closing import report_nothing
+
+            report_nothing(file, report=report, html=report_html)
+            return FORCED
 
 
 @app.command("validate")
@@ -255,6 +256,7 @@ def _demo(
 app.add_typer(programs)
 app.add_typer(dlq)
 app.add_typer(state)
+app.add_typer(journal)
 app.add_typer(cocaine)
 
 

@@ -26,7 +26,7 @@ from etlstage.config.loader import Case
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.rules import stage_names
 from etlstage.config.stages import StageKeys, stage_of
-from etlstage.errors import EtlstageError, RepliesDoubtful
+from etlstage.errors import EtlstageError
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline.worker_source import WorkerSource
 from etlstage.settings.problem import Loc
@@ -126,13 +126,11 @@ class Trial:
         given = self._case.keys.input
         batches = [[]] if given is None else _batches(given)
         for name, keys in self._stages:
-            if isinstance(keys, ExtractKeys) and keys.spark is not None:
+            if isinstance(keys, ExtractKeys) and keys.end.rows:
                 rows = [row.data for row in self._case.keys.input_rows or ()]
-                batches = [
-                    await self._rows.extracted(keys.spark, name, rows, self._own)
-                ]
+                batches = [await self._rows.extracted(keys, name, rows, self._own)]
                 continue
-            if isinstance(keys, LoadKeys) and keys.spark is not None:
+            if isinstance(keys, LoadKeys) and keys.end.rows:
                 messages = [message for batch in batches for message in batch]
                 self._loaded, letters = await self._rows.loaded(
                     keys, name, messages, self._own
@@ -179,8 +177,8 @@ class Trial:
                 self._letters += [
                     Letter(r.message, str(r.error)) for r in results if r.error
                 ]
-        if supervisor.doubtful:
-            raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
+        if (doubt := supervisor.doubt) is not None:
+            raise doubt
         return made
 
     # --- what is wrong --------------------------------------------------------------

@@ -3,62 +3,69 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tempfile
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
 from etlstage.cli.failure import complain
 from etlstage.cli.progress import accounts_table
 from etlstage.cli.screen import Screen
-from etlstage.errors import ConfigError, LedgerImbalance
-from etlstage.pipeline.report import Report
+from etlstage.errors import ConfigError
+from etlstage.pipeline.report import KeptLetters, Report, closing_lines
 
-__all__ = ("EXIT_CODES", "ReportFile", "show_report")
+__all__ = ("EXIT_CODES", "ReportFile", "report_nothing", "show_report")
 
 EXIT_CODES: Final = {"done": 0, "failed": 1, "drained": 4, "forced": 5}
-
-ENDINGS: Final = {
-    "done": "done in {}",
-    "failed": "failed in {}",
-    "drained": "drained after a signal in {}; run it again for the rest",
-    "forced": "stopped by force in {}",
-}
 
 
 def show_report(report: Report, screen: Screen) -> None:
     """Print the closing report."""
     seconds = [f"{account.seconds:.1f}" for account in report.ledger]
     screen.print(accounts_table(report.ledger, "seconds", seconds))
-    lines = [balance(report), report.secrets.conceal(report.landed)]
-    if report.dead_letters.messages:
-        look = report.secrets.conceal(str(report.dead_letters.command))
-        lines.append(f"to see the dead letters: {look}")
-    ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
-    lines.append(f"{report.name}: {ending}")
-    for line in lines:
+    for line in closing_lines(report):
         screen.tell(line)
 
 
-def balance(report: Report) -> str:
-    """Return what the ledger says of a run, in one line."""
-    whole = report.status in ("done", "drained")
-    try:
-        report.ledger.check(whole=whole)
-    except LedgerImbalance as error:
-        return f"ledger not balanced: {error}"
-    *_, last = report.ledger
-    counts = {
-        "skipped": sum(account.skipped for account in report.ledger),
-        "doubtful": sum(account.doubtful for account in report.ledger),
-        "dead-lettered": sum(account.dead for account in report.ledger),
-        "failed": sum(account.failed for account in report.ledger),
-        "not processed": sum(account.lost for account in report.ledger)
-        + report.undelivered,
+def report_nothing(file: Path, *, report: Path | None, html: Path | None) -> None:
+    """
+    Tell that a run was interrupted before it began, also in its report.
+
+    The report of an earlier run would be taken for its own; the page is removed.
+
+    Args:
+        file: The pipeline.
+        report: Where the report goes, or None.
+        html: Where its page would go, or None.
+
+    """
+    said = "interrupted before the run began"
+    complain(said)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    plain: dict[str, object] = {
+        "pipeline": str(file),
+        "run": None,
+        "status": "forced",
+        "error": said,
+        "started": now,
+        "ended": now,
+        "seconds": 0.0,
+        "stages": [],
+        "edges": [],
+        "output": None,
+        "dead_letters": KeptLetters()._asdict(),
     }
-    others = [f"{count:,} {what}" for what, count in counts.items() if count]
-    return f"accounted for: {', '.join((f'{last.done:,} loaded', *others))}"
+    try:
+        if report is not None:
+            with ReportFile(report) as place:
+                place.write(f"{json.dumps(plain, indent=2)}\n")
+        if html is not None and html.is_file():
+            html.unlink()
+    except (ConfigError, OSError) as error:
+        complain(str(error), as_="warning")
 
 
 class ReportFile:

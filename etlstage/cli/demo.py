@@ -17,8 +17,8 @@ from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
 from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import pipeline_from_here
+from etlstage.config.end import located
 from etlstage.config.loader import load
-from etlstage.config.stages import located
 
 __all__ = ("demo",)
 
@@ -54,11 +54,9 @@ def demo(folder: Path | None, *, debug: bool) -> int:
 def _show_rows(out: Console, file: Path) -> None:
     """Print some rows of what the pipeline of ``file`` loaded."""
     keys, document = load(file)
-    target = keys.load.spark
-    if target is None or target.path is None:
-        raise AssertionError("unreachable: the demo loads no files")
-    where = located(target.path, document.folder)
-    count, rows = _loaded(keys.spark.given(), target.format, where)
+    target = keys.load.end.given()
+    where = located(target["path"], document.folder)
+    count, rows = _loaded(keys.spark.given(), target.get("format"), where)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, no_wrap=True)

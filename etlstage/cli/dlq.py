@@ -13,12 +13,13 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import typer
 
-from etlstage.cli.letters import Letters, as_read, chosen, find, one_of
+from etlstage.cli.letters import Letters, as_read, chosen, current, find, one_of
 from etlstage.cli.screen import Screen
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
@@ -59,12 +60,32 @@ def list_letters(
             there is no pipeline that could be changed.
 
     """
+    found = find(place, changes)
+    if as_json:
+        for letter in chosen(found, stage):
+            superseded = found.settled.superseded(letter)
+            typer.echo(json.dumps({**letter.to_dict(), "superseded": superseded}))
+        return 0
+    _print(_total(_rows(found, current(found, stage)), stage))
+    replaced = found.settled.replaced
+    if replaced is not None:
+        old = (x for x in chosen(found, stage) if found.settled.superseded(x))
+        first = next(old, None)
+        if first is not None:
+            _print(
+                f"\nsuperseded: their output was overwritten by run {replaced.run};"
+                " 'etlstage dlq retry' leaves them out"
+            )
+            count = _rows(found, chain([first], old))
+            _print(f"{counted(count, 'dead letter')} superseded")
+    return 0
+
+
+def _rows(found: Letters, letters: Iterable[DeadLetter]) -> int:
+    """Print a line for each letter, and return how many there are."""
     count, wide, width = 0, 0, _width()
-    for letter in chosen(found := find(place, changes), stage):
+    for letter in letters:
         count += 1
-        if as_json:
-            typer.echo(json.dumps(letter.to_dict()))
-            continue
         if count == 1:
             wide = _widest(found)
             _print(ROW.format("id", "time (UTC)", "stage", wide=wide) + "error")
@@ -72,9 +93,7 @@ def list_letters(
         why = first_clause(letter.error) or letter.kind
         lines = _wrapped(why, " " * len(front), width)
         _print("\n".join([front + lines[0].lstrip(), *lines[1:]]))
-    if not as_json:
-        _print(_total(count, stage))
-    return 0
+    return count
 
 
 def list_groups(
@@ -94,7 +113,7 @@ def list_groups(
 
     """
     causes = Causes()
-    for letter in chosen(found := find(place, changes), stage):
+    for letter in current(found := find(place, changes), stage):
         causes.add(letter)
     groups = causes.groups()
     if as_json:

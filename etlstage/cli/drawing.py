@@ -60,7 +60,7 @@ def _box(account: Account, x: int) -> Iterator[str]:
     middle = x + WIDE // 2
     name = account.stage
     name = name if len(name) <= NAME else f"{name[: NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
-    bad = account.failed + account.lost
+    bad = account.failed + account.unprocessed
     mark = " bad" if bad else ""
     yield (
         f'<rect class="stage{mark}" x="{x}" y="{EDGE}" width="{WIDE}" height="{HIGH}"'
@@ -81,7 +81,10 @@ def _box(account: Account, x: int) -> Iterator[str]:
 def _about(account: Account) -> str:
     bad = [
         f"{count:,} {word}"
-        for word, count in (("failed", account.failed), ("lost", account.lost))
+        for word, count in (
+            ("failed", account.failed),
+            ("unprocessed", account.unprocessed),
+        )
         if count
     ]
     ends = {StageKind.EXTRACT: "extracted", StageKind.LOAD: "loaded"}

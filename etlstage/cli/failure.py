@@ -51,6 +51,8 @@ def show_error(error: Exception, *, debug: bool, secrets: Secrets | None = None)
     if isinstance(error, EtlstageError):
         text = conceal(str(error))
         complain(text, lines=None if debug else SHOWN_LINES)
+        for line in error.story:
+            typer.echo(f"  {harmless(conceal(line))}", err=True)
     else:
         remedy = "" if debug else "; --debug shows where"
         complain(conceal(f"unexpected {type(error).__name__}: {error}{remedy}"))

@@ -56,7 +56,7 @@ class History:
 
     def sample(self, now: float) -> None:
         """Take a sample at the time ``now``, in seconds of any clock."""
-        taken = now, [account.moved for account in self._ledger]
+        taken = now, [account.processed for account in self._ledger]
         samples = self._samples
         # In a moment all rates are extreme: the last sample may come at any time.
         if len(samples) > 1 and now - samples[-1][0] < self.every / 2:

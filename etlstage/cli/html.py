@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
-from etlstage.cli.closing import ENDINGS, balance
 from etlstage.cli.drawing import clean, graph, plot
 from etlstage.cli.history import Span
 from etlstage.cli.style import STYLE
@@ -22,7 +21,7 @@ from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.cause import Group
 from etlstage.pipeline.dead_letter.record import first_clause
 from etlstage.pipeline.ledger import Account
-from etlstage.pipeline.report import Report
+from etlstage.pipeline.report import ENDINGS, Report, balance
 
 __all__ = ("page",)
 
@@ -89,7 +88,8 @@ def _head(report: Report) -> Iterator[str]:
         f" {_when(report.ended)} UTC: {clean(ending)}</p></header>"
     )
     if report.error is not None:
-        text = clean(report.secrets.conceal(str(report.error)))
+        lines = [str(report.error), *getattr(report.error, "story", ())]
+        text = clean(report.secrets.conceal("\n  ".join(lines)))
         yield f'<section class="error"><h2>Error</h2><pre>{text}</pre></section>'
 
 
@@ -99,7 +99,7 @@ def _tiles(report: Report) -> Iterator[str]:
         ("loaded", ledger[-1].made, ""),
         ("dead-lettered", sum(a.dead for a in ledger), "warn"),
         ("failed", sum(a.failed for a in ledger), "bad"),
-        ("not processed", sum(a.lost for a in ledger) + report.undelivered, "bad"),
+        ("unprocessed", sum(a.unprocessed for a in ledger) + report.undelivered, "bad"),
         ("worker restarts", sum(a.restarts for a in ledger), "warn"),
     ]
     yield '<ul class="tiles">'
@@ -110,9 +110,11 @@ def _tiles(report: Report) -> Iterator[str]:
 
 def _ledger(report: Report) -> Iterator[str]:
     ledger = list(report.ledger)
-    words = ["in", "out", "dead", "failed", "lost"]
+    words = ["in", "out", "dead", "failed", "unprocessed"]
     words += [
-        word for word in ("skipped", "doubtful") if any(_count(a, word) for a in ledger)
+        word
+        for word in ("skipped", "doubtful", "restarts")
+        if any(_count(a, word) for a in ledger)
     ]
     rows = [
         [clean(a.stage), *(_number(a, word) for word in words), f"{a.seconds:.1f}"]
@@ -133,7 +135,7 @@ def _number(account: Account, word: str) -> str:
     if word == "in" and account.kind is StageKind.EXTRACT:
         return "-"
     count = _count(account, word)
-    bad = count and word in ("dead", "failed", "lost", "doubtful")
+    bad = count and word in ("dead", "failed", "unprocessed", "doubtful")
     return f'<span class="bad">{count:,}</span>' if bad else f"{count:,}"
 
 
@@ -144,7 +146,7 @@ def _plots(report: Report, spans: Sequence[Span]) -> Iterator[str]:
     whole = spans[-1].end
     for number, account in enumerate(report.ledger):
         rates = [span.rates[number] for span in spans]
-        mean = account.moved / whole
+        mean = account.processed / whole
         yield (
             f"<figure><figcaption><b>{clean(account.stage)}</b> <span>up to"
             f" {max(rates):,.0f}, on average {mean:,.0f}</span></figcaption>"

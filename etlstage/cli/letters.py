@@ -14,7 +14,7 @@ import typer
 
 from etlstage.config.build import state_folder
 from etlstage.config.document import Document
-from etlstage.config.reading import UNCHANGED, Changes, read
+from etlstage.config.reading import Changes, read
 from etlstage.config.rules import stage_names
 from etlstage.errors import ConfigError, StateUnusable, guess
 from etlstage.messages import counted
@@ -31,6 +31,7 @@ __all__ = (
     "as_read",
     "check_ended",
     "chosen",
+    "current",
     "find",
     "ids_of",
     "one_of",
@@ -69,7 +70,7 @@ def find(place: Path, changes: Changes) -> Letters:
 
     """
     letters = place.suffix == SUFFIX and place.is_file()
-    if (letters or place.is_dir()) and changes != UNCHANGED:
+    if (letters or place.is_dir()) and (changes.overlays or changes.values):
         raise ConfigError(f"--overlay and --set need a pipeline file, got {place}")
     if letters:
         folder = place.absolute().parent
@@ -99,6 +100,11 @@ def chosen(found: Letters, stage: str | None) -> Iterator[DeadLetter]:
     wanted = [name for name in (found.only, stage) if name is not None]
     stages = found.settled.stages
     return _letters(found, [s for s in stages if all(s == name for name in wanted)])
+
+
+def current(found: Letters, stage: str | None) -> Iterator[DeadLetter]:
+    """Yield the letters that are not superseded; raises as :func:`chosen`."""
+    return (x for x in chosen(found, stage) if not found.settled.superseded(x))
 
 
 def ids_of(

@@ -30,7 +30,7 @@ Values = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set one value, as in transform[0].workers=4; may be repeated.",
+        help="Set one value, as in transform.clean.workers=4; may be repeated.",
     ),
 ]
 Debug = Annotated[
@@ -42,6 +42,10 @@ def changes_of(
     overlays: Sequence[Path] | None, values: Sequence[str] | None
 ) -> Changes:
     """Return what is laid over a pipeline file."""
+    from functools import partial
+
+    from etlstage.cli.failure import complain
     from etlstage.config.reading import Changes
 
-    return Changes(overlays or (), values or ())
+    warn = partial(complain, as_="warning")
+    return Changes(overlays or (), values or (), warn)

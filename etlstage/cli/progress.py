@@ -19,6 +19,7 @@ from rich.text import Text
 
 from etlstage.messages import StageKind
 from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.report import accounts
 
 __all__ = ("Rates", "accounts_table", "show_lines", "show_table", "state_line")
 
@@ -37,7 +38,7 @@ class Rates:
 
     def sample(self, now: float) -> list[float]:
         """Return the rates at the time ``now``, in seconds of any clock."""
-        counts = [account.moved for account in self._ledger]
+        counts = [account.processed for account in self._ledger]
         self._samples.append((now, counts))
         while len(self._samples) > 2 and self._samples[1][0] <= now - RATE_OVER:
             self._samples.popleft()
@@ -57,23 +58,13 @@ def accounts_table(ledger: Ledger, last: str, values: Iterable[str]) -> Table:
         values: What stands in it, a text for each stage.
 
     """
+    heads, rows = accounts(ledger, last, values)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("stage", no_wrap=True)
-    skipped = any(account.skipped for account in ledger)
-    headings = ["in", "out", "dead", "failed", "lost", *["skipped"] * skipped, last]
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for account, value in zip(ledger, values, strict=True):
-        table.add_row(
-            Text(account.stage),
-            "-" if account.kind is StageKind.EXTRACT else f"{account.received:,}",
-            f"{account.made:,}",
-            _alarming(account.dead),
-            _alarming(account.failed),
-            _alarming(account.lost),
-            *[_alarming(account.skipped)] * skipped,
-            value,
-        )
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        cells = (Text(text, "bold red" if alarming else "") for text, alarming in row)
+        table.add_row(*cells)
     return table
 
 
@@ -142,10 +133,6 @@ def _left(ledger: Ledger, rates: Sequence[float]) -> str:
     return f"about {seconds:.0f} s left" if seconds >= 1 else ""
 
 
-def _alarming(count: int) -> Text:
-    return Text(f"{count:,}", style="bold red" if count else "")
-
-
 def _stage_state(account: Account, rate: float) -> str:
     parts = [f"{account.stage}"]
     if account.kind is not StageKind.EXTRACT:
@@ -156,7 +143,7 @@ def _stage_state(account: Account, rate: float) -> str:
         for word, count in (
             ("dead", account.dead),
             ("failed", account.failed),
-            ("lost", account.lost),
+            ("unprocessed", account.unprocessed),
             ("skipped", account.skipped),
         )
         if count

@@ -16,7 +16,7 @@ import anyio
 
 from etlstage.cli.closing import EXIT_CODES
 from etlstage.cli.failure import FAILED, show_error
-from etlstage.cli.letters import Letters, check_ended, chosen, find, ids_of
+from etlstage.cli.letters import Letters, check_ended, chosen, current, find, ids_of
 from etlstage.cli.logs import configure
 from etlstage.cli.run import watch
 from etlstage.cli.screen import Screen
@@ -72,6 +72,7 @@ def retry_letters(
                 found = find(file, changes)
             wanted = ids_of(found, numbers, stage)
             stages = {letter.stage for letter in _wanted(found, stage, wanted)}
+            _leave_out(found, stage, wanted)
             if not stages:
                 return _nothing(stage)
             _check(file, stages, retries.stages)
@@ -149,7 +150,24 @@ class _Work:
 def _wanted(
     found: Letters, stage: str | None, ids: Collection[str] | None
 ) -> Iterator[DeadLetter]:
-    return (x for x in chosen(found, stage) if ids is None or x.id in ids)
+    return (x for x in current(found, stage) if ids is None or x.id in ids)
+
+
+def _leave_out(found: Letters, stage: str | None, ids: Collection[str] | None) -> None:
+    """Tell of the letters that are superseded: their rows may be loaded anew."""
+    old = sum(
+        found.settled.superseded(x)
+        for x in chosen(found, stage)
+        if ids is None or x.id in ids
+    )
+    if old:
+        replaced = found.settled.replaced
+        assert replaced is not None
+        are = "is" if old == 1 else "are"
+        Screen().tell(
+            f"{counted(old, 'dead letter')} {are} left out: their output was"
+            f" overwritten by run {replaced.run}; 'etlstage dlq drop' removes them"
+        )
 
 
 def _nothing(stage: str | None) -> int:

@@ -38,6 +38,7 @@ _log = Log()
 def run_file(
     file: Path,
     changes: Changes,
+    signals: Signals,
     *,
     report: Path | None = None,
     html: Path | None = None,
@@ -51,6 +52,7 @@ def run_file(
     Args:
         file: The pipeline.
         changes: What is laid over it.
+        signals: What it obeys, once it has begun.
         report: Where the closing report goes as JSON, or None.
         html: Where it goes as a page for people, or None.
         metrics: Address at which metrics are served meanwhile, or None.
@@ -60,16 +62,17 @@ def run_file(
     Raises:
         ConfigError: If the file is wrong, or the report can't be written there, or the
             metrics can't be served.
+        KeyboardInterrupt: By a signal before the run has begun.
 
     """
     with ExitStack() as stack:
         server = MetricsServer(metrics) if metrics is not None else None
         meter = server.meter if server is not None else None
         pipeline = trial.build(file, changes, meter)
-        signals = stack.enter_context(Signals())
         place = stack.enter_context(ReportFile(report)) if report else None
         leaf = stack.enter_context(ReportFile(html)) if html else None
         history = History(pipeline.ledger) if html else None
+        signals.begin()
         result = run_pipeline(pipeline, signals, verbosity, server, history)
         # Why the run failed is told also if the report can't be written, and the
         # report is written also if nothing can be told.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from etlstage.cli.confirm import confirm
 from etlstage.cli.letters import as_read, check_ended, chosen, find, ids_of
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
@@ -59,7 +60,7 @@ def drop_letters(
             typer.echo("no dead letters")
             return 0
         if not numbers and not yes:
-            typer.confirm(f"drop {said} of {harmless(str(place))}?", abort=True)
+            confirm(f"drop {said} of {harmless(str(place))}?")
         settle(state, sorted(ids), "dropped")
     typer.echo(f"{said} dropped")
     return 0

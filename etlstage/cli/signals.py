@@ -33,7 +33,8 @@ def quit_at_once() -> None:
 
 def deafen() -> None:
     """Let signals do nothing from now on: all is done but the exit."""
-    _install(_ignore)
+    # No function of ours: the interpreter gives those up while it ends.
+    _install(signal.SIG_IGN)
 
 
 @contextmanager
@@ -47,9 +48,17 @@ def interruptible() -> Iterator[None]:
 
 
 class Signals:
-    """Counts signals in place of what else they would do."""
+    """
+    Counts signals in place of what else they would do.
 
-    def __init__(self) -> None:
+    Args:
+        begun: Whether there is a run that can obey them; if not, they raise
+            :class:`KeyboardInterrupt` until :meth:`begin`.
+
+    """
+
+    def __init__(self, *, begun: bool = True) -> None:
+        self._begun = begun
         self._left = 0
         self._wake: Callable[[], object] | None = None
         self._before: dict[signal.Signals, _Handler] = {}
@@ -60,6 +69,10 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         _restore(self._before)
+
+    def begin(self) -> None:
+        """Count them from now on: there is a run that obeys them."""
+        self._begun = True
 
     async def receive(self) -> None:
         """Wait for the next signal, or return at once if one came before."""
@@ -76,6 +89,8 @@ class Signals:
         self._left -= 1
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._begun:
+            raise KeyboardInterrupt
         self._left += 1
         if self._wake is not None:
             self._wake()
@@ -99,10 +114,6 @@ def _restore(before: dict[signal.Signals, _Handler]) -> None:
 def _quit(_number: int, _frame: FrameType | None) -> None:
     os.write(2, b"etlstage: error: interrupted\n")
     os._exit(FORCED)
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    pass
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

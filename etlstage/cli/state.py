@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import typer
 
-from etlstage.cli.letters import Letters, chosen, find
+from etlstage.cli.confirm import confirm
+from etlstage.cli.letters import Letters, chosen, current, find
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
@@ -67,8 +68,10 @@ def show_state(place: Path, changes: Changes, *, as_json: bool) -> int:
         }
         typer.echo(json.dumps(plain, indent=2))
         return 0
-    for name, text in _lines(found, record, held=held, holder=holder):
-        typer.echo(harmless(f"{name:<14}{text}"))
+    lines = list(_lines(found, record, held=held, holder=holder))
+    wide = max(len(harmless(name)) for name, _ in lines)
+    for name, text in lines:
+        typer.echo(f"{harmless(name):<{wide}}  {harmless(text)}")
     return 0
 
 
@@ -94,10 +97,9 @@ def reset_state(place: Path, changes: Changes, *, yes: bool) -> int:
         return 0
     with Delivery(state) as delivery:
         if not yes:
-            typer.confirm(
+            confirm(
                 f"forget what is stored in {_path(state)} ({_goes_on(delivery.record)}),"
-                " so that the next run begins from the beginning?",
-                abort=True,
+                " so that the next run begins from the beginning?"
             )
         try:
             waiting = [path for what in WAITING for path in state.glob(what)]
@@ -131,10 +133,9 @@ def take_state_over(place: Path, changes: Changes, *, yes: bool) -> int:
         raise ConfigError(f"no run holds {state}: there is nothing to take over")
     who = f"{holder} ({holder.state})" if holder is not None else "a run"
     if not yes:
-        typer.confirm(
+        confirm(
             f"take {_path(state)} over from {harmless(who)}? What it does from now on it"
-            " can't commit, and a load that is not by epochs may hold that twice",
-            abort=True,
+            " can't commit, and a load that is not by epochs may hold that twice"
         )
     record = take_over(state)
     typer.echo(f"taken over: the next run goes on, {_goes_on(record)}")
@@ -153,7 +154,7 @@ def _lines(
 ) -> Iterator[tuple[str, str]]:
     yield "state", str(found.state)
     if not held:
-        yield "lock", "nobody holds it"
+        yield "lock", "free"
     elif holder is None:
         yield "lock", "held; by whom can't be read"
     else:
@@ -164,11 +165,22 @@ def _lines(
         ended = "under way" if held else "broke off"
         ended = "has ended" if record.ended else ended
         yield "last run", f"{record.run}, {record.delivery}; {ended}"
+    if record.last_load:
+        yield "last load", _load(record.last_load)
     yield "next run", _goes_on(record)
     for path, size in _others(found.state):
         yield path.name, counted(size, "byte")
     for stage, count in _letters(found).items():
         yield "dead letters", f"{count:,} of stage {stage}"
+    old = sum(map(found.settled.superseded, chosen(found, None)))
+    if old:
+        yield "superseded", f"{counted(old, 'dead letter')}, of overwritten output"
+
+
+def _load(last: Mapping[str, object]) -> str:
+    epochs = counted(int(str(last.get("epoch", 0))), "epoch")
+    source, sink = last.get("input") or "its input", last.get("output") or "its output"
+    return f"{last.get('load')}: {epochs} from {source} into {sink}"
 
 
 def _goes_on(record: Record) -> str:
@@ -181,9 +193,9 @@ def _goes_on(record: Record) -> str:
 
 
 def _letters(found: Letters) -> dict[str, int]:
-    """Return how many letters each stage has."""
+    """Return how many letters each stage has that are not superseded."""
     counts: dict[str, int] = {}
-    for letter in chosen(found, None):
+    for letter in current(found, None):
         counts[letter.stage] = counts.get(letter.stage, 0) + 1
     return counts
 

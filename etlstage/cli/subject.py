@@ -7,7 +7,7 @@ What is said of it has the names of the pipeline file, and is read as it is ther
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -101,35 +101,41 @@ def _of_command(words: Sequence[str], options: Options) -> Program:
         )
     if not words:
         raise ConfigError("expected the command of a worker, as in -- ./worker")
-    written: dict[str, Any] = {"worker": {"command": list(words)}}
+    spoken: dict[str, Any] = {}
+    written: dict[str, Any] = {"worker": {"command": list(words)}, "dialect": spoken}
     if options.dialect is not None:
         name, _, settings = options.dialect.partition(":")
         pairs = _pairs("dialect", settings) if settings else {}
-        written["worker"] |= {key: _plain(text) for key, text in pairs.items()}
-        written["worker"]["dialect"] = name
+        spoken |= {"name": name, **{key: _plain(text) for key, text in pairs.items()}}
     if options.markers is not None:
-        written["worker"]["markers"] = _pairs("markers", options.markers)
+        spoken |= _pairs("markers", options.markers)
     if options.batch is not None:
-        driver, _, size = options.batch.partition(":")
-        written["batch"] = {"driver": driver} | ({"size": _whole(size)} if size else {})
-    name = (options.dialect or DEFAULT).partition(":")[0]
-    if options.mode is not None or (
-        # Where it is a matter of mode whether a worker is asked.
-        options.offsets is not None
-        and "mode" in dialect_class(name).keys(StageKind(kind))
-    ):
-        written["mode"] = options.mode or "cyclic"
+        spoken["driver"], _, size = options.batch.partition(":")
+        written["batch"] = {"size": _whole(size)} if size else {}
+    modes = "mode" in _keys_of(spoken.get("name", DEFAULT), StageKind(kind))
+    # Where it is a matter of mode whether a worker is asked.
+    if options.mode is not None or (options.offsets is not None and modes):
+        spoken["mode"] = options.mode or "cyclic"
     if options.offsets is not None:
         written["offsets"] = {"by": options.offsets}
     try:
         keys: StageKeys = stage_section(_KEYS[kind]).read(written)
     except Invalid as error:
         said = "; ".join(
-            f"{_option(problem.loc)}: {problem.say()}" for problem in error.problems
+            f"{_option(problem.loc, options)}: {problem.say()}"
+            for problem in error.problems
         )
         raise ConfigError(said) from None
     stage = stage_of(keys, "worker", Path.cwd())
     return Program(stage, options.offsets == "supervisor", Secrets())
+
+
+def _keys_of(name: str, kind: StageKind) -> Collection[str]:
+    """Return the settings of a dialect, if there is one of that name."""
+    try:
+        return dialect_class(name).section(kind).keys
+    except ConfigError:
+        return ()  # told with all else
 
 
 def _pairs(option: str, text: str) -> dict[str, str]:
@@ -156,13 +162,19 @@ def _whole(text: str) -> int:
         raise ConfigError(f"--batch: expected DRIVER[:SIZE], got :{text}") from None
 
 
-def _option(loc: Loc) -> str:
+def _option(loc: Loc, options: Options) -> str:
     """Return the option that has set what stands at ``loc``."""
     keys = [str(key) for key in loc]
-    if keys[:2] == ["worker", "markers"]:
-        return ".".join(["--markers", *keys[2:]])
-    if keys[:1] == ["worker"] and keys[1:] != ["command"]:
-        return ".".join(["--dialect", *keys[1:]]).removesuffix(".dialect")
     if keys[:1] == ["worker"]:
         return "command"
-    return f"--{keys[0]}" if keys else "worker"
+    if keys[:1] != ["dialect"]:
+        return f"--{keys[0]}" if keys else "worker"
+    of = {"mode": "--mode", "driver": "--batch"}.get(keys[-1])
+    if of is not None:
+        return of
+    in_markers = options.dialect is None or (
+        options.markers is not None and f"{keys[-1]}=" in options.markers
+    )
+    return ".".join(
+        [f"--{'markers' if in_markers else 'dialect'}", *keys[1:]]
+    ).removesuffix(".name")

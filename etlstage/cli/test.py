@@ -21,7 +21,7 @@ from etlstage.cli.signals import interruptible
 from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import hidden_texts
 from etlstage.config.loader import Case, cases_of, load
-from etlstage.config.model import SessionKeys
+from etlstage.config.model import PipelineKeys
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
@@ -65,7 +65,7 @@ def test(file: Path, changes: Changes, *, junit: Path | None, debug: bool) -> in
     else:
         structlog.configure(processors=[_drop])
     outcomes = []
-    with interruptible(), scratch("test") as folder, _rows(keys.spark) as rows:
+    with interruptible(), scratch("test") as folder, _rows(keys) as rows:
         for i, case in enumerate(cases):
             (own := folder / str(i)).mkdir()
             trial = Trial(keys, document, case, own, rows=rows)
@@ -81,7 +81,7 @@ def test(file: Path, changes: Changes, *, junit: Path | None, debug: bool) -> in
 
 
 @contextmanager
-def _rows(keys: SessionKeys) -> Iterator[Rows]:
+def _rows(keys: PipelineKeys) -> Iterator[Rows]:
     rows = Rows(keys)
     try:
         yield rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -12,16 +13,15 @@ import structlog
 
 from etlstage.cli.check import drop, lines_of
 from etlstage.cli.failure import FAILED
-from etlstage.cli.rows import Rows
 from etlstage.cli.screen import Screen
 from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import Options, Program, program_of
+from etlstage.config.end import Site
 from etlstage.config.lookup import StageFile
 from etlstage.config.model import ExtractKeys
-from etlstage.config.stages import StageKeys
 from etlstage.errors import ConfigError
 from etlstage.messages import Position, Run, StageKind
-from etlstage.pipeline.worker_source import WorkerSource
+from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.protocol.base import Shape
 from etlstage.stage import Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -179,10 +179,12 @@ async def _typed() -> AsyncGenerator[bytes, None]:
 async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, None]:
     """Yield what would reach a stage: what is extracted, through those before it."""
     found = StageFile.read(file)
-    rows = Rows(found.keys.spark)
+    session = replace(found.keys.spark, master="local[2]", remote=None)
+    keys = replace(found.keys, engine="local", state=None, spark=session)
+    site = Site(keys, folder, DeadLetters(folder, pipeline=keys.name))
     try:
-        (extract, made), *others = found.stages.items()
-        source = _extracted(extract, made, folder, rows)
+        extract, *others = found.stages.items()
+        source = _extracted(keys.extract, extract[0], site)
         before = []
         for other, (_, stage) in others:
             if other == name:
@@ -194,22 +196,14 @@ async def _inputs(file: Path, folder: Path, name: str) -> AsyncGenerator[bytes, 
                 for output in await _passed(before, message):
                     yield output
     finally:
-        rows.stop()
+        if site.shared is not None:
+            site.shared.stop()
 
 
 async def _extracted(
-    name: str, made: tuple[StageKeys, Stage | None], folder: Path, rows: Rows
+    keys: ExtractKeys, name: str, site: Site
 ) -> AsyncGenerator[bytes, None]:
-    keys, stage = made
-    assert isinstance(keys, ExtractKeys)
-    if keys.spark is not None:
-        from etlstage.config import build_spark
-
-        source = build_spark.source(keys.spark, name, folder, await rows.start())
-        runs = source.runs()
-    else:
-        assert stage is not None
-        runs = WorkerSource(stage, offsets=keys.offsets).runs()
+    runs = keys.end.source(replace(keys, every=None), name, site).runs()
     async with aclosing(runs):
         async for run in runs:
             for message in () if isinstance(run, Position) else run:

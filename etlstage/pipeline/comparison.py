@@ -41,7 +41,16 @@ CUT: Final = 80
 BEFORE: Final = 20
 """Characters shown in front of the place where two long messages part."""
 # Restarts, which come last, are nobody's outcome.
-WORDS: Final = ("in", "done", "dead", "failed", "lost", "out", "skipped", "doubtful")
+WORDS: Final = (
+    "in",
+    "done",
+    "dead",
+    "failed",
+    "unprocessed",
+    "out",
+    "skipped",
+    "doubtful",
+)
 
 
 class Messages(Protocol):

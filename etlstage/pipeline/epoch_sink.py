@@ -24,7 +24,7 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from etlstage.errors import EtlstageError, RepliesDoubtful, SinkFailed
+from etlstage.errors import EtlstageError, SinkFailed
 from etlstage.messages import Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Epochs
@@ -172,8 +172,8 @@ class EpochSink(WorkerSink):
             self._ended.set()
             await self._closed.wait()
             await check_ends(self.name, events)
-        if self.account.doubtful:
-            raise RepliesDoubtful(self.account.doubtful, stage=self.name)
+        if (doubt := self.doubt) is not None:
+            raise doubt
 
     async def _tell(self, what: str, command: tuple[str, ...]) -> None:
         self._check()  # workers may have taken their time to end

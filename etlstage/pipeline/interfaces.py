@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from etlstage.errors import Faults, SourceFailed
+from etlstage.errors import Faults, RepliesDoubtful, SourceFailed, StageError
 from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.ledger import Account
@@ -57,6 +57,16 @@ class Source(ABC):
 
     goes_on: bool = False
     """Whether the next run reads on where this one has come to the end."""
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """Messages and bytes between two positions, at most; zeros: nobody knows."""
+        return 0, 0
+
+    @property
+    def input(self) -> str:
+        """What is read, for a human."""
+        return f"stage {self.name}"
 
     def begin(self, epochs: Epochs) -> None:
         """Take note of what sets the load apart, over all its starts."""
@@ -121,6 +131,12 @@ class Source(ABC):
         """Messages whose replies may be those of others, so far, if it has workers."""
         return 0
 
+    @property
+    def doubt(self) -> StageError | None:
+        """Why, if there are any."""
+        doubtful = self.doubtful
+        return RepliesDoubtful(doubtful, stage=self.name) if doubtful else None
+
     async def acknowledge(self, position: Position) -> None:
         """Take note that everything before ``position`` is durable, and recorded."""
 
@@ -181,6 +197,22 @@ class Landing(ABC):
 
         """
 
+    @property
+    def performs(self) -> bool:
+        """Whether :meth:`perform` does anything."""
+        return False
+
+    async def perform(self) -> None:
+        """
+        Do what belongs behind the record of what was flushed, such as to show it.
+
+        It is done again by a start that finds the record, and has to lead to the same.
+
+        Raises:
+            SinkFailed: If it can't be done.
+
+        """
+
     @abstractmethod
     def landed(self) -> str:
         """Return, in one line for a human, what was loaded and what was not."""
@@ -228,6 +260,12 @@ class Sink(Landing):
     def doubtful(self) -> int:
         """Messages whose replies may be those of others, so far, if it has workers."""
         return 0
+
+    @property
+    def doubt(self) -> StageError | None:
+        """Why, if there are any."""
+        doubtful = self.doubtful
+        return RepliesDoubtful(doubtful, stage=self.name) if doubtful else None
 
     def hurry(self) -> None:
         """Wait no more for workers that may never answer."""

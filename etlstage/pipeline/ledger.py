@@ -2,7 +2,7 @@
 What became of every message of a run.
 
 A stage takes messages in and gives each exactly one outcome: done, dead, failed or
-lost.
+unprocessed.
 What it makes of them is what the next stage takes in.
 :meth:`Ledger.check` proves both; a run that can't prove them has not succeeded.
 """
@@ -24,7 +24,7 @@ COUNTS: Final = (
     "done",
     "dead",
     "failed",
-    "lost",
+    "unprocessed",
     "produced",
     "skipped",
     "doubtful",
@@ -48,8 +48,9 @@ class Account:
     """Messages that could not be processed and were dead-lettered."""
     failed: int = 0
     """Messages refused by the worker or the destination, and not dead-lettered."""
-    lost: int = 0
-    """Messages whose worker died, or was stopped, while it held them."""
+    unprocessed: int = 0
+    """Messages without another outcome when the run ended early: their worker died, or
+    was stopped, while it held them."""
     produced: int = 0
     """Messages made for the next stage."""
     doubtful: int = 0
@@ -99,12 +100,19 @@ class Account:
         """Messages that the stage has dealt with."""
         if self.kind is StageKind.EXTRACT:
             return self.produced
-        return self.done + self.dead + self.failed + self.lost
+        return self.processed + self.unprocessed
+
+    @property
+    def processed(self) -> int:
+        """The same without what the run has left; rates are of these."""
+        if self.kind is StageKind.EXTRACT:
+            return self.produced
+        return self.done + self.dead + self.failed
 
     @property
     def pending(self) -> int:
         """Messages taken in that have no outcome yet."""
-        return self.received - self.done - self.dead - self.failed - self.lost
+        return self.received - self.done - self.dead - self.failed - self.unprocessed
 
 
 class Ledger:
@@ -157,9 +165,9 @@ class Ledger:
         return sum(a.produced - b.received for a, b in pairwise(self._accounts))
 
     def settle(self) -> None:
-        """Book what has no outcome as lost: its worker is gone."""
+        """Book what has no outcome as unprocessed: its worker is gone."""
         for account in self._accounts:
-            account.lost += account.pending
+            account.unprocessed += account.pending
 
     def check(self, *, whole: bool = True) -> None:
         """
@@ -175,7 +183,7 @@ class Ledger:
         """
         wrong = [
             f"stage {a.stage}: {a.received} received, but {a.done} done"
-            f" + {a.dead} dead + {a.failed} failed + {a.lost} lost"
+            f" + {a.dead} dead + {a.failed} failed + {a.unprocessed} unprocessed"
             for a in self._accounts
             if a.pending
         ]

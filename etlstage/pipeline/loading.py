@@ -77,7 +77,9 @@ class Loading:
         self._positions: deque[tuple[int, Position]] = deque()
         # Of the epoch under way: its messages and bytes, and those behind the position.
         self._held = [0, 0]
-        self._behind = 0
+        self._behind = [0, 0]
+        # What may come between two positions, as far as that is known.
+        self._coming = source.cut
         # What the source had given before the last position, or had when we began.
         self._covered = 0
         if self._epochs is not None:
@@ -111,7 +113,7 @@ class Loading:
                     if self._epochs is None:
                         await self._sink.flush()
                         await self._acknowledge()
-                    elif self._reached is not None and not self._behind:
+                    elif self._reached is not None and not self._behind[0]:
                         await self._commit_at(self._reached)
                     else:
                         self._due = True
@@ -134,6 +136,7 @@ class Loading:
         await (self._sink.finish() if exhausted else self._sink.flush())
         await self._sink.stop()
         await self._sink.commit(self._note())
+        await self._sink.perform()
         await self._acknowledge()
         delivery = self._delivery
         if delivery is not None and not self._doubtful():
@@ -164,24 +167,31 @@ class Loading:
 
     async def _take_exactly(self, item: Run | Position) -> None:
         if isinstance(item, Position):
-            self._reached, self._behind = item, 0
+            self._coming = (
+                max(self._coming[0], self._behind[0]),
+                max(self._coming[1], self._behind[1]),
+            )
+            self._reached, self._behind = item, [0, 0]
             if item.passed:
                 self._covered = item.passed[0].counts[_PRODUCED]
             return
         size = size_of(item)
         if (
             self._reached is not None
-            and not self._behind
+            and not self._behind[0]
             and (self._due or self._over(len(item), size))
         ):
             await self._commit_at(self._reached)
         await self._sink.write(item)
-        self._behind += len(item)
-        self._held = [self._held[0] + len(item), self._held[1] + size]
+        for counts in (self._behind, self._held):
+            counts[0] += len(item)
+            counts[1] += size
 
     def _over(self, messages: int, size: int) -> bool:
         """Return whether the epoch would be larger than it may be with so much more."""
         bounds, (held, held_size) = self._bounds, self._held
+        # The rest up to the next position comes, too, perhaps in several runs.
+        messages, size = max(messages, self._coming[0]), max(size, self._coming[1])
         over = held + messages > bounds.messages or held_size + size > bounds.bytes
         return bool(held) and over
 
@@ -218,7 +228,7 @@ class Loading:
             await self._commit(value, counts, letters, ended=True)
             if value is None:
                 await self._source.finished()
-        elif self._behind or self._ledger[0].produced > self._covered:
+        elif self._behind[0] or self._ledger[0].produced > self._covered:
             # Of some nothing came: they have dead letters that will come again, too.
             raise SourceFailed(
                 f"stage {self._source.name}: stopped where it can't read on: what came"
@@ -250,8 +260,15 @@ class Loading:
     ) -> None:
         assert self._epochs is not None
         record = self._epochs.next(
-            position, accounts=accounts, letters=letters, ended=ended
+            position,
+            accounts=accounts,
+            letters=letters,
+            ended=ended,
+            performs=self._sink.performs,
         )
         await self._sink.commit(record.note)
         self._epochs.at("committed")
         self._epochs.keep(record)
+        if self._sink.performs:
+            await self._sink.perform()
+            self._epochs.performed()

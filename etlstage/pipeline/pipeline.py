@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ("Pipeline",)
 
 _SLOW = 3.0  # seconds for an answer that are worth a word
+_LOOK = 1.0  # seconds between two looks for a doubt, while nothing moves
 
 Item: TypeAlias = Run | Position
 Items: TypeAlias = AsyncGenerator[Item, None] | MemoryObjectReceiveStream[Item]
@@ -115,6 +116,7 @@ class Pipeline(Runner):
             delivery=delivery,
         )
         self._source = source
+        self._input, self._reads_on = source.input, source.goes_on
         self._sink = sink
         self._flush_every = flush_every
         self._meter = meter
@@ -123,6 +125,7 @@ class Pipeline(Runner):
         self._note = note
         self._scope: anyio.CancelScope
         self._extracting: anyio.CancelScope | None = None
+        self._watching: anyio.CancelScope
         self._supervisors: list[AsyncSupervisor] = []
         self._drained = False
         self._exhausted = False
@@ -177,7 +180,7 @@ class Pipeline(Runner):
         return self._source.doubtful + stages + self._sink.doubtful
 
     async def _run(self) -> Status:
-        self._extracting = anyio.CancelScope()
+        self._extracting, self._watching = anyio.CancelScope(), anyio.CancelScope()
         if self._drained:
             self.drain()
         if await self._begin():
@@ -334,11 +337,30 @@ class Pipeline(Runner):
             # A sink that is entered in a thread does not hear that the run is cancelled.
             await anyio.lowlevel.checkpoint_if_cancelled()
             tasks.start_soon(loading.flush_now_and_then, self._guarded)
+            tasks.start_soon(self._watch)
             async for item in items:
+                # What is behind it is read again by the next run.
+                self._check_doubt()
                 await loading.take(item)
                 self._tick(self._sink.account)
+            self._watching.cancel()
             await loading.end(exhausted=self._exhausted)
             self._tick(self._sink.account)
+
+    async def _watch(self) -> None:
+        """End a run in which something is doubtful also while nothing is to be loaded."""
+        with suppress(Exception), self._guarded(), self._watching:
+            while True:
+                await anyio.sleep(_LOOK)
+                self._check_doubt()
+
+    def _check_doubt(self) -> None:
+        """Raise why something that was loaded, or is to be, is doubtful."""
+        parts: Sequence[Source | AsyncSupervisor | Sink]
+        parts = (self._source, *self._supervisors, self._sink)
+        for part in parts:
+            if (doubt := part.doubt) is not None:
+                raise doubt
 
     def _passed(self, account: Account) -> Passed:
         """Return what a stage has done, which a position leaves."""
@@ -352,6 +374,12 @@ class Pipeline(Runner):
             return False
         self._source.begin(self._epochs)
         if record.ended:
+            if record.pending:
+                # A sink that is entered does what a start has left to the next.
+                async with self._sink:
+                    pass
+            if self._delivery is not None:
+                self._delivery.performed()
             await self._source.finished()
             return True
         if record.position is not None:

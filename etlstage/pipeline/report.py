@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from html import escape
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from etlstage.errors import EtlstageError, LedgerImbalance
 from etlstage.messages import StageKind
 from etlstage.pipeline.interfaces import Output
 from etlstage.pipeline.ledger import Account, Ledger
 from etlstage.pipeline.secret import Secrets
+from etlstage.telemetry.terminal import harmless
 
-__all__ = ("KeptLetters", "Report", "Status")
+__all__ = (
+    "ENDINGS",
+    "Cell",
+    "KeptLetters",
+    "Report",
+    "Status",
+    "accounts",
+    "as_html",
+    "as_text",
+    "balance",
+    "closing_lines",
+)
 
 Status: TypeAlias = Literal["done", "failed", "drained", "forced"]
+
+
+ENDINGS: Final = {
+    "done": "done in {}",
+    "failed": "failed in {}",
+    "drained": "drained after a signal in {}; run it again for the rest",
+    "forced": "stopped by force in {}",
+}
+"""How a run ended, by its status."""
+
+
+class Cell(NamedTuple):
+    """A number in the table of the accounts."""
+
+    text: str
+    alarming: bool = False
+    """Whether somebody should look at it."""
 
 
 class KeptLetters(NamedTuple):
@@ -27,9 +59,13 @@ class KeptLetters(NamedTuple):
     """What shows them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Report:
-    """What a run did, and what it loaded."""
+    """
+    What a run did, and what it loaded.
+
+    As a text it is the closing table of the command line; a notebook shows it as HTML.
+    """
 
     name: str
     run: str
@@ -57,6 +93,35 @@ class Report:
         """Messages in flight between two stages when the run ended."""
         return self.ledger.undelivered
 
+    def __repr__(self) -> str:
+        loaded = self.ledger[-1].made
+        return f"<Report {self.name!r} run={self.run} {self.status} loaded={loaded}>"
+
+    def __str__(self) -> str:
+        """Return the closing table, what was loaded, and the error if there is one."""
+        lines = (harmless(line, lines=True) for line in self._lines())
+        return "\n".join([as_text(*self._table()), *lines])
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return as_html(*self._table(), self._lines())
+
+    def _table(self) -> tuple[list[str], list[list[Cell]]]:
+        seconds = [f"{account.seconds:.1f}" for account in self.ledger]
+        return accounts(self.ledger, "seconds", seconds)
+
+    @property
+    def _story(self) -> tuple[str, ...]:
+        return self.error.story if isinstance(self.error, EtlstageError) else ()
+
+    def _lines(self) -> list[str]:
+        lines = closing_lines(self)
+        if self.error is not None:
+            conceal = self.secrets.conceal
+            lines.append(f"error: {conceal(str(self.error))}")
+            lines += (f"  {conceal(line)}" for line in self._story)
+        return lines
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON, without secrets."""
         concealed = self.secrets.concealed
@@ -65,6 +130,7 @@ class Report:
             "run": self.run,
             "status": self.status,
             "error": concealed(str(self.error)) if self.error is not None else None,
+            "story": concealed(list(self._story)),
             "started": self.started.isoformat(timespec="milliseconds"),
             "ended": self.ended.isoformat(timespec="milliseconds"),
             "seconds": round(self.seconds, 3),
@@ -79,6 +145,111 @@ class Report:
         }
 
 
+def accounts(
+    ledger: Ledger, last: str, values: Iterable[str]
+) -> tuple[list[str], list[list[Cell]]]:
+    """
+    Return the headings and the rows of the table of a run.
+
+    Args:
+        ledger: The accounts.
+        last: Heading of the last column.
+        values: What stands in it, a text for each stage.
+
+    """
+    # Restarts also where they lost nothing: a healthy report is to show them.
+    seldom = ("skipped", "restarts")
+    shown = [name for name in seldom if any(getattr(a, name) for a in ledger)]
+    bad = ["dead", "failed", "unprocessed", *shown]
+    rows = []
+    for account, value in zip(ledger, values, strict=True):
+        taken = account.kind is not StageKind.EXTRACT
+        counts = [int(getattr(account, name)) for name in bad]
+        rows.append(
+            [
+                Cell(account.stage),
+                Cell(f"{account.received:,}" if taken else "-"),
+                Cell(f"{account.made:,}"),
+                *(Cell(f"{count:,}", alarming=bool(count)) for count in counts),
+                Cell(value),
+            ]
+        )
+    return ["stage", "in", "out", *bad, last], rows
+
+
+def as_text(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a table with its first column to the left, the others to the right."""
+    lines = [heads, *([cell.text for cell in row] for row in rows)]
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return "\n".join(
+        "  ".join(
+            [
+                stage.ljust(first),
+                *(t.rjust(w) for t, w in zip(rest, others, strict=True)),
+            ]
+        ).rstrip()
+        for stage, *rest in lines
+    )
+
+
+def as_html(
+    heads: Sequence[str], rows: Sequence[Sequence[Cell]], lines: Iterable[str]
+) -> str:
+    """Return a table, and lines below it, as a part of a page; all is escaped."""
+
+    def cell(tag: str, text: str, *, left: bool, alarming: bool = False) -> str:
+        style = f"text-align:{'left' if left else 'right'}"
+        style += ";color:#c00;font-weight:bold" * alarming
+        return f'<{tag} style="{style}">{escape(text)}</{tag}>'
+
+    head = "".join(cell("th", text, left=not i) for i, text in enumerate(heads))
+    body = "".join(
+        "<tr>"
+        + "".join(
+            cell("td", one.text, left=not i, alarming=one.alarming)
+            for i, one in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    below = "".join(f"<div>{escape(line)}</div>" for line in lines)
+    return (
+        f"<div><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f"{below}</div>"
+    )
+
+
+def closing_lines(report: Report) -> list[str]:
+    """Return what stands below the table, without secrets; not the error."""
+    conceal = report.secrets.conceal
+    lines = [balance(report), conceal(report.landed)]
+    if report.dead_letters.messages:
+        look = conceal(str(report.dead_letters.command))
+        lines.append(f"to see the dead letters: {look}")
+    ending = ENDINGS[report.status].format(f"{report.seconds:.1f} s")
+    return [*lines, f"{report.name}: {ending}"]
+
+
+def balance(report: Report) -> str:
+    """Return what the ledger says of a run, in one line."""
+    whole = report.status in ("done", "drained")
+    try:
+        report.ledger.check(whole=whole)
+    except LedgerImbalance as error:
+        return f"ledger not balanced: {error}"
+    *_, last = report.ledger
+    counts = {
+        "skipped": sum(account.skipped for account in report.ledger),
+        "doubtful": sum(account.doubtful for account in report.ledger),
+        "dead-lettered": sum(account.dead for account in report.ledger),
+        "failed": sum(account.failed for account in report.ledger),
+        "unprocessed": sum(account.unprocessed for account in report.ledger)
+        + report.undelivered,
+    }
+    others = [f"{count:,} {what}" for what, count in counts.items() if count]
+    return f"accounted for: {', '.join((f'{last.done:,} loaded', *others))}"
+
+
 def _stage(account: Account) -> dict[str, Any]:
     return {
         "stage": account.stage,
@@ -88,7 +259,7 @@ def _stage(account: Account) -> dict[str, Any]:
         "done": account.done,
         "dead": account.dead,
         "failed": account.failed,
-        "lost": account.lost,
+        "unprocessed": account.unprocessed,
         "skipped": account.skipped,
         "doubtful": account.doubtful,
         "restarts": account.restarts,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from secrets import token_hex
+from typing import Literal
 
 import anyio
 
@@ -23,7 +24,15 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import DeadLetterSink, Epochs, Landing
 from etlstage.pipeline.ledger import Account, Ledger
-from etlstage.pipeline.report import KeptLetters, Report, Status
+from etlstage.pipeline.report import (
+    Cell,
+    KeptLetters,
+    Report,
+    Status,
+    accounts,
+    as_html,
+    as_text,
+)
 from etlstage.pipeline.secret import Secrets
 from etlstage.stage import Stage
 from etlstage.telemetry.log import Log
@@ -73,9 +82,12 @@ class Runner(ABC):
         self.ledger: Ledger = Ledger.of_pipeline(source, names, sink.account)
         """The accounts of the stages, live as far as the engine knows."""
         self._stages = tuple(stages)
+        self._input = f"stage {source}"
+        self._reads_on = True  # and a new run has what is new
         self._dead_letters = dead_letters
         self._number = dead_letters.run if dead_letters is not None else token_hex(4)
         self._error: Exception | None = None
+        self._phase: Literal["before", "running", "over"] = "before"
         self._started = self._ended = 0.0
         self._began = self._was_over = datetime.now(UTC)
         self._landing = sink
@@ -83,6 +95,32 @@ class Runner(ABC):
         self._release = release
         self._delivery = delivery
         self._check()
+
+    def __repr__(self) -> str:
+        line = " -> ".join(account.stage for account in self.ledger)
+        return f"<{type(self).__name__} {self.name!r} {line}: {self._condition}>"
+
+    def __str__(self) -> str:
+        """Return the accounts as a table, as far as the run is, and how it is."""
+        return f"{as_text(*self._table())}\n{self.name}: {self._condition}"
+
+    def _repr_html_(self) -> str:
+        """Return the same for a notebook."""
+        return as_html(*self._table(), [f"{self.name}: {self._condition}"])
+
+    def _table(self) -> tuple[list[str], list[list[Cell]]]:
+        seconds = [f"{account.seconds:.1f}" for account in self.ledger]
+        return accounts(self.ledger, "seconds", seconds)
+
+    @property
+    def _condition(self) -> str:
+        match self._phase:
+            case "before":
+                return "has not run"
+            case "running":
+                return self.activity or "is running"
+        status = "failed" if self._error is not None else "ended"
+        return f"{status} in {self._ended - self._started:.1f} s"
 
     @abstractmethod
     def drain(self) -> None:
@@ -101,6 +139,7 @@ class Runner(ABC):
         Cancelling stops the workers at once; :meth:`report` then says what landed.
         A pipeline runs only once.
         """
+        self._phase = "running"
         self._started, self._began = anyio.current_time(), datetime.now(UTC)
         status: Status | None = None
         try:
@@ -122,6 +161,7 @@ class Runner(ABC):
                 await self._close_letters()
                 if self._release is not None:
                     await self._release(self._error)
+            self._phase = "over"
             self._ended, self._was_over = anyio.current_time(), datetime.now(UTC)
             # What a whole run can't account for is a fault, and no loss.
             if status is None or self._error is not None:
@@ -184,6 +224,7 @@ class Runner(ABC):
             stages=[account.stage for account in self.ledger],
             letters=letters.sizes() if letters is not None else {},
             output=" ".join(self._landing.output()),
+            input=self._input,
             anew=anew,
         )
 
@@ -203,7 +244,7 @@ class Runner(ABC):
         assert self._delivery is not None
         now, delivery = self._delivery.record, self._delivery
         once, check = delivery.exactly_once, delivery.check
-        return Epochs(now.load, now.epoch, once, check, now.fence)
+        return Epochs(now.load, now.epoch, once, check, now.fence, now.pending)
 
     @abstractmethod
     async def _run(self) -> Status:
@@ -223,11 +264,19 @@ class Runner(ABC):
             ended=self._was_over,
             seconds=self._ended - self._started,
             ledger=self.ledger,
-            landed=self._landing.landed(),
+            landed=self._landing.landed() + self._covered(status),
             output=self._landing.output(),
             dead_letters=kept,
             secrets=self.secrets,
         )
+
+    def _covered(self, status: Status) -> str:
+        """Return what exactly once was about, where a new run loads all again."""
+        delivery = self._delivery
+        once = delivery is not None and delivery.exactly_once
+        if status != "done" or not once or self._reads_on:
+            return ""
+        return "; once covers this load: a new run loads all again"
 
     def _fail(self, error: Exception) -> None:
         """Note why the run fails: the first error wins."""

@@ -8,7 +8,7 @@ from typing import Self
 
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from etlstage.errors import EtlstageError, RepliesDoubtful, StageFailed
+from etlstage.errors import EtlstageError, StageError, StageFailed
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -66,6 +66,11 @@ class WorkerSink(Sink):
         """Messages whose replies may be those of others, so far."""
         return self._supervisor.doubtful
 
+    @property
+    def doubt(self) -> StageError | None:
+        """Why, if there are any."""
+        return self._supervisor.doubt
+
     def hurry(self) -> None:
         """Wait no more for workers that may never answer."""
         self._supervisor.hurry()
@@ -118,12 +123,21 @@ class WorkerSink(Sink):
         self._finished = True
 
     async def stop(self) -> None:
-        """End the workers."""
+        """
+        End the workers.
+
+        Raises:
+            StageError: If what they have answered may not be loaded.
+
+        """
         await self._supervisor.aclose()
+        if (doubt := self.doubt) is not None:
+            raise doubt
 
     def landed(self) -> str:
         """Return how many messages the workers have loaded."""
-        complete = "complete" if self._finished else "incomplete"
+        whole = self._finished and not self.doubtful
+        complete = "complete" if whole else "incomplete"
         return f"{counted(self.account.done, 'message')} loaded; output {complete}"
 
     def output(self) -> Output:
@@ -184,5 +198,5 @@ async def tell(stage: Stage, messages: Run, *, launch: Launch = launch_worker) -
             if result.error is not None:
                 raise result.error
         await check_ends(stage.name, events)
-    if supervisor.doubtful:
-        raise RepliesDoubtful(supervisor.doubtful, stage=stage.name)
+    if (doubt := supervisor.doubt) is not None:
+        raise doubt

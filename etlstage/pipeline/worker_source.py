@@ -54,6 +54,7 @@ class WorkerSource(Source):
         self._supervisor: AsyncSupervisor | None = None
         self._resumed: int | None = None
         self._reached: int | None = None
+        self._passed = False  # something of the round that is under way
         self.goes_on: bool = self._by_offset
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
@@ -94,11 +95,17 @@ class WorkerSource(Source):
         self._resumed = position
 
     def drain(self) -> bool:
-        """End behind the round that is under way; a plain run has no such point."""
+        """
+        End behind the round that is under way, if a worker has it.
+
+        A plain run has no such point. And a worker that has yet to start, or to be
+        ready, may never be: a round of which nothing came is not waited for then.
+        """
         self._draining.set()
         if self._supervisor is not None:
             self._supervisor.hurry()
-        return self._stage.dialect.shape is Shape.MESSAGE
+        under_way = self._passed or self.slowest is not None
+        return self._stage.dialect.shape is Shape.MESSAGE and under_way
 
     @property
     def slowest(self) -> Silence | None:
@@ -127,12 +134,12 @@ class WorkerSource(Source):
     ) -> AsyncGenerator[Run | Position, None]:
         runs_once = self._stage.dialect.shape is Shape.STREAM
         while True:
-            found = False
+            self._passed = False
             async with aclosing(supervisor.extract_runs()) as runs:
                 async for run in runs:
-                    found = True
+                    self._passed = True
                     yield run
-            if found and not runs_once:
+            if self._passed and not runs_once:
                 # There may be more: a pause is for when all was read.
                 if self._draining.is_set():
                     return
@@ -147,9 +154,11 @@ class WorkerSource(Source):
         while True:
             end = await self._end(supervisor, reached)
             for start, stop in steps(reached, end, policy.step):
+                self._passed = False
                 runs = supervisor.extract_runs(start=start, end=stop, template=template)
                 async with aclosing(runs):
                     async for run in runs:
+                        self._passed = True
                         yield run
                 self._reached = reached = stop
                 yield Position(stop)

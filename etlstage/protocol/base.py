@@ -9,16 +9,15 @@ them into events and back.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, Self
 
 from etlstage.messages import StageKind
 from etlstage.protocol.events import Event
 
 if TYPE_CHECKING:
-    from etlstage.settings.definition import Setting
-    from etlstage.settings.problem import Problem
+    from etlstage.settings.definition import Section
 
 __all__ = (
     "SEND_EOF",
@@ -59,7 +58,7 @@ class Session(Protocol):
     One conversation in a dialect, seen from one side.
 
     Receiving never raises for what the peer did: it gives a
-    :class:`~etlstage.protocol.events.ProtocolFailed`, after which the session is dead.
+    :class:`~etlstage.protocol.events.Failed`, after which the session is dead.
     """
 
     @property
@@ -70,6 +69,16 @@ class Session(Protocol):
         They have no names then: :class:`~etlstage.protocol.events.MessagesPassed` and
         :class:`~etlstage.protocol.events.RepliesCompleted` are what passes, a run at a
         time. Else they are opened and ended by their numbers.
+        """
+        ...
+
+    @property
+    def unprompted(self) -> bool:
+        """
+        Whether it has bytes to write, or waits for a time, beside what is sent.
+
+        Else :meth:`data_to_send` need only be asked behind :meth:`send`, and there is
+        no timer.
         """
         ...
 
@@ -180,7 +189,7 @@ class Dialect(ABC):
     """
 
     name: ClassVar[str]
-    """As ``worker.dialect`` calls it."""
+    """As the key ``dialect`` calls it."""
 
     @property
     @abstractmethod
@@ -243,8 +252,27 @@ class Dialect(ABC):
         return b"x" * len(data)
 
     @abstractmethod
-    def open(self, side: Side, limits: Limits) -> Session:
-        """Return a fresh session."""
+    def open(
+        self,
+        side: Side,
+        limits: Limits,
+        *,
+        batch: int = 1,
+        kind: StageKind = StageKind.TRANSFORM,
+        assignment: object = None,
+    ) -> Session:
+        """
+        Return a fresh session.
+
+        Args:
+            side: Which end of it.
+            limits: How much the peer may make us hold.
+            batch: Messages that fill a batch.
+            kind: Of the stage: what is asked for where nothing else is.
+            assignment: The share of the input that this worker has, such as a shard
+                and where to go on in it; None for all that comes.
+
+        """
 
     @abstractmethod
     def silence(self, received: int) -> str:
@@ -274,40 +302,27 @@ class Dialect(ABC):
         """Return these settings with one message as one exchange."""
 
     @classmethod
-    def keys(cls, kind: StageKind) -> dict[str, Setting]:
+    @abstractmethod
+    def section(cls, kind: StageKind) -> Section:
         """
-        Return the settings by where they are written among the keys of a stage.
+        Return what reads the settings as they are written for a stage.
 
         Args:
-            kind: Of the stage. A key such as ``worker.markers`` stands in a mapping.
+            kind: Of the stage; another kind may have other settings.
 
         """
-        return {}
 
-    @classmethod
-    def key_rules(cls, group: str, given: Mapping[str, Any]) -> Iterable[Problem]:
+    def fitted(self, *, batches: bool, heartbeat: float | None) -> Self:
         """
-        Return what contradicts itself in one mapping among the keys of a stage.
+        Return the settings for a stage that they have been read for.
 
         Args:
-            group: The key of that mapping, such as ``worker``.
-            given: What was written there, by key.
+            batches: Whether it has batches.
+            heartbeat: How long a worker of it may be silent, in seconds, if that is
+                said.
 
         """
-        return ()
-
-    @classmethod
-    def from_keys(cls, kind: StageKind, given: Mapping[str, Any]) -> Self:
-        """
-        Return the dialect with the settings that were given.
-
-        Args:
-            kind: Of the stage.
-            given: By key, among those of others; ``batch`` if batches are wanted.
-
-        """
-        own = {at.rpartition(".")[2]: given[at] for at in cls.keys(kind) if at in given}
-        return cls(**own)
+        return self
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that tell a worker the settings."""
@@ -387,7 +402,7 @@ class Dialect(ABC):
         """Return what is said before stdin is closed, if anything."""
         return None
 
-    def failed(self, status: int, *, told: bool, held: int) -> bool:
+    def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
         """
         Return whether an exit is a failure of the worker.
 
@@ -395,6 +410,10 @@ class Dialect(ABC):
             status: Its exit status, negative for a signal.
             told: Whether it was told to end, without any fault of its own.
             held: Messages that it held.
+            unproven: Messages that it has answered, and only its end can show to be
+                loaded.
 
         """
-        return not told and (status != 0 or held > 0)
+        if told:
+            return unproven > 0 and status != 0
+        return status != 0 or held > 0

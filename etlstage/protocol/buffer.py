@@ -86,6 +86,13 @@ class ReceiveBuffer:
         self._forget()
         return taken
 
+    def pass_by(self, count: int) -> bool:
+        """Count bytes that are not fed, unless others are held; return whether."""
+        if self._data:
+            return False
+        self.offset += count
+        return True
+
     def drop(self, count: int) -> None:
         """Remove the first ``count`` bytes."""
         del self._data[:count]

@@ -17,24 +17,24 @@ from etlstage.errors import ProtocolError
 from etlstage.messages import Groups, Run
 
 __all__ = (
+    "Added",
+    "Alive",
     "BatchEnded",
+    "Cancelled",
     "CommitAnswered",
     "CommitAsked",
+    "Ended",
     "Event",
-    "ExchangeCancelled",
-    "ExchangeOpened",
-    "ExchangeRefused",
-    "ExchangesEnded",
-    "ExchangesOpened",
+    "Failed",
     "Farewell",
-    "LifeSeen",
     "MessagesPassed",
+    "Mispaired",
     "MoreRequested",
     "Noise",
-    "OutputOf",
+    "Opened",
     "OutputPassed",
-    "ProtocolFailed",
     "Ready",
+    "Refusal",
     "Refusals",
     "RepliesCompleted",
     "StreamEnded",
@@ -62,6 +62,17 @@ class MoreRequested(NamedTuple):
     """The worker asks for one more message for its batch."""
 
 
+class Mispaired(NamedTuple):
+    """These exchanges can't be told apart: none of them counts."""
+
+    what: str
+    """What the worker did, as a part of a sentence."""
+    exchanges: int
+    """How many were answered and held back."""
+    doubtful: int
+    """How many that were released before, or whose effects were, may be wrong."""
+
+
 class OutputPassed(NamedTuple):
     """The worker hands over messages of a reply that is not complete yet."""
 
@@ -83,64 +94,67 @@ class RepliesCompleted(NamedTuple):
     """To which of these exchanges it said no, and lives on."""
 
 
-class ExchangeOpened(NamedTuple):
-    """The supervisor opens an exchange, in a dialect that names them."""
+class Opened(NamedTuple):
+    """
+    The supervisor opens exchanges, numbered from ``first`` on.
 
-    id: int
-    messages: Run
-    kind: str
-    """What the worker is to do with them: the kind of the stage."""
-    ended: bool = True
-    """These are all messages of it."""
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    """What the supervisor says beside them, by name."""
-    event: str = ""
-    """What the worker is to do instead of what the settings say, by its name for it."""
-
-
-class ExchangesOpened(NamedTuple):
-    """The supervisor opens an exchange for each message, and ends its half of them."""
+    Numbers rise; one that can't be sent has not been used.
+    """
 
     first: int
-    """The number of the first; those of the others follow."""
     messages: Run
-    kind: str
-    """What the worker is to do with each: the kind of the stage."""
+    each: bool = True
+    """Each message is an exchange; else all of them are one."""
+    ended: bool = True
+    """There is no more of them; else :class:`Added` goes on with the one."""
+    event: str = ""
+    """What the caller asks for, by the worker's name for it; empty: as ever."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """What the supervisor says beside the messages, by name."""
 
 
-class OutputOf(NamedTuple):
-    """
-    The worker hands over messages of an exchange that goes on.
-
-    So may the supervisor, of one that it has not ended.
-    """
+class Added(NamedTuple):
+    """More of an exchange that is open, by the side whose half has not ended."""
 
     id: int
     messages: Run
+    ended: bool = False
+    """That was all: the supervisor ends its half."""
 
 
-class ExchangesEnded(NamedTuple):
-    """
-    The worker has ended exchanges, in any order.
+class Refusal(NamedTuple):
+    """The worker says no to an exchange, and lives on."""
 
-    Of one that the supervisor has not ended, it may say that it gives no more.
-    """
-
-    ends: list[tuple[int, tuple[bytes, ...]]]
-    """The number of each, and the rest of its reply."""
-
-
-class ExchangeRefused(NamedTuple):
-    """The worker says no to one exchange that has a name, and lives on."""
-
-    id: int
+    place: int
+    """Of the exchange, among those that an :class:`Ended` is about."""
     code: int
-    reason: str
-    category: int = 0
+    category: int
     """What the code counts, in a dialect that knows several kinds."""
+    reason: str
 
 
-class ExchangeCancelled(NamedTuple):
+class Ended(NamedTuple):
+    """
+    The worker has ended exchanges, numbered from ``first`` on.
+
+    A run of them is one event: what ends in any order is sorted by who receives it.
+    """
+
+    first: int
+    groups: Groups
+    """The rest of each reply; empty for one that was refused."""
+    refusals: Sequence[Refusal] = ()
+    """Rising by their places."""
+    overhead: int = 0
+    """Bytes of memory that the groups take beside those that were read."""
+
+    @classmethod
+    def refused(cls, id_: int, code: int, reason: str, category: int = 0) -> Ended:
+        """Return the end of one exchange to which the worker says no."""
+        return cls(id_, [()], [Refusal(0, code, category, reason)])
+
+
+class Cancelled(NamedTuple):
     """The supervisor does not want an exchange any more."""
 
     id: int
@@ -169,7 +183,7 @@ class Ready(NamedTuple):
     """As the worker calls itself."""
 
 
-class LifeSeen(NamedTuple):
+class Alive(NamedTuple):
     """The worker is alive, busy or not."""
 
 
@@ -195,7 +209,7 @@ class StreamEnded(NamedTuple):
     """What came after the last complete element."""
 
 
-class ProtocolFailed(NamedTuple):
+class Failed(NamedTuple):
     """The peer broke the protocol; nothing that it sends from now on is read."""
 
     error: ProtocolError
@@ -205,20 +219,19 @@ Event: TypeAlias = (
     MessagesPassed
     | BatchEnded
     | MoreRequested
+    | Mispaired
     | OutputPassed
     | RepliesCompleted
-    | ExchangeOpened
-    | ExchangesOpened
-    | OutputOf
-    | ExchangesEnded
-    | ExchangeRefused
-    | ExchangeCancelled
+    | Opened
+    | Added
+    | Ended
+    | Cancelled
     | CommitAsked
     | CommitAnswered
     | Ready
-    | LifeSeen
+    | Alive
     | Farewell
     | Noise
     | StreamEnded
-    | ProtocolFailed
+    | Failed
 )

@@ -14,12 +14,15 @@ from etlstage.errors import ConfigError, guess
 from etlstage.protocol.base import Dialect
 
 __all__ = (
+    "DEFAULT",
     "DIALECTS",
+    "GROUP",
     "LATER",
     "Translation",
     "default_dialect",
     "dialect_class",
     "dialect_from_plain",
+    "dialect_names",
     "translation",
 )
 
@@ -27,6 +30,8 @@ DIALECTS: Final = {"marker": "MarkerDialect", "cocaine": "CocaineDialect"}
 """Names, and their classes in ``settings.py`` of the package of that name."""
 DEFAULT: Final = "marker"
 """What a stage speaks that names no dialect."""
+GROUP: Final = "etlstage.dialects"
+"""Of entry points, by which packages of others name their classes."""
 LATER: Final = ("kcl",)
 """Names that the design knows and this version does not build."""
 
@@ -40,10 +45,36 @@ def dialect_class(name: str) -> type[Dialect]:
 
     """
     if name not in DIALECTS:
-        raise ConfigError(_unknown(name))
+        return _of_others(name)
     settings = import_module(f"etlstage.protocol.{name}.settings")
     found: type[Dialect] = getattr(settings, DIALECTS[name])
     return found
+
+
+def dialect_names() -> list[str]:
+    """Return the names of all dialects, those of other packages last."""
+    from importlib.metadata import entry_points  # takes a moment
+
+    others = {entry.name for entry in entry_points(group=GROUP)}
+    return [*DIALECTS, *sorted(others - {*DIALECTS})]
+
+
+def _of_others(name: str) -> type[Dialect]:
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=GROUP, name=name):
+        found = entry.load()
+        if (
+            isinstance(found, type)
+            and issubclass(found, Dialect)
+            and found.name == name
+        ):
+            return found
+        raise ConfigError(
+            f"entry point {name} of group {GROUP}: expected a Dialect of that name, got"
+            f" {entry.value}"
+        )
+    raise ConfigError(_unknown(name))
 
 
 def default_dialect() -> Dialect:
@@ -78,7 +109,8 @@ def translation(name: str, *documents: Mapping[str, Any]) -> Translation:
 
 
 def _unknown(name: str) -> str:
-    expected = f"expected {' or '.join(map(repr, DIALECTS))}"
+    known = dialect_names()
+    expected = f"expected {' or '.join(map(repr, known))}"
     if name in LATER:
         return f"dialect {name!r} is not in this version, {expected}"
-    return f"unknown dialect {name!r}{guess(name, DIALECTS) or f', {expected}'}"
+    return f"unknown dialect {name!r}{guess(name, known) or f', {expected}'}"

@@ -144,6 +144,9 @@ class Timeouts(Definition):
     """From its start until it says that it is ready, if it does so at all."""
     message: Duration | None = 300.0
     """For the answer to a message or a batch, once its turn has come."""
+    total: Annotated[Duration | None, Place.FED | Place.WRITE] = None
+    """For the same, whatever progress the worker reports meanwhile; each report begins
+    ``message`` anew."""
     heartbeat: Annotated[Duration | None, Place.WORKER | Place.WRITE] = None
     """Between two heartbeats of a worker that has nothing to do."""
     stop: Duration = 5.0
@@ -219,6 +222,14 @@ class ErrorPolicy(Definition):
     """Whether the message is then dead-lettered and the run goes on, or fails."""
     budget: Annotated[ErrorBudget, Place.FED | Place.SINK] = ErrorBudget(share=0.01)
     """How many messages may be dead-lettered."""
+
+    def text(self, *, retries: bool = True) -> str:
+        """Return what becomes of a message, in a line."""
+        tried = "1 retry" if self.retries == 1 else f"{self.retries} retries"
+        before = f"{tried}, then " if retries else ""
+        if self.then == "fail":
+            return f"{before}the run fails"
+        return f"{before}dead-lettered; budget {self.budget}"
 
     @classmethod
     def rules(cls, given: Mapping[str, Any]) -> Iterator[Problem]:

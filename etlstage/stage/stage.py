@@ -56,7 +56,7 @@ _WORKER: Final = At("worker")
 _EXTRACTOR: Final = PoolPolicy(min=0, max=1, grow_at=1, idle=math.inf)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Stage(Definition):
     """
     One stage: what to run and how.

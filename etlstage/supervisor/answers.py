@@ -8,32 +8,32 @@ dispatcher, what concerns the process to its host; and what has been delivered i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import assert_never
 
-from etlstage.errors import PayloadTooBig
+from etlstage.errors import EtlstageError, PayloadTooBig
 from etlstage.messages import counted
 from etlstage.protocol.base import Session
 from etlstage.protocol.events import (
+    Added,
+    Alive,
     BatchEnded,
+    Cancelled,
     CommitAnswered,
     CommitAsked,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    ExchangesOpened,
+    Failed,
     Farewell,
-    LifeSeen,
     MessagesPassed,
+    Mispaired,
     MoreRequested,
     Noise,
-    OutputOf,
+    Opened,
     OutputPassed,
-    ProtocolFailed,
     Ready,
+    Refusal,
     RepliesCompleted,
     StreamEnded,
 )
@@ -111,25 +111,21 @@ class Answers:
                 self._patience.expect(now)
             case MoreRequested():
                 self._patience.expect(now)
-            case ExchangesEnded(ends) if self._named is not None:
-                self._named.ended(ends, self._patience.received, now)
+            case Ended() if self._named is not None:
+                refused = self._refused(event.refusals)
+                self._named.ended(event, self._patience.received, now, refused)
                 self._take_end(now)
-            case OutputOf(id_, messages) if self._named is not None:
+            case Added(id_, messages) if self._named is not None:
                 try:
                     self._named.passed_by(id_, messages)
                 except PayloadTooBig as blame:
                     self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
-            case ExchangeRefused(id_, code, reason, kind) if self._named is not None:
-                error = self._host.refused(code, kind, reason)
-                self._named.refused_by(id_, error, now)
-                if self._metrics is not None:
-                    self._metrics.refused(self._host.name, 1)
-                self._take_end(now)
             case CommitAsked(position):
+                self._patience.storing(now)
                 self._host.commit(position, partial(self._committed, position))
             case Ready():
                 self._host.announce()
-            case LifeSeen():
+            case Alive():
                 self._host.handle(AliveSeen(self._host.name))
             case Farewell(reason=reason, final=True):
                 self._host.fail(f"said that none could work: {reason}", "abnormal")
@@ -138,22 +134,22 @@ class Answers:
                 self._dispatch.retiring = True
             case StreamEnded(tail):
                 self.tail = tail
-            case ProtocolFailed() if self._verified and not self._session.owed:
+            case Mispaired(what):
+                self._doubt(what)
+            case Failed() if self._verified and not self._session.owed:
                 found = getattr(event.error, "found", b"")
                 self._doubt(self._stage.dialect.unasked(found))
-            case ProtocolFailed(error=blame):
+            case Failed(error=blame):
                 self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
             case Noise():
                 pass
             case (
-                ExchangesEnded()
-                | OutputOf()
-                | ExchangeRefused()
+                Ended()
+                | Added()
                 | MessagesPassed()
                 | BatchEnded()
-                | ExchangeOpened()
-                | ExchangesOpened()
-                | ExchangeCancelled()
+                | Opened()
+                | Cancelled()
                 | CommitAnswered()
             ):
                 raise AssertionError(f"unreachable: a worker's {type(event).__name__}")
@@ -165,14 +161,22 @@ class Answers:
         groups, overhead, refusals = replies
         size = self._patience.received + overhead
         if refusals:
-            places, reasons = zip(*refusals, strict=True)
-            refused = Refused(places, reasons, partial(self._host.refused, 0, 0))
-            self._dispatch.answered(groups, size, now, refused)
-            if self._metrics is not None:
-                self._metrics.refused(self._host.name, len(refused))
+            said = [Refusal(place, 0, 0, reason) for place, reason in refusals]
+            self._dispatch.answered(groups, size, now, self._refused(said))
         else:
             self._dispatch.answered(groups, size, now)
         self._take_end(now)
+
+    def _refused(self, refusals: Sequence[Refusal]) -> Refused | None:
+        """Return what the worker refused, if anything, and count it."""
+        if not refusals:
+            return None
+        if self._metrics is not None:
+            self._metrics.refused(self._host.name, len(refusals))
+        return Refused([r.place for r in refusals], refusals, self._error)
+
+    def _error(self, refusal: Refusal) -> EtlstageError:
+        return self._host.refused(refusal.code, refusal.category, refusal.reason)
 
     def _take_end(self, now: float) -> None:
         """Take note that exchanges have ended."""

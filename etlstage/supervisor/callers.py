@@ -42,6 +42,9 @@ from etlstage.telemetry.trace import Span, span
 
 __all__ = ("Callers", "results_of")
 
+# Of each lane one exchange is open where they end in any order: enough lanes that a
+# worker rarely has fewer than it may, and few enough to look at all of them.
+_LANES: Final = 16  # a worker
 _OUTPUTS_UNREAD: Final = 256 * 1024  # bytes, until no more are read
 _to_result = partial(tuple.__new__, Result)
 
@@ -248,6 +251,8 @@ class Callers:
         most = self._max_bytes
         if order is Order.KEY:
             count = max(1, self._stage.pool.max)
+            if not self._stage.dialect.open(Side.SUPERVISOR, Limits()).in_order:
+                count *= _LANES
             submission = Lanes(
                 self._stage, count, changed.set, max_unread=most, max_reply=reply
             )

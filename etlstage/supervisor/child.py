@@ -10,32 +10,37 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from signal import SIGKILL, SIGTERM
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import anyio
 
 from etlstage.errors import (
     Attempt,
     EtlstageError,
-    RefusedByWorker,
     RemoteProtocolError,
     WorkerLost,
+    WorkerRefusal,
 )
 from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.spawn import command_line, spawn
 from etlstage.supervisor.stderr.cause import cause_of
 from etlstage.supervisor.stderr.log import StderrLog
+from etlstage.telemetry.log import Log
 from etlstage.telemetry.terminal import harmless
 from etlstage.transport import Child, Launch, Wire
 from etlstage.transport.base import describe_status
 
 __all__ = ("ChildProcess",)
 
+_log = Log()
+
+_Error = TypeVar("_Error", bound=EtlstageError)
 _Task: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
 
 _DRAIN: Final = (0.1, 1.0)  # seconds for the pipes of a dead process to end
 _SHOWN: Final = 5  # events of its story that an error shows
+_LONGEST: Final = 160  # characters of last words that begin an error
 _NOES: Final = 128  # refusals whose words are kept
 
 
@@ -50,6 +55,7 @@ class ChildProcess:
         start: How often it was started, this time included.
         stdin: Whether the worker is given any.
         farewell: Tells the worker to end, in its dialect, if there is a way to.
+        unmet: Returns whether it could not, for the worker has not said who it is.
         story: Returns the last things that happened to it.
         counted: Called with numbers of lines on its stderr.
 
@@ -67,6 +73,7 @@ class ChildProcess:
         start: int = 1,
         stdin: bool = True,
         farewell: Callable[[], bool] = bool,
+        unmet: Callable[[], bool] = bool,
         story: Callable[[], tuple[str, ...]] = tuple,
         counted: Callable[[int], None] | None = None,
     ) -> None:
@@ -85,6 +92,7 @@ class ChildProcess:
         self._stage = stage
         self._asked = stdin
         self._farewell = farewell
+        self._unmet = unmet
         self._story = story
         self._stderr = StderrLog(
             self.child.stderr,
@@ -272,9 +280,8 @@ class ChildProcess:
 
         """
         what = f" while it held {counted(held, 'message')}" if held else ""
-        return WorkerLost(
-            self._describe(f"{fate}{what}", tries), stage=self._stage.name
-        )
+        text = self._describe(f"{fate}{what}", tries)
+        return self._with_story(WorkerLost(text, stage=self._stage.name))
 
     def fate(self, closed: str = "") -> str:
         """
@@ -290,17 +297,27 @@ class ChildProcess:
             return f"closed its {closed}, but did not exit, and was stopped"
         return self.beside(describe_status(self.status))
 
+    def end(self) -> str:
+        """Return how a worker has ended that was told to."""
+        assert self.status is not None
+        if not self._signalled:
+            return describe_status(self.status)
+        seconds = f"{self._stage.timeout.stop:g} s"
+        return (
+            f"did not exit within {seconds} of the end of its input and"
+            f" {describe_status(self.status)}"
+        )
+
     def blamed(self, error: EtlstageError, tries: int = 1) -> RemoteProtocolError:
         """Return ``error``, a breach of the protocol, with who committed it."""
-        return RemoteProtocolError(
-            self._describe(self.beside(f"broke the protocol: {error}"), tries)
-        )
+        text = self._describe(self.beside(f"broke the protocol: {error}"), tries)
+        return self._with_story(RemoteProtocolError(text))
 
     def beside(self, fate: str) -> str:
         """Return what happened, and who else came if the worker did not connect."""
         return "; ".join(filter(None, (fate, self.wire.missed())))
 
-    def refused(self, code: int, category: int, reason: str) -> RefusedByWorker:
+    def refused(self, code: int, category: int, reason: str) -> WorkerRefusal:
         """Return the error of a message to which the worker said no."""
         name = self._stage.name
         # A bad column is bad in every row, for the same reason.
@@ -310,7 +327,7 @@ class ChildProcess:
                 self._noes.clear()
             self._noes[no] = self._describe_no(*no)
         text, attempts = self._noes[no]
-        error = RefusedByWorker(
+        error = WorkerRefusal(
             text, stage=name, code=code, reason=reason, category=category
         )
         error.attempts = attempts
@@ -358,22 +375,39 @@ class ChildProcess:
         if self.exited.is_set():
             return
         if self._patient and self._farewell():
+            self._log_step("the farewell of its dialect")
             await self._wait(self._step(), self.exited.wait)
         if self._patient and not self.exited.is_set():
             # What it has not read is of interest, and gone with the pipe.
             self._note_unread()
             self.wire.close_write()
-            await self._wait(self._step(), self.exited.wait)
+            if self._asked:
+                self._log_step("the end of its input")
+            # One that has not come by now would find nobody who told it anything.
+            if not self._unmet():
+                await self._wait(self._step(), self.exited.wait)
         for signal in (SIGTERM, SIGKILL):
             if self.exited.is_set():
                 return
             self._signalled = True
+            self._log_step(signal.name)
             self.child.signal(signal)
             # Behind the signal: which of the two it dies of is then no matter of
             # chance.
             self.wire.close_write()
             with anyio.move_on_after(self._stage.timeout.stop):
                 await self.exited.wait()
+
+    def _log_step(self, sent: str) -> None:
+        # Where the host logs to may be gone; the worker is stopped all the same.
+        with suppress(Exception):
+            _log.debug(
+                "worker is stopped",
+                stage=self._stage.name,
+                worker=self.name,
+                pid=self.child.pid,
+                sent=sent,
+            )
 
     def _step(self) -> float:
         """Return when the step of stopping ends that begins now."""
@@ -385,13 +419,29 @@ class ChildProcess:
 
     def _describe(self, fate: str, tries: int) -> str:
         self._stderr.drain()
-        tail = "; ".join(self._stderr.tail)
-        said = f"last stderr lines: {tail}" if tail else "no stderr output"
         again = f", after {tries} tries" if tries > 1 else ""
-        story = "; ".join(self._story()[-_SHOWN:])
-        cause = f"{self.cause}; " if self.cause else ""
-        return (
-            f"stage {self._stage.name}: {cause}worker {self.name} (pid {self.child.pid})"
-            f" {fate}{again}; {said}{f'; last events: {story}' * bool(story)};"
-            f" command: {command_line(self._stage)}"
+        word = f"{self._word}; " if self._word else ""
+        who = f"worker {self.name} (pid {self.child.pid})"
+        return f"stage {self._stage.name}: {word}{who} {fate}{again}"
+
+    @property
+    def _word(self) -> str:
+        """What it said last, if it failed by itself: that is why, more often than not."""
+        tail = self._stderr.tail
+        said = self.cause
+        if not said and tail and (self.status or 0) > 0 and not self._signalled:
+            # An exception that it has survived is not what it failed of.
+            said = "" if cause_of(tail) else tail[-1].strip()
+        # Not a part of a longer one: secrets are found as a whole. It is in the story.
+        return said if len(said) <= _LONGEST else ""
+
+    def _with_story(self, error: _Error) -> _Error:
+        """Tell below an error what is known of the worker."""
+        stderr = [f"stderr: {line}" for line in self._stderr.tail]
+        error.word = self._word
+        error.story = (
+            *(stderr or ["no stderr output"]),
+            *(f"event: {event}" for event in self._story()[-_SHOWN:]),
+            f"command: {command_line(self._stage)}",
         )
+        return error

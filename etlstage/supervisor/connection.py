@@ -23,16 +23,18 @@ import anyio
 import anyio.lowlevel
 
 from etlstage.errors import (
+    InvalidMessage,
     LocalProtocolError,
-    MessageRefused,
     RemoteProtocolError,
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Shape, Side
 from etlstage.protocol.events import (
+    Cancelled,
     CommitAnswered,
-    ExchangeCancelled,
-    ProtocolFailed,
+    Event,
+    Failed,
+    Ready,
     RepliesCompleted,
 )
 from etlstage.stage.stage import Stage
@@ -97,7 +99,10 @@ class Connection:
         self._shape = stage.dialect.shape
         self._asked = self._shape is Shape.ASKED_BATCH
         limits = Limits(stage.max_message, stage.max_reply)
-        self._session = stage.dialect.open(Side.SUPERVISOR, limits)
+        self._session = stage.dialect.open(
+            Side.SUPERVISOR, limits, batch=stage.batch.size, kind=stage.kind
+        )
+        self._unprompted = self._session.unprompted
         self._named: NamedDispatcher | None = None
         self.dispatch: Dispatcher
         if self._session.in_order:
@@ -120,6 +125,10 @@ class Connection:
         self._session_timer: float | None = None
         self._written_before = 0  # bytes, when it was last given something while idle
         self._retiring = False
+        self._met = False  # the worker has said who it is, where it does
+        self._parting: Event | None = None  # what is to be said as soon as it can be
+        self._whole = False  # it has answered all, and nothing came since
+        self._left = self._probe = 0  # bytes of that, and ahead of it, left unread
         self._extracts = stage.kind is StageKind.EXTRACT
         self._answers = Answers(
             host,
@@ -173,12 +182,14 @@ class Connection:
         elif self._extracts or self._reader.paused:
             self._follow_consumer()
         writer = self._writer
-        if not self._host.usable or not (writer.empty or writer.flush()):
+        if self.dispatch.idle:
+            return False
+        if not self._host.usable or (writer.unsent and not writer.flush()):
             return False
         if self._verifier.busy:
             self._verifier.wake()
             return False
-        fresh = self._verified and self.dispatch.block.fresh
+        fresh = self._verified and not self.dispatch.block.total
         chunks = self.take_next(now, many=many)
         if chunks is None:
             return False
@@ -192,8 +203,6 @@ class Connection:
     def take_next(self, now: float, *, many: bool = False) -> list[bytes] | None:
         """Give the worker what it may have next; return the bytes to write."""
         session, dispatch = self._session, self.dispatch
-        if dispatch.idle:
-            return None
         many = many and self._named is not None
         owed = session.owed
         idle = not owed
@@ -214,7 +223,7 @@ class Connection:
             try:
                 for event in events:
                     session.send(event)
-            except MessageRefused as error:
+            except InvalidMessage as error:
                 dispatch.refused(error)
             if not many:  # each write is a system call, and wakes the worker
                 chunks = session.data_to_send()
@@ -255,22 +264,32 @@ class Connection:
 
     async def watch(self) -> None:
         """Ring the deadlines until cancelled."""
-        others = (self.patience.silence_due, self._batch_due, self._session_due)
-        await self.patience.answer_due.run(*others)
+        await self.patience.due.run(self._batch_due, self._session_due)
 
     def say_farewell(self) -> bool:
-        """Tell the worker to end, in its dialect; return whether there is a way to."""
-        farewell = self._stage.dialect.farewell()
-        if farewell is None:
+        """
+        Tell the worker to end, in its dialect; return whether there is a way to.
+
+        One that has not said who it is is told once it does.
+        """
+        self._parting = self._stage.dialect.farewell()
+        if self._parting is None:
             return False
         now = anyio.current_time()
         self._session.handle_timer(now)  # its own time may count from here
-        try:
-            self._session.send(farewell)
-        except LocalProtocolError:
-            return False  # the session is beyond that
         self._settle(now)
-        return True
+        return self._parting is None or self.unmet
+
+    @property
+    def unmet(self) -> bool:
+        """Whether the worker was to be told to end, and has not said who it is."""
+        return self._parting is not None and not self._met
+
+    def _part(self) -> None:
+        assert self._parting is not None
+        with suppress(LocalProtocolError):  # not yet, or the session is beyond that
+            self._session.send(self._parting)
+            self._parting = None
 
     # --- bytes --------------------------------------------------------------
 
@@ -281,18 +300,19 @@ class Connection:
         await self._reader.run()
         self._receive_eof(anyio.current_time())
 
-    def catch_up(self, *, sound: bool = True) -> None:
+    def catch_up(self, *, sound: bool = True, left: int = 0) -> None:
         """
         Read what a dead process has written, without waiting for more.
 
         Args:
             sound: Whether it ended as it should.
+            left: Bytes that it left in its stdin.
 
         """
         self._reader.catch_up()
-        self._conclude(anyio.current_time(), lambda: None, sound=sound)
+        self._conclude(anyio.current_time(), lambda: None, sound=sound, left=left)
         block = self.dispatch.block
-        if block.several and not (sound or self._session.owed or self._host.failed):
+        if block.several and self._whole and not self._host.failed:
             # It may have died of the last one, behind two replies to the first.
             self._backlog.go_in_step(block.messages)
 
@@ -312,8 +332,11 @@ class Connection:
     def _receive(self, data: bytes) -> None:
         now = self._clock()
         self.patience.received += len(data)
+        self._whole = False
         if self._verifier.busy:
             self._verifier.hear(data)
+            if self._host.failed:
+                return  # what is ahead is not answered: it is not to share the blame
         self._session.receive_data(data, now)
         self._settle(now)
 
@@ -322,19 +345,37 @@ class Connection:
             return
         self._answers.tail = b""
         # Of what it dies is known only at its exit.
-        self._conclude(now, lambda: self._session.receive_eof(now), sound=False)
+        left = self._wire.unread()
+        self._conclude(
+            now, lambda: self._session.receive_eof(now), sound=False, left=left
+        )
 
-    def _conclude(self, now: float, end: Callable[[], None], *, sound: bool) -> None:
+    def _conclude(
+        self, now: float, end: Callable[[], None], *, sound: bool, left: int
+    ) -> None:
         """Release what a worker has answered that can say no more, if that was all."""
         if self._host.failed:
             return
-        whole = self._verifier.busy or not self._session.owed
+        if self._verifier.busy:
+            # It had answered all; what is ahead of that is owed until it has exited.
+            self._whole, self._probe = True, self._verifier.probe
+        self._whole = self._whole or not self._session.owed
+        self._left = max(self._left, left - self._probe)
         self._verifier.cancel()
         end()
         self._settle(now)
-        proven = sound or not self.dispatch.block.several
-        if whole and proven and not self._host.failed:
+        if self._whole and self._is_proven(sound=sound) and not self._host.failed:
             self._answers.release(now, proven=True)
+
+    def _is_proven(self, *, sound: bool) -> bool:
+        """Return whether what a worker answered that is gone belongs together."""
+        dialect, block = self._stage.dialect, self.dispatch.block
+        if self._verified and self._left > max(dialect.slack, len(dialect.raw(()))):
+            return False  # it has not read all that it is said to have answered
+        # One reply too many may have come behind what was released without proof. What
+        # is loaded would be loaded twice if it was given back.
+        loads = self._stage.kind is StageKind.LOAD
+        return sound or not (block.several or (block.unproven and not loads))
 
     def _wait_for_consumer(self, waits: bool) -> None:
         self.patience.suspend(waits)
@@ -350,18 +391,23 @@ class Connection:
     def _settle(self, now: float) -> None:
         """Act upon what the session has understood, and write what it has to say."""
         for event in self._session.events_received():
-            if self._verifier.busy and type(event) is not ProtocolFailed:
+            if self._verifier.busy and type(event) is not Failed:
                 self.doubt()
+                break  # what came with it is taken for no answer either
             # Nearly all events are of this kind, and lock-step waits for each.
-            elif type(event) is RepliesCompleted:
+            if type(event) is RepliesCompleted:
                 self._answers.take_replies(event, now)
             else:
+                self._met = self._met or type(event) is Ready
                 self._answers.take(event, now)
+        if self._parting is not None:
+            self._part()
         self.pump_all(now)
-        timer = self._session.get_timer()
-        if timer != self._session_timer:
-            self._session_timer = timer
-            self._session_due.set(timer)
+        if self._unprompted:
+            timer = self._session.get_timer()
+            if timer != self._session_timer:
+                self._session_timer = timer
+                self._session_due.set(timer)
         if self._verified and not self._session.owed:
             self._end_block(now)
         if self._metrics is not None:
@@ -403,7 +449,7 @@ class Connection:
         assert self._named is not None, "who answers in order keeps nothing open"
         self._flush()
         # What there is no room for stays with the caller, who waits then.
-        while self._writer.empty and (said := self._named.said()):
+        while not self._writer.unsent and (said := self._named.said()):
             for event in said:
                 with suppress(LocalProtocolError):  # the worker was told to end
                     self._session.send(event)
@@ -412,13 +458,18 @@ class Connection:
     def _flush(self) -> None:
         # What the pipe has no room for stays in the session, where control overtakes.
         writer = self._writer
-        while writer.flush() and (chunks := self._session.data_to_send()):
+        while writer.flush() and self._unprompted:
+            if not (chunks := self._session.data_to_send()):
+                return
             writer.add(chunks)
 
     def _answer_commit(self, position: object, error: str | None) -> None:
-        if self._host.usable:
+        now = anyio.current_time()
+        self.patience.stored(now)
+        # Also of a worker that was told to end: what it stores last, it stores then.
+        if not (self._host.failed or self._host.exited):
             self._session.send(CommitAnswered(position, error))
-            self._settle(anyio.current_time())
+            self._settle(now)
 
     # --- extraction ---------------------------------------------------------
 
@@ -446,7 +497,7 @@ class Connection:
         self._reader.follow()
 
     def _cancel(self, id_: int, reason: str) -> None:
-        self._session.send(ExchangeCancelled(id_, 0, reason))
+        self._session.send(Cancelled(id_, 0, reason))
         self.pump_all(anyio.current_time())  # there is room for another one
 
     def _stop_if_retired(self) -> None:

@@ -61,7 +61,7 @@ class Host(Protocol):
         """End all that is submitted: nobody waits for another worker."""
         ...
 
-    def silent(self, seconds: float, hint: str) -> None:
+    def silent(self, seconds: float, hint: str, *, progressing: bool = False) -> None:
         """Take note that the worker has not answered for so long."""
         ...
 

@@ -20,9 +20,11 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerExited,
     WorkerFailed,
     WorkerFailedPermanently,
+    WorkerReady,
     WorkerRestarting,
     WorkerSilent,
     WorkerStarted,
+    WorkerWorn,
 )
 from etlstage.telemetry import StageMetrics
 from etlstage.telemetry.log import Log
@@ -52,8 +54,12 @@ class Observers:
         self._metrics = metrics
         self._listeners: list[MemoryObjectSendStream[SupervisorEvent]] = []
         self._failed: set[str] = set()  # workers whose end is no news
+        # Those whose next start is in place of this one, and not for a round of its own,
+        # or because there is more work again.
+        self._restarting: set[str] = set()
         self._in_step = False  # it was told that the stage goes in lock-step
-        self._silent = False  # it was told that a worker does not answer
+        # It was told that a worker does not answer: of one that gets on, of another.
+        self._silent: set[bool] = set()
         self._closed = False
 
     def listen(
@@ -83,10 +89,14 @@ class Observers:
             self._failed.add(event.worker)
         elif isinstance(event, WorkerExited):
             self._failed.discard(event.worker)
+        elif isinstance(event, WorkerRestarting):
+            self._restarting.add(event.worker)
         self._remember(event, given_up=given_up)
         if self._metrics is not None:
             self._metrics.workers(alive)
             self._count(event, self._metrics, given_up=given_up)
+        if isinstance(event, WorkerStarted):
+            self._restarting.discard(event.worker)
         # Where the host logs to may be gone; workers are stopped all the same.
         with suppress(Exception):
             self._record(event, given_up=given_up)
@@ -119,8 +129,9 @@ class Observers:
     def _remember(self, event: SupervisorEvent, *, given_up: bool) -> None:
         restarts, failures, last = self.faults
         match event:
-            case WorkerStarted(start=start):
-                self.faults = self.faults._replace(restarts=restarts + (start > 1))
+            case WorkerStarted(worker):
+                again = worker in self._restarting
+                self.faults = self.faults._replace(restarts=restarts + again)
                 return
             case WorkerFailed(error=error) | StartFailed(error=error):
                 what = str(error)
@@ -145,7 +156,23 @@ class Observers:
                     )
             case StartFailed(error=error) | WorkerFailedPermanently(error=error):
                 log.error("worker failed permanently", error=str(error))
-            case WorkerExited() if self._died(event) and not given_up:
+            case WorkerStarted(worker, pid, start):
+                log.debug("worker started", worker=worker, pid=pid, start=start)
+            case WorkerReady(worker, pid):
+                log.debug("worker is ready", worker=worker, pid=pid)
+            case WorkerWorn(worker, reason):
+                log.debug("worker is to be replaced", worker=worker, reason=reason)
+            case WorkerExited() if given_up or not self._died(event):
+                log.debug(
+                    "worker exited",
+                    worker=event.worker,
+                    pid=event.pid,
+                    fate=event.fate,
+                    by_itself=not (given_up or event.told),
+                    held=event.lost,
+                    answered=event.answered,
+                )
+            case WorkerExited():
                 log.warning(
                     "worker exited",
                     worker=event.worker,
@@ -156,8 +183,8 @@ class Observers:
                     held=event.lost if self._stage.kind is not StageKind.EXTRACT else 0,
                     answered=event.answered,
                 )
-            case WorkerSilent() if not self._silent:
-                self._silent = True
+            case WorkerSilent() if event.progressing not in self._silent:
+                self._silent.add(event.progressing)
                 log.warning(
                     "worker has not answered",
                     worker=event.worker,
@@ -180,9 +207,9 @@ class Observers:
         self, event: SupervisorEvent, metrics: StageMetrics, *, given_up: bool
     ) -> None:
         match event:
-            case WorkerStarted(worker, _, start):
+            case WorkerStarted(worker):
                 metrics.worker_started(worker)
-                if start > 1:
+                if worker in self._restarting:
                     metrics.restarted(worker)
             case StartFailed(worker):
                 metrics.worker_failed(worker, "start")

@@ -17,13 +17,14 @@ from typing import Final, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from etlstage.errors import StageFailed, WorkerStartFailed
+from etlstage.errors import EtlstageError, StageError, StageFailed, WorkerStartFailed
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.lifecycle.events import (
     DemandSeen,
     Event,
+    RemainsEnded,
     ScaleRequested,
     StartFailed,
     StopRequested,
@@ -102,9 +103,10 @@ class WorkerPool:
         self._kick_due = False  # what a worker had, others may take
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
-        self._last_errors: dict[str, str] = {}
-        self.doubtful: int = 0
-        """Messages whose replies were passed on and may be those of others."""
+        self._last_errors: dict[str, EtlstageError] = {}
+        self._doubtful = 0  # of workers that have ended
+        self.doubt: StageError | None = None
+        """How a load worker failed while it ended, the first that did."""
         self.skipped: int = 0
         """Messages that workers say that they have skipped."""
 
@@ -114,9 +116,21 @@ class WorkerPool:
         return self._state.alive
 
     @property
+    def doubtful(self) -> int:
+        """Messages of which the replies, or the effects, may not be what they seem."""
+        # Who is found out lives on until it is stopped.
+        running = self._running.values()
+        return self._doubtful + sum(r.connection.dispatch.doubtful for r in running)
+
+    @property
     def stopping(self) -> bool:
         """Whether messages that are lost now are tried no more."""
         return self._state.stopping
+
+    @property
+    def forced(self) -> bool:
+        """Whether workers are stopped without the time to end by themselves."""
+        return self._state.forced
 
     def running(self) -> list[WorkerStarted]:
         """Return the processes that run."""
@@ -168,12 +182,11 @@ class WorkerPool:
         """Tell the host what concerns nobody here."""
         self._tell(event)
 
-    def slowest(self) -> Silence | None:
-        """Return for whose answer it is waited longest."""
-        now = anyio.current_time()
+    def slowest(self, now: float) -> Silence | None:
+        """Return for whose answer it is waited longest; from any thread."""
         found = [
             Silence(running.name, *silence)
-            for running in self._running.values()
+            for running in list(self._running.values())
             if (silence := running.connection.patience.silence(now)) is not None
         ]
         return max(found, key=lambda silence: silence.seconds, default=None)
@@ -189,9 +202,9 @@ class WorkerPool:
         """Return the last things that happened to a worker."""
         return self._state.story(worker, anyio.current_time())
 
-    def health(self) -> Health:
-        """Return whether the workers can do their work, and why not."""
-        return self._state.health(anyio.current_time())
+    def health(self, now: float) -> Health:
+        """Return whether the workers can do their work, and why not; from any thread."""
+        return self._state.health(now)
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on; who is too many finishes what it has."""
@@ -213,7 +226,7 @@ class WorkerPool:
     def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
         """Have a position stored, then call ``answer``, with the error if it failed."""
         if self._commit is None:
-            answer(f"stage {self.stage.name} has nobody who stores positions")
+            answer(f"no checkpoint store configured for stage {self.stage.name}")
         else:
             self._tasks.start_soon(self._store, self._commit, position, answer)
 
@@ -280,7 +293,7 @@ class WorkerPool:
         except WorkerStartFailed as error:
             if wanted.start == 1:
                 raise  # the host is told at once, and starts nothing
-            self._last_errors[name] = str(error)
+            self._last_errors[name] = error
             self.handle(StartFailed(name, error))
             return
         self._running[name] = running
@@ -333,18 +346,26 @@ class WorkerPool:
 
     def _give_up(self, worker: str, reason: str) -> None:
         last = self._last_errors.get(worker)
-        text = f"stage {self.stage.name}: no worker is left: {reason}"
+        name = self.stage.name
+        text = f"no worker is left: {reason}"
         if last is not None:
-            text += f"; the last error: {last}"
-        self.backlog.fail(StageFailed(text, stage=self.stage.name))
+            text = (
+                f"{last.word}; {text}" if last.word else f"{text}; last error: {last}"
+            )
+        error = StageFailed(f"stage {name}: {text}", stage=name)
+        if last is not None:
+            error.word, error.story = last.word, (f"last error: {last}", *last.story)
+        self.backlog.fail(error)
 
     def _note(self, event: SupervisorEvent) -> None:
+        if isinstance(event, WorkerExited | RemainsEnded):
+            self._doubtful += event.doubtful
+            self.doubt = self.doubt or event.doubt
         if isinstance(event, WorkerExited):
-            self.doubtful += event.doubtful
             error = self._running.pop(event.worker).error
             self._kick_due = True
             if error is not None:
-                self._last_errors[event.worker] = str(error)
+                self._last_errors[event.worker] = error
             if not self._state.wanted(event.worker):
                 self.backlog.leave(_number(event.worker), failed=False)
             elif self._state[event.worker] in {State.EXITED, State.FATAL}:

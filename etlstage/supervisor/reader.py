@@ -55,13 +55,10 @@ class Reader:
         self._received = received
         self._waits = waits
         self._going_on: anyio.Event | None = None
+        self.paused: bool = False
+        """Reading waits for the consumer."""
         self.late: int = 0
         """Bytes that the worker wrote after it had failed."""
-
-    @property
-    def paused(self) -> bool:
-        """Whether reading waits for the consumer."""
-        return self._going_on is not None
 
     async def run(self) -> None:
         """Read to the end of what the worker writes."""
@@ -117,7 +114,10 @@ class Reader:
                 return True
             if not data:
                 return False
-            self._take(data)
+            if self._host.failed:
+                self.late += len(data)
+            else:
+                self._received(data)
             if len(data) == _CHUNK:
                 return False
         return True
@@ -132,7 +132,7 @@ class Reader:
         """Read no more while outputs lie unread; all that is left once it exited."""
         while self._dispatch.stalled and not self._host.exited:
             self._waits(True)
-            self._going_on = anyio.Event()
+            self._going_on, self.paused = anyio.Event(), True
             await self._going_on.wait()
-            self._going_on = None
+            self._going_on, self.paused = None, False
             self._waits(False)

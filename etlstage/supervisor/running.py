@@ -14,8 +14,14 @@ from typing import Any, Final, Protocol
 
 import anyio
 
-from etlstage.errors import Attempt, EtlstageError, FailureCause, StageFailed
-from etlstage.messages import StageKind
+from etlstage.errors import (
+    Attempt,
+    EtlstageError,
+    FailureCause,
+    StageFailed,
+    WorkerLost,
+)
+from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.child import ChildProcess
@@ -74,6 +80,11 @@ class Owner(Protocol):
         """Whether messages that are lost now are tried no more."""
         ...
 
+    @property
+    def forced(self) -> bool:
+        """Whether workers are stopped without the time to end by themselves."""
+        ...
+
 
 class RunningWorker:
     """
@@ -113,6 +124,7 @@ class RunningWorker:
             start=start,
             stdin=not self._streams,
             farewell=self._say_farewell,
+            unmet=lambda: self.connection.unmet,
             story=partial(owner.story, name),
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
@@ -131,8 +143,10 @@ class RunningWorker:
         self._all_read = False
         self._late = 0  # bytes that had come too late at its end
         self._closed = ""  # the pipe that the worker closed first
+        self._ignored = False  # it had read nothing of what it did not answer
         self._reason = ""  # why it is of no more use, as a part of a sentence
         self._blame: EtlstageError | None = None  # how it broke the protocol
+        self._doubted = False  # what it has answered may not be loaded
         self._announced = not stage.ready
         self._status = StatusReader()
         self.ended: bool = False
@@ -205,6 +219,9 @@ class RunningWorker:
         if cause == "start" and self._stage.dialect.announces:
             received = self.connection.patience.received
             reason += f": it {self._stage.dialect.unready(received)}"
+        self._ignored = cause == "silent" and self.connection.unread(
+            self._worker.wire.unread()
+        )
         self._reason, self._blame = self._worker.beside(reason), blame
         self.error = self._describe(0)
         self.connection.stop_verifying()
@@ -220,9 +237,10 @@ class RunningWorker:
         text = f"stage {name}: no worker has ever answered: worker {self.name} {reason}"
         self._owner.backlog.fail(StageFailed(text, stage=name))
 
-    def silent(self, seconds: float, hint: str) -> None:
+    def silent(self, seconds: float, hint: str, *, progressing: bool = False) -> None:
         """Tell that the worker has not answered for so long."""
-        self._owner.tell(WorkerSilent(self.name, self.pid, seconds, hint))
+        silent = WorkerSilent(self.name, self.pid, seconds, hint, progressing)
+        self._owner.tell(silent)
 
     def announce(self) -> None:
         """Take note that the worker says that it is ready."""
@@ -268,7 +286,11 @@ class RunningWorker:
             self._worker.close()
         late = self.connection.late - self._late
         if killed or late:
-            self._owner.handle(RemainsEnded(self.name, self.pid, killed, late))
+            doubt = self._doubt_remains(killed) if killed else None
+            doubtful = self._unproven if doubt is not None else 0
+            self._owner.handle(
+                RemainsEnded(self.name, self.pid, killed, late, doubtful, doubt)
+            )
 
     async def _read(self) -> None:
         await self.connection.read()
@@ -309,16 +331,20 @@ class RunningWorker:
 
     def _owes(self, status: int) -> bool:
         """Read what is there; return whether others may still write what it owes."""
-        self.connection.catch_up(sound=not status or self._told_to_stop)
+        self._catch_up(status)
         # One that failed is not waited for. What it had not begun nobody else will.
         if status or self.error is not None or not self.connection.dispatch.busy:
             return False
         return self._streams or not self.connection.unread(self._worker.unread)
 
+    def _catch_up(self, status: int) -> None:
+        sound = not status or self._told_to_stop
+        self.connection.catch_up(sound=sound, left=self._worker.unread)
+
     def _end(self, status: int) -> None:
         if self._worker.child.status is not None:
             self._take_status(self._worker.child.status)
-        self.connection.catch_up(sound=not status or self._told_to_stop)
+        self._catch_up(status)
         fate = self._worker.fate(self._closed if self.error is None else "")
         if not self._told_to_stop and self._streams and not status:
             if self._all_read:
@@ -329,17 +355,21 @@ class RunningWorker:
         if self.error is None:
             self._reason = "was stopped" if self._told_to_stop else fate
         told = self._told_to_stop and self.error is None
+        doubt = self._doubt_end(status) if told else None
         # What it has not begun to read can't have killed it.
         block, ahead = self.connection.dispatch.block, self.connection.ahead
         untouched = not self._streams and (
-            (ahead and block.doubted and not block.holds)
+            self._ignored
+            or (ahead and block.doubted and not block.holds)
             or (self.error is None and ahead)
             or (self.error is None and self.connection.unread(self._worker.unread))
         )
         doubtful = self.connection.dispatch.doubtful
+        if doubt is not None:
+            told, doubtful, fate = False, self._unproven, self._worker.end()
         loss = self._lose(untouched=untouched)
         if self.error is None and not told:
-            self.error = self._describe(loss.held)
+            self.error = doubt or self._describe(loss.held)
         self.ended = True
         self._late = self.connection.late
         # What it held is with others before anybody hears of its end.
@@ -358,10 +388,46 @@ class RunningWorker:
                 told=told,
                 late=self.connection.late,
                 doubtful=doubtful,
+                doubt=doubt,
                 fate=fate,
                 cause=self._worker.cause,
             )
         )
+
+    @property
+    def _unproven(self) -> int:
+        """Messages that it has answered, and only a good end shows to be loaded."""
+        # One that was stopped by force had no time to end well.
+        if self._stage.kind is not StageKind.LOAD or self._owner.forced:
+            return 0
+        return self.connection.answered
+
+    def _doubt_end(self, status: int) -> WorkerLost | None:
+        """Return why what it has answered may not be loaded, if it did not end well."""
+        unproven = self._unproven
+        if not self._stage.dialect.failed(status, told=True, held=0, unproven=unproven):
+            return None
+        return self._doubt(f"{self._worker.end()} while it ended")
+
+    def _doubt_remains(self, killed: int) -> WorkerLost | None:
+        """Return the same for processes that were killed behind its end."""
+        if not self._unproven or self._doubted:
+            return None
+        left, seconds = (
+            counted(killed, "process", "processes"),
+            self._stage.timeout.stop,
+        )
+        return self._doubt(
+            f"left {left} behind, killed after timeout.stop ({seconds:g} s)"
+        )
+
+    def _doubt(self, what: str) -> WorkerLost:
+        self._doubted = True
+        messages = counted(self._unproven, "message")
+        reason = f"{what}; {messages} that it had answered may not be loaded"
+        error = self._worker.lost(reason)
+        error.attempts = (self._worker.attempt(what),)
+        return error
 
     def _lose(self, *, untouched: bool) -> Loss:
         if self._owner.stopping:

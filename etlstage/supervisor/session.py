@@ -13,7 +13,7 @@ from typing import Final, Self
 
 import anyio
 
-from etlstage.errors import LocalProtocolError, MessageRefused
+from etlstage.errors import InvalidMessage, LocalProtocolError
 from etlstage.messages import sound
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.dialogue import Dialogue
@@ -38,7 +38,7 @@ class WorkerSession:
     Iterate over it for what the worker says. That ends when the worker has said all,
     and raises what else becomes of the session; so does :meth:`send`:
 
-    - RefusedByWorker: the worker said no, and lives on;
+    - WorkerRefusal: the worker said no, and lives on;
     - TimeoutError: it took longer than ``timeout.message``, and was cancelled;
     - WorkerLost, or RemoteProtocolError: its worker died, or broke the protocol;
     - StageFailed: there is no worker left.
@@ -77,7 +77,7 @@ class WorkerSession:
 
         Raises:
             TypeError: If it is not bytes.
-            MessageRefused: If it is longer than ``max_message``.
+            InvalidMessage: If it is longer than ``max_message``.
             LocalProtocolError: If the input was ended.
 
         """
@@ -85,7 +85,7 @@ class WorkerSession:
         if error is not None:
             raise error
         if len(run[0]) > (most := self._stage.max_message):
-            raise MessageRefused(
+            raise InvalidMessage(
                 f"stage {self._stage.name}: chunk is {len(run[0])} bytes long,"
                 f" expected no more than {most}; see max_message",
                 index=0,

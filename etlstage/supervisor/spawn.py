@@ -107,7 +107,7 @@ def command_line(stage: Stage) -> str:
 
 def substituted(stage: Stage) -> tuple[str, ...]:
     """Return the command with what the dialect has for names in braces."""
-    command = stage.command
+    command = tuple(stage.command)
     if not any("{" in word for word in command):
         return command
     placeholders = stage.dialect.placeholders()

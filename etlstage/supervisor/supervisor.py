@@ -7,6 +7,7 @@ and what it started is gone when its block ends, however it ends.
 
 from __future__ import annotations
 
+import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -14,7 +15,8 @@ from collections.abc import (
     Callable,
     Iterable,
 )
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from threading import get_ident
 from types import TracebackType
 from typing import Self, overload
 
@@ -22,7 +24,14 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from etlstage.errors import Faults, LocalProtocolError
+from etlstage.errors import (
+    Faults,
+    InvalidState,
+    LocalProtocolError,
+    RepliesDoubtful,
+    StageError,
+    WorkerStartFailed,
+)
 from etlstage.messages import Position, Result, Run, StageKind
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.callers import Callers, results_of
@@ -32,7 +41,9 @@ from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.lifecycle.health import Health, Silence
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
+from etlstage.supervisor.program import missing
 from etlstage.supervisor.session import WorkerSession
+from etlstage.supervisor.spawn import command_line
 from etlstage.supervisor.stream import in_runs
 from etlstage.telemetry import Meter, StageMetrics
 from etlstage.transport import Launch, launch_worker
@@ -49,7 +60,8 @@ class AsyncSupervisor:
         async with AsyncSupervisor(stage) as supervisor:
             results = await supervisor.submit([b"one", b"two"])
 
-    Any number of tasks may submit at the same time.
+    Any number of tasks may submit at the same time. Methods are for the event loop
+    that it was entered in; properties may be read in any thread, at any time.
 
     Args:
         stage: What to run.
@@ -65,7 +77,10 @@ class AsyncSupervisor:
             knows of it; None: such a worker is told that nobody does.
 
     Raises:
-        WorkerStartFailed: On entering, if the program can't be run.
+        TypeError: If ``stage`` is no stage.
+        WorkerStartFailed: On entering, if the program can't be run, or the script that
+            it is to interpret is not there.
+        InvalidState: By methods, outside the block.
 
     """
 
@@ -80,7 +95,14 @@ class AsyncSupervisor:
         launch: Launch = launch_worker,
         commit: Callable[[object], Awaitable[None]] | None = None,
     ) -> None:
+        if not isinstance(stage, Stage):
+            raise TypeError(
+                f"expected a Stage, got {type(stage).__name__}; make one with"
+                ' Stage(name="clean", command=["python", "clean.py"])'
+            )
         self.stage = stage
+        # Only real processes have a program: others may call it what they like.
+        self._looks = launch is launch_worker
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._observers = Observers(stage, self._metrics)
         self._callers = Callers(
@@ -97,6 +119,7 @@ class AsyncSupervisor:
         )
         self._tasks: TaskGroup | None = None
         self._ended = False
+        self._clock = _Clock()
 
     def __repr__(self) -> str:
         return f"<AsyncSupervisor {self.stage.name!r} workers={self._pool.alive}>"
@@ -104,7 +127,17 @@ class AsyncSupervisor:
     async def __aenter__(self) -> Self:
         """Start the workers."""
         if self._tasks is not None:
-            raise LocalProtocolError(f"{self!r} was entered already")
+            raise InvalidState(
+                f"{self!r} was entered already: its workers are those of one block;"
+                " make another supervisor"
+            )
+        if self._looks and (flaw := missing(self.stage)) is not None:
+            raise WorkerStartFailed(
+                f"stage {self.stage.name}: can't start its workers: {flaw};"
+                f" command: {command_line(self.stage)}",
+                stage=self.stage.name,
+            )
+        self._clock.start()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
@@ -173,9 +206,9 @@ class AsyncSupervisor:
         """Whether it can do its work: starting, ready, degraded or failed, and why."""
         if self._tasks is None:
             return Health("starting", "is not entered")
-        health = self._pool.health()
         if self._callers.closing or self._ended:
             return Health("failed", "the supervisor is closed")
+        health = self._pool.health(self._clock.now())
         if health.state == "ready" and self._callers.backlog.in_step:
             reason = "messages go one at a time: replies could not be told apart"
             return Health("degraded", reason)
@@ -189,7 +222,9 @@ class AsyncSupervisor:
     @property
     def slowest(self) -> Silence | None:
         """For whose answer it is waited longest, how long, and what has come of it."""
-        return self._pool.slowest() if self._tasks is not None else None
+        if self._tasks is None or self._ended:
+            return None
+        return self._pool.slowest(self._clock.now())
 
     def hurry(self) -> None:
         """
@@ -216,10 +251,19 @@ class AsyncSupervisor:
         """
         Messages whose results were returned and may be those of others.
 
-        Their worker wrote one reply too many, or too few, and it showed only later. All
-        of them are known once the supervisor has ended.
+        Their worker wrote one reply too many, or too few, and it showed only later. Or
+        it is a load worker that failed while it ended: what it had answered may not be
+        loaded. All of them are known once the supervisor has ended; :attr:`doubt` says
+        why.
         """
         return self._pool.doubtful
+
+    @property
+    def doubt(self) -> StageError | None:
+        """Why results that were returned are doubtful; None if none is."""
+        if self._pool.doubt is not None or not self._pool.doubtful:
+            return self._pool.doubt
+        return RepliesDoubtful(self._pool.doubtful, stage=self.stage.name)
 
     async def submit(self, messages: Iterable[bytes]) -> list[Result]:
         """
@@ -387,7 +431,7 @@ class AsyncSupervisor:
 
     def _running(self) -> TaskGroup:
         if self._tasks is None or self._ended:
-            raise LocalProtocolError(
+            raise InvalidState(
                 f"{self!r} is not running; use it as `async with AsyncSupervisor(...)`"
             )
         return self._tasks
@@ -397,3 +441,24 @@ class AsyncSupervisor:
 
     def _tell(self, event: SupervisorEvent) -> None:
         self._observers.tell(event, alive=self._pool.alive)
+
+
+class _Clock:
+    """The time of the event loop, for other threads too."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._ahead = 0.0  # of the machine's clock
+
+    def start(self) -> None:
+        """Take the loop that runs in this thread."""
+        self._thread = get_ident()
+        self._ahead = anyio.current_time() - time.monotonic()
+
+    def now(self) -> float:
+        """Return the time, in seconds."""
+        if get_ident() == self._thread:
+            # The loop may have ended: health is asked for behind it, too.
+            with suppress(anyio.NoEventLoopError):
+                return anyio.current_time()
+        return time.monotonic() + self._ahead

@@ -108,6 +108,11 @@ class Verifier:
         """Whether the worker has no whole message of what it was given last."""
         return self._rest is not None
 
+    @property
+    def probe(self) -> int:
+        """Bytes that were written ahead of what the worker has to answer."""
+        return int(self.busy and self._teased)
+
     def begin(self, now: float, following: list[bytes] | None = None) -> None:
         """
         Begin to prove a block: the worker owes nothing, and has nothing to do.
@@ -203,7 +208,9 @@ class Verifier:
 
     def _tease(self, now: float) -> bool:
         """Begin to write what comes next; return whether anything does."""
-        if not self._teases or self._wire.unread() > self._dialect.slack:
+        if not self._teases or self._dispatch.idle:
+            return False
+        if self._wire.unread() > self._dialect.slack:
             return False  # a worker that counts its messages has not read EOB
         chunks = self._connection.take_next(now)
         if chunks:

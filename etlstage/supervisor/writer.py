@@ -30,23 +30,19 @@ class Writer:
     def __init__(self, wire: Wire, broken: Callable[[], None]) -> None:
         self._wire = wire
         self._broken = broken
-        self._unsent: deque[memoryview] = deque()
+        self.unsent: deque[memoryview] = deque()
+        """What waits."""
         self._full = anyio.Event()
         self.written: int = 0
         """Bytes that the pipe took."""
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._unsent
-
     def add(self, chunks: Iterable[bytes | memoryview]) -> None:
         """Append bytes; :meth:`flush` writes them."""
-        self._unsent.extend(map(memoryview, chunks))
+        self.unsent.extend(map(memoryview, chunks))
 
     def flush(self) -> bool:
         """Write what the pipe takes; return whether that was all."""
-        unsent = self._unsent
+        unsent = self.unsent
         try:
             while unsent:
                 if not unsent[0]:  # SEND_EOF

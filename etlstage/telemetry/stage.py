@@ -14,10 +14,12 @@ name                                       kind      labels counts
 ``etlstage_messages_total``                counter   w      messages answered
 ``etlstage_input_bytes_total``             counter   w      bytes of these messages
 ``etlstage_output_bytes_total``            counter   w      bytes of the answers
-``etlstage_exchange_seconds``              histogram w      from an exchange's turn to
+``etlstage_first_answer_seconds``          histogram w      from an exchange's turn to
                                                             its answer; of the
-                                                            exchanges answered at
-                                                            once, the first
+                                                            exchanges whose results
+                                                            are released together,
+                                                            the first: its count is
+                                                            not that of messages
 ``etlstage_messages_in_flight``            gauge     w      messages that workers hold
 ``etlstage_messages_waiting``              gauge            messages that wait for one
 ``etlstage_messages_retried_total``        counter          messages given to another
@@ -169,7 +171,15 @@ class StageMetrics:
 
     @_harmless
     def took(self, worker: str, seconds: float) -> None:
-        """Say how long an answer took, from the moment that its turn came."""
+        """
+        Observe how long an answer took.
+
+        Args:
+            worker: Who gave it.
+            seconds: From the moment that its turn came; of exchanges whose results
+                are released together, the first.
+
+        """
         self._worker(worker).seconds.observe(seconds)
 
     @_harmless
@@ -282,8 +292,9 @@ class StageMetrics:
             bytes_out=counter("output_bytes", "Bytes of the answers."),
             stderr_lines=counter("stderr_lines", "Lines that workers wrote to stderr."),
             seconds=self._meter.histogram(
-                "etlstage_exchange_seconds",
-                "From an exchange's turn to its answer.",
+                "etlstage_first_answer_seconds",
+                "Seconds from an exchange's turn to its answer, of the first of those"
+                " released together; etlstage_exchanges_total counts all of them.",
                 self._labels(worker=worker),
                 _BOUNDS,
             ),

@@ -25,13 +25,12 @@ import anyio
 from etlstage.protocol.base import Side
 from etlstage.protocol.cocaine import CocaineSession, Deadlines, Version
 from etlstage.protocol.events import (
+    Added,
+    Cancelled,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
     Farewell,
-    OutputOf,
+    Opened,
     Ready,
 )
 from etlstage.testing.scripted import ScriptedWorker
@@ -152,25 +151,24 @@ class CocaineWorker:
 
     async def reply(self, request: Request, *outputs: bytes) -> None:
         """Answer a session, in as many chunks as there are outputs."""
-        await self.say(ExchangesEnded([(request.id, outputs)]))
+        await self.say(Ended(request.id, [outputs]))
 
     async def refuse(self, request: Request, code: int, reason: str) -> None:
         """Say no to a session."""
-        await self.say(ExchangeRefused(request.id, code, reason, _CATEGORY))
+        await self.say(Ended.refused(request.id, code, reason, _CATEGORY))
 
     def _understand(self, event: Event) -> None:
         match event:
-            case ExchangeOpened(id_, kind=kind):
-                self._asked[id_] = (kind, [])
-            case OutputOf(id_, messages):
+            case Opened(id_, event=asked):
+                self._asked[id_] = (asked, [])
+            case Added(id_, messages, ended):
                 self._asked[id_][1].extend(messages)
-            case ExchangeCancelled(id_):
+                if ended:
+                    name, whole = self._asked.pop(id_)
+                    self._whole.append(Request(id_, name, tuple(whole)))
+            case Cancelled(id_):
                 self._asked.pop(id_, None)
                 self.cancelled.append(id_)
-            case ExchangesEnded(ends):
-                for id_, group in ends:
-                    kind, messages = self._asked.pop(id_)
-                    self._whole.append(Request(id_, kind, (*messages, *group)))
             case _:
                 pass
 

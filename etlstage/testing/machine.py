@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from etlstage import worker
-from etlstage.errors import RefusedByWorker
+from etlstage.errors import WorkerRefusal
 from etlstage.messages import Result
 from etlstage.protocol.base import Shape
 from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy
@@ -202,7 +202,7 @@ class WorkerMachine(RuleBasedStateMachine):
             return True
         if isinstance(expected, worker.Refuse):
             # A batch is halved until the message at fault is refused alone.
-            return len(results) == 1 and isinstance(results[0].error, RefusedByWorker)
+            return len(results) == 1 and isinstance(results[0].error, WorkerRefusal)
         outputs = [result.outputs for result in results]
         wanted = [()] * (len(results) - 1) + [tuple(expected)] * bool(results)
         return outputs == wanted and not errors

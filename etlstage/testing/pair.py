@@ -19,10 +19,10 @@ from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Session, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    Failed,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
-    ProtocolFailed,
     RepliesCompleted,
     StreamEnded,
 )
@@ -56,7 +56,7 @@ def atoms(events: Iterable[Event]) -> list[Atom]:
                 out.append(("more requested", b""))
             case StreamEnded(tail):
                 out.append(("ended", tail))
-            case ProtocolFailed(error):
+            case Failed(error):
                 out.append(("failed", str(error).encode()))
             case _:
                 out.append((type(event).__name__, repr(event).encode()))

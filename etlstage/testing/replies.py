@@ -9,16 +9,15 @@ from typing import Final, NamedTuple
 from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Session, Shape, Side
 from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Cancelled,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
+    Failed,
     Farewell,
-    LifeSeen,
-    OutputOf,
+    Opened,
     OutputPassed,
-    ProtocolFailed,
     Ready,
     RepliesCompleted,
     StreamEnded,
@@ -63,7 +62,7 @@ class Replies:
     """
 
     def __init__(self, dialect: Dialect, limits: Limits, kind: StageKind) -> None:
-        self.session: Session = dialect.open(Side.SUPERVISOR, limits)
+        self.session: Session = dialect.open(Side.SUPERVISOR, limits, kind=kind)
         self.events: list[Event] = []
         self.fault: str | None = None
         self.stray: int | None = None
@@ -122,25 +121,25 @@ class Replies:
                         outputs = (*self.partial, *group)
                         self.partial = []
                         self.complete.append(Reply(outputs, said.get(place)))
-                case OutputOf(id_, messages):
+                case Added(id_, messages):
                     self._given[id_] += messages
-                case ExchangesEnded(ends):
-                    for id_, group in ends:
-                        self._end(id_, Reply((*self._given.pop(id_, ()), *group)))
+                case Ended(first, groups, refusals):
+                    why = {refusal.place: refusal.reason for refusal in refusals}
+                    for place, group in enumerate(groups):
+                        given = self._given.pop(first + place, ())
+                        outputs = () if place in why else (*given, *group)
+                        self._end(first + place, Reply(outputs, why.get(place)))
                 case Ready():
                     self.unfinished = 0
-                case ExchangeRefused(id_, _, reason):
-                    self._given.pop(id_, None)
-                    self._end(id_, Reply((), reason))
                 case Farewell(code, reason, final):
                     what = "that none could work" if final else "that it terminates"
                     self.farewell = f", having said {what}: {reason} (code {code})"
                 case StreamEnded(tail) if tail:
                     shown = self._dialect.shown(tail[:TAIL])
                     self.fault = f"ended its output with what is not complete: {shown}"
-                case ProtocolFailed(error):
+                case Failed(error):
                     self.fault = f"broke the protocol: {error}"
-        return bool(new) and all(isinstance(e, LifeSeen | Ready) for e in new)
+        return bool(new) and all(isinstance(e, Alive | Ready) for e in new)
 
     def opened(self, runs: Sequence[Run]) -> list[Event]:
         """
@@ -150,17 +149,17 @@ class Replies:
         """
         room = max(1, min(len(runs), int(self.session.room)))
         return [
-            ExchangeOpened(self.last + number, run, self._kind)
+            Opened(self.last + number, run, each=False)
             for number, run in enumerate(runs[:room], 1)
         ]
 
     def note(self, event: Event) -> None:
         """Take note of what the worker is told."""
         match event:
-            case ExchangeOpened(id_):
+            case Opened(id_):
                 self.asked.append(id_)
                 self.last = id_
-            case ExchangeCancelled(id_):
+            case Cancelled(id_):
                 if id_ in self.asked:
                     self.asked.remove(id_)
                 self._ended.pop(id_, None)

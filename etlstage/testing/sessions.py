@@ -18,13 +18,12 @@ from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.frame import Encoding, Packer
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Cancelled,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    LifeSeen,
-    OutputOf,
+    Opened,
 )
 from etlstage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
@@ -95,13 +94,13 @@ def _session(
     draw: st.DrawFn, number: int, payloads: st.SearchStrategy[bytes]
 ) -> list[Event]:
     ends: list[Event] = [
-        ExchangesEnded([(number, ())]),
-        ExchangeCancelled(number, 7, "not wanted"),
+        Added(number, (), ended=True),
+        Cancelled(number, 7, "not wanted"),
     ]
     given = draw(st.lists(payloads, max_size=3))
     return [
-        ExchangeOpened(number, [], _EVENT, ended=False),
-        *(OutputOf(number, [chunk]) for chunk in given),
+        Opened(number, [], each=False, ended=False, event=_EVENT),
+        *(Added(number, [chunk]) for chunk in given),
         draw(st.sampled_from(ends)),
     ]
 
@@ -170,7 +169,9 @@ class SessionMachine(RuleBasedStateMachine):
         self._last += gap
         given = data.draw(st.lists(self.chunks, max_size=2), label="chunks")
         self._open[self._last] = given
-        self._say(ExchangeOpened(self._last, list(given), _EVENT, ended=False))
+        self._say(
+            Opened(self._last, list(given), each=False, ended=False, event=_EVENT)
+        )
 
     @precondition(lambda self: self._open)
     @rule(data=st.data())
@@ -178,7 +179,7 @@ class SessionMachine(RuleBasedStateMachine):
         """Send a chunk more."""
         number, chunk = self._one(data), data.draw(self.chunks, label="chunk")
         self._open[number].append(chunk)
-        self._say(OutputOf(number, [chunk]))
+        self._say(Added(number, [chunk]))
 
     @precondition(lambda self: self._open)
     @rule(data=st.data())
@@ -192,12 +193,12 @@ class SessionMachine(RuleBasedStateMachine):
         """Cancel a session: nothing of it is compared."""
         number = self._one(data)
         del self._open[number]
-        self._say(ExchangeCancelled(number, 7, "not wanted"))
+        self._say(Cancelled(number, 7, "not wanted"))
 
     @rule()
     def beat(self) -> None:
         """Send a heartbeat, unasked."""
-        self._say(LifeSeen())
+        self._say(Alive())
 
     @rule()
     def restart(self) -> None:
@@ -233,7 +234,7 @@ class SessionMachine(RuleBasedStateMachine):
     def _compare(self, number: int) -> None:
         assert self._held is not None
         worker, given = self._held.entered, self._open.pop(number)
-        self._say(ExchangesEnded([(number, ())]))
+        self._say(Added(number, (), ended=True))
         said = f"did not end session {number}"
         self._held.run(worker.until(lambda: _ended(worker, number), said))
         outputs = _outputs(worker, number)
@@ -256,11 +257,8 @@ async def _tell(worker: WorkerUnderTest, *events: Event) -> None:
 
 def _ended(worker: WorkerUnderTest, number: int) -> bool:
     return any(
-        (isinstance(event, ExchangeRefused) and event.id == number)
-        or (
-            isinstance(event, ExchangesEnded)
-            and any(id_ == number for id_, _ in event.ends)
-        )
+        isinstance(event, Ended)
+        and event.first <= number < event.first + len(event.groups)
         for event in worker.events
     )
 
@@ -270,13 +268,13 @@ def _outputs(worker: WorkerUnderTest, number: int) -> list[bytes] | None:
     outputs: list[bytes] = []
     for event in worker.events:
         match event:
-            case OutputOf(id_, messages) if id_ == number:
+            case Added(id_, messages) if id_ == number:
                 outputs += messages
-            case ExchangesEnded(ends):
-                for id_, group in ends:
-                    outputs += group if id_ == number else ()
-            case ExchangeRefused(id_) if id_ == number:
-                return None
+            case Ended(first, groups, refusals) if number >= first:
+                place = number - first
+                if any(refusal.place == place for refusal in refusals):
+                    return None
+                outputs += groups[place] if place < len(groups) else ()
             case _:
                 pass
     return outputs

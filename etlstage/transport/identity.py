@@ -5,11 +5,14 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from etlstage.errors import guess
 
 __all__ = ("Identity", "UnknownIdentity", "look_up")
+
+_MAX_NUMBER: Final = 2**32 - 2
+"""The last uid and gid of Linux; the one behind it means "leave it"."""
 
 
 class Identity(NamedTuple):
@@ -47,7 +50,7 @@ def look_up(user: str | None, group: str | None) -> Identity:
             f"user {user} has no entry, so no group; name a group, too"
         )
     if entry is None:
-        return Identity(int(user), gid, ())
+        return Identity(_number(user, "user"), gid, ())
     if gid is None:
         gid = entry.pw_gid
     groups = tuple(os.getgrouplist(entry.pw_name, gid))
@@ -56,7 +59,9 @@ def look_up(user: str | None, group: str | None) -> Identity:
 
 def _user(name: str) -> pwd.struct_passwd | None:
     try:
-        return pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
+        if name.isdecimal():
+            return pwd.getpwuid(_number(name, "user"))
+        return pwd.getpwnam(name)
     except KeyError:
         if name.isdecimal():
             return None
@@ -66,9 +71,19 @@ def _user(name: str) -> pwd.struct_passwd | None:
 
 def _group(name: str) -> int:
     if name.isdecimal():
-        return int(name)
+        return _number(name, "group")
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
         close = guess(name, (entry.gr_name for entry in grp.getgrall()))
         raise UnknownIdentity(f"there is no group {name!r}{close}") from None
+
+
+def _number(digits: str, what: str) -> int:
+    # A number of thousands of digits int() does not even read.
+    if len(digits) > len(str(_MAX_NUMBER)) or int(digits) > _MAX_NUMBER:
+        shown = digits if len(digits) <= 20 else f"{digits[:20]}..."
+        raise UnknownIdentity(
+            f"{what} {shown} is beyond the last number, {_MAX_NUMBER}"
+        )
+    return int(digits)

@@ -305,7 +305,7 @@ def run(
         markers: Those of the stage.
 
     Raises:
-        MessageRefused: If no supervisor would send one of ``messages``.
+        InvalidMessage: If no supervisor would send one of ``messages``.
 
     """
     from etlstage.worker.rehearsal import Rehearsal  # no worker waits for it

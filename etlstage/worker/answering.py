@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from etlstage.errors import MessageRefused
+from etlstage.errors import InvalidMessage
 from etlstage.messages import counted
 from etlstage.protocol.events import (
     MessagesPassed,
@@ -203,7 +203,7 @@ class Answering:
             unit = "byte" if isinstance(asked, bytes) else "message"
             error.add_note(f"{self._place()}, {counted(len(asked), unit)} long")
 
-    def _refused(self, refusal: MessageRefused) -> str | None:
+    def _refused(self, refusal: InvalidMessage) -> str | None:
         """Treat a reply that can't be sent as if its function had raised."""
         refusal.add_note(self._place())
         refuses = self._on_error == "refuse"

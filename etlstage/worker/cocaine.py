@@ -36,17 +36,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from etlstage.errors import ConfigError, LocalProtocolError
+from etlstage.protocol import events
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
+    Failed,
     Farewell,
-    LifeSeen,
-    OutputOf,
-    ProtocolFailed,
+    Opened,
     Ready,
 )
 from etlstage.worker.descriptors import complain
@@ -129,13 +128,13 @@ class Response:
 
         """
         self._check()
-        self._say(len(chunk), OutputOf(self._id, [chunk]))
+        self._say(len(chunk), Added(self._id, [chunk]))
 
     def close(self) -> None:
         """End the response; safe to call twice."""
         if not self.closed:
             self.closed = True
-            self._say(0, ExchangesEnded([(self._id, ())]))
+            self._say(0, Ended(self._id, [()]))
 
     def error(self, code: int, reason: str) -> None:
         """
@@ -147,7 +146,7 @@ class Response:
         """
         self._check()
         self.closed = True
-        self._say(0, ExchangeRefused(self._id, code, reason, _CATEGORY))
+        self._say(0, Ended.refused(self._id, code, reason, _CATEGORY))
 
     def _check(self) -> None:
         if self.closed:
@@ -277,7 +276,7 @@ class _Worker:
             session.receive_data(data, now)
         session.handle_timer(now)
         for event in session.events_received():
-            if isinstance(event, ProtocolFailed):
+            if isinstance(event, Failed):
                 complain(f"the supervisor is lost: {event.error}")
                 return _LOST
             self._take(event)
@@ -285,26 +284,22 @@ class _Worker:
 
     def _take(self, event: Event) -> None:
         match event:
-            case ExchangeOpened(id_, messages, kind, _, headers):
-                self._open[id_] = request = Request(kind, headers)
+            case Opened(id_, messages, event=asked, headers=headers):
+                self._open[id_] = request = Request(asked, headers)
                 for message in messages:
                     request.put(message)
                 self._begin(id_, request)
-            case OutputOf(id_, messages) if id_ in self._open:
+            case Added(id_, messages, ended) if id_ in self._open:
                 for message in messages:
                     self._open[id_].put(message)
-            case ExchangesEnded(ends):
-                for id_, messages in ends:
-                    if id_ in self._open:
-                        for message in messages:
-                            self._open[id_].put(message)
-                        self._open[id_].put(None)
-            case ExchangeCancelled(id_, code, reason) if id_ in self._open:
+                if ended:
+                    self._open[id_].put(None)
+            case events.Cancelled(id_, code, reason) if id_ in self._open:
                 self._open[id_].put(Cancelled(f"{reason} (code {code})"))
             case Farewell():
                 # What is open is ended first: it is told to go, not to drop things.
                 self._leaving = event
-            case LifeSeen():
+            case Alive():
                 pass
 
     def _begin(self, id_: int, request: Request) -> None:
@@ -339,10 +334,8 @@ class _Worker:
             except LocalProtocolError:
                 continue  # cancelled meanwhile
             finally:
-                if isinstance(event, ExchangesEnded):
-                    self._open.pop(event.ends[0][0], None)
-                elif isinstance(event, ExchangeRefused):
-                    self._open.pop(event.id, None)
+                if isinstance(event, Ended):
+                    self._open.pop(event.first, None)
 
     # --- in other threads -----------------------------------------------------
 

@@ -29,12 +29,12 @@ from collections.abc import Callable, Iterator
 from time import sleep
 from typing import Any, Final
 
-from etlstage.errors import MessageRefused
+from etlstage.errors import InvalidMessage
 from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.events import (
     Event,
+    Failed,
     OutputPassed,
-    ProtocolFailed,
     RepliesCompleted,
     StreamEnded,
 )
@@ -75,7 +75,7 @@ class Connection:
         protocol: MarkerProtocol,
         descriptors: tuple[int, int],
         event: type[RepliesCompleted | OutputPassed],
-        refused: Callable[[MessageRefused], str | None],
+        refused: Callable[[InvalidMessage], str | None],
     ) -> None:
         self.pending: list[Any] = []
         self.sent: int = 0
@@ -116,7 +116,7 @@ class Connection:
                         f"dropped the last {len(event.tail)} bytes of input,"
                         " which no EOM ends"
                     )
-                if isinstance(event, ProtocolFailed):
+                if isinstance(event, Failed):
                     # The session is dead: nothing that came with it can be answered.
                     complain(f"stdin: {event.error}")
                     raise SystemExit(1)
@@ -151,7 +151,7 @@ class Connection:
 
     def flush(self) -> None:
         """Send all that is pending; exit if nobody is left to read it."""
-        refusal: MessageRefused | None = None
+        refusal: InvalidMessage | None = None
         while True:
             reason = self._refused(refusal) if refusal else None
             # Also with nothing pending: the other thread may still be writing.
@@ -179,7 +179,7 @@ class Connection:
         Send ``event`` behind all that is pending.
 
         Raises:
-            MessageRefused: If it holds a message that can't be sent.
+            InvalidMessage: If it holds a message that can't be sent.
 
         """
         self.flush()
@@ -195,13 +195,13 @@ class Connection:
             self._status.wait_for_room()
         self.send(StreamEnded())
 
-    def _send_pending(self) -> MessageRefused | None:
+    def _send_pending(self) -> InvalidMessage | None:
         """Send what is sound; return what is wrong with the first that is not."""
         pending = self.pending[:]
         refusal = None
         try:
             self._protocol.send(self._event(pending))
-        except MessageRefused as error:
+        except InvalidMessage as error:
             refusal = error
             del pending[self._holder(pending, error.index) :]
             self._protocol.send(self._event(pending))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from etlstage.errors import MessageRefused
+from etlstage.errors import InvalidMessage
 from etlstage.messages import counted
 from etlstage.protocol.events import (
     MessagesPassed,
@@ -95,7 +95,7 @@ class Extraction:
                 error.add_note(self._place())
             raise
 
-    def _refused(self, refusal: MessageRefused) -> None:
+    def _refused(self, refusal: InvalidMessage) -> None:
         self._over = True
         refusal.add_note(self._place())
         raise refusal

@@ -13,7 +13,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Final
 
-from etlstage.errors import MessageRefused
+from etlstage.errors import InvalidMessage
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.framing import encode_refusal
 
@@ -58,7 +58,7 @@ def _sendable(said: str, name: str, markers: Markers) -> str:
     for reason in " ".join(said[:_LONGEST].split()), name:
         try:
             encode_refusal(reason.encode(), markers, limit=sys.maxsize)
-        except MessageRefused:
+        except InvalidMessage:
             continue
         return reason
     return ""

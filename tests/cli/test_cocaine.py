@@ -28,8 +28,9 @@ def test_application_becomes_a_stage(etlstage: Etlstage, tmp_path: Path) -> None
         "transform:\n"
         "  - worker:\n"
         '      command: ["/bin/cat"]\n'
-        '      dialect: "cocaine"\n'
         '      env: {"A": "b: c"}\n'
+        "    dialect:\n"
+        '      name: "cocaine"\n'
         "      concurrency: 4\n"
         "    workers:\n"
         "      min: 0\n"

@@ -44,7 +44,7 @@ name: cycles
 state: state
 extract:
   worker: {command: [python, rounds.py]}
-  mode: cyclic
+  dialect: {mode: cyclic}
   offsets: {by: supervisor, step: 2, end: 6}
   every: 1h
 load: {worker: {command: [touch, loaded]}}

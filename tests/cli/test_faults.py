@@ -106,8 +106,9 @@ def test_worker_that_connects_has_faults_of_its_own(
 ) -> None:
     """One of other dialects is refused where it stands (issue 15)."""
     (pipeline.parent / "upper.py").write_text(SESSIONS)
-    spoken = "dialect: cocaine, concurrency: 1, command: [python, upper.py]"
-    text = pipeline.read_text().replace("command: [python, upper.py]", spoken)
+    worker = "worker: {command: [python, upper.py]}"
+    spoken = f"{worker}\n    dialect: {{name: cocaine, concurrency: 1}}"
+    text = pipeline.read_text().replace(worker, spoken)
     faults = "  - {stage: upper, kind: kill, message: 2, start: 1}\n"
     faults += "  - {stage: upper, kind: lose_terminate}\n"
     pipeline.write_text(f"{text}faults:\n{faults}")

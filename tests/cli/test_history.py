@@ -32,6 +32,17 @@ def test_rates_are_those_between_two_samples(ledger: Ledger) -> None:
     ]
 
 
+def test_what_a_run_has_left_is_no_throughput(ledger: Ledger) -> None:
+    """A stage that has answered nothing had no speed (issue 23)."""
+    history = History(ledger)
+    history.sample(0.0)
+    move(ledger, made=45, loaded=5)
+    ledger.settle()
+    history.sample(1.0)
+    assert ledger[1].unprocessed == 40
+    assert history.spans() == [Span(0.0, 1.0, [45.0, 5.0])]
+
+
 def test_samples_are_bounded(ledger: Ledger) -> None:
     """A run of a day has as many as one of a minute, and all its messages (issue 11)."""
     history, now = History(ledger), 0.0

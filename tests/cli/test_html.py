@@ -113,7 +113,7 @@ class Reader(HTMLParser):
 @pytest.fixture
 def report() -> Report:
     """Return the report of a run in which everything went wrong, said by the nasty."""
-    load = Account("load", StageKind.LOAD, received=3, done=1, failed=1, lost=1)
+    load = Account("load", StageKind.LOAD, received=3, done=1, failed=1, unprocessed=1)
     ledger = Ledger.of_pipeline("extract", [NASTY], load)
     ledger[0].produced, ledger[1].received = 10, 9
     ledger[1].done, ledger[1].dead, ledger[1].produced = 5, 4, 3
@@ -134,6 +134,17 @@ def report() -> Report:
         dead_letters=KeptLetters(4, NASTY, f"etlstage dlq ls hunter2 {NASTY}"),
         secrets=Secrets({"hunter2": "${TOKEN}"}),
     )
+
+
+def test_restarts_are_in_the_ledger(report: Report) -> None:
+    """Beside what the same stage has loaded, where there are any (issue 22)."""
+    heads = "<th>doubtful</th><th>restarts</th><th>seconds</th>"
+    cells = "<td>2</td><td>"
+    text = re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
+    assert heads in text
+    assert cells in text
+    report.ledger[1].restarts = 0
+    assert heads not in re.sub(r' class="[^"]*"', "", page(report, SPANS, []))
 
 
 def test_what_came_from_outside_is_escaped(report: Report) -> None:
@@ -214,7 +225,7 @@ def test_page_in_a_browser(etlstage: Etlstage, pipeline: Path, tmp_path: Path) -
         sizes = f"{drawn}.map(box => [box.width, box.height])"
         assert chromium.value(sizes) == [[1000, 100]] * 3
         shown = chromium.value("document.body.innerText")
-        assert "RefusedByWorker: refused the message: <img src=http://" in shown
+        assert "WorkerRefusal: refused the message: <img src=http://" in shown
         assert "exited with status 1" in shown
         back = "getComputedStyle(document.body).backgroundColor"
         wide = "document.documentElement.scrollWidth <= innerWidth"

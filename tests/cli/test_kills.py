@@ -36,7 +36,7 @@ state: state
 extract:
   worker: {command: [python3, -S, extract.py]}
   timeout: {stop: 200ms, message: 2s}
-  mode: cyclic
+  dialect: {mode: cyclic}
   offsets: {by: supervisor, start: 0, step: %d, end: %d}
 transform:
   - name: same

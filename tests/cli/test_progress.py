@@ -24,7 +24,7 @@ def ledger() -> Ledger:
     ledger = Ledger.of_pipeline("extract", ["[bold]clean"], load)
     ledger[0].produced = 4000
     ledger[1].received, ledger[1].done, ledger[1].produced = 3000, 2900, 5800
-    ledger[1].failed, ledger[1].lost = 2, 1
+    ledger[1].failed, ledger[1].unprocessed = 2, 1
     ledger[2].received, ledger[2].done, ledger[2].dead = 5000, 1000, 7
     return ledger
 
@@ -55,7 +55,7 @@ def test_table_has_a_row_for_each_stage(ledger: Ledger) -> None:
     with console.capture() as capture:
         console.print(accounts_table(ledger, "seconds", ["1", "2", "3"]))
     assert [line.split() for line in capture.get().splitlines()] == [
-        ["stage", "in", "out", "dead", "failed", "lost", "seconds"],
+        ["stage", "in", "out", "dead", "failed", "unprocessed", "seconds"],
         ["extract", "-", "4,000", "0", "0", "0", "1"],
         ["[bold]clean", "3,000", "5,800", "0", "2", "1", "2"],
         ["load", "5,000", "1,000", "7", "0", "0", "3"],
@@ -71,14 +71,25 @@ def test_skipped_messages_have_a_column_where_there_are_any(ledger: Ledger) -> N
     head, _, clean, _ = (line.split() for line in capture.get().splitlines())
     assert head[-2:] == ["skipped", "seconds"]
     assert clean[-2:] == ["12", "2"]
-    assert " lost 1 skipped 12 " in state_line(ledger, 12.3, [800, 1500.4, 0])
+    assert " unprocessed 1 skipped 12 " in state_line(ledger, 12.3, [800, 1500.4, 0])
+
+
+def test_restarts_have_a_column_where_there_are_any(ledger: Ledger) -> None:
+    """One that has lost nothing shows nowhere else (issue 22)."""
+    ledger[1].restarts = 3
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as capture:
+        console.print(accounts_table(ledger, "seconds", ["1", "2", "3"]))
+    head, _, clean, load = (line.split() for line in capture.get().splitlines())
+    assert head[-2:] == ["restarts", "seconds"]
+    assert (clean[-2:], load[-2:]) == (["3", "2"], ["0", "3"])
 
 
 def test_line_names_what_went_wrong_only_if_it_did(ledger: Ledger) -> None:
     """A line of zeros hides the one number that matters."""
     assert state_line(ledger, 12.3, [800, 1500.4, 0]) == (
         "12 s: extract out 4,000 (800/s);"
-        " [bold]clean in 3,000 out 5,800 failed 2 lost 1 (1,500/s);"
+        " [bold]clean in 3,000 out 5,800 failed 2 unprocessed 1 (1,500/s);"
         " load in 5,000 out 1,000 dead 7"
     )
 
@@ -120,7 +131,7 @@ def test_rate_is_taken_over_the_last_seconds(ledger: Ledger) -> None:
     rates = Rates(ledger)
     assert rates.sample(100.0) == [0, 0, 0]
     ledger[0].produced += 500
-    ledger[1].lost += 60
+    ledger[1].failed += 60
     ledger[1].dead += 40
     assert rates.sample(101.0) == [500, 100, 0]
     assert rates.sample(101.0) == [500, 100, 0]

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from etlstage.pipeline.dead_letter.policy import letter_time
+from etlstage.pipeline.dead_letter.settled import supersede
 from etlstage.pipeline.delivery.delivery import Delivery
 from tests.cli.conftest import Etlstage, worker
 
@@ -69,6 +71,41 @@ def test_retry(etlstage: Etlstage, tmp_path: Path) -> None:
     twice = etlstage("dlq", "retry", "pipeline.yaml", new)
     assert twice.returncode == 2
     assert twice.stderr.endswith(f"dead letter '{new}' has passed in a retry\n")
+
+
+@pytest.mark.usefixtures("failed")
+def test_superseded_letters_are_left_out(etlstage: Etlstage, tmp_path: Path) -> None:
+    """Their rows are in the output that has replaced theirs (issue 23)."""
+    old = [id_ for id_, _, _ in listed(etlstage)]
+    assert etlstage("run", "pipeline.yaml", "-q").returncode == 0
+    letters = [x for x in listed(etlstage) if x[0] not in old]
+    run = letters[0][0].partition("-")[0]
+    supersede(tmp_path / ".etlstage" / "letters", run, letter_time())
+    (tmp_path / "bad").write_text("")
+    shown = etlstage("dlq", "ls", "pipeline.yaml").stdout
+    mine, theirs = shown.split(
+        f"\nsuperseded: their output was overwritten by run {run};"
+    )
+    assert old[0] not in mine
+    assert "2 dead letters\n" in mine
+    assert old[0] in theirs
+    assert theirs.endswith("2 dead letters superseded\n")
+    grouped = etlstage("dlq", "ls", "--group", "pipeline.yaml").stdout
+    assert "2 dead letters, 1 cause" in grouped
+    assert "superseded  2 dead letters" in " ".join(
+        etlstage("state", "show", "pipeline.yaml")
+        .stdout.replace("    ", "  ")
+        .split("\n")
+    )
+    again = etlstage("dlq", "retry", "pipeline.yaml", "-q")
+    assert again.returncode == 0
+    assert again.stdout == (
+        f"2 dead letters are left out: their output was overwritten by run {run};"
+        " 'etlstage dlq drop' removes them\n2 dead letters passed\n"
+    )
+    nothing = etlstage("dlq", "retry", "pipeline.yaml", old[0], "-q")
+    assert nothing.stdout.startswith("1 dead letter is left out: their output")
+    assert "nothing to retry" in nothing.stdout
 
 
 @pytest.mark.usefixtures("failed")

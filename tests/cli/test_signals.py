@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -19,6 +21,31 @@ pytestmark = pytest.mark.process
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def stuck_in(
+    module: str,
+    folder: Path,
+    *arguments: str,
+    words: Sequence[str] = ("-m", "etlstage"),
+) -> subprocess.Popen[str]:
+    """Return a command that imports the module, and does not get on."""
+    (folder / f"{module}.py").write_text(
+        "import sys, time; print('imports', file=sys.stderr, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    env = environment()
+    env["PYTHONPATH"] = f"{folder}{os.pathsep}{env['PYTHONPATH']}"
+    process = subprocess.Popen(
+        [sys.executable, *words, *arguments],
+        cwd=folder,
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "imports\n"
+    return process
+
+
 @pytest.mark.parametrize("number", ALL)
 @pytest.mark.parametrize(
     "words", [["-m", "etlstage"], ["-c", "from etlstage.cli import main; main()"]]
@@ -28,21 +55,9 @@ def test_interrupted_while_modules_are_imported(
 ) -> None:
     """One line, no traceback, and an exit code of the table (issue 10)."""
     # The first thing that is imported beside our own.
-    (tmp_path / "typer.py").write_text(
-        "import sys, time; print('imports', file=sys.stderr, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    env = environment()
-    env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{env['PYTHONPATH']}"
-    process = subprocess.Popen(
-        [sys.executable, *words, "run", "x.yaml"],
-        env=env,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = stuck_in("typer", tmp_path, "run", "x.yaml", words=words)
     with process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "imports\n"
         process.send_signal(number)
         assert process.stderr.read() == "etlstage: error: interrupted\n"
     assert process.returncode == 5
@@ -92,6 +107,53 @@ def test_ignored_signals_stay_ignored() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_signal_in_the_last_moment_changes_no_exit_code(number: signal.Signals) -> None:
+    """The interpreter gives up its handlers while it ends (issue 22)."""
+    script = f"""\
+import os, sys
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, {int(number)})
+last = Last()
+sys.argv[1:] = ["--version"]
+from etlstage.cli import main
+main()
+"""
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, env=environment(), check=False).returncode == 0
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_signal_before_the_run_writes_its_report(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """That of an earlier run would be taken for this one's (issue 22)."""
+    (tmp_path / "r.json").write_text('{"status": "done"}')
+    (tmp_path / "r.html").write_text("done")
+    # What reads the file is imported when it is read.
+    process = stuck_in(
+        "ruamel",
+        tmp_path,
+        "run",
+        "p.yaml",
+        "--report",
+        "r.json",
+        "--report-html",
+        "r.html",
+    )
+    with process:
+        process.send_signal(number)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 5
+    assert said == "etlstage: error: interrupted before the run began\n"
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["status"], report["stages"]) == ("forced", [])
+    assert report["pipeline"] == "p.yaml"
+    assert not (tmp_path / "r.html").exists()
 
 
 def test_signals_behind_the_end_do_nothing() -> None:

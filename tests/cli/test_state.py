@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
     text = re.sub(r"load \w{8}", "load ?", shown(state, capsys))
     assert text == (
         f"state         {state}\n"
-        "lock          nobody holds it\n"
+        "lock          free\n"
         "fence         1\n"
         "last run      r0, exactly-once; broke off\n"
         "next run      behind epoch 1 of load ?, at position 17\n"
@@ -85,6 +86,35 @@ def test_show_what_is_stored(state: Path, capsys: pytest.CaptureFixture[str]) ->
     plain = json.loads(capsys.readouterr().out)
     assert (plain["lock"], plain["dead_letters"]) == (None, {"clean": 2})
     assert plain["record"]["position"] == 17
+
+
+def test_long_names_stand_apart_from_their_text(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The columns are as wide as what stands in them (issue 23)."""
+    (state / "spool-5f2d01c3.json").write_text("abc")
+    lines = shown(state, capsys).splitlines()
+    assert "spool-5f2d01c3.json  3 bytes" in lines
+    assert "lock                 free" in lines
+
+
+def test_last_load_that_ended_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its input, also while the next is under way, or broke off (issue 23)."""
+    to, of = "parquet out", "json in"
+    first = ""
+    for number, ended in (1, True), (2, False):
+        with Delivery(tmp_path, exactly_once=True) as delivery:
+            begin = partial(delivery.begin, stages=["a", "b"], letters={})
+            begin(f"r{number}", output=to, input=of)
+            assert ("last load" in shown(tmp_path, capsys)) is (number == 2)
+            first = delivery.record.load if ended else first
+            delivery.commit(7)
+            delivery.commit(None, ended=ended)
+        assert f"last load  {first}: 2 epochs from json in into parquet out\n" in (
+            shown(tmp_path, capsys)
+        )
 
 
 def test_reset(state: Path, capsys: pytest.CaptureFixture[str]) -> None:

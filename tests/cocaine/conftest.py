@@ -32,10 +32,8 @@ extract:
   worker: {{command: [sh, -c, "printf 'one\\ntwo\\nthree\\n'"]}}
 transform:
   - name: app
-    worker:
-      dialect: cocaine
-      event: echo
-      command: {list(framework)!r}
+    worker: {{command: {list(framework)!r}}}
+    dialect: {{name: cocaine, event: echo}}
 load:
   worker: {{command: [python, load.py]}}
 """

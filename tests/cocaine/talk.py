@@ -12,10 +12,9 @@ import anyio
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
+    Added,
+    Ended,
     Event,
-    ExchangeRefused,
-    ExchangesEnded,
-    OutputOf,
     Ready,
 )
 from etlstage.transport import LaunchRequest, SocketLaunch
@@ -96,14 +95,15 @@ class Talk:
     def _take(self, event: Event) -> None:
         self.events.append(event)
         match event:
-            case OutputOf(id_, messages):
+            case Added(id_, messages):
                 self.outputs[id_] += messages
-            case ExchangesEnded(ends):
-                for id_, messages in ends:
-                    self.outputs[id_] += messages
+            case Ended(first, groups, refusals):
+                for _, code, category, reason in refusals:
+                    self.refused[first] = category, code, reason
+                    return
+                for id_, group in enumerate(groups, first):
+                    self.outputs[id_] += group
                     self.ended.append(id_)
-            case ExchangeRefused(id_, code, reason, category):
-                self.refused[id_] = category, code, reason
 
 
 @asynccontextmanager

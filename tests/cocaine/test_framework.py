@@ -9,15 +9,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from etlstage import AsyncSupervisor, RefusedByWorker, Stage
+from etlstage import AsyncSupervisor, Stage, WorkerRefusal
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangesEnded,
+    Added,
+    Alive,
+    Cancelled,
     Farewell,
-    LifeSeen,
-    OutputOf,
+    Opened,
     StreamEnded,
 )
 from tests.cocaine.talk import Talk, talking
@@ -29,7 +28,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 async def ask(talk: Talk, event: str, *messages: bytes) -> list[bytes]:
     """Return what a handler makes of messages."""
-    talk.send(ExchangeOpened(id_ := talk.session.owed + 1, messages, event))
+    talk.send(Opened(id_ := talk.session.owed + 1, messages, each=False, event=event))
     await talk.until(lambda: id_ in talk.ended or id_ in talk.refused)
     return talk.outputs[id_]
 
@@ -39,7 +38,7 @@ async def test_it_is_ready_at_once_and_keeps_beating(
 ) -> None:
     """Handshake and heartbeat; the next beats when ours are answered."""
     async with talking((*framework[:2], "0.1")) as talk:
-        await talk.until(lambda: sum(isinstance(e, LifeSeen) for e in talk.events) >= 3)
+        await talk.until(lambda: sum(isinstance(e, Alive) for e in talk.events) >= 3)
 
 
 async def test_chunks_come_back(framework: tuple[str, ...]) -> None:
@@ -63,18 +62,18 @@ async def test_error_ends_a_session(
     async with talking(framework) as talk:
         assert await ask(talk, event, b"x") == []
         assert talk.refused[1] == refusal
-        talk.send(ExchangeOpened(2, [b"y"], "echo"))
+        talk.send(Opened(2, [b"y"], each=False, event="echo"))
         await talk.until(lambda: 2 in talk.ended)
 
 
 async def test_session_can_be_cancelled(framework: tuple[str, ...]) -> None:
     """Its handler is told, and it hits no other session."""
     async with talking(framework) as talk:
-        talk.send(ExchangeOpened(1, [b"x"], "echo", ended=False))
+        talk.send(Opened(1, [b"x"], each=False, ended=False, event="echo"))
         await talk.until(lambda: talk.outputs[1])
-        talk.send(ExchangeCancelled(1, 7, "client gone"))
+        talk.send(Cancelled(1, 7, "client gone"))
         assert talk.session.owed == 0
-        talk.send(ExchangeOpened(2, [b"y"], "echo"))
+        talk.send(Opened(2, [b"y"], each=False, event="echo"))
         await talk.until(lambda: 2 in talk.ended)
         assert (talk.outputs[1], talk.outputs[2]) == ([b"x"], [b"y"])
         said = b""
@@ -90,12 +89,12 @@ async def test_sessions_interleave(framework: tuple[str, ...]) -> None:
     async with talking(framework) as talk:
         ids = range(1, 6)
         for id_ in ids:
-            talk.send(ExchangeOpened(id_, [], "echo", ended=False))
+            talk.send(Opened(id_, [], each=False, ended=False, event="echo"))
         for part in range(3):
             for id_ in ids:
-                talk.send(OutputOf(id_, [b"%d.%d" % (id_, part)]))
+                talk.send(Added(id_, [b"%d.%d" % (id_, part)]))
         for id_ in reversed(ids):
-            talk.send(ExchangesEnded([(id_, ())]))
+            talk.send(Added(id_, (), ended=True))
             left = id_ - 1
             await talk.until(lambda: talk.session.owed == left)  # noqa: B023
         assert talk.ended == [5, 4, 3, 2, 1]
@@ -114,7 +113,7 @@ async def test_it_drops_what_it_has_when_it_is_told_to_end(
 ) -> None:
     """Which is why it is sealed first: it echoes terminate, and exits with 0."""
     async with talking(framework) as talk:
-        talk.send(ExchangeOpened(1, [b"x"], "slow"))
+        talk.send(Opened(1, [b"x"], each=False, event="slow"))
         await talk.until(lambda: talk.outputs[1])
         talk.wire.write(b"\x93\x01\x01\x92\x01\xa3bye")
         await talk.until(lambda: talk.seen(Farewell) or talk.seen(StreamEnded))
@@ -189,7 +188,7 @@ async def test_session_is_kept_open(framework: tuple[str, ...]) -> None:
                 assert [chunk async for chunk in session] == []
             async with supervisor.session("boom") as session:
                 await session.send(b"x")
-                with pytest.raises(RefusedByWorker, match="handler raised"):
+                with pytest.raises(WorkerRefusal, match="handler raised"):
                     await anext(session)
             async with supervisor.session("echo") as session:
                 await session.send(b"x")

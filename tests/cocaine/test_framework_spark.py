@@ -36,7 +36,8 @@ extract:
   spark: {{format: json, path: in.ndjson, schema: "id long, text string"}}
 transform:
   - name: app
-    worker: {{dialect: cocaine, event: echo, command: {command}, concurrency: 7}}
+    worker: {{command: {command}}}
+    dialect: {{name: cocaine, event: echo, concurrency: 7}}
 load:
   spark: {{format: parquet, path: out, schema: "id long, text string"}}
 """

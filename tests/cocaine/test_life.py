@@ -7,14 +7,18 @@ when they think themselves abandoned, and at the end of the connection.
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from signal import SIGABRT
 
+import anyio
 import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from etlstage import AsyncSupervisor, Stage
 from etlstage.errors import StageFailed
+from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.stage.policy import RestartPolicy, Timeouts
 from etlstage.supervisor.lifecycle.events import SupervisorEvent, WorkerExited
@@ -170,3 +174,26 @@ async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
             await supervisor.ask(b"x", timeout=10)
     said = "exited with status 0; somebody connected under another name"
     assert said in str(failed.value)
+
+
+@pytest.mark.parametrize("protocol", [Version.AUTO, Version.ONE])
+async def test_worker_that_connects_late_is_told_to_end(
+    tmp_path: Path, protocol: Version
+) -> None:
+    """The stage ends while it starts: it is still let in, for that (issue 22)."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    wait = f"open({str(gate)!r}).close()\n"
+    late = Stage(
+        name="app",
+        command=(sys.executable, "-c", wait + SCRIPT, "python-1", "told"),
+        dialect=CocaineDialect(protocol=protocol),
+        timeout=Timeouts(stop=8),
+    )
+    async with AsyncSupervisor(late) as supervisor, anyio.create_task_group() as tasks:
+        events = supervisor.events()
+        tasks.start_soon(supervisor.aclose)
+        await anyio.wait_all_tasks_blocked()
+        await anyio.to_thread.run_sync(gate.write_bytes, b"")
+    (end,) = await exits_of(events)
+    assert (end.status, end.told) == (0, True)

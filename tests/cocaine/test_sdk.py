@@ -12,16 +12,16 @@ from typing import Any
 import anyio
 import pytest
 
-from etlstage import AsyncSupervisor, RefusedByWorker, Stage, WorkerSession
+from etlstage import AsyncSupervisor, Stage, WorkerRefusal, WorkerSession
 from etlstage.messages import StageKind
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
-    ExchangeCancelled,
-    ExchangeOpened,
+    Cancelled,
     Farewell,
+    Opened,
 )
 from etlstage.transport import SocketLaunch
 from tests.cocaine.talk import talking
@@ -98,7 +98,7 @@ async def test_handler_refuses(event: str, code: int, reason: str) -> None:
     """The worker lives on."""
     async with AsyncSupervisor(stage(event)) as supervisor:
         for result in await supervisor.submit([b"no date"] * 2):
-            assert isinstance(result.error, RefusedByWorker)
+            assert isinstance(result.error, WorkerRefusal)
             assert (result.error.code, result.error.reason) == (code, reason)
     assert supervisor.faults.failures == 0
 
@@ -108,9 +108,9 @@ async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> N
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     async with talking(COMMAND) as talk:
-        talk.send(ExchangeOpened(1, [bytes(fifo)], "block"))
+        talk.send(Opened(1, [bytes(fifo)], each=False, event="block"))
         await talk.until(lambda: talk.outputs[1])
-        talk.send(ExchangeOpened(2, [b"x"], "shout"))
+        talk.send(Opened(2, [b"x"], each=False, event="shout"))
         await talk.until(lambda: 2 in talk.ended)
         talk.wire.write(b"\x93\x01\x01\x92\x01\xa3bye")
         await anyio.to_thread.run_sync(fifo.write_bytes, b"freed")
@@ -123,10 +123,10 @@ async def test_busy_handler_does_not_keep_it_from_answering(tmp_path: Path) -> N
 async def test_handler_is_told_that_it_is_cancelled() -> None:
     """What it says after that hits no other session."""
     async with talking(COMMAND) as talk:
-        talk.send(ExchangeOpened(1, [], "wait", ended=False))
+        talk.send(Opened(1, [], each=False, ended=False, event="wait"))
         await talk.until(lambda: talk.outputs[1])
-        talk.send(ExchangeCancelled(1, 7, "client gone"))
-        talk.send(ExchangeOpened(2, [b"x"], "shout"))
+        talk.send(Cancelled(1, 7, "client gone"))
+        talk.send(Opened(2, [b"x"], each=False, event="shout"))
         await talk.until(lambda: 2 in talk.ended)
         assert talk.outputs[2] == [b"X"]
 

@@ -26,6 +26,7 @@ from tests.database import PostgreSQL, drivers
 __all__ = (
     "ENDS",
     "EXECUTORS",
+    "FILES",
     "ORDERS",
     "STEPS",
     "Case",
@@ -39,18 +40,21 @@ __all__ = (
     "start",
 )
 
-STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
+STEPS: Final = ("begin", "written", "committed", "aside", "recorded", "performed")
 ORDERS: Final = {
     "total": "order: total",
     "none": "order: none, workers: 2",
     "key": "order: key, key: /0, workers: 2",
-    "batches": "order: none, workers: 2, batch: {driver: supervisor, size: 50}",
+    "batches": "order: none, workers: 2, batch: {size: 50}",
 }
 
 KEYS: Final = 10
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parent.parent
 
+_LOAD: Final = r"(?:[0-9a-f]{8}|retry-[0-9a-f]{16})"
+_FOLDER: Final = re.compile(rf"epoch={_LOAD}-(\d+)")
+_FILE: Final = re.compile(rf"part-{_LOAD}-(\d+)-.*\.parquet")
 PIPELINE: Final = """\
 name: crash
 delivery: exactly-once
@@ -80,30 +84,32 @@ extract:
 """
 # As on a cluster, a task that fails is tried again.
 EXECUTED: Final = SPARK.replace("local[2]", "local[2,2]")
-FILES: Final = "load: {{spark: {{path: out, format: parquet}}}}\n"
+INTO_FILES: Final = "load: {{spark: {{path: out, format: parquet}}}}\n"
 TABLE: Final = """\
 load: {{spark: {{format: jdbc, mode: append, options: {options}}}}}
 """
 ENDS: Final = {
-    "local": SPARK + FILES,
+    "local": SPARK + INTO_FILES,
     "postgresql": SPARK + TABLE,
-    "spark": "engine: spark\n" + EXECUTED + FILES,
+    "spark": "engine: spark\n" + EXECUTED + INTO_FILES,
     "spark-postgresql": "engine: spark\n" + EXECUTED + TABLE,
-    "streaming": "engine: streaming\n" + EXECUTED + FILES,
+    "streaming": "engine: streaming\n" + EXECUTED + INTO_FILES,
     "streaming-postgresql": "engine: streaming\n" + EXECUTED + TABLE,
     "workers": """\
 extract:
   worker: {{command: [{python}, {here}/ends.py, extract, "{messages}", "{keys}"]}}
-  mode: cyclic
+  dialect: {{mode: cyclic}}
   offsets: {{by: supervisor, step: {run}}}
 load:
   worker: {{command: [{python}, {here}/ends.py, load]}}
-  batch: {{driver: supervisor, size: 100}}
+  batch: {{size: 100}}
   commit: [{python}, {here}/ends.py, commit]
   abort: [{python}, {here}/ends.py, abort]
 """,
 }
 """Between what the stages are: workers, or DataFrames on an engine."""
+FILES: Final = ("local", "spark", "streaming")
+"""Ends that show an epoch behind its record, by moving its files."""
 EXECUTORS: Final = ("spark", "streaming")
 """What such ends begin with where the stages are inside Spark's executors."""
 
@@ -306,19 +312,17 @@ def check_rows(
 
 def rows_of(out: Path, case: Case) -> Iterator[str]:
     """Yield the rows in the order in which they were loaded; other files are no data."""
-    folders = [path for path in out.iterdir() if path.name != "_SUCCESS"]
-    for path in folders:
-        assert re.fullmatch(r"epoch=([0-9a-f]{8}|retry-[0-9a-f]{16})-\d+", path.name), (
-            folders
-        )
-    for path in sorted(folders, key=lambda path: int(path.name.rpartition("-")[2])):
+    paths = [path for path in out.iterdir() if path.name != "_SUCCESS"]
+    form = _FOLDER if case.ends == "workers" else _FILE
+    for path in paths:
+        assert form.fullmatch(path.name), paths
+    numbers = {path: int(form.fullmatch(path.name)[1]) for path in paths}  # type: ignore[index]
+    for path in sorted(paths, key=lambda p: (numbers[p], p.stat().st_mtime_ns, p)):
         if case.ends == "workers":
             yield from path.read_text().splitlines()
             continue
-        files = sorted(path.glob("part-*"), key=lambda file: file.stat().st_mtime_ns)
-        for file in files:
-            table = ds.dataset(file, format="parquet").to_table()
-            yield from table["value"].to_pylist()
+        table = ds.dataset(path, format="parquet").to_table()
+        yield from table["value"].to_pylist()
 
 
 def check_order(loaded: Sequence[int], case: Case) -> None:

@@ -7,8 +7,8 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -19,9 +19,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from etlstage import RestartPolicy, Stage
 from etlstage.cli.scaffold import copy_examples
-from etlstage.examples.asgi.app import MAX_BODY, STAGE, Service
+from etlstage.examples.asgi.app import STAGE
 from etlstage.examples.asgi.worker import answer
 from etlstage.worker import Refuse
 
@@ -132,7 +131,7 @@ async def test_no_request_is_lost_while_workers_are_killed(tmp_path: Path) -> No
         )
     assert len({text.split(" request")[0] for text in answered}) == CLIENTS
     assert len(set(killed)) == SECONDS
-    assert health.status_code == 200
+    assert health.json() == {"state": "ready"}
     assert counted(metrics, "worker_exits_total", status="SIGKILL") == SECONDS
     assert counted(metrics, "worker_restarts_total") == SECONDS
     assert counted(metrics, "messages_retried_total") >= SECONDS
@@ -151,121 +150,33 @@ def counted(metrics: httpx.Response, name: str, **labels: str) -> float:
     )
 
 
-@asynccontextmanager
-async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
-    """Run the application without a server."""
-    tell, told = anyio.create_memory_object_stream[dict[str, Any]](2)
-    replies: list[str] = []
-    started = anyio.Event()
-
-    async def send(message: Any) -> None:  # noqa: ANN401 (as ASGI has it)
-        replies.append(message["type"])
-        started.set()
-
-    async with tell, told, anyio.create_task_group() as tasks:
-        tasks.start_soon(service, {"type": "lifespan"}, told.receive, send)
-        await tell.send({"type": "lifespan.startup"})
-        await started.wait()
-        transport = httpx.ASGITransport(app=service)
-        async with httpx.AsyncClient(transport=transport, base_url="http://a") as c:
-            yield c
-        await tell.send({"type": "lifespan.shutdown"})
-    assert replies == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-
-
-async def test_answer() -> None:
-    """The worker's reply is the body."""
-    async with client(Service(STAGE)) as c:
-        reply = await c.post("/", json={"text": "some words"})
+async def test_answers_and_errors(tmp_path: Path) -> None:
+    """What a client sees of the service: answers, refusals, probes and metrics."""
+    with serving(tmp_path) as server:
+        async with httpx.AsyncClient(base_url=server.url, trust_env=False) as c:
+            reply = await c.post("/", json={"text": "some words"})
+            refused = await c.post("/", content=b"no JSON")
+            split = await c.post("/", content=b'{"text":\n"some words"}')
+            long = await c.post("/", content=b"x" * (STAGE.max_message + 1))
+            ready, health = await c.get("/ready"), await c.get("/health")
+            metrics, elsewhere = await c.get("/metrics"), await c.get("/")
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/json"
     assert reply.json() == {"text": "some words", "words": 2, "characters": 10}
+    assert refused.status_code == 422
+    wanted = 'expected an object such as {"text": "some words"}'
+    assert refused.json() == {"detail": wanted}
+    assert (split.status_code, "eom" in split.json()["detail"]) == (422, True)
+    assert long.status_code == 413
+    assert (ready.status_code, health.status_code) == (200, 200)
+    assert counted(metrics, "messages_total") == 2
+    assert elsewhere.status_code == 405
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"no JSON", b"[1]", b"{}", b'{"text": 1}', b"[" * 100_000]
 )
-async def test_request_that_makes_no_sense(body: bytes) -> None:
+def test_request_that_makes_no_sense(body: bytes) -> None:
     """The worker refuses it, says why, and lives on."""
-    async with client(Service(STAGE)) as c:
-        reply = await c.post("/", content=body)
-        health = await c.get("/health")
-    with pytest.raises(Refuse):
+    with pytest.raises(Refuse, match="expected an object such as"):
         list(answer(body))
-    assert reply.status_code == 422
-    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
-    assert reply.text == 'expected an object such as {"text": "some words"}\n'
-    assert health.status_code == 200
-
-
-async def test_message_that_fails() -> None:
-    """What is not on one line can't be sent; the text says why."""
-    async with client(Service(STAGE)) as c:
-        reply = await c.post("/", content=b'{"text":\n"some words"}')
-    assert reply.status_code == 422
-    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
-    assert "eom" in reply.text
-
-
-async def test_body_that_is_too_long() -> None:
-    """It is not read to its end."""
-    chunks = [b"x" * (MAX_BODY // 2)] * 100
-
-    async def receive() -> Any:  # noqa: ANN401 (as ASGI has it)
-        return {"type": "http.request", "body": chunks.pop(), "more_body": True}
-
-    status, _ = await Service(STAGE).respond(receive)
-    assert status == 413
-    assert len(chunks) == 97
-
-
-async def test_stage_that_is_down() -> None:
-    """Its worker can't live; health says so, too."""
-    stage = Stage(
-        name="answer",
-        command=(sys.executable, "-S", "-c", "import sys; sys.exit(3)"),
-        restart=RestartPolicy(max=1, delay=0.01),
-    )
-    async with client(Service(stage)) as c:
-        with anyio.fail_after(10):
-            while (await c.post("/", content=b"{}")).status_code != 503:
-                pass
-        health = await c.get("/health")
-    assert health.status_code == 503
-
-
-async def test_metrics_and_health() -> None:
-    """For whoever watches it."""
-    async with client(Service(STAGE)) as c:
-        await c.post("/", json={"text": "some words"})
-        health = await c.get("/health")
-        metrics = await c.get("/metrics")
-        elsewhere = await c.get("/")
-    assert (health.status_code, health.text) == (200, "ready")
-    assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert counted(metrics, "messages_total") == 1
-    assert elsewhere.status_code == 404
-
-
-async def test_service_that_is_not_running() -> None:
-    """Before the start and behind the end."""
-    transport = httpx.ASGITransport(app=Service(STAGE))
-    async with httpx.AsyncClient(transport=transport, base_url="http://a") as c:
-        reply = await c.post("/", content=b"{}")
-    assert reply.status_code == 503
-
-
-async def test_start_that_fails() -> None:
-    """The server is told why, and ends."""
-    said: list[Any] = []
-
-    async def receive() -> Any:  # noqa: ANN401 (as ASGI has it)
-        return {"type": "lifespan.startup"}
-
-    async def send(message: Any) -> None:  # noqa: ANN401 (as ASGI has it)
-        said.append(message)
-
-    service = Service(Stage(name="answer", command=("./not-there",)))
-    await service({"type": "lifespan"}, receive, send)
-    assert [m["type"] for m in said] == ["lifespan.startup.failed"]
-    assert "there is no file ./not-there" in said[0]["message"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage import AsyncSupervisor, CocaineDialect, RefusedByWorker, Stage
+from etlstage import AsyncSupervisor, CocaineDialect, Stage, WorkerRefusal
 from etlstage.cli.scaffold import copy_examples
 
 
@@ -42,5 +42,5 @@ async def test_worker_is_a_stage_too(folder: Path) -> None:
     async with AsyncSupervisor(stage) as supervisor:
         answered, refused = await supervisor.submit([b"a b c", b" "])
     assert answered.outputs == (b"c b a",)
-    assert isinstance(refused.error, RefusedByWorker)
+    assert isinstance(refused.error, WorkerRefusal)
     assert refused.error.reason == "there is no word in it"

@@ -151,7 +151,7 @@ def ledger(**counts: int) -> Ledger:
         ("done", "done"),
         ("dead", "dead"),
         ("failed", "failed"),
-        ("lost", "lost"),
+        ("unprocessed", "unprocessed"),
         ("produced", "out"),
         ("skipped", "skipped"),
         ("doubtful", "doubtful"),

@@ -27,7 +27,7 @@ from etlstage.pipeline.delivery.delivery import Bounds, Delivery
 from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.spark.dataframe.place import EpochFolders
+from etlstage.spark.dataframe.place import EpochFiles
 from etlstage.stage import ErrorBudget, ErrorPolicy
 from tests.pipeline.test_loading import Numbers
 
@@ -102,8 +102,9 @@ class Files(Sink):
 
     def begin(self, epochs: Epochs) -> None:
         """Remove what is not recorded."""
-        self._epochs, self._folders = epochs, EpochFolders(self._out, epochs.load)
-        self._folders.sweep(epochs.done, check=epochs.check)
+        self._epochs, self._files = epochs, EpochFiles(self._out, epochs.load)
+        for number in self._files.sweep(epochs.done, check=epochs.check):
+            self._files.move(number, replaces=False, check=epochs.check)
 
     async def write(self, run: Run) -> None:
         """Take a run."""
@@ -118,16 +119,29 @@ class Files(Sink):
     async def flush(self) -> None:
         """Write what was taken."""
         number = self._epochs.done + 1
-        aside = self._folders.aside(number)
+        aside = self._files.aside(number)
         try:
             rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             (aside / "part").write_bytes(b" ".join(self._taken))
-            self._folders.settle(number, replaces=False, check=self._epochs.check)
+            self._files.seal(number, always=False, check=self._epochs.check)
         except OSError as error:
             raise SinkFailed(f"{self._out}: {error}", stage="load") from error
         self.account.done += len(self._taken)
         self._epochs, self._taken = self._epochs._replace(done=number), []
+
+    @property
+    def performs(self) -> bool:
+        """Whether files are moved behind the record."""
+        return True
+
+    async def perform(self) -> None:
+        """Move what is recorded."""
+        try:
+            number, check = self._epochs.done, self._epochs.check
+            self._files.move(number, replaces=False, check=check)
+        except OSError as error:
+            raise SinkFailed(f"{self._out}: {error}", stage="load") from error
 
     def landed(self) -> str:
         """Say nothing."""
@@ -187,7 +201,7 @@ def assert_once(folder: Path, report: Report) -> None:
         if isinstance(letter, DeadLetter)
     ]
     assert sorted(letters) == sorted(REFUSED)
-    parts = (folder / "out").glob("epoch=*/part")
+    parts = (folder / "out").glob("part-*")
     rows = Counter(int(row) for part in parts for row in part.read_bytes().split())
     assert rows == Counter({*range(COUNT)} - REFUSED)
     account = report.ledger[-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from etlstage.errors import SinkFailed, StageFailed, StateUnusable
+from etlstage.errors import SinkFailed, StageFailed, StateUnusable, WorkerLost
 from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline
 from etlstage.pipeline.dead_letter.retry import Retry
@@ -15,7 +15,7 @@ from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
-from etlstage.stage import Stage
+from etlstage.stage import Stage, Timeouts
 from tests.pipeline.dead_letter.test_settled import letter
 from tests.pipeline.ends import ScriptedSource
 
@@ -66,11 +66,19 @@ class Resumable(ScriptedSource):
         ]
 
 
-def sink(folder: Path, *, load: str = LOAD, commit: str = COMMIT) -> EpochSink:
+def sink(
+    folder: Path, *, load: str = LOAD, commit: str = COMMIT, stop: float = 5.0
+) -> EpochSink:
     """Return a sink whose programs are scripts."""
     for name, text in (("load", load), ("commit", commit), ("abort", ABORT)):
         (folder / name).write_text(textwrap.dedent(text))
-    stage = Stage(name="load", kind=StageKind.LOAD, command=("sh", "load"), cwd=folder)
+    stage = Stage(
+        name="load",
+        kind=StageKind.LOAD,
+        command=("sh", "load"),
+        cwd=folder,
+        timeout=Timeouts(stop=stop),
+    )
     return EpochSink(stage, commit=("sh", "commit"), abort=("sh", "abort"))
 
 
@@ -112,6 +120,15 @@ async def test_worker_that_does_not_end_well(tmp_path: Path) -> None:
     assert "exited with status 3 at the end of its input" in str(report.error)
     assert loaded(tmp_path) == ["1\n2\n"]  # aside
     assert report.ledger[-1].done == 0
+
+
+async def test_epoch_of_which_an_upload_was_killed(tmp_path: Path) -> None:
+    """It may have been part of what its worker had answered (issue 22)."""
+    load = LOAD.replace("printf", "sleep 3600 & printf")
+    report = await run(tmp_path, sink(tmp_path, load=load, stop=0.2))
+    assert isinstance(report.error, WorkerLost)
+    assert loaded(tmp_path) == ["1\n2\n"]  # aside
+    assert (report.ledger[-1].done, report.ledger[-1].doubtful) == (0, 2)
 
 
 async def test_commit_that_fails(tmp_path: Path) -> None:

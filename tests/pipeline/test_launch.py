@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from structlog.testing import capture_logs
 
@@ -106,3 +107,39 @@ async def test_no_position_is_stored_behind_a_doubtful_reply() -> None:
     assert isinstance(report.error, RepliesDoubtful)
     assert sink.messages == [b"A", b"B", b"B"]
     assert source.acknowledged == [1]
+
+
+async def test_nothing_is_loaded_behind_a_doubt() -> None:
+    """The run ends when it is found, and not when the input does (issue 22)."""
+
+    async def script(worker: ScriptedWorker) -> None:
+        async for message in worker.messages():
+            await worker.reply(message.upper())
+            if message == b"b" and worker.start == 1:
+                await anyio.sleep(0.5)  # until the reply has been passed on
+                await worker.reply(message.upper())
+
+    class Endless(MemorySource):
+        async def runs(self) -> AsyncGenerator[Run | Position, None]:
+            yield [b"a"]
+            yield [b"b"]
+            while not pipeline.doubtful:  # noqa: ASYNC110 - a number, no event
+                await anyio.sleep(0.01)
+            for _ in range(100):
+                yield [b"late"]
+
+    sink = MemorySink()
+    pipeline = Pipeline(
+        name="p",
+        source=Endless([]),
+        stages=[Stage(name="clean", command=("no-such-program",), window=4)],
+        sink=sink,
+        launch=ScriptedLaunch(script),
+    )
+
+    with capture_logs():
+        report = await pipeline.run()
+
+    assert isinstance(report.error, RepliesDoubtful)
+    assert report.error.stage == "clean"
+    assert b"LATE" not in sink.messages

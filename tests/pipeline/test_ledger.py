@@ -66,18 +66,18 @@ def test_message_without_an_outcome_is_an_imbalance() -> None:
     wrong[1].failed = 1
 
     assert imbalance(wrong) == (
-        "stage split: 10 received, but 7 done + 0 dead + 1 failed + 0 lost"
+        "stage split: 10 received, but 7 done + 0 dead + 1 failed + 0 unprocessed"
     )
 
 
 def test_message_with_two_outcomes_is_an_imbalance() -> None:
     """More outcomes than messages."""
     wrong = ledger()
-    wrong[2].lost = 1
+    wrong[2].unprocessed = 1
 
     assert (
         imbalance(wrong)
-        == "stage write: 11 received, but 11 done + 0 dead + 0 failed + 1 lost"
+        == "stage write: 11 received, but 11 done + 0 dead + 0 failed + 1 unprocessed"
     )
 
 
@@ -107,8 +107,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     wrong[2].done = 0
 
     assert imbalance(wrong).split("; ") == [
-        "stage split: 12 received, but 10 done + 0 dead + 0 failed + 0 lost",
-        "stage write: 11 received, but 0 done + 0 dead + 0 failed + 0 lost",
+        "stage split: 12 received, but 10 done + 0 dead + 0 failed + 0 unprocessed",
+        "stage write: 11 received, but 0 done + 0 dead + 0 failed + 0 unprocessed",
         "10 left stage read, but 12 reached split",
     ]
 
@@ -121,7 +121,13 @@ def test_settled_messages_are_lost() -> None:
     made.settle()
 
     assert made[1] == Account(
-        "split", StageKind.TRANSFORM, received=10, done=6, failed=1, lost=3, produced=11
+        "split",
+        StageKind.TRANSFORM,
+        received=10,
+        done=6,
+        failed=1,
+        unprocessed=3,
+        produced=11,
     )
     assert made[1].pending == 0
     made.check()
@@ -135,7 +141,7 @@ def test_check_agrees_with_counting(rows: list[tuple[int, ...]]) -> None:
     """Every imbalance is found, and nothing else."""
     made = Ledger(Account(f"s{n}", StageKind.TRANSFORM) for n in range(len(rows)))
     for account, row in zip(made, rows, strict=True):
-        account.received, account.done, account.failed, account.lost = row[:4]
+        account.received, account.done, account.failed, account.unprocessed = row[:4]
         account.produced = row[4]
     sound = all(r[0] == r[1] + r[2] + r[3] for r in rows) and all(
         a[4] == b[0] for a, b in pairwise(rows)
@@ -169,6 +175,15 @@ def test_ledger_moves_when_a_message_was_dealt_with() -> None:
     made[1].dead = 1
     assert made.moving
     assert [account.moved for account in ledger()] == [10, 10, 11]
+
+
+def test_what_a_run_has_left_was_not_processed() -> None:
+    """Rates are of messages with an outcome of their own."""
+    accounts = ledger()
+    accounts[1].unprocessed = 4
+    processed = [account.processed for account in accounts]
+    assert processed == [10, 10, 11]
+    assert accounts[1].moved == 14
 
 
 def test_what_a_load_stage_made_is_what_it_loaded() -> None:

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import anyio
 import pytest
@@ -17,6 +17,7 @@ from etlstage.errors import SourceFailed, StateUnusable
 from etlstage.messages import Passed, Position, Run
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
+from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.ledger import Ledger
 from etlstage.pipeline.loading import Loading
@@ -350,3 +351,105 @@ async def test_run_that_is_drained_between_two_positions(
         with nullcontext() if covered == 3 else pytest.raises(SourceFailed):
             await made.loading.end(exhausted=False)
         assert made.delivery.record.ended is (covered == 3)
+
+
+class Showing(MemoryEpochSink):
+    """Shows an epoch behind its record, as by moving files."""
+
+    def __init__(self, epochs: MemoryEpochs, shown: dict[str, list[bytes]]) -> None:
+        super().__init__(epochs)
+        self._shown = shown
+
+    @property
+    def performs(self) -> bool:
+        """It does."""
+        return True
+
+    async def perform(self) -> None:
+        """Show what is recorded, again if need be."""
+        load, done, *_ = self._epoch
+        place = f"{load}-{done}"
+        if place in self.epochs.places:
+            self._shown[place] = self.epochs.places[place]
+
+    async def __aenter__(self) -> Self:
+        """Do what the start before has left."""
+        await self.perform()
+        return self
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    size=st.integers(1, 12),
+    crashes=st.lists(
+        st.tuples(
+            st.sampled_from([*STEPS, "recorded", "performed"]), st.integers(1, 6)
+        ),
+        max_size=6,
+    ),
+)
+@example(size=10, crashes=[("recorded", 5)])
+@example(size=10, crashes=[("performed", 5), ("performed", 1)])
+def test_what_belongs_behind_the_record_is_done_by_the_next_start(
+    *, size: int, crashes: list[tuple[str, int]]
+) -> None:
+    """Also where the run had ended: nothing is loaded again for it (issue 23)."""
+    epochs, shown = MemoryEpochs(), dict[str, list[bytes]]()
+
+    async def all_runs(folder: Path) -> Report:
+        for step, number in crashes:
+            bounds = Bounds(messages=10, seconds=3600)
+            delivery = Delivery(folder, exactly_once=True, bounds=bounds)
+            left = number
+
+            def at(now: str, step: str = step) -> None:
+                nonlocal left
+                left -= now == step
+                if left == 0:
+                    raise Stopped
+
+            delivery.at = at
+            report = await run(
+                folder, Numbers(50, size), Showing(epochs, shown), delivery
+            )
+            if report.status == "done":
+                return report
+            assert isinstance(report.error, Stopped)
+            visible = {name.rpartition("-")[2] for name in shown}
+            recorded = Record.latest(folder).epoch
+            assert visible <= {f"{n}" for n in range(1, recorded + 1)}
+        return await run(folder, Numbers(50, size), Showing(epochs, shown))
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(all_runs, Path(folder))
+        record = Record.latest(Path(folder))
+    assert report.status == "done"
+    assert (record.ended, record.pending) == (True, False)
+    assert shown == epochs.places
+    assert epochs.messages == numbers(50)
+    assert [(a.received, a.made) for a in report.ledger] == [(0, 50), (50, 50)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    cuts=st.lists(
+        st.lists(st.integers(1, 4), min_size=1, max_size=4).filter(
+            lambda c: sum(c) < 9
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+async def test_epoch_keeps_to_its_bounds_where_a_source_is_cut(
+    cuts: list[list[int]],
+) -> None:
+    """Whatever a stage makes of it comes in several runs (issue 23)."""
+    with tempfile.TemporaryDirectory() as folder, bench(Path(folder)) as made:
+        made.loading._coming = 8, 0
+        for number, runs in enumerate(cuts, 1):
+            places = await made.take(*([b"x"] * n for n in runs), Position(number))
+            assert all(len(place) <= 10 for place in places)
+        await made.loading.end(exhausted=True)
+        epochs = list(made.sink.epochs.places.values())
+    assert sum(map(len, epochs)) == sum(map(sum, cuts))
+    assert max(map(len, epochs)) <= 10

@@ -21,8 +21,8 @@ import pytest
 from etlstage.columns import Column
 from etlstage.errors import (
     ConfigError,
+    InvalidMessage,
     LedgerImbalance,
-    MessageRefused,
     SinkFailed,
     SourceFailed,
     StageFailed,
@@ -127,7 +127,9 @@ def numbers(start: int, end: int) -> Run:
 
 def counts(report: Report) -> list[tuple[int, int, int, int, int]]:
     """Return, by stage: received, done, failed, lost, produced."""
-    return [(a.received, a.done, a.failed, a.lost, a.produced) for a in report.ledger]
+    return [
+        (a.received, a.done, a.failed, a.unprocessed, a.produced) for a in report.ledger
+    ]
 
 
 words = stage("words", name="words")
@@ -210,7 +212,7 @@ def account_of(stage: str, kind: str, **counts: int | None) -> dict[str, object]
         "done",
         "dead",
         "failed",
-        "lost",
+        "unprocessed",
         "skipped",
         "doubtful",
         "restarts",
@@ -235,6 +237,7 @@ async def test_report_as_json() -> None:
         "pipeline": "p",
         "status": "done",
         "error": None,
+        "story": [],
         "stages": [
             account_of("source", "extract", **{"in": None, "out": 1}),
             account_of("words", "transform", **{"in": 1, "done": 1, "out": 2}),
@@ -468,7 +471,7 @@ async def test_worker_that_dies_fails_the_run() -> None:
     assert "stage dies: worker dies-1" in str(report.error)
     account = report.ledger[2]
     assert (account.done, account.failed) == (5, 0)
-    assert account.lost == account.received - 5 > 0
+    assert account.unprocessed == account.received - 5 > 0
     assert all(a.pending == 0 for a in report.ledger)
     assert not sink.finished
     assert (sink.open, source.closed) == (False, 1)
@@ -481,7 +484,7 @@ async def test_message_with_a_marker_fails_the_run() -> None:
     source = ScriptedSource([[b"good", b"b\0ad"]])
     report = await run(pipeline(source, echo, sink=GatedSink()))
 
-    assert isinstance(report.error, MessageRefused)
+    assert isinstance(report.error, InvalidMessage)
     assert report.ledger[1].failed == 1
 
 
@@ -551,7 +554,7 @@ async def test_error_ends_the_run_at_once(where: str) -> None:
     with anyio.fail_after(5):
         report = await pipeline(source, strict, words, sink=sink).run()
 
-    expected = SourceFailed if where == "source" else MessageRefused
+    expected = SourceFailed if where == "source" else InvalidMessage
     assert isinstance(report.error, expected)
     assert not sink.finished
     assert (sink.open, source.closed) == (False, 1)
@@ -639,7 +642,7 @@ async def test_sink_that_miscounts_is_found_out(wrong: int) -> None:
 
     with pytest.raises(
         LedgerImbalance,
-        match=rf"stage sink: 5 received, but {5 + wrong} done \+ 0 dead \+ 0 failed \+ 0 lost",
+        match=rf"stage sink: 5 received, but {5 + wrong} done \+ 0 dead \+ 0 failed \+ 0 unprocessed",
     ):
         await run(made)
 
@@ -847,7 +850,7 @@ async def test_messages_that_kill_are_put_aside(
     found = {(x.stage, x.place): x for x in letters.letters()}
     assert sorted(found) == [("dies", 1), ("dies", 3), ("echo", 3)]
     assert found["echo", 3].message == b"c\0d"
-    assert found["echo", 3].kind == "MessageRefused"
+    assert found["echo", 3].kind == "InvalidMessage"
     assert found["dies", 1].message == b"end"
     assert found["dies", 1].kind == "WorkerLost"
     assert len(found["dies", 1].attempts) == 2
@@ -891,7 +894,7 @@ async def test_strict_stage_ends_the_run_at_once(letters: DeadLetters) -> None:
             ScriptedSource([[b"b\0ad"]]), strict, sink=GatedSink(), dead_letters=letters
         )
     )
-    assert isinstance(report.error, MessageRefused)
+    assert isinstance(report.error, InvalidMessage)
     assert (report.ledger[1].failed, letters.count) == (1, 0)
 
 
@@ -907,7 +910,7 @@ async def test_stage_without_workers_puts_nothing_aside(letters: DeadLetters) ->
     assert report.status == "failed"
     assert isinstance(report.error, StageFailed)
     assert letters.count <= 1
-    assert report.ledger[1].lost > 0
+    assert report.ledger[1].unprocessed > 0
 
 
 class Recorded(DeadLetters):

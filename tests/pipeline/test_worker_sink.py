@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from etlstage.errors import (
-    MessageRefused,
+    InvalidMessage,
     RepliesDoubtful,
     StageError,
     WorkerLost,
@@ -67,7 +67,7 @@ async def test_message_that_can_not_be_sent(tmp_path: Path) -> None:
     """It has failed; what stands behind it in the run is loaded all the same."""
     sink = WorkerSink(load("append", tmp_path / "target"))
     async with sink:
-        with pytest.raises(MessageRefused, match="contains marker eop"):
+        with pytest.raises(InvalidMessage, match="contains marker eop"):
             await sink.write([b"one", b"t\0wo", b"three"])
 
     assert counts(sink) == (3, 2, 0, 1)
@@ -94,7 +94,7 @@ async def test_worker_that_writes_messages_is_told_on_once() -> None:
 async def test_worker_that_can_not_be_started() -> None:
     """It is found out on entering."""
     missing = Stage(name="l", command=("no-such-program",), kind=StageKind.LOAD)
-    with pytest.raises(WorkerStartFailed, match="stage l: can't start worker l-1"):
+    with pytest.raises(WorkerStartFailed, match="stage l: can't start its workers"):
         async with WorkerSink(missing):
             raise AssertionError("it started")
 

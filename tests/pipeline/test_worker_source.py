@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -8,9 +9,10 @@ import pytest
 
 from etlstage.errors import ConfigError, SourceFailed, WorkerLost
 from etlstage.messages import Position, Run
-from etlstage.pipeline import WorkerSource
+from etlstage.pipeline import Pipeline, WorkerSource
 from etlstage.stage import OffsetPolicy, RestartPolicy
-from tests.supervisor.workers import collect, cyclic, plain
+from etlstage.testing import MemorySink, ScriptedLaunch, ScriptedWorker
+from tests.supervisor.workers import QUICK, collect, cyclic, plain
 
 pytestmark = pytest.mark.process
 
@@ -258,6 +260,29 @@ async def test_drained_source_ends_at_a_position() -> None:
                 assert source.drain() is True
 
     assert seen == [b"0", b"1", Position(2)]
+
+
+async def test_drained_source_does_not_wait_for_a_worker_that_is_not_ready() -> None:
+    """No worker has its range, and nothing of that was passed on (issue 22)."""
+    began = anyio.Event()
+
+    async def never_ready(_worker: ScriptedWorker) -> int:
+        began.set()
+        await anyio.sleep_forever()
+        return 0
+
+    source = WorkerSource(
+        replace(cyclic("ranges"), ready=True, timeout=QUICK),
+        offsets=OffsetPolicy(by="supervisor", end=4),
+        launch=ScriptedLaunch(never_ready),
+    )
+    pipeline = Pipeline(name="p", source=source, sink=MemorySink())
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pipeline.run)
+            await began.wait()
+            pipeline.drain()
+    assert pipeline.report("drained").error is None
 
 
 async def test_worker_that_is_killed_in_the_middle_of_a_range() -> None:

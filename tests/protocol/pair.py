@@ -13,9 +13,9 @@ from typing import Final, TypeAlias
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import (
     Event,
+    Failed,
     MessagesPassed,
     OutputPassed,
-    ProtocolFailed,
     RepliesCompleted,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
@@ -52,7 +52,7 @@ def typed(events: Iterable[Event]) -> list[Typed]:
     for event in events:
         name = type(event).__name__
         match event:
-            case ProtocolFailed(error):
+            case Failed(error):
                 out.append((name, type(error).__name__, str(error)))
             case MessagesPassed() | OutputPassed() | RepliesCompleted():
                 before: object = []

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from etlstage.messages import StageKind
 from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Session, Shape, Side
 from etlstage.protocol.marker import MarkerProtocol, Mode
+from etlstage.settings.definition import Section
 
 
 def test_limits_are_in_mebibytes() -> None:
@@ -36,7 +37,7 @@ class Silent(Dialect):
         """One message, one exchange."""
         return Shape.MESSAGE
 
-    def open(self, side: Side, limits: Limits) -> Session:
+    def open(self, side: Side, limits: Limits, **_opened_for: object) -> Session:
         """Return what the marker protocol has."""
         return MarkerProtocol(side, Mode.SINGLE, limits=limits)
 
@@ -51,6 +52,11 @@ class Silent(Dialect):
     def plain(self) -> dict[str, object]:
         """Return no settings: there are none."""
         return {}
+
+    @classmethod
+    def section(cls, kind: StageKind) -> Section:
+        """Return what reads no settings: there are none."""
+        return Section({}, lambda given: cls())
 
     @classmethod
     def from_plain(cls, settings: Mapping[str, object]) -> Silent:
@@ -86,9 +92,7 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert dialect.identity(b"x") is None
     assert dialect.services("127.0.0.1", 1) is None
     assert dialect.farewell() is None
-    assert Silent.keys(StageKind.LOAD) == {}
-    assert not Silent.key_rules("worker", {"command": ("a",)})
-    assert isinstance(Silent.from_keys(StageKind.LOAD, {"name": "x"}), Silent)
+    assert dialect.fitted(batches=True, heartbeat=1.0) is dialect
 
 
 def test_marker_needs_no_timer() -> None:

@@ -233,3 +233,13 @@ def test_buffer_is_a_string_with_an_offset(
         count = buffer.count(marker)
         assert count >= model.count(marker)
         assert len(set(marker)) < len(marker) or count == model.count(marker)
+
+
+def test_bytes_pass_by_an_empty_buffer_and_are_counted() -> None:
+    """What is held would come first; then they have to be fed."""
+    buffer = ReceiveBuffer()
+    assert buffer.pass_by(3)
+    assert (buffer.offset, len(buffer)) == (3, 0)
+    buffer.feed(b"a")
+    assert not buffer.pass_by(3)
+    assert buffer.offset == 3

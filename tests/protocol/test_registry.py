@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import (
     DIALECTS,
+    GROUP,
     default_dialect,
     dialect_class,
+    dialect_names,
     translation,
 )
 
@@ -42,5 +46,32 @@ def test_documents_of_another_system_are_translated() -> None:
     """By the dialect that is from there (issue 15)."""
     made = translation("cocaine", {"log-output": True}, {"slave": "a"})
 
-    assert made.keys == {"worker": {"command": ["./a"], "dialect": "cocaine"}}
+    assert made.keys == {
+        "worker": {"command": ["./a"]},
+        "dialect": {"name": "cocaine"},
+    }
     assert made.dropped == ["log-output: what a worker prints is in the log"]
+
+
+class Mine(MarkerDialect):
+    """A dialect of another package."""
+
+    name = "mine"
+
+
+def test_dialect_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named by an entry point, and ours come first (issue 23)."""
+    points = [
+        EntryPoint("mine", f"{__name__}:Mine", GROUP),
+        EntryPoint("marker", f"{__name__}:Mine", GROUP),
+    ]
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda group, name=None: [p for p in points if name in (None, p.name)],
+    )
+    assert dialect_names() == ["marker", "cocaine", "mine"]
+    assert dialect_class("mine") is Mine
+    assert dialect_class("marker") is MarkerDialect
+    points[0] = EntryPoint("mine", f"{__name__}:MarkerDialect", GROUP)
+    with pytest.raises(ConfigError, match="entry point mine of group"):
+        dialect_class("mine")

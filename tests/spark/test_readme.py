@@ -56,7 +56,7 @@ name: papers
 extract: {spark: {format: json, path: papers.ndjson}}
 transform:
   - {name: clean, worker: {command: [python, clean.py]}}
-  - {name: index, worker: {command: [python, index.py]}, batch: {driver: supervisor}}
+  - {name: index, worker: {command: [python, index.py]}, batch: {}}
 load: {worker: {command: [python, load.py]}}
 """,
     "clean.py": """\

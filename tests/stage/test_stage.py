@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -76,3 +78,39 @@ def test_extractor_runs_when_it_is_asked() -> None:
     """There is no worker before that, and never two."""
     pool = stage(kind=StageKind.EXTRACT, dialect=PLAIN).pool
     assert (pool.min, pool.max) == (0, 1)
+
+
+@pytest.mark.parametrize("words", [["cat", "-u"], ("cat", "-u"), deque(["cat", "-u"])])
+def test_command_is_any_sequence_of_texts(words: Sequence[str]) -> None:
+    """It is kept as a tuple, whatever becomes of the list (issue 22)."""
+    assert Stage(name="t", command=words).command == ("cat", "-u")
+
+
+@pytest.mark.parametrize("words", ["cat -u", b"cat -u", {"cat"}, iter(["cat"]), 7])
+def test_command_that_is_no_sequence_of_texts(words: object) -> None:
+    """Of a text the first letter would be the program."""
+    with pytest.raises(ConfigError, match=r"such as \[python, clean.py\], got"):
+        stage(command=words)
+
+
+def test_type_checkers_take_a_list_for_a_command() -> None:
+    """
+    As the README and the error for a text write it (issue 22).
+
+    The check is mypy's, of this file: a list is taken, and of what is no text it
+    still complains.
+    """
+    words: list[str] = ["python", "clean.py"]
+    Stage(name="clean", command=words)
+    with pytest.raises(ConfigError):
+        Stage(name="clean", command=[1])  # type: ignore[list-item]
+
+
+def test_repr_shows_what_differs_from_the_defaults() -> None:
+    """All of it would be a kilobyte in every traceback (issue 22)."""
+    assert repr(stage()) == "Stage(name='t', command=('true',))"
+    changed = stage(timeout=Timeouts(stop=2), env={"A": "b"}, workers=1)
+    assert repr(changed) == (
+        "Stage(name='t', command=('true',), timeout=Timeouts(stop=2), env={'A': 'b'})"
+    )
+    assert "eom" not in repr(stage(dialect=MarkerDialect(mode=Mode.BATCH_WORKER)))

@@ -16,7 +16,7 @@ from pathlib import Path
 import anyio
 
 from etlstage import AsyncSupervisor, Stage
-from etlstage.errors import MessageRefused
+from etlstage.errors import InvalidMessage
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -152,7 +152,7 @@ async def too_long_messages() -> None:
     """What is longer than a message may be is refused, and not copied about."""
     async with AsyncSupervisor(stage(ECHO)) as supervisor:
         async for result in supervisor.stream(b"x" * 70_000_000 for _ in range(12)):
-            assert isinstance(result.error, MessageRefused)
+            assert isinstance(result.error, InvalidMessage)
 
 
 SCENES: dict[str, tuple[Callable[[], Awaitable[None]], int]] = {

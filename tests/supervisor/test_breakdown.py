@@ -192,8 +192,14 @@ async def test_error_of_a_dialect_ends_the_supervisor(
     launch, fuse = ScriptedLaunch(behave), Fuse(nth)
     whole = MarkerDialect.open
 
-    def open_broken(dialect: MarkerDialect, side: Side, limits: Limits) -> object:
-        session = whole(dialect, side, limits)
+    def open_broken(
+        dialect: MarkerDialect,
+        side: Side,
+        limits: Limits,
+        **opened_for: Any,  # noqa: ANN401 - passed on
+    ) -> object:
+        session = whole(dialect, side, limits, **opened_for)
+        session.unprompted = True
         fuse.put_into(session, method)
         return session
 

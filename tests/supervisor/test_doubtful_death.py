@@ -8,7 +8,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from etlstage.stage import Stage
+from etlstage.stage import RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 from tests.supervisor.workers import outputs
@@ -66,3 +66,102 @@ async def test_who_answers_and_exits_is_restarted(status: int) -> None:
             made = outputs(await supervisor.submit(messages))
 
     assert made == [(message,) for message in messages]
+
+
+@pytest.mark.parametrize("status", [0, 1])
+@pytest.mark.parametrize("window", [1, 2, 4, 8])
+async def test_block_before_an_exit_with_a_probe_is_not_redone_for_ever(
+    window: int, status: int
+) -> None:
+    """A worker that exits and leaves the byte ahead unread gets on (issue 22)."""
+
+    async def answer_block(worker: ScriptedWorker) -> int:
+        left, rest = window, b""
+        while data := await worker.read(1):
+            rest += data
+            if rest.endswith(b"\n"):
+                await worker.reply(rest[:-1].upper())
+                left, rest = left - 1, b""
+            if not left:
+                await anyio.sleep(0.001)  # the byte ahead is there
+                return status
+        return 0
+
+    stage = Stage(
+        name="t",
+        command=("no-such-program",),
+        window=window,
+        restart=RestartPolicy(max=1000, delay=0.01, max_delay=0.01),
+    )
+    messages = [b"%d" % n for n in range(20)]
+    launch = ScriptedLaunch(answer_block)
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            made = outputs(await supervisor.submit(messages))
+
+    assert made == [(message,) for message in messages]
+    assert len(launch.workers) <= 2 * len(messages)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+async def test_late_second_reply_of_a_dying_worker_is_not_the_next_ones(
+    status: int,
+) -> None:
+    """Although the reply before it was released without proof (issue 22)."""
+
+    async def answer_late_again(worker: ScriptedWorker) -> int:
+        rest = b""
+        while data := await worker.read(1):
+            rest += data
+            if not rest.endswith(b"\n"):
+                continue
+            await worker.reply(rest[:-1].upper())
+            if rest == b"g\n" and worker.start == 1:
+                await anyio.sleep(0.01)
+                await worker.reply(rest[:-1].upper())
+                return status
+            rest = b""
+        return 0
+
+    stage = Stage(name="t", command=("no-such-program",))
+    launch = ScriptedLaunch(answer_late_again)
+    made = []
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            for message in b"abcdefgh":
+                made += outputs(await supervisor.submit([bytes([message])]))
+
+    assert made == [(bytes([letter]),) for letter in b"ABCDEFGH"]
+    assert len(launch.workers) == 2
+
+
+async def test_late_second_reply_in_lock_step_is_its_messages_own_fault() -> None:
+    """Nothing ahead is taken for answered, so the message can be blamed (issue 22)."""
+
+    async def answer_late_again(worker: ScriptedWorker) -> int:
+        rest = b""
+        while data := await worker.read(1):
+            rest += data
+            if not rest.endswith(b"\n"):
+                continue
+            await worker.reply(rest[:-1].upper())
+            if rest == b"b\n":
+                await anyio.sleep(0.01)
+                await worker.reply(rest[:-1].upper())
+                return 1
+            rest = b""
+        return 0
+
+    stage = Stage(
+        name="t",
+        command=("no-such-program",),
+        restart=RestartPolicy(max=1000, delay=0.01, max_delay=0.01),
+    )
+    launch = ScriptedLaunch(answer_late_again)
+    with capture_logs(), anyio.fail_after(60):
+        async with AsyncSupervisor(stage, launch=launch) as supervisor:
+            results = await supervisor.submit([b"a", b"b", b"c", b"d"])
+
+    assert [r.message for r in results if r.error] == [b"b"]
+    assert outputs(r for r in results if not r.error) == [(b"A",), (b"C",), (b"D",)]
+    assert len(launch.workers) < 10

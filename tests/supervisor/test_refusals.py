@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from etlstage.errors import RefusedByWorker
+from etlstage.errors import WorkerRefusal
 from etlstage.messages import Result
 from etlstage.stage import ErrorPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor, WorkerStarted, child
@@ -37,7 +37,7 @@ async def test_refusal_is_that_message_s_alone(
     assert starts == workers
     for result in results:
         if result.message.startswith(b"bad"):
-            assert isinstance(result.error, RefusedByWorker)
+            assert isinstance(result.error, WorkerRefusal)
             assert result.error.reason == result.message.decode()
             assert result.outputs == ()
         else:
@@ -54,7 +54,7 @@ async def test_refusals_for_one_reason_are_errors_of_their_own(
     errors = [result.error for result in results]
     assert len(set(map(id, errors))) == 20
     for n, error in enumerate(errors):
-        assert isinstance(error, RefusedByWorker)
+        assert isinstance(error, WorkerRefusal)
         assert error.reason == f"bad {n % 5}"
         said = [f"refused the message: bad {n % 5}"] * 2
         assert [attempt.error for attempt in error.attempts] == said

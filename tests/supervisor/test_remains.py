@@ -12,7 +12,8 @@ import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 from structlog.testing import capture_logs
 
-from etlstage.messages import Result
+from etlstage.errors import WorkerLost
+from etlstage.messages import Result, StageKind
 from etlstage.stage import RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import (
     AsyncSupervisor,
@@ -110,6 +111,24 @@ async def open_gate_for(gate: Path, child: int) -> None:
         with suppress(OSError):  # nobody waits there now
             os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
         await anyio.sleep(0.001)
+
+
+async def test_killing_them_makes_what_was_loaded_doubtful() -> None:
+    """One of them may have been loading what its worker had answered (issue 22)."""
+    script = f"while read -r x; do {ENDLESS}; printf '\\0'; done"
+    run = Stage(
+        name="l", kind=StageKind.LOAD, command=("sh", "-c", script), timeout=QUICK
+    )
+    with anyio.fail_after(15), capture_logs():
+        async with AsyncSupervisor(run) as supervisor:
+            events = supervisor.events()
+            outputs(await supervisor.submit([b"a", b"b"]))
+        with events:
+            (remained,) = remains([event async for event in events])
+
+    assert (remained.killed, remained.doubtful) == (2, 2)
+    assert supervisor.doubtful == 2
+    assert isinstance(supervisor.doubt, WorkerLost)
 
 
 @pytest.mark.parametrize("command", [ENDLESS, "setsid sleep 3600 & echo $!"])

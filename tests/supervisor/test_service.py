@@ -22,15 +22,16 @@ from etlstage import (
     WorkerSilent,
 )
 from etlstage.errors import (
+    InvalidMessage,
     LocalProtocolError,
-    MessageRefused,
     Overloaded,
-    RefusedByWorker,
     StageFailed,
     WorkerLost,
+    WorkerRefusal,
 )
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
+from etlstage.supervisor.lifecycle.health import Silence
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 
@@ -51,6 +52,13 @@ async def sleeper(worker: ScriptedWorker) -> int:
         else:
             await anyio.sleep(float(message))
             await worker.reply(message, b"slept")
+    return 0
+
+
+async def mute(worker: ScriptedWorker) -> int:
+    """Answer nothing."""
+    await worker.read()
+    await anyio.sleep_forever()
     return 0
 
 
@@ -84,7 +92,7 @@ async def test_question_that_takes_too_long() -> None:
 
 @pytest.mark.parametrize(
     ("message", "error"),
-    [(b"no", RefusedByWorker), (b"a\nb", MessageRefused), (b"die", WorkerLost)],
+    [(b"no", WorkerRefusal), (b"a\nb", InvalidMessage), (b"die", WorkerLost)],
 )
 async def test_question_without_an_answer(
     message: bytes, error: type[Exception]
@@ -170,6 +178,47 @@ async def test_health_over_a_life() -> None:
     async with supervisor:
         assert supervisor.health == ("ready", "")
     assert supervisor.health == ("failed", "the supervisor is closed")
+
+
+async def test_properties_are_read_in_any_thread() -> None:
+    """A probe may be a plain function, which a framework runs in one (issue 22)."""
+    names = [
+        name for name, of in vars(AsyncSupervisor).items() if isinstance(of, property)
+    ]
+    assert {"health", "slowest", "faults", "doubtful", "skipped"} <= {*names}
+    silent = Stage(name="t", command=("none",), timeout=Timeouts(stop=2, message=None))
+    supervisor = AsyncSupervisor(silent, launch=ScriptedLaunch(mute))
+
+    def read() -> dict[str, object]:
+        return {name: getattr(supervisor, name) for name in (*names, "__repr__")}
+
+    async with supervisor, anyio.create_task_group() as tasks:
+        tasks.start_soon(supervisor.ask, b"1")
+        await anyio.wait_all_tasks_blocked()
+        values = await anyio.to_thread.run_sync(read)
+        tasks.cancel_scope.cancel()
+    assert values["health"] == ("ready", "")
+    slowest = values["slowest"]
+    assert isinstance(slowest, Silence)
+    assert slowest.worker == "t-1"
+    values = await anyio.to_thread.run_sync(read)
+    assert (values["health"], values["slowest"]) == (
+        ("failed", "the supervisor is closed"),
+        None,
+    )
+
+
+def test_health_when_the_loop_has_ended() -> None:
+    """Whoever looks then is told so."""
+    kept: list[AsyncSupervisor] = []
+
+    async def run() -> None:
+        async with service() as supervisor:
+            kept.append(supervisor)
+
+    anyio.run(run)
+    assert kept[0].health == ("failed", "the supervisor is closed")
+    assert kept[0].slowest is None
 
 
 async def test_stage_in_lock_step_is_degraded() -> None:
@@ -306,6 +355,69 @@ async def test_worker_that_gets_on_has_more_time() -> None:
             await supervisor.ask(b"0")
 
 
+async def test_progress_extends_a_deadline_up_to_a_limit() -> None:
+    """A worker that says for ever that it gets on hangs all the same (issue 22)."""
+
+    async def hangs(worker: ScriptedWorker) -> int:
+        async for _ in worker.messages():
+            while True:
+                await anyio.sleep(4)
+                worker.tell(progress=0.1)
+        return 0
+
+    stage = Stage(
+        name="t",
+        command=("none",),
+        timeout=Timeouts(message=5, total=60),
+        on_error=ErrorPolicy(retries=0),
+    )
+    with capture_logs() as logs:
+        async with AsyncSupervisor(stage, launch=ScriptedLaunch(hangs)) as supervisor:
+            began = anyio.current_time()
+            for _ in range(2):
+                with pytest.raises(WorkerLost, match=r"timeout\.total"):
+                    await supervisor.ask(b"1")
+            assert anyio.current_time() - began == pytest.approx(120, abs=1)
+    told = [log for log in logs if log["event"] == "worker has not answered"]
+    assert [log["seconds"] for log in told] == [52]
+    assert "reports progress" in told[0]["hint"]
+
+
+async def test_total_is_a_limit_of_its_own() -> None:
+    """Also where none is for an answer, and for each message alone (issue 22)."""
+    stage = Stage(
+        name="t",
+        command=("none",),
+        timeout=Timeouts(message=None, total=60),
+        on_error=ErrorPolicy(retries=0),
+    )
+    async with AsyncSupervisor(stage, launch=ScriptedLaunch(sleeper)) as supervisor:
+        await supervisor.submit([b"50"] * 3)
+        with pytest.raises(WorkerLost, match=r"within 60 s \(timeout\.total\)"):
+            await supervisor.ask(b"61")
+
+
+async def test_worker_that_never_reads_makes_no_progress() -> None:
+    """No message is to blame: it is the program, and not started for ever (issue 22)."""
+
+    async def deaf(_worker: ScriptedWorker) -> int:
+        await anyio.sleep_forever()
+        return 0
+
+    stage = Stage(
+        name="t",
+        command=("none",),
+        timeout=Timeouts(message=5),
+        restart=RestartPolicy(max=2, delay=1),
+    )
+    launch = ScriptedLaunch(deaf)
+    async with AsyncSupervisor(stage, launch=launch) as supervisor:
+        results = await supervisor.submit([b"1", b"2"])
+    assert [type(result.error) for result in results] == [StageFailed, StageFailed]
+    assert "2 restarts without progress" in str(results[0].error)
+    assert len(launch.workers) == 3
+
+
 async def test_worker_counts_what_it_likes() -> None:
     """In a metric of its own name (issue 11)."""
 
@@ -368,12 +480,6 @@ async def test_nobody_is_told_of_a_worker_that_answers_now_and_then() -> None:
 @pytest.mark.parametrize(("since", "takes"), [(100, 2), (1, 29)])
 async def test_hurry_leaves_who_has_never_answered(since: float, takes: float) -> None:
     """All messages end; none is tried again, as the next would be silent (issue 11)."""
-
-    async def mute(worker: ScriptedWorker) -> int:
-        await worker.read()
-        await anyio.sleep_forever()
-        return 0
-
     stage = Stage(name="t", command=("none",), timeout=Timeouts(stop=2, message=None))
     supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(mute))
     errors: list[type[Exception]] = []

@@ -15,22 +15,21 @@ import anyio
 import pytest
 
 from etlstage.errors import (
+    InvalidMessage,
     LocalProtocolError,
-    MessageRefused,
     Overloaded,
-    RefusedByWorker,
     StageFailed,
     WorkerLost,
+    WorkerRefusal,
 )
 from etlstage.messages import StageKind
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
+    Added,
+    Cancelled,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    OutputOf,
+    Opened,
 )
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerSession
@@ -68,7 +67,7 @@ class Workers(ScriptedLaunch):
         return [event for heard in told for event in heard if isinstance(event, kind)]
 
     async def _run(self, worker: ScriptedWorker) -> int:
-        of_sessions = (ExchangeOpened, OutputOf, ExchangesEnded, ExchangeCancelled)
+        of_sessions = (Opened, Added, Ended, Cancelled)
         # One that is busy here does not hear the answers to its heartbeats.
         talk = CocaineWorker(worker, disown=3600, obeys=self._obeys)
         async with talk as cocaine:
@@ -84,11 +83,10 @@ class Workers(ScriptedLaunch):
 async def echo(worker: CocaineWorker, event: Event) -> None:
     """Say what is said, at once, and end with the other side."""
     match event:
-        case OutputOf(id_, messages):
-            await worker.say(OutputOf(id_, [m.upper() for m in messages]))
-        case ExchangesEnded(ends):
-            loud = [(id_, tuple(map(bytes.upper, group))) for id_, group in ends]
-            await worker.say(ExchangesEnded(loud))
+        case Added(id_, messages, ended):
+            await worker.say(Added(id_, [m.upper() for m in messages]))
+            if ended:
+                await worker.say(Ended(id_, [()]))
 
 
 async def ignore(_worker: CocaineWorker, _event: Event) -> None:
@@ -116,9 +114,9 @@ async def test_both_sides_speak_when_they_like() -> None:
         async with supervisor.session() as session:
             await session.choke()
             assert await rest(session) == []
-    assert [e.kind for e in workers.heard(ExchangeOpened)] == ["chat", "clean"]
-    assert len(workers.heard(ExchangesEnded)) == 2
-    assert workers.heard(ExchangeCancelled) == []
+    assert [e.event for e in workers.heard(Opened)] == ["chat", "clean"]
+    assert sum(e.ended for e in workers.heard(Added)) == 2
+    assert workers.heard(Cancelled) == []
 
 
 @virtually
@@ -126,8 +124,8 @@ async def test_worker_may_speak_first() -> None:
     """A session begins before anything is sent in it."""
 
     async def greet(worker: CocaineWorker, event: Event) -> None:
-        if isinstance(event, ExchangeOpened):
-            await worker.say(ExchangesEnded([(event.id, (b"hello", b""))]))
+        if isinstance(event, Opened):
+            await worker.say(Ended(event.first, [(b"hello", b"")]))
 
     async with (
         AsyncSupervisor(stage(), launch=Workers(greet)) as supervisor,
@@ -160,7 +158,7 @@ async def test_sessions_go_to_the_worker_with_the_fewest() -> None:
                 tasks.start_soon(talk, supervisor)
             await anyio.sleep(5)
             opened = [
-                sum(isinstance(event, ExchangeOpened) for event in told)
+                sum(isinstance(event, Opened) for event in told)
                 for told in workers.told.values()
             ]
             assert opened == [2, 2, 2]
@@ -198,19 +196,19 @@ async def test_worker_says_no() -> None:
     """With its code and reason; it lives on, and nothing more is taken from us."""
 
     async def refuse(worker: CocaineWorker, event: Event) -> None:
-        if isinstance(event, OutputOf):
-            await worker.say(ExchangeRefused(event.id, -13, "no such table", 42))
+        if isinstance(event, Added):
+            await worker.say(Ended.refused(event.id, -13, "no such table", 42))
 
     workers = Workers(refuse)
     async with AsyncSupervisor(stage(), launch=workers) as supervisor:
         async with supervisor.session() as session:
             await session.send(b"x")
             for _ in range(2):
-                with pytest.raises(RefusedByWorker) as raised:
+                with pytest.raises(WorkerRefusal) as raised:
                     await anext(session)
                 error = raised.value
                 assert (error.code, error.reason) == (-13, "no such table")
-            with pytest.raises(RefusedByWorker):
+            with pytest.raises(WorkerRefusal):
                 await session.send(b"y")
         assert supervisor.faults.failures == 0
     assert len(workers.workers) == 1
@@ -227,8 +225,8 @@ async def test_session_that_takes_too_long_is_cancelled() -> None:
                 await anext(session)
         await anyio.sleep(1)
         assert supervisor.faults.failures == 0
-    assert len(workers.heard(ExchangeOpened)) == 1
-    assert len(workers.heard(ExchangeCancelled)) == 1
+    assert len(workers.heard(Opened)) == 1
+    assert len(workers.heard(Cancelled)) == 1
 
 
 @virtually
@@ -237,7 +235,7 @@ async def test_worker_dies_in_the_middle() -> None:
 
     async def die(worker: CocaineWorker, event: Event) -> int | None:
         await echo(worker, event)
-        fatal = isinstance(event, OutputOf) and b"die" in event.messages
+        fatal = isinstance(event, Added) and b"die" in event.messages
         return -SIGKILL if fatal else None
 
     workers = Workers(die)
@@ -262,7 +260,7 @@ async def test_session_in_which_nothing_has_passed_is_opened_again() -> None:
 
     async def die_once(worker: CocaineWorker, event: Event) -> int | None:
         nonlocal deaths
-        if isinstance(event, ExchangeOpened) and not deaths:
+        if isinstance(event, Opened) and not deaths:
             deaths += 1
             return 1
         await echo(worker, event)
@@ -306,7 +304,7 @@ async def test_caller_cancels_with_a_code_and_a_reason() -> None:
             await session.error(7, "client gone")
             await session.send(b"dropped")
         await anyio.sleep(1)
-        (cancelled,) = workers.heard(ExchangeCancelled)
+        (cancelled,) = workers.heard(Cancelled)
         assert cancelled[1:] == (7, "client gone")
         assert await supervisor.ask(b"y") == (b"Y",)
 
@@ -327,8 +325,8 @@ async def test_caller_that_leaves_has_its_session_cancelled() -> None:
             async with supervisor.session() as session:
                 await anext(session)
         await anyio.sleep(1)
-    assert len(workers.heard(ExchangeOpened)) == 2
-    assert len(workers.heard(ExchangeCancelled)) == 2
+    assert len(workers.heard(Opened)) == 2
+    assert len(workers.heard(Cancelled)) == 2
 
 
 @virtually
@@ -338,7 +336,7 @@ async def test_worker_that_does_not_read_stops_the_sender() -> None:
     sent = 0
 
     async def stuck(worker: CocaineWorker, event: Event) -> None:
-        if isinstance(event, OutputOf):
+        if isinstance(event, Added):
             await going_on.wait()
         await echo(worker, event)
 
@@ -368,11 +366,11 @@ async def test_caller_that_does_not_read_stops_the_worker() -> None:
 
     async def pour(worker: CocaineWorker, event: Event) -> None:
         nonlocal said
-        if isinstance(event, ExchangeOpened):
+        if isinstance(event, Opened):
             for _ in range(100):
-                await worker.say(OutputOf(event.id, [bytes(64 * 1024)]))
+                await worker.say(Added(event.first, [bytes(64 * 1024)]))
                 said += 1
-            await worker.say(ExchangesEnded([(event.id, ())]))
+            await worker.say(Ended(event.first, [()]))
 
     run = stage(timeout=Timeouts(message=30))
     async with AsyncSupervisor(run, launch=Workers(pour)) as supervisor:
@@ -421,7 +419,7 @@ async def test_session_that_outlives_the_supervisor_is_lost() -> None:
             await session.send(b"b")
         with pytest.raises(WorkerLost, match="was stopped while it held 1 message"):
             await anext(session)
-    assert [e.messages for e in workers.heard(OutputOf)] == [[b"a"], [b"b"]]
+    assert [e.messages for e in workers.heard(Added)] == [[b"a"], [b"b"]]
 
 
 @virtually
@@ -454,7 +452,7 @@ async def test_what_can_not_be_sent_is_the_callers_mistake() -> None:
     ):
         with pytest.raises(TypeError):
             await session.send("text")  # type: ignore[arg-type]
-        with pytest.raises(MessageRefused, match="11 bytes long, expected no more"):
+        with pytest.raises(InvalidMessage, match="11 bytes long, expected no more"):
             await session.send(b"x" * 11)
         await session.send(b"x")
         assert await anext(session) == b"X"

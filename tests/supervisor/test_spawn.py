@@ -154,7 +154,7 @@ async def test_command_that_is_too_long() -> None:
 
 async def test_extract_program_that_does_not_exist() -> None:
     """In plain mode it is started by the first round."""
-    with pytest.raises(WorkerStartFailed, match="can't start worker e-1: there is no"):
+    with pytest.raises(WorkerStartFailed, match="can't start its workers: there is no"):
         async with AsyncSupervisor(
             Stage(
                 name="e",

@@ -366,7 +366,7 @@ async def test_message_with_a_marker_fails_alone() -> None:
         ),
         "",
     ]
-    assert all(isinstance(r.error, faults.MessageRefused) for r in results if r.error)
+    assert all(isinstance(r.error, faults.InvalidMessage) for r in results if r.error)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])
@@ -407,10 +407,17 @@ async def test_supervisor_can_be_entered_only_once() -> None:
     """Its workers are gone after the first time."""
     supervisor = AsyncSupervisor(stage("echo"))
     async with supervisor:
-        with pytest.raises(faults.LocalProtocolError, match="was entered already"):
+        with pytest.raises(faults.InvalidState, match="was entered already"):
             await supervisor.__aenter__()
-    with pytest.raises(faults.LocalProtocolError, match="was entered already"):
+    with pytest.raises(faults.InvalidState, match="was entered already"):
         await supervisor.__aenter__()
+
+
+@pytest.mark.parametrize("wrong", ["python w.py", ["python", "w.py"], None])
+def test_stage_is_expected_first(wrong: object) -> None:
+    """The text says what was given, and how to make one (issue 22)."""
+    with pytest.raises(TypeError, match=r"expected a Stage, got .*; make one with"):
+        AsyncSupervisor(wrong)  # type: ignore[arg-type]
 
 
 async def test_supervisor_must_be_entered_first() -> None:
@@ -418,7 +425,7 @@ async def test_supervisor_must_be_entered_first() -> None:
     supervisor = AsyncSupervisor(stage("echo"))
 
     with pytest.raises(
-        faults.LocalProtocolError,
+        faults.InvalidState,
         match=r"<AsyncSupervisor 't' workers=0> is not running;"
         r" use it as `async with AsyncSupervisor\(...\)`",
     ):

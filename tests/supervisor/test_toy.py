@@ -6,7 +6,7 @@ Its workers run in memory and on a virtual clock.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial, wraps
@@ -18,19 +18,18 @@ import anyio.lowlevel
 import pytest
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from etlstage.errors import RefusedByWorker, RemoteProtocolError, WorkerLost
+from etlstage.errors import RemoteProtocolError, WorkerLost, WorkerRefusal
 from etlstage.messages import AnnotatedRun, Position, StageKind
 from etlstage.protocol.base import Side
 from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Cancelled,
     CommitAnswered,
     CommitAsked,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
+    Ended,
     Farewell,
-    LifeSeen,
-    OutputOf,
+    Opened,
     Ready,
 )
 from etlstage.stage import (
@@ -92,13 +91,13 @@ async def backwards(worker: ScriptedWorker) -> int:
     await toy.say(Ready())
     held: list[tuple[int, bytes]] = []
     async for event in toy.events():
-        if isinstance(event, ExchangeOpened):
-            held.append((event.id, event.messages[0]))
+        if isinstance(event, Opened):
+            held.append((event.first, event.messages[0]))
             if len(held) == 3 or event.messages[0].endswith(b"!"):
                 while held:
                     id_, message = held.pop()
-                    await toy.say(OutputOf(id_, [b"<" + message]))
-                    await toy.say(ExchangesEnded([(id_, (message + b">",))]))
+                    await toy.say(Added(id_, [b"<" + message]))
+                    await toy.say(Ended(id_, [(message + b">",)]))
     return 0
 
 
@@ -138,6 +137,46 @@ async def test_order_of_keys_holds_with_exchanges_under_way() -> None:
 
 
 @virtually
+async def test_exchanges_of_one_key_are_not_open_at_once() -> None:
+    """A worker that has several may end them in any order (issue 22)."""
+    count = 60
+    open_, most = Counter[int](), Counter[int]()
+    run = AnnotatedRun(
+        [b"%d" % n for n in range(count)], key=[n // 3 % 5 for n in range(count)]
+    )
+
+    async def several(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+
+        async def answer(event: Opened, key: int) -> None:
+            await anyio.sleep(0.1)
+            open_[key] -= 1
+            await toy.say(Ended(event.first, [()]))
+
+        async with anyio.create_task_group() as tasks:
+            async for event in toy.events():
+                if isinstance(event, Opened):
+                    key = int(event.messages[0]) // 3 % 5
+                    open_[key] += 1
+                    most[key] = max(most[key], open_[key])
+                    most[-1] = max(most[-1], open_.total())
+                    tasks.start_soon(answer, event, key)
+        return 0
+
+    settings = stage(order=Order.KEY)
+    async with (
+        AsyncSupervisor(settings, launch=ScriptedLaunch(several)) as supervisor,
+        aclosing(supervisor.answers([run])) as outcomes,
+    ):
+        ended = [o async for o in outcomes if isinstance(o, Outcome)]
+
+    assert sum(len(outcome.messages) for outcome in ended) == count
+    assert most.pop(-1) > 1
+    assert most == dict.fromkeys(range(5), 1)
+
+
+@virtually
 async def test_worker_refuses_one_message_and_lives_on() -> None:
     """The refusal has the worker's own words, and costs no restart."""
 
@@ -145,11 +184,11 @@ async def test_worker_refuses_one_message_and_lives_on() -> None:
         toy = ToyWorker(worker)
         await toy.say(Ready())
         async for event in toy.events():
-            if isinstance(event, ExchangeOpened):
+            if isinstance(event, Opened):
                 if event.messages[0] == b"bad":
-                    await toy.say(ExchangeRefused(event.id, 7, "has no date"))
+                    await toy.say(Ended.refused(event.first, 7, "has no date"))
                 else:
-                    await toy.say(ExchangesEnded([(event.id, (b"ok",))]))
+                    await toy.say(Ended(event.first, [(b"ok",)]))
         return 0
 
     scripted = ScriptedLaunch(choosy)
@@ -157,7 +196,7 @@ async def test_worker_refuses_one_message_and_lives_on() -> None:
         good, bad, last = await supervisor.submit([b"good", b"bad", b"good"])
 
     assert (good.outputs, last.outputs) == ((b"ok",), (b"ok",))
-    assert isinstance(bad.error, RefusedByWorker)
+    assert isinstance(bad.error, WorkerRefusal)
     assert (bad.error.code, bad.error.reason) == (7, "has no date")
     assert "refused the message: has no date" in str(bad.error)
     assert len(scripted.workers) == 1
@@ -174,12 +213,12 @@ async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
         await toy.say(Ready())
         current = 0
         async for event in toy.events():
-            if isinstance(event, ExchangeOpened):
-                current = event.id
+            if isinstance(event, Opened):
+                current = event.first
                 await toy.say(CommitAsked(event.messages[0].decode()))
             elif isinstance(event, CommitAnswered):
                 answers.append(event)
-                await toy.say(ExchangesEnded([(current, ())]))
+                await toy.say(Ended(current, [()]))
         return 0
 
     async def commit(position: object) -> None:
@@ -200,8 +239,89 @@ async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
     assert answers == [
         CommitAnswered("one"),
         CommitAnswered("two", "disk full"),
-        CommitAnswered("three", "stage t has nobody who stores positions"),
+        CommitAnswered("three", "no checkpoint store configured for stage t"),
     ]
+
+
+@virtually
+async def test_question_behind_the_farewell_is_answered() -> None:
+    """What a worker stores last it stores when it is told to end (issue 22)."""
+    heard: list[object] = []
+
+    async def asks_last(worker: ScriptedWorker) -> int:
+        toy = ToyWorker(worker)
+        await toy.say(Ready())
+        async for _ in toy.events():
+            pass
+        await toy.say(CommitAsked("last"))
+        heard.append(await anext(toy.events()))
+        return 0
+
+    async def commit(_position: object) -> None:
+        await anyio.sleep(1)
+
+    async with AsyncSupervisor(
+        stage(), launch=ScriptedLaunch(asks_last), commit=commit
+    ):
+        await anyio.sleep(1)
+
+    assert heard == [CommitAnswered("last")]
+
+
+async def ask_while_it_stores(*, hangs: bool) -> tuple[tuple[bytes, ...], float]:
+    """Return the outputs of a worker that has a position stored, and what they took."""
+
+    async def asks(worker: ScriptedWorker) -> int:
+        toy, current = ToyWorker(worker), 0
+        await toy.say(Ready())
+
+        async def beat() -> None:
+            while True:
+                await anyio.sleep(4)
+                await toy.say(Alive())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(beat)
+            async for event in toy.events():
+                if isinstance(event, Opened):
+                    current = event.first
+                    await anyio.sleep(20)
+                    await toy.say(CommitAsked("here"))
+                elif isinstance(event, CommitAnswered):
+                    await anyio.sleep(5)
+                    if not hangs:
+                        await toy.say(Ended(current, [(b"ok",)]))
+            tasks.cancel_scope.cancel()
+        return 0
+
+    async def commit(_position: object) -> None:
+        await anyio.sleep(100)
+
+    run = stage(timeout=Timeouts(message=30), on_error=ErrorPolicy(retries=0))
+    async with AsyncSupervisor(
+        run, launch=ScriptedLaunch(asks), commit=commit
+    ) as supervisor:
+        began = anyio.current_time()
+        (result,) = await supervisor.submit([b"one"])
+        took = anyio.current_time() - began
+
+    return result.outputs, took
+
+
+@virtually
+async def test_no_deadline_runs_while_a_position_is_stored() -> None:
+    """It is we who are slow then (issue 22)."""
+    outputs, took = await ask_while_it_stores(hangs=False)
+    assert outputs == (b"ok",)
+    assert took == pytest.approx(125, abs=0.1)
+
+
+@virtually
+async def test_deadline_runs_on_behind_a_position_that_was_stored() -> None:
+    """What was left of it before is left."""
+    outputs, took = await ask_while_it_stores(hangs=True)
+    assert not outputs
+    assert took == pytest.approx(130, abs=0.1)
 
 
 @virtually
@@ -215,8 +335,8 @@ async def test_idle_heartbeat_is_answered_at_once() -> None:
         for _ in range(5):
             await anyio.sleep(3)
             before = anyio.current_time()
-            await toy.say(LifeSeen())
-            assert isinstance(await anext(toy.events()), LifeSeen)
+            await toy.say(Alive())
+            assert isinstance(await anext(toy.events()), Alive)
             times.append(anyio.current_time() - before)
         return await rest(toy)
 
@@ -260,7 +380,7 @@ async def test_worker_without_heartbeat_is_replaced_while_it_is_busy() -> None:
 @virtually
 async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
     """The worker is told and lives on; the message has its retries, then its error."""
-    cancelled: list[ExchangeCancelled] = []
+    cancelled: list[Cancelled] = []
 
     async def slow_at_one(worker: ScriptedWorker) -> int:
         toy = ToyWorker(worker)
@@ -269,15 +389,15 @@ async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
         async def beat() -> None:
             while True:
                 await anyio.sleep(4)
-                await toy.say(LifeSeen())
+                await toy.say(Alive())
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(beat)
             async for event in toy.events():
-                if isinstance(event, ExchangeCancelled):
+                if isinstance(event, Cancelled):
                     cancelled.append(event)
-                elif isinstance(event, ExchangeOpened) and event.messages != [b"stuck"]:
-                    await toy.say(ExchangesEnded([(event.id, (b"ok",))]))
+                elif isinstance(event, Opened) and event.messages != [b"stuck"]:
+                    await toy.say(Ended(event.first, [(b"ok",)]))
             tasks.cancel_scope.cancel()
         return 0
 
@@ -302,12 +422,12 @@ async def test_all_that_was_open_when_a_worker_died_is_suspected() -> None:
         await toy.say(Ready())
         held: list[int] = []
         async for event in toy.events():
-            if isinstance(event, ExchangeOpened):
+            if isinstance(event, Opened):
                 if event.messages[0] == b"poison":
                     return -SIGKILL
-                held.append(event.id)
+                held.append(event.first)
                 await anyio.sleep(1)
-                await toy.say(ExchangesEnded([(held.pop(), (b"ok",))]))
+                await toy.say(Ended(held.pop(), [(b"ok",)]))
         return 0
 
     scripted = ScriptedLaunch(dies)
@@ -413,7 +533,7 @@ async def test_reply_without_end_is_refused() -> None:
         await toy.say(Ready())
         async for message in toy.messages():
             while message == b"flood":
-                await toy.say(OutputOf(toy.current, [b"x" * 100]))
+                await toy.say(Added(toy.current, [b"x" * 100]))
             await toy.reply(message)
         return 0
 
@@ -434,14 +554,14 @@ async def test_extraction_passes_outputs_on_as_they_come() -> None:
         toy = ToyWorker(worker)
         await toy.say(Ready())
         async for event in toy.events():
-            if isinstance(event, ExchangeCancelled):
+            if isinstance(event, Cancelled):
                 cancelled.append(event.id)
-            elif isinstance(event, ExchangeOpened):
-                assert event.kind == "extract"
+            elif isinstance(event, Opened):
+                assert event.event == "extract"
                 for n in range(3):
-                    await toy.say(OutputOf(event.id, [b"%d" % n]))
+                    await toy.say(Added(event.first, [b"%d" % n]))
                 if event.messages[0] != b"for ever":
-                    await toy.say(ExchangesEnded([(event.id, (b"end",))]))
+                    await toy.say(Ended(event.first, [(b"end",)]))
         return 0
 
     scripted = ScriptedLaunch(counts)
@@ -546,10 +666,10 @@ def test_toy_session_is_what_it_seems() -> None:
     theirs.send(Ready("toy"))
     for byte in b"".join(theirs.data_to_send()):
         ours.receive_data(bytes([byte]), 0.0)
-    ours.send(ExchangeOpened(1, [b"\0\n"], "transform"))
+    ours.send(Opened(1, [b"\0\n"], each=False))
     theirs.receive_data(b"".join(ours.data_to_send()), 0.0)
 
     assert ours.events_received() == [Ready("toy")]
-    assert theirs.events_received() == [ExchangeOpened(1, [b"\0\n"], "transform")]
+    assert theirs.events_received() == [Opened(1, [b"\0\n"], each=False)]
     assert (ours.owed, ours.room) == (1, 2)
     assert partial(ours.get_timer)() == 10.0

@@ -12,24 +12,25 @@ import json
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from etlstage.errors import LocalProtocolError, RemoteProtocolError
+from etlstage.messages import StageKind
 from etlstage.protocol import events as e
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.settings.definition import Section
 from etlstage.testing import ScriptedWorker
 
 HEARTBEAT = 10.0  # seconds
 FRAMES = {
-    "open": e.ExchangeOpened,
-    "out": e.OutputOf,
-    "end": e.ExchangesEnded,
-    "no": e.ExchangeRefused,
-    "cancel": e.ExchangeCancelled,
+    "open": e.Opened,
+    "out": e.Added,
+    "end": e.Ended,
+    "cancel": e.Cancelled,
     "ask": e.CommitAsked,
     "answer": e.CommitAnswered,
     "hello": e.Ready,
-    "beat": e.LifeSeen,
+    "beat": e.Alive,
     "bye": e.Farewell,
 }
 NAMES = {kind: name for name, kind in FRAMES.items()}
@@ -38,10 +39,11 @@ NAMES = {kind: name for name, kind in FRAMES.items()}
 class ToySession:
     """One conversation; control overtakes data."""
 
-    in_order = False
+    in_order: Final = False
+    unprompted: Final = True
 
-    def __init__(self, side: Side, concurrency: int = 3) -> None:
-        self.side, self.concurrency = side, concurrency
+    def __init__(self, side: Side, concurrency: int = 3, kind: str = "") -> None:
+        self.side, self.concurrency, self.kind = side, concurrency, kind
         self.open: set[int] = set()
         self.ready = side is Side.WORKER
         self._held, self._due = b"", math.inf
@@ -65,19 +67,19 @@ class ToySession:
                 self._understand(FRAMES[name](*map(_plain, fields)))
             except (ValueError, KeyError, TypeError) as error:
                 failed = RemoteProtocolError(f"no frame: {error!r}")
-                self._events.append(e.ProtocolFailed(failed))
+                self._events.append(e.Failed(failed))
 
     def _understand(self, event: Any) -> None:  # noqa: ANN401 - any event
-        if isinstance(event, e.LifeSeen) and self.side is Side.SUPERVISOR:
+        if isinstance(event, e.Alive) and self.side is Side.SUPERVISOR:
             self.send(event)
-        if isinstance(event, e.ExchangeOpened):
-            self.open.add(event.id)
-        if isinstance(event, e.ExchangesEnded):
-            ends = [(id_, tuple(group)) for id_, group in event.ends]
-            event = e.ExchangesEnded(ends)
-        if isinstance(
-            event, e.ExchangesEnded | e.ExchangeRefused | e.ExchangeCancelled
-        ):
+        if isinstance(event, e.Opened):
+            self.open.add(event.first)
+        if isinstance(event, e.Ended):
+            groups = [tuple(group) for group in event.groups]
+            event = e.Ended(
+                event.first, groups, [e.Refusal(*said) for said in event.refusals]
+            )
+        if isinstance(event, e.Ended | e.Cancelled):
             self.open -= _ids(event)
         self.ready = self.ready or isinstance(event, e.Ready)
         self._events.append(event)
@@ -90,23 +92,22 @@ class ToySession:
         return events
 
     def send(self, event: e.Event) -> None:
-        if isinstance(event, e.ExchangesOpened):
+        if isinstance(event, e.Opened) and event.each:
             if self.room < len(event.messages):
                 raise LocalProtocolError("no room for so many exchanges")
             for id_, message in enumerate(event.messages, event.first):
-                self.send(e.ExchangeOpened(id_, [message], event.kind))
+                self.send(e.Opened(id_, [message], each=False))
             return
-        if isinstance(event, e.ExchangeOpened):
+        if isinstance(event, e.Opened):
             if self.room < 1:
                 raise LocalProtocolError("no room for one more exchange")
-            self.open.add(event.id)
-        if isinstance(
-            event, e.ExchangesEnded | e.ExchangeRefused | e.ExchangeCancelled
-        ):
+            self.open.add(event.first)
+            event = event._replace(event=event.event or self.kind)
+        if isinstance(event, e.Ended | e.Cancelled):
             self.open -= _ids(event)
-        data = isinstance(event, e.ExchangeOpened | e.OutputOf | e.ExchangesEnded)
+        data = isinstance(event, e.Opened | e.Added | e.Ended)
         # What else there is to say of some, other dialects say.
-        said = [NAMES[type(event)], *_text(event[:3])]
+        said = [NAMES[type(event)], *_text(event[:5])]
         self._out[data].append(json.dumps(said).encode())
 
     def data_to_send(self) -> list[bytes]:
@@ -121,12 +122,12 @@ class ToySession:
         if now >= self._due:
             self._due = math.inf
             error = RemoteProtocolError(f"no heartbeat for {HEARTBEAT:g} s")
-            self._events.append(e.ProtocolFailed(error))
+            self._events.append(e.Failed(error))
 
 
-def _ids(event: Any) -> set[int]:  # noqa: ANN401 - events that have them
-    if isinstance(event, e.ExchangesEnded):
-        return {id_ for id_, _ in event.ends}
+def _ids(event: e.Ended | e.Cancelled) -> set[int]:
+    if isinstance(event, e.Ended):
+        return {*range(event.first, event.first + len(event.groups))}
     return {event.id}
 
 
@@ -149,8 +150,15 @@ class ToyDialect(Dialect):
     shape = Shape.MESSAGE
     announces = True
 
-    def open(self, side: Side, limits: Limits) -> ToySession:
-        return ToySession(side)
+    def open(
+        self,
+        side: Side,
+        limits: Limits,
+        *,
+        kind: StageKind = StageKind.TRANSFORM,
+        **_opened_for: object,
+    ) -> ToySession:
+        return ToySession(side, kind=kind.value)
 
     def silence(self, received: int) -> str:
         return f"it wrote {received} bytes"
@@ -160,6 +168,10 @@ class ToyDialect(Dialect):
 
     def plain(self) -> dict[str, object]:
         return {"name": self.name}
+
+    @classmethod
+    def section(cls, kind: StageKind) -> Section:
+        return Section({}, lambda given: cls())
 
     @classmethod
     def from_plain(cls, settings: Mapping[str, object]) -> Self:
@@ -195,7 +207,7 @@ class ToyWorker:
 
     async def reply(self, *outputs: bytes) -> None:
         """Answer the message that came last."""
-        await self.say(e.ExchangesEnded([(self.current, outputs)]))
+        await self.say(e.Ended(self.current, [outputs]))
 
 
 class _Incoming:
@@ -228,7 +240,7 @@ class _Messages:
         return self
 
     async def __anext__(self) -> bytes:
-        while not isinstance(event := await anext(self._events), e.ExchangeOpened):
+        while not isinstance(event := await anext(self._events), e.Opened):
             pass
-        self._toy.current = event.id
+        self._toy.current = event.first
         return event.messages[0]

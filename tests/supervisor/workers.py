@@ -15,6 +15,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypedDict, TypeVar, Unpack
 
+from etlstage.errors import EtlstageError
 from etlstage.messages import Result, StageKind
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Mode
@@ -211,8 +212,13 @@ def outputs(results: Iterable[Result]) -> list[tuple[bytes, ...]]:
 
 
 def errors(results: Iterable[Result]) -> list[str]:
-    """Return each result's error as text; an empty one where there is none."""
-    return [str(r.error) if r.error is not None else "" for r in results]
+    """Return each result's error with its story; an empty text where there is none."""
+    return [told(r.error) if r.error is not None else "" for r in results]
+
+
+def told(error: EtlstageError) -> str:
+    """Return an error as a terminal shows it: the text, and the story below."""
+    return "\n".join([str(error), *error.story])
 
 
 def ends(pid: int) -> bool:

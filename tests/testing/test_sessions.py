@@ -15,11 +15,10 @@ from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
+    Added,
+    Cancelled,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangesEnded,
-    OutputOf,
+    Opened,
     Ready,
 )
 from etlstage.testing import ScriptedWorker, SessionMachine
@@ -65,29 +64,26 @@ def test_sessions_arrive_as_they_are_said(
     ended, cancelled = [], []
     for event in theirs.events_received():
         match event:
-            case ExchangeOpened(id_):
+            case Opened(id_):
                 heard[id_] = []
-            case OutputOf(id_, messages):
+            case Added(id_, messages, last):
                 heard[id_] += messages
-            case ExchangesEnded(ends):
-                for id_, group in ends:
-                    heard[id_] += group
-                    ended.append(id_)
-            case ExchangeCancelled(id_):
+                ended += [id_] * last
+            case Cancelled(id_):
                 cancelled.append(id_)
             case _:
                 pass
     assert heard == _chunks(said)
-    assert ended == [e.ends[0][0] for e in said if isinstance(e, ExchangesEnded)]
-    assert cancelled == [e.id for e in said if isinstance(e, ExchangeCancelled)]
+    assert ended == [e.id for e in said if isinstance(e, Added) and e.ended]
+    assert cancelled == [e.id for e in said if isinstance(e, Cancelled)]
 
 
 def _chunks(said: Sequence[Event]) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {}
     for event in said:
-        if isinstance(event, ExchangeOpened):
-            found[event.id] = []
-        elif isinstance(event, OutputOf):
+        if isinstance(event, Opened):
+            found[event.first] = []
+        elif isinstance(event, Added):
             found[event.id] += event.messages
     return found
 

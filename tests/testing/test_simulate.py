@@ -21,8 +21,11 @@ from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.loading import Loading
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
+from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.exchange import dispatch, retry, submission
 from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.pairing import Block
+from etlstage.supervisor.verifier import Verifier
 from etlstage.testing import (
     Fault,
     FaultKind,
@@ -37,8 +40,10 @@ from etlstage.testing.simulate import (
     three_stages,
 )
 from etlstage.testing.simulate.__main__ import main
+from etlstage.testing.simulate.pipelines import miscounting
 
 SOME = range(60)
+MANY = range(400)
 ALL = ErrorPolicy(budget=ErrorBudget(share=1.0))
 
 
@@ -135,6 +140,47 @@ def test_planted_bug_is_found(name: str) -> None:
     with patch.object(*bug), pytest.raises(SimulationFailed, match=why) as found:
         simulate(three_stages, SOME)
     simulate(three_stages, [found.value.seed])
+
+
+# --- pairing --------------------------------------------------------------------------
+
+conclude = Connection._conclude
+
+
+def trust(connection: Any, now: float) -> None:  # noqa: ANN401
+    """Release a block as soon as it has ended."""
+    connection.patience.expect(now)
+    if connection.dispatch.block.begun and connection._host.usable:
+        connection.dispatch.block.end()
+        connection._answers.release(now, proven=True)
+
+
+def count(connection: Any, *given: Any, **_: Any) -> None:  # noqa: ANN401
+    """Take a process that is gone for one that has answered all, and ended well."""
+    connection._whole = True
+    conclude(connection, *given, sound=True, left=0)
+
+
+MISCOUNTED: dict[str, Any] = {
+    "nothing is proven": (Connection, "_end_block", trust),
+    "any exit proves": (Connection, "_is_proven", lambda _self, *, sound: sound or 1),
+    "what is owed at the end is not looked at": (Connection, "_conclude", count),
+    "there are no quiet times": (Block, "quiet", lambda _self, _now, *, step: 0 * step),
+    "the byte ahead need not be read": (Verifier, "_waits", lambda _self, _now: True),
+}
+
+
+def test_workers_that_miscount_change_no_reply() -> None:
+    """However many they write, and whatever they die of (issue 22)."""
+    simulate(miscounting, MANY)
+
+
+@pytest.mark.parametrize("name", MISCOUNTED)
+def test_planted_bug_in_pairing_is_found(name: str) -> None:
+    """Each rule of it is needed (issue 22)."""
+    with patch.object(*MISCOUNTED[name]), pytest.raises(SimulationFailed) as found:
+        simulate(miscounting, MANY)
+    simulate(miscounting, [found.value.seed])
 
 
 # --- epochs ---------------------------------------------------------------------------
@@ -285,9 +331,7 @@ def test_both_ends_may_be_workers() -> None:
                     name="extract",
                     command=("no-such-program",),
                     kind=StageKind.EXTRACT,
-                    dialect=MarkerDialect.from_keys(
-                        StageKind.EXTRACT, {"mode": MarkerDialect().mode.CYCLIC}
-                    ),
+                    dialect=MarkerDialect(mode=MarkerDialect().mode.CYCLIC),
                 ),
                 clean(),
                 Stage(name="load", command=("no-such-program",), kind=StageKind.LOAD),

@@ -159,7 +159,7 @@ async def test_many_messages_through_workers_that_crash(
     report.ledger.check()
     (_, account, _) = report.ledger
     assert (account.done, account.dead) == (COUNT - CULPRITS, CULPRITS)
-    assert (account.failed, account.lost) == (0, 0)
+    assert (account.failed, account.unprocessed) == (0, 0)
     restarts = sum(log["event"] == "worker is restarted" for log in logs)
     # What was answered in the block of a culprit is done again, by young processes.
     assert 60 < restarts < 300

@@ -58,3 +58,12 @@ def test_unknown_names_are_told() -> None:
         look_up(f"{name}_", None)
     with pytest.raises(UnknownIdentity, match=f"no group '{group}_' .*'{group}'"):
         look_up(None, f"{group}_")
+
+
+@pytest.mark.parametrize("digits", [str(2**32 - 1), "9" * 5000])
+def test_numbers_beyond_the_last_are_refused(digits: str) -> None:
+    """Linux takes one of them for "leave it", and Python does not read the other."""
+    with pytest.raises(UnknownIdentity, match=r"^user \d+(\.{3})? is beyond the last"):
+        look_up(digits, "0")
+    with pytest.raises(UnknownIdentity, match=r"^group \d+(\.{3})? is beyond the last"):
+        look_up(None, digits)

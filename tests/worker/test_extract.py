@@ -168,7 +168,7 @@ def test_message_with_a_marker(start: Start) -> None:
         " at offset 1; choose other markers, or encode the message\n"
         "in extract function '<lambda>', after 1 message" in stage.stderr
     )
-    assert "MessageRefused: message contains marker eom " in stage.stderr
+    assert "InvalidMessage: message contains marker eom " in stage.stderr
     assert stage.stderr.count("Traceback") == 1
 
 

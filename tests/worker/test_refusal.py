@@ -132,7 +132,7 @@ def test_output_with_a_marker_refuses_its_message(start: Start, size: int) -> No
     large = b"x" * size + b"\n"
     left = large if size else b""
     no = (
-        left + rb"MessageRefused: message contains marker eop '\000' at offset 3;"
+        left + rb"InvalidMessage: message contains marker eop '\000' at offset 3;"
         b" choose other markers, or encode the message\x15"
     )
     stage.ask(b"a\nbad\nbad\nb\n", large + b"a\n\0" + no * 2 + large + b"b\n\0")

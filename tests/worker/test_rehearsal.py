@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from etlstage import worker
-from etlstage.errors import MessageRefused
+from etlstage.errors import InvalidMessage
 from etlstage.protocol.base import Side
 from etlstage.protocol.events import BatchEnded, MessagesPassed, RepliesCompleted
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
@@ -154,7 +154,7 @@ def test_extraction() -> None:
         worker.Refuse("there are five"),
     ]
     assert worker.run(lambda: [b"a"], [()], kind="extract") == [[b"a"]]
-    with pytest.raises(MessageRefused, match="contains marker eop"):
+    with pytest.raises(InvalidMessage, match="contains marker eop"):
         worker.run(lambda: [b"a\0"], [()], kind="extract")
     with pytest.raises(TypeError, match="by a tuple of arguments, got b'a'"):
         worker.run(lines, [b"a"], kind="extract")
@@ -162,7 +162,7 @@ def test_extraction() -> None:
 
 def test_what_no_supervisor_sends() -> None:
     """It would not get there (issue 12)."""
-    with pytest.raises(MessageRefused, match="contains marker eom"):
+    with pytest.raises(InvalidMessage, match="contains marker eom"):
         worker.run(answers, [b"one\n"])
     with pytest.raises(TypeError, match="expected a message, or a list of them, got s"):
         worker.run(answers, ["one"])  # type: ignore[list-item]

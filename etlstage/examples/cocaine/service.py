@@ -19,8 +19,8 @@ import anyio
 from etlstage import (
     AsyncSupervisor,
     CocaineDialect,
-    RefusedByWorker,
     Stage,
+    WorkerRefusal,
     WorkerSession,
 )
 
@@ -49,7 +49,7 @@ async def main() -> None:
         try:
             async for total in session:
                 print(total.decode(), flush=True)  # noqa: T201
-        except RefusedByWorker as error:
+        except WorkerRefusal as error:
             tasks.cancel_scope.cancel()
             print("refused:", error.reason)  # noqa: T201
 

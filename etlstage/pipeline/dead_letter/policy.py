@@ -20,12 +20,12 @@ import anyio
 
 from etlstage.errors import (
     EtlstageError,
-    MessageRefused,
-    RefusedByWorker,
+    InvalidMessage,
     RemoteProtocolError,
     SinkFailed,
     StageError,
     WorkerLost,
+    WorkerRefusal,
 )
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.record import DeadLetter, first_clause
@@ -48,8 +48,8 @@ __all__ = (
 _log = Log()
 
 OF_A_MESSAGE: Final = (
-    MessageRefused,
-    RefusedByWorker,
+    InvalidMessage,
+    WorkerRefusal,
     RemoteProtocolError,
     SinkFailed,
     WorkerLost,

@@ -5,6 +5,10 @@ Runs only ever append to the files of letters, and may do so at any time. What i
 of a letter later stands beside them, in a file for each retry or drop: the ids of those
 that are gone, the letters that failed again, with all of their attempts, and letters
 that are new. Such a file is written aside and renamed: that it is there is the record.
+
+A load that replaces its output leaves letters behind whose output is gone: to retry
+them would add to the output what the load has added itself. It is recorded which run
+was the last to replace it, and when; letters of others, from before, are superseded.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.dead_letter.file import (
@@ -27,15 +31,27 @@ from etlstage.pipeline.dead_letter.file import (
 )
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.delivery.folder import make_ours, opened, reason, sync
+from etlstage.pipeline.delivery.position import load, store
 
-__all__ = ("SETTLED", "Became", "Settled", "settle")
+__all__ = ("SETTLED", "Became", "Replaced", "Settled", "settle", "supersede")
 
 SETTLED: Final = "settled"
 """The folder of the records, in that of the letters."""
 _RETRY: Final = "retry-"
 _DROP: Final = "drop-"
 
+_REPLACED: Final = "replaced.json"
+
 Became: TypeAlias = Literal["passed", "dropped"]
+
+
+class Replaced(NamedTuple):
+    """The last replacement of the output."""
+
+    run: str
+    """What sets the run apart; its own letters count."""
+    time: str
+    """When it was: ISO 8601, UTC."""
 
 
 class Settled:
@@ -58,6 +74,8 @@ class Settled:
         self._gone: dict[str, Became] = {}
         self._latest: dict[str, int] = {}
         self._stages: set[str] = set()
+        self.replaced: Replaced | None = _replaced(folder)
+        """Which run has replaced the output; None: none has."""
         for number in range(len(self._files)):
             for item in self._read(number):
                 if isinstance(item, DeadLetter):
@@ -83,6 +101,11 @@ class Settled:
     def became(self, number: str) -> Became | None:
         """Return what became of a letter that is no more."""
         return self._gone.get(number)
+
+    def superseded(self, letter: DeadLetter) -> bool:
+        """Return whether the output that lacks the letter is replaced by another."""
+        by = self.replaced
+        return by is not None and letter.run != by.run and letter.time <= by.time
 
     def letters(self, stage: str) -> Iterator[DeadLetter | Torn]:
         """Yield the letters of a stage that are left, oldest first; blocks."""
@@ -160,4 +183,45 @@ def settle(
     except OSError as error:
         raise StateUnusable(
             f"can't record in {folder} what became of dead letters: {reason(error)}"
+        ) from error
+
+
+def supersede(state: Path, run: str, time: str) -> None:
+    """
+    Record that a run has replaced the output, durably; blocks.
+
+    Args:
+        state: The state directory; without letters in it there is nothing to record.
+        run: What sets the run apart.
+        time: When, as letters have it.
+
+    Raises:
+        StateUnusable: If it can't be recorded.
+
+    """
+    if not (state / FOLDER).exists():
+        return
+    path = state / FOLDER / SETTLED / _REPLACED
+    try:
+        make_ours(path.parent)
+        store(path, Replaced(run, time)._asdict())
+    except OSError as error:
+        raise StateUnusable(
+            f"can't record in {path} that the output was replaced: {reason(error)};"
+            " make room, or set another state"
+        ) from error
+
+
+def _replaced(folder: Path) -> Replaced | None:
+    path = folder / SETTLED / _REPLACED
+    try:
+        found = load(path)
+        return Replaced(run=str(found["run"]), time=str(found["time"]))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateUnusable(f"{path}: can't be read: {reason(error)}") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise StateUnusable(
+            f"{path}: is damaged ({error}): which letters are superseded is not known"
         ) from error

@@ -31,6 +31,7 @@ from etlstage.pipeline.dead_letter.file import (
     stage_of_file,
 )
 from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.settled import supersede
 from etlstage.pipeline.delivery.delivery import unusable
 from etlstage.pipeline.delivery.folder import make_ours
 from etlstage.pipeline.delivery.record import fence_of
@@ -174,6 +175,21 @@ class DeadLetters:
         number = self._id_of(letter.stage, place, letter.message)
         self._append([replace(letter, id=number, run=self.run, place=place)])
         self.count += 1
+
+    def supersede(self, time: str) -> None:
+        """
+        Record that this run has replaced the output: letters of others are superseded.
+
+        Args:
+            time: When, as letters have it.
+
+        Raises:
+            StateUnusable: If it can't be recorded, or another run has taken over.
+
+        """
+        if self._keep is None:
+            self._check_held()
+            supersede(self._state, self.run, time)
 
     def recall(self) -> None:
         """Take note of this run's letters: what is there is not appended again."""

@@ -8,7 +8,9 @@ after which he can't commit.
 
 An epoch is what one commit covers. The sink makes it durable under its number, so that
 it can be written again in the same place; then one record is stored, see ``record.py``.
-The record decides: an epoch that is written and not recorded is written again.
+The record decides: an epoch that is written and not recorded is written again. What
+belongs behind the record, as to show an epoch, is performed then, and by each start
+that finds the record: once more does no harm.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Delivery:
         record: What was committed last; to be read once it is entered.
         at: Told the steps of each commit, for tests: ``begin``, ``written`` behind the
             sink, ``committed`` where the sink does that itself, ``aside`` before the
-            record counts, ``recorded``.
+            record counts, ``recorded``, and ``performed`` behind it.
 
     Raises:
         StateUnusable: On entering, if another run has it, or it can't be ours.
@@ -132,6 +134,7 @@ class Delivery:
         stages: Sequence[str],
         letters: Mapping[str, int],
         output: str = "",
+        input: str = "",  # noqa: A002 - as the record has it
         anew: bool = False,
     ) -> bool:
         """
@@ -142,6 +145,7 @@ class Delivery:
             stages: Names of its stages.
             letters: Bytes of the dead letters of each stage.
             output: Where it loads, as reports have it.
+            input: What it reads, for a human.
             anew: Whether the source has forgotten how far it was read.
 
         Raises:
@@ -150,11 +154,11 @@ class Delivery:
         """
         found = Record(fence=self.record.fence) if anew else self.record
         same = self.whole and found.delivery == self._promise
-        if not found.ended and (
+        if (not found.ended or found.pending) and (
             found.epoch or same or found.delivery == "exactly-once"
         ):
             self._check_same(found, stages, output)
-            self.record = replace(self.record, output=output)
+            self.record = replace(self.record, output=output, input=input)
             return True
         record = Record(
             fence=found.fence,
@@ -165,6 +169,8 @@ class Delivery:
             epoch=found.epoch if found.resumes else 0,
             position=found.position,
             output=output,
+            input=input,
+            last=found.last_load,
             ended=False,
             accounts={stage: [] for stage in stages},
             letters=dict(letters),
@@ -179,6 +185,7 @@ class Delivery:
         accounts: Mapping[str, Sequence[int]] | None = None,
         letters: Mapping[str, int] | None = None,
         ended: bool = False,
+        performs: bool = False,
     ) -> Record:
         """
         Return the record of an epoch that is durable.
@@ -188,6 +195,8 @@ class Delivery:
             accounts: What each stage has counted before it; None: as before.
             letters: Bytes of the dead letters of each stage before it; likewise.
             ended: Whether the run has come to its end.
+            performs: Whether something is to be done behind the record. Where the load
+                goes on, or did not end, each start does it anyway.
 
         """
         now = self.record
@@ -198,6 +207,7 @@ class Delivery:
             accounts=now.accounts if accounts is None else accounts,
             letters=now.letters if letters is None else {**now.letters, **letters},
             ended=ended,
+            pending=ended and performs and position is None,
         )
 
     def commit(self, position: object, *, ended: bool = False) -> None:
@@ -239,6 +249,12 @@ class Delivery:
             ) from error
         if record.epoch > self.record.epoch:
             self.keep(record)
+
+    def performed(self) -> None:
+        """Record that what belongs behind the record is done; raises as :meth:`keep`."""
+        self.at("performed")
+        if self.record.pending:
+            self._store(replace(self.record, pending=False))
 
     def end(self) -> None:
         """Record that the run has come to its end; raises as :meth:`keep`."""

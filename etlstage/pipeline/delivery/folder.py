@@ -78,10 +78,12 @@ def opened(path: Path, flags: int) -> Iterator[BinaryIO]:
     # Without waiting: whoever opens a pipe waits for its other end.
     safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags | safe, 0o600)
+    # Python opens no folder, and leaves it to us to close that.
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file")
     reads = flags & os.O_ACCMODE == os.O_RDONLY
     with open(fd, "rb") if reads else open(fd, "r+b") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
         yield file
 
 

@@ -1,4 +1,9 @@
-"""Who holds the lock of a state directory, and whether he is at work."""
+"""
+Who holds the lock of a state directory, or of an output, and whether he is at work.
+
+An output has a lock of its own, for two runs that have different state directories, or
+none: Spark clears away, at the end of one write, what another has not finished there.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,16 @@ import fcntl
 import json
 import os
 import socket
-from contextlib import suppress
+import tempfile
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, Self
 
-from etlstage.pipeline.delivery.folder import opened
+from etlstage.pipeline.delivery.folder import make_ours, opened
 
-__all__ = ("LOCK", "Holder", "holder_of")
+__all__ = ("LOCK", "Claim", "Holder", "holder_of")
 
 LOCK: Final = "lock"
 """The file that is locked, in the state directory."""
@@ -82,3 +89,60 @@ def holder_of(folder: Path) -> tuple[bool, Holder | None]:
             return False, holder
     except FileNotFoundError:
         return False, None
+
+
+class Claim:
+    """
+    An output that is one run's, on this machine and among the runs of one user.
+
+    The lock is the kernel's, and goes with the process. It is in the system's temporary
+    directory: beside an output not everybody may write.
+
+    Args:
+        path: The output.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        folder = Path(tempfile.gettempdir(), f"etlstage-outputs-{os.geteuid()}")
+        self._path = folder / sha256(str(path.resolve()).encode()).hexdigest()[:32]
+        self._stack = ExitStack()
+
+    def take(self) -> Holder | None:
+        """
+        Take it; return who has it if another run does.
+
+        Raises:
+            OSError: If there can be no lock.
+
+        """
+        make_ours(self._path.parent)
+        flags = os.O_RDWR | os.O_CREAT
+        while True:
+            with ExitStack() as stack:
+                file = stack.enter_context(opened(self._path, flags))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return Holder.read(file) or Holder(0, "?", "?")
+                # A process that was forked off meanwhile shares it with us.
+                stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+                if not _same(file, self._path):
+                    continue  # its holder has just removed it
+                file.truncate()
+                file.write(json.dumps(Holder.here()._asdict()).encode())
+                file.flush()
+                stack.callback(self._path.unlink, missing_ok=True)
+                self._stack = stack.pop_all()
+                return None
+
+    def release(self) -> None:
+        """Let others have it; safe to call twice."""
+        self._stack.close()
+
+
+def _same(file: BinaryIO, path: Path) -> bool:
+    """Return whether a name stands for a file that is open."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False

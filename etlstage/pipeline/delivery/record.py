@@ -66,15 +66,30 @@ class Record:
     """Where it was loaded, as reports have it."""
     ended: bool = True
     """Whether the run came to its end, and did not break off."""
+    pending: bool = False
+    """Whether a run has ended, and what belongs behind its record may not be done."""
     accounts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """What each stage had counted of what is before the position, see ``ledger.py``."""
+    input: str = ""
+    """What it was read from, for a human."""
+    last: Mapping[str, object] = field(default_factory=dict)
+    """The last load that ended before this one: ``load``, ``epoch``, ``input`` and
+    ``output``; empty if there was none."""
     letters: Mapping[str, int] = field(default_factory=dict)
     """Bytes of each stage's dead letters, on disk, of messages before the position."""
 
     @property
     def resumes(self) -> bool:
         """Whether the next start goes on with the same load."""
-        return not self.ended or self.position is not None
+        return not self.ended or self.pending or self.position is not None
+
+    @property
+    def last_load(self) -> Mapping[str, object]:
+        """The last load that ended, as :attr:`last` has it; this one, if it has."""
+        if self.resumes or not self.load:
+            return self.last
+        names = ("load", "epoch", "input", "output")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def latest(cls, folder: Path) -> Self:
@@ -200,6 +215,8 @@ class Record:
                 for text in texts
             )
             or not isinstance(record.output, str)
+            or not isinstance(record.input, str)
+            or not isinstance(record.last, Mapping)
         ):
             raise TypeError("it is not of the right types")
         return record

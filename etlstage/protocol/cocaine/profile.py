@@ -28,14 +28,14 @@ def _number(value: float) -> float:
 
 _OURS: Final[dict[str, tuple[str, str, Callable[[float], object]]]] = {
     "startup-timeout": ("timeout", "start", _seconds),
-    "handshake-timeout": ("worker", "handshake", _seconds),
+    "handshake-timeout": ("dialect", "handshake", _seconds),
     "heartbeat-timeout": ("timeout", "heartbeat", _seconds),
     "request-timeout": ("timeout", "message", _seconds),
     "idle-timeout": ("workers", "idle", _seconds),
-    "seal-timeout": ("worker", "seal", _seconds),
+    "seal-timeout": ("dialect", "seal", _seconds),
     "termination-timeout": ("timeout", "stop", _seconds),
     "terminate-timeout": ("timeout", "stop", _seconds),
-    "concurrency": ("worker", "concurrency", _number),
+    "concurrency": ("dialect", "concurrency", _number),
     "pool-limit": ("workers", "max", _number),
     "grow-threshold": ("workers", "grow_at", _number),
 }
@@ -69,8 +69,8 @@ def translated(
         raise ConfigError("manifest: slave: expected the path of a program")
     # A bare name would be looked for on the PATH.
     command = program if "/" in program else f"./{program}"
-    worker: dict[str, object] = {"command": [command], "dialect": "cocaine"}
-    keys: _Keys = {"worker": worker}
+    worker: dict[str, object] = {"command": [command]}
+    keys: _Keys = {"worker": worker, "dialect": {"name": "cocaine"}}
     environment = manifest.get("environment", {})
     if not isinstance(environment, Mapping):
         raise ConfigError("manifest: environment: expected a mapping")

@@ -33,17 +33,15 @@ from etlstage.protocol.cocaine.headers import HeaderTable
 from etlstage.protocol.cocaine.outgoing import Outgoing
 from etlstage.protocol.cocaine.sessions import Sessions, code_of
 from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Cancelled,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    ExchangesOpened,
+    Failed,
     Farewell,
-    LifeSeen,
     Noise,
-    OutputOf,
-    ProtocolFailed,
+    Opened,
     Ready,
     StreamEnded,
 )
@@ -85,7 +83,7 @@ class CocaineSession:
         version: Of the protocol; a worker that is told ``AUTO`` speaks 1.
         limits: How much the peer may make us hold.
         encoding: As what we send strings.
-        event: What is invoked; the kind of the stage, if it is empty.
+        event: What is invoked, unless a caller asks for another one.
         concurrency: Sessions that a worker may have at once.
         concat: All chunks of a session are one message.
         packed: A payload is msgpack itself.
@@ -94,7 +92,8 @@ class CocaineSession:
 
     """
 
-    in_order: bool = False
+    in_order: Final = False
+    unprompted: Final = True
 
     def __init__(
         self,
@@ -243,7 +242,7 @@ class CocaineSession:
                 self._alarms.set(Alarm.HEARTBEAT)
                 self._events.append(Ready(self.identity))
                 return
-        self._events.append(LifeSeen())
+        self._events.append(Alive())
 
     def _take_terminate(self, code: int, reason: str) -> None:
         final = self._ours and code == ABNORMAL
@@ -272,27 +271,22 @@ class CocaineSession:
 
     def send(self, event: Event) -> None:
         """Queue an event for the peer."""
-        if self._ours and isinstance(event, ExchangeCancelled):
+        if self._ours and isinstance(event, Cancelled):
             # It may come at any time: whoever cancels does not know how things are.
             self._cancel(event)
             return
         if self.state in (State.ENDED, State.ERROR):
             raise self._forbidden(event)
         match event:
-            case ExchangeOpened(event=wanted) if self._ours and self.room >= 1:
-                self._sessions.open(event, wanted or self._event or event.kind)
-            case ExchangesOpened() if self._ours and self.room >= len(event.messages):
-                self._sessions.open_each(event, self._event or event.kind)
-            case OutputOf(id_, messages):
-                self._sessions.pass_on(id_, messages)
-            case ExchangesEnded(ends):
-                for id_, messages in ends:
-                    self._sessions.end(id_, messages)
-            case ExchangeRefused() if not self._ours:
-                self._sessions.refuse(event)
+            case Opened() if self._ours and self.room >= _count(event):
+                self._sessions.open(event, event.event or self._event)
+            case Added() if self._ours or not event.ended:
+                self._sessions.pass_on(event)
+            case Ended() if not self._ours:
+                self._sessions.end(event)
             case Ready(identity) if not self._ours and self.state is State.CONNECTED:
                 self._begin(identity)
-            case LifeSeen():
+            case Alive():
                 self._out.beat()
             case Farewell() if not self._ours or self.state is not State.SEALED:
                 self._say_farewell(event)
@@ -307,7 +301,7 @@ class CocaineSession:
         self._out.beat()
         self._alarms.begin()
 
-    def _cancel(self, event: ExchangeCancelled) -> None:
+    def _cancel(self, event: Cancelled) -> None:
         # Behind a terminate nothing is said.
         told = self.state in (State.ENDED, State.ERROR)
         self._sessions.cancel(event, told=told)
@@ -348,7 +342,7 @@ class CocaineSession:
         self.state = State.ERROR
         self._alarms.clear()
         self._out.clear()
-        self._events.append(ProtocolFailed(error))
+        self._events.append(Failed(error))
 
     def data_to_send(self) -> list[bytes]:
         """Return, once, the bytes to write: answers to heartbeats, then the rest."""
@@ -389,3 +383,8 @@ class CocaineSession:
                 self._leave()
             case _:
                 self._fail(RemoteProtocolError(self._alarms.missed(alarm)))
+
+
+def _count(event: Opened) -> int:
+    """Return how many sessions are to be opened."""
+    return len(event.messages) if event.each else 1

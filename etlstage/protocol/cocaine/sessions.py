@@ -10,12 +10,12 @@ worker has ended its own, nothing more is said of a session on our side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from etlstage.errors import (
+    InvalidMessage,
     LocalProtocolError,
-    MessageRefused,
     PayloadTooBig,
     RemoteProtocolError,
 )
@@ -25,14 +25,12 @@ from etlstage.protocol.cocaine.frame import ONE, Words, text_of, unpacked_text
 from etlstage.protocol.cocaine.headers import Headers
 from etlstage.protocol.cocaine.outgoing import Outgoing
 from etlstage.protocol.events import (
+    Added,
+    Cancelled,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    ExchangesOpened,
     Noise,
-    OutputOf,
+    Opened,
 )
 
 __all__ = ("WORKER_CATEGORY", "Sessions", "code_of")
@@ -159,11 +157,11 @@ class Sessions:
         if not self._concat:
             for number, parts in self._theirs.items():
                 if parts:
-                    self._events.append(OutputOf(self._id(number), parts))
+                    self._events.append(Added(self._id(number), parts))
                     self._theirs[number] = []
         if self._ends:
-            self._events.append(ExchangesEnded(self._ends))
-            self._ends = []
+            ends, self._ends = self._ends, []
+            self._events += _in_runs(ends) if self._ours else _ended_halves(ends)
 
     def _drop(self, kind: int, number: int) -> None:
         self._events.append(Noise(b"frame %d for session %d" % (kind, number)))
@@ -186,7 +184,16 @@ class Sessions:
         self._last = max(number, self._last)
         self._theirs[number] = []
         self._mine.add(number)
-        self._events.append(ExchangeOpened(self._id(number), [], event, False, headers))
+        self._events.append(
+            Opened(
+                self._id(number),
+                [],
+                each=False,
+                ended=False,
+                event=event,
+                headers=headers,
+            )
+        )
 
     def _take_chunk(self, number: int, arguments: tuple[object, ...]) -> None:
         payload = arguments[0] if arguments else None
@@ -216,7 +223,7 @@ class Sessions:
         text = "its payload is no string packed by msgpack"
         if not self._ours:
             raise RemoteProtocolError(text)
-        self._events.append(ExchangeRefused(self._id(number), 0, text))
+        self._events.append(Ended.refused(self._id(number), 0, text))
         self._end_theirs(number)
 
     def _take_choke(self, number: int) -> None:
@@ -231,9 +238,9 @@ class Sessions:
         self.tell()
         id_ = self._id(number)
         if self._ours:
-            self._events.append(ExchangeRefused(id_, code, reason, category))
+            self._events.append(Ended.refused(id_, code, reason, category))
         else:
-            self._events.append(ExchangeCancelled(id_, code, reason))
+            self._events.append(Cancelled(id_, code, reason))
         # In version 0 a choke follows, which is late then.
         self._end_theirs(number)
 
@@ -253,16 +260,22 @@ class Sessions:
 
     # --- what we say ----------------------------------------------------------
 
-    def open(self, event: ExchangeOpened, name: str) -> None:
+    def open(self, event: Opened, name: str) -> None:
         """
-        Open a session.
+        Open a session, or one for each message, of which our half has ended.
 
         Raises:
-            LocalProtocolError: If its number does not rise.
-            MessageRefused: If a message is too long.
+            LocalProtocolError: If the numbers do not rise; none is open then.
+            InvalidMessage: If a message is too long, likewise.
 
         """
-        number = self._fresh(event.id, event.messages)
+        number = self._fresh(event.first, event.messages)
+        if event.each:
+            self._last = number + len(event.messages) - 1
+            for each in range(number, self._last + 1):
+                self._theirs[each] = []
+            self._outgoing.whole(number, name, event.messages)
+            return
         self._last = number
         self._theirs[number] = []
         self._mine.add(number)
@@ -270,21 +283,6 @@ class Sessions:
         self._outgoing.chunks(number, event.messages)
         if event.ended:
             self._end(number)
-
-    def open_each(self, event: ExchangesOpened, name: str) -> None:
-        """
-        Open a session for each message, and end our half of it.
-
-        Raises:
-            LocalProtocolError: If the numbers do not rise; none is open then.
-            MessageRefused: If a message is too long, likewise.
-
-        """
-        first = self._fresh(event.first, event.messages)
-        self._last = first + len(event.messages) - 1
-        for number in range(first, self._last + 1):
-            self._theirs[number] = []
-        self._outgoing.whole(first, name, event.messages)
 
     def _fresh(self, id_: int, messages: Run) -> int:
         """Return the number of an exchange that is to be opened."""
@@ -297,25 +295,30 @@ class Sessions:
         if max(sizes, default=0) > most:
             index = next(at for at, size in enumerate(sizes) if size > most)
             text = f"message is {sizes[index]} bytes long, expected no more than"
-            raise MessageRefused(f"{text} {most}; see max_message", index=index)
+            raise InvalidMessage(f"{text} {most}; see max_message", index=index)
         return number
 
-    def pass_on(self, id_: int, messages: Sequence[bytes]) -> None:
-        """Send messages of a session that goes on."""
-        self._outgoing.chunks(self._open(id_), messages)
-
-    def end(self, id_: int, messages: Sequence[bytes]) -> None:
-        """End our half of a session, with these messages."""
-        self.pass_on(id_, messages)
-        self._end(self._number(id_))
-
-    def refuse(self, event: ExchangeRefused) -> None:
-        """End our half with an error: on the worker's side."""
+    def pass_on(self, event: Added) -> None:
+        """Send messages of a session that goes on, or that ends with them."""
         number = self._open(event.id)
-        self._outgoing.error(number, event.category, event.code, event.reason)
-        self._mine.remove(number)
+        self._outgoing.chunks(number, event.messages)
+        if event.ended:
+            self._end(number)
 
-    def cancel(self, event: ExchangeCancelled, *, told: bool) -> None:
+    def end(self, event: Ended) -> None:
+        """End our half of sessions, some with an error: on the worker's side."""
+        refusals = {refusal.place: refusal for refusal in event.refusals}
+        for place, messages in enumerate(event.groups):
+            number = self._open(event.first + place)
+            if (refusal := refusals.get(place)) is None:
+                self._outgoing.chunks(number, messages)
+                self._end(number)
+                continue
+            _, code, category, reason = refusal
+            self._outgoing.error(number, category, code, reason)
+            self._mine.remove(number)
+
+    def cancel(self, event: Cancelled, *, told: bool) -> None:
         """
         Forget a session, if it is open: what still comes of it is late.
 
@@ -350,6 +353,32 @@ class Sessions:
 
     def _number(self, id_: int) -> int:
         return id_ + self._outgoing.said.first - 1
+
+
+def _in_runs(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Event]:
+    """
+    Return the ends of sessions, a run of numbers at a time.
+
+    What came in one read came together: its order means nothing, and sorted, what was
+    opened together ends together.
+    """
+    ends.sort()
+    found: list[Event] = []
+    groups: list[tuple[bytes, ...]] = []
+    behind = 0
+    for number, group in ends:
+        if number != behind or not groups:
+            groups = [group]
+            found.append(Ended(number, groups))
+        else:
+            groups.append(group)
+        behind = number + 1
+    return found
+
+
+def _ended_halves(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Event]:
+    """Return that the supervisor has ended its halves of sessions."""
+    return [Added(number, group, ended=True) for number, group in ends]
 
 
 def code_of(arguments: tuple[object, ...]) -> tuple[int, int, str]:

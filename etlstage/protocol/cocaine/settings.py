@@ -26,8 +26,14 @@ from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.passing import Passing
 from etlstage.protocol.cocaine.reading import FrameReader
 from etlstage.protocol.cocaine.session import NORMAL, CocaineSession
-from etlstage.protocol.events import Event, ExchangeOpened, Farewell, Ready
-from etlstage.settings.definition import Definition, Setting, broken, settings_of
+from etlstage.protocol.events import Event, Farewell, Opened, Ready
+from etlstage.settings.definition import (
+    Definition,
+    Section,
+    Setting,
+    broken,
+    settings_of,
+)
 from etlstage.settings.kind import Choice, Noun
 from etlstage.settings.problem import Problem
 from etlstage.settings.units import Argument, Count, Duration
@@ -87,40 +93,30 @@ class CocaineDialect(Definition, Dialect):
     """A batch is one session."""
 
     @classmethod
-    def keys(cls, kind: StageKind) -> dict[str, Setting]:
-        """Return the settings by where they are written."""
+    def section(cls, kind: StageKind) -> Section:
+        """Return what reads the settings, but for those that a stage has for all."""
         # A heartbeat has its key among the timeouts, and a batch is one of its own.
-        made = {
-            f"worker.{name}": setting
+        keys = {
+            name: setting
             for name, setting in settings_of(cls).items()
             if name not in ("heartbeat", "batches")
         }
         if kind is not StageKind.EXTRACT:
             drivers = Choice("driver", {"supervisor": "supervisor", "worker": "worker"})
             doc = "Who closes a batch: we do; a worker can't ask for each message."
-            made["batch.driver"] = Setting(
+            keys["driver"] = Setting(
                 "driver", drivers, default="supervisor", model=cls, doc=doc
             )
-        return made
+        return Section(keys, cls._read, rules=_driver_rules)
 
     @classmethod
-    def key_rules(cls, group: str, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
-        if group == "batch" and given.get("driver") == "worker":
-            yield broken(("driver",), _PUSHED)
+    def _read(cls, given: Mapping[str, Any]) -> Self:
+        return cls(**{name: given[name] for name in given if name != "driver"})
 
-    @classmethod
-    def from_keys(cls, kind: StageKind, given: Mapping[str, Any]) -> Self:
-        """Return the dialect with the settings that were given."""
-        own = {
-            at.rpartition(".")[2]: given[at]
-            for at in cls.keys(kind)
-            if at in given and at != "batch.driver"
-        }
-        heartbeat = getattr(given.get("timeout"), "heartbeat", None)
-        if heartbeat is not None:
-            own["heartbeat"] = heartbeat
-        return cls(**own, batches="batch" in given)
+    def fitted(self, *, batches: bool, heartbeat: float | None) -> Self:
+        """Return the settings with those that a stage has for all dialects."""
+        heartbeat = self.heartbeat if heartbeat is None else heartbeat
+        return replace(self, batches=batches, heartbeat=heartbeat)
 
     @property
     def shape(self) -> Shape:
@@ -166,14 +162,22 @@ class CocaineDialect(Definition, Dialect):
         auto = self.protocol is Version.AUTO
         return Version.ONE if auto else self.protocol
 
-    def open(self, side: Side, limits: Limits) -> CocaineSession:
+    def open(
+        self,
+        side: Side,
+        limits: Limits,
+        *,
+        batch: int = 1,
+        kind: StageKind = StageKind.TRANSFORM,
+        assignment: object = None,
+    ) -> CocaineSession:
         """Return a fresh session."""
         return CocaineSession(
             side,
             self.protocol,
             limits=limits,
             encoding=self.encoding,
-            event=self.event,
+            event=self.event or kind.value,
             concurrency=self.concurrency,
             concat=self.concat,
             packed=self.payload is Payload.MSGPACK,
@@ -235,16 +239,17 @@ class CocaineDialect(Definition, Dialect):
         theirs.send(Ready())
         ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
         ours.data_to_send()  # an answer to its heartbeat
-        ours.send(ExchangeOpened(1, messages, StageKind.TRANSFORM.value))
+        ours.send(Opened(1, messages, each=False))
         return b"".join(ours.data_to_send())
 
     def farewell(self) -> Event:
         """Return what is said to a worker that is to end."""
         return Farewell(NORMAL, "the stage is stopping")
 
-    def failed(self, status: int, *, told: bool, held: int) -> bool:
+    def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
         """Return whether an exit is a failure: any is that nobody asked for."""
-        return not told
+        # Frameworks end with any status once they are told to, but by no signal.
+        return not told or (unproven > 0 and status < 0)
 
     def plain(self) -> dict[str, object]:
         """Return the settings as plain JSON."""
@@ -260,3 +265,9 @@ class CocaineDialect(Definition, Dialect):
     def from_plain(cls, settings: Mapping[str, Any]) -> Self:
         """Return the dialect with settings that :meth:`plain` has made."""
         return cls(**{key: item for key, item in settings.items() if key != "name"})
+
+
+def _driver_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
+    """Return that a worker can't drive a batch."""
+    if given.get("driver") == "worker":
+        yield broken(("driver",), _PUSHED)

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from etlstage import speedups
-from etlstage.errors import MessageRefused, RemoteProtocolError
+from etlstage.errors import InvalidMessage, RemoteProtocolError
 from etlstage.messages import OVERHEAD, Groups, Run, Singles
 from etlstage.protocol.events import Refusals
 from etlstage.protocol.marker.markers import Markers, escape
@@ -57,7 +57,7 @@ def encode_run(messages: Run, markers: Markers, *, limit: int) -> bytes:
     Return the messages, each with its EOM.
 
     Raises:
-        MessageRefused: If a message contains a marker, or is longer than ``limit``
+        InvalidMessage: If a message contains a marker, or is longer than ``limit``
             bytes; the text says which marker and where.
 
     """
@@ -107,7 +107,7 @@ def encode_replies(
             wire.append(encode_refusal(said, markers, limit=limit))
             at += 1
         wire.append(encode_groups(groups[at:], markers, limit=limit))
-    except MessageRefused as error:
+    except InvalidMessage as error:
         error.index += sum(map(len, groups[:at]))
         raise
     return b"".join(wire)
@@ -124,7 +124,7 @@ def encode_refusal(reason: bytes, markers: Markers, *, limit: int) -> bytes:
     encode_run([reason], markers, limit=limit)
     wire = reason + markers.err
     if wire.find(markers.err) < len(reason):
-        raise MessageRefused("reason ends as marker err begins", index=0)
+        raise InvalidMessage("reason ends as marker err begins", index=0)
     return wire
 
 
@@ -279,7 +279,7 @@ def has_only_eom(wire: bytes, markers: Markers) -> bool:
 def _complain(messages: Run, markers: Markers, limit: int) -> None:
     for index, message in enumerate(messages):
         if len(message) > limit:
-            raise MessageRefused(
+            raise InvalidMessage(
                 f"message is {len(message)} bytes long, expected no more than"
                 f" {limit} bytes; see max_message",
                 index=index,
@@ -288,7 +288,7 @@ def _complain(messages: Run, markers: Markers, limit: int) -> None:
         for name, marker in markers.named.items():
             at = framed.find(marker)
             if 0 <= at < len(message):
-                raise MessageRefused(
+                raise InvalidMessage(
                     f"message contains marker {name} '{escape(marker)}' at offset {at};"
                     " choose other markers, or encode the message",
                     index=index,

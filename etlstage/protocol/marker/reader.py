@@ -70,6 +70,9 @@ class Reader:
         self._parse = self._parser(side, session.mode)
         self._pairs = replies and session.mode is not Mode.BATCH_WORKER
         self._smallest_limit = min(limits)
+        single = max(map(len, markers.named.values())) == 1
+        # Where no marker can be cut or overlap, and EOP is none of the others.
+        self._plain = self._pairs and single and markers.eop != markers.eom
 
     def feed(self, data: bytes) -> None:
         """
@@ -80,6 +83,8 @@ class Reader:
                 came before.
 
         """
+        if self._plain and self._take_one(data):
+            return
         if self._pairs and (end := self._end_of_replies(data)):
             # The common case, spared the copies into the buffer and out of it.
             start = self._buffer.offset
@@ -103,6 +108,27 @@ class Reader:
         tail = self._buffer.take(len(self._buffer))
         self._bounds.check_tail(tail)
         return tail
+
+    def _take_one(self, data: bytes) -> bool:
+        """Take a reply that comes whole and alone, as in lock-step; return whether."""
+        eom, eop, _, bnc, err = self._markers
+        size = len(data)
+        if (
+            data[-1:] != eop
+            or data.find(eop) != size - 1
+            or (size > 1 and data[-2:-1] != eom)
+            or bnc in data
+            or (err is not None and err in data)
+            or self.framing is not LISTS
+            or not (self._session.owed and self._bounds.fits(size))
+            or not self._buffer.pass_by(size)
+        ):
+            return False
+        group = tuple(data[:-2].split(eom)) if size > 1 else ()
+        self._session.handle(Token.EOP)
+        overhead = LISTS.overhead * (len(group) + 1)
+        self.events.append(RepliesCompleted([group], overhead))
+        return True
 
     def _end_of_replies(self, data: bytes) -> int:
         """Return where in ``data`` the last reply ends, or 0 if there is more to see."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from etlstage.messages import Run, StageKind
@@ -52,20 +53,20 @@ _MEANINGS: Final = (
     "Batch not complete: the worker asks for one more message",
     "Error: the end of a reply that says no, and why; null: a worker can't say no",
 )
-_MARKERS: Final = Section(
-    {
-        name: Setting(
-            name,
-            Maybe(Text()) if name == "err" else Text(),
-            default=default,
-            doc=f"{meaning}.",
-        )
-        for (name, default), meaning in zip(
-            Markers().to_text().items(), _MEANINGS, strict=True
-        )
-    },
-    lambda given: Markers.from_text(**given),
-    model=Markers,
+_MARKERS: Final = {
+    name: Setting(
+        name,
+        Maybe(Text()) if name == "err" else Text(),
+        default=default,
+        doc=f"{meaning}.",
+    )
+    for (name, default), meaning in zip(
+        Markers().to_text().items(), _MEANINGS, strict=True
+    )
+}
+
+_SECTION: Final = Section(
+    _MARKERS, lambda given: Markers.from_text(**given), model=Markers
 )
 
 
@@ -77,7 +78,7 @@ class MarkerDialect(Definition, Dialect):
     label: ClassVar[tuple[str, ...]] = ("dialect",)
     mode: Mode = Mode.SINGLE
     """Which of the scenarios of the protocol the stage follows."""
-    markers: Annotated[Markers, _MARKERS] = field(default_factory=Markers)
+    markers: Annotated[Markers, _SECTION] = field(default_factory=Markers)
     r"""What ends a message, a reply and a batch; ``\n``, ``\0``, ``\xHH`` and the like
     are read."""
     eob_then_eom: bool = False
@@ -88,52 +89,45 @@ class MarkerDialect(Definition, Dialect):
     """Write EOB also after a full batch; not for workers that count for themselves."""
 
     @classmethod
-    def keys(cls, kind: StageKind) -> dict[str, Setting]:
-        """Return the settings by where they are written."""
+    def section(cls, kind: StageKind) -> Section:
+        """Return what reads markers, and who asks whom, in one mapping."""
         own = settings_of(cls)
-        made = {"worker.markers": own["markers"]}
         if kind is StageKind.EXTRACT:
-            return made | {
-                "mode": own["mode"]._replace(
-                    kind=Choice("mode", _EXTRACTING),
-                    default=Mode.PLAIN,
-                    doc="The worker writes until it exits (plain), or once for each"
-                    " request (cyclic).",
-                )
-            }
-        return made | {
-            "batch.driver": own["mode"]._replace(
-                kind=Choice("driver", _DRIVEN),
-                default=Mode.BATCH_SUPERVISOR,
-                doc="Who closes a batch: we, or a worker that asks for each message.",
-            ),
-            "batch.eob_then_eom": own["eob_then_eom"],
-            "batch.bnc_after_last": own["bnc_after_last"],
-            "batch.eob_after_full": own["eob_after_full"],
-        }
+            mode = own["mode"]._replace(
+                kind=Choice("mode", _EXTRACTING),
+                default=Mode.PLAIN,
+                doc="The worker writes until it exits (plain), or once for each request"
+                " (cyclic).",
+            )
+            return Section({**_MARKERS, "mode": mode}, partial(cls._read, Mode.PLAIN))
+        driver = own["mode"]._replace(
+            kind=Choice("driver", _DRIVEN),
+            default=Mode.BATCH_SUPERVISOR,
+            doc="Who closes a batch: we, or a worker that asks for each message.",
+        )
+        flags = ("eob_then_eom", "bnc_after_last", "eob_after_full")
+        return Section(
+            {**_MARKERS, "driver": driver, **{name: own[name] for name in flags}},
+            partial(cls._read, Mode.SINGLE),
+            rules=_batch_rules,
+        )
 
     @classmethod
-    def key_rules(cls, group: str, given: Mapping[str, Any]) -> Iterable[Problem]:
-        """Return what contradicts itself."""
-        asked = given.get("driver") is Mode.BATCH_WORKER
-        wanted = given.get("bnc_after_last", False) is not False
-        if group == "batch" and wanted and not asked:
-            yield broken(("bnc_after_last",), "needs driver: worker")
-        if group == "batch" and given.get("eob_after_full") is False and asked:
-            yield broken(("eob_after_full",), "needs driver: supervisor")
+    def _read(cls, mode: Mode, given: Mapping[str, Any]) -> Self:
+        """Return the dialect of what was given, where a mode is by default another."""
+        markers = {name: given[name] for name in _MARKERS if name in given}
+        others = {name: given[name] for name in given if name not in _MARKERS}
+        # That we close a batch says not that there are any.
+        if others.pop("driver", None) is Mode.BATCH_WORKER:
+            mode = Mode.BATCH_WORKER
+        mode = others.pop("mode", mode)
+        return cls(mode=mode, markers=Markers.from_text(**markers), **others)
 
-    @classmethod
-    def from_keys(cls, kind: StageKind, given: Mapping[str, Any]) -> Self:
-        """Return the dialect with the settings that were given."""
-        mode = Mode.BATCH_SUPERVISOR if "batch" in given else Mode.SINGLE
-        if kind is StageKind.EXTRACT:
-            mode = Mode.PLAIN
-        values = {key.rpartition(".")[2]: value for key, value in given.items()}
-        given_mode = values.pop("driver", None) or values.pop("mode", None)
-        own = {
-            name: value for name, value in values.items() if name in settings_of(cls)
-        }
-        return cls(mode=given_mode or mode, **own)
+    def fitted(self, *, batches: bool, heartbeat: float | None) -> Self:
+        """Return the settings in the mode of a stage that has batches, or has none."""
+        if batches and self.mode is Mode.SINGLE:
+            return replace(self, mode=Mode.BATCH_SUPERVISOR)
+        return self
 
     @property
     def shape(self) -> Shape:
@@ -169,7 +163,7 @@ class MarkerDialect(Definition, Dialect):
         if self.mode is Mode.BATCH_SUPERVISOR and self.eob_after_full:
             text += (
                 "; for a worker that closes full batches by itself set"
-                " batch.eob_after_full: false"
+                " dialect.eob_after_full: false"
             )
         return text
 
@@ -195,7 +189,15 @@ class MarkerDialect(Definition, Dialect):
         parts[::2] = [filler * len(part) for part in parts[::2]]
         return b"".join(parts)
 
-    def open(self, side: Side, limits: Limits) -> MarkerProtocol:
+    def open(
+        self,
+        side: Side,
+        limits: Limits,
+        *,
+        batch: int = 1,
+        kind: StageKind = StageKind.TRANSFORM,
+        assignment: object = None,
+    ) -> MarkerProtocol:
         """Return a fresh session."""
         return MarkerProtocol(
             side,
@@ -268,6 +270,16 @@ class MarkerDialect(Definition, Dialect):
     def from_plain(cls, settings: Mapping[str, Any]) -> Self:
         """Return the dialect with settings that :meth:`plain` has made."""
         return cls(**{key: item for key, item in settings.items() if key != "name"})
+
+
+def _batch_rules(given: Mapping[str, Any]) -> Iterable[Problem]:
+    """Return what contradicts itself about batches."""
+    asked = given.get("driver") is Mode.BATCH_WORKER
+    wanted = given.get("bnc_after_last", False) is not False
+    if wanted and not asked:
+        yield broken(("bnc_after_last",), "needs driver: worker")
+    if given.get("eob_after_full") is False and asked:
+        yield broken(("eob_after_full",), "needs driver: supervisor")
 
 
 def _framing_of(messages: Run) -> Framing:

@@ -187,12 +187,12 @@ _ENDS: Final = frozenset({Token.EOP, Token.ERR})
 """What ends a reply."""
 
 _HINTS: Final[Mapping[tuple[Mode, Token] | tuple[State, Token], str]] = {
-    (Mode.SINGLE, Token.BNC): "the worker fills batches; set batch.driver: worker",
+    (Mode.SINGLE, Token.BNC): "the worker fills batches; set dialect.driver: worker",
     (Mode.CYCLIC, Token.BNC): "an extract stage has no batches",
     (Mode.PLAIN, Token.BNC): "an extract stage has no batches",
-    (Mode.PLAIN, Token.EOP): "the worker works in cycles; set mode: cyclic",
+    (Mode.PLAIN, Token.EOP): "the worker works in cycles; set dialect.mode: cyclic",
     (Mode.BATCH_SUPERVISOR, Token.BNC): (
-        "the worker asks for messages itself; set batch.driver: worker"
+        "the worker asks for messages itself; set dialect.driver: worker"
     ),
     (Mode.SINGLE, Token.EOB): "there are no batches in single mode",
     (Mode.CYCLIC, Token.EOB): "there are no batches in an extract stage",

@@ -10,17 +10,23 @@ marker vouches for the older files only.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os import rmdir
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
+from etlstage.pipeline.delivery.folder import reason
 from etlstage.pipeline.interfaces import Output
 from etlstage.settings.units import local_path, of_files
 from etlstage.spark.dataframe.database import option
+from etlstage.spark.errors import text_of
+from etlstage.spark.session.job import over_connect
 
 __all__ = ("Destination",)
 
@@ -32,6 +38,13 @@ _MODES: Final = {
     "error": "error",
     "errorifexists": "error",
 }
+
+
+_BUILT_IN: Final = ("csv", "jdbc", "json", "orc", "parquet", "text", "xml")
+"""Formats that Spark has always."""
+_FILE_SYSTEM: Final = "spark.hadoop.fs.defaultFS"
+_ELSEWHERE: Final = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR")
+"""What may say that a path without a scheme is not one of this machine."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,26 @@ class Destination:
             )
         return None
 
+    def unmade(self, spark: SparkSession) -> str | None:
+        """
+        Return why the output can't be made, as far as that is known; blocks.
+
+        It is asked before the first message: a run may take hours.
+        """
+        if self.table is None and self.format.lower() not in _BUILT_IN:
+            said = _unknown_format(spark, self.format)
+            if said is not None:
+                return said
+        path = self.local
+        if path is None or not _here(spark):
+            return None
+        nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+        try:
+            rmdir(mkdtemp(prefix=".etlstage-", dir=nearest))
+        except OSError as error:
+            return f"can't make {path}: {nearest}: {reason(error)}; set another path"
+        return None
+
     @property
     def _must_be_new(self) -> bool:
         return _MODES[self.mode] == "error"
@@ -157,3 +190,25 @@ class Destination:
         if self.of_database:
             return f"table {option(self.options, 'dbtable')} of a database"
         return self.path or f"a {self.format} destination"
+
+
+def _unknown_format(spark: SparkSession, format_: str) -> str | None:
+    try:
+        # A reader is looked up as a writer is, and an empty path is not read.
+        _ = spark.read.format(format_).load("").schema
+    except Exception as error:
+        if "[DATA_SOURCE_NOT_FOUND]" in text_of(error):
+            close = guess(format_.lower(), (*_BUILT_IN, "avro"))
+            return (
+                f"there is no format {format_!r}{close}: one that is not Spark's own"
+                " needs its package, in spark.jars.packages"
+            )
+    return None
+
+
+def _here(spark: SparkSession) -> bool:
+    """Return whether a path without a scheme is one of this machine."""
+    if over_connect(spark) or any(map(os.environ.get, _ELSEWHERE)):
+        return False
+    local = str(spark.conf.get("spark.master", "")).startswith("local")
+    return local and not spark.conf.get(_FILE_SYSTEM, "")

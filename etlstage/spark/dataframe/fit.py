@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from etlstage.spark.dataframe.schema import fitted, is_raw, reason
+from etlstage.spark.dataframe.schema import Contract, fitted, is_raw, reason
 from etlstage.spark.session.job import run_job
 
 __all__ = ("Unfit", "judged", "rows_of", "strings_of", "unfit_of", "with_text")
@@ -62,26 +62,27 @@ def _text(value: bytes) -> str | None:
         return None
 
 
-def judged(messages: DataFrame, schema: StructType | None) -> DataFrame:
+def judged(messages: DataFrame, contract: Contract | None) -> DataFrame:
     """
     Return the messages with the column ``unfit``, a boolean.
 
     Args:
         messages: As :func:`with_text` returns them.
-        schema: The columns, or None for the one column ``value``, a string.
+        contract: What is asked of them, or None: to be the string ``value``.
 
     """
-    if schema is None:
+    if contract is None:
         return messages.withColumn("unfit", sf.col("value").isNull())
-    if is_raw(schema):
+    if is_raw(contract.schema):
         return messages.withColumn("unfit", sf.lit(False))
-    return fitted(messages, schema)
+    return fitted(messages, contract)
 
 
-def rows_of(messages: DataFrame, schema: StructType | None) -> DataFrame:
+def rows_of(messages: DataFrame, contract: Contract | None) -> DataFrame:
     """Return the rows that messages become, judged ones that fit."""
-    if schema is None:
+    if contract is None:
         return messages.select("value")
+    schema = contract.schema
     if is_raw(schema):
         return messages.select(sf.col("raw").alias(schema.names[0]))
     fields = [sf.col("row").getField(name).alias(name) for name in schema.names]
@@ -89,7 +90,7 @@ def rows_of(messages: DataFrame, schema: StructType | None) -> DataFrame:
 
 
 async def unfit_of(
-    messages: DataFrame, schema: StructType | None, *, at_once: int
+    messages: DataFrame, contract: Contract | None, *, at_once: int
 ) -> AsyncIterator[Unfit]:
     """Yield what does not fit of judged messages, in order, collected in turns."""
     found = messages.where("unfit")
@@ -104,7 +105,7 @@ async def unfit_of(
         for row in rows:
             made = None if row["row"] is None else row["row"].asDict()
             message = bytes(row["raw"])
-            why = reason(message, made, schema or StructType())
+            why = reason(message, made, contract or Contract(StructType()))
             yield Unfit(row["partition"], row["place"], message, why)
         if len(rows) < at_once:
             return

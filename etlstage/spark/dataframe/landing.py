@@ -8,6 +8,7 @@ loaded. ``destination.py`` knows how output is marked as complete.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,14 +17,15 @@ from typing import Final, Self
 
 import anyio
 import anyio.to_thread
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from etlstage.errors import SinkFailed, StageError
 from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy
+from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, letter_time
 from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.holder import Claim
 from etlstage.pipeline.interfaces import Epochs, Landing, Output
 from etlstage.spark.dataframe.database import (
     NotCommitted,
@@ -32,8 +34,8 @@ from etlstage.spark.dataframe.database import (
 )
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of
-from etlstage.spark.dataframe.place import EpochFolders
-from etlstage.spark.dataframe.schema import fitted
+from etlstage.spark.dataframe.place import EpochFiles
+from etlstage.spark.dataframe.schema import Contract, fitted, is_raw
 from etlstage.spark.dataframe.table import EpochTable
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
@@ -62,6 +64,8 @@ class FrameLanding(Landing):
         destination: Destination,
         *,
         schema: str | None = None,
+        missing: str = "dead_letter",
+        extra: str = "ignore",
         name: str = "load",
         on_error: ErrorPolicy | None = None,
         dead_letters: DeadLetters | None = None,
@@ -71,23 +75,27 @@ class FrameLanding(Landing):
         self._session = Session.of(spark)
         self._destination = destination
         self._ddl = schema
+        self._letters = dead_letters
+        self._others = {"missing": missing, "extra": extra}
         self._policy = DeadLetterPolicy(
             self.account, on_error or ErrorPolicy(), self._config(), dead_letters
         )
         self._spark: SparkSession | None = None
-        self._schema: StructType | None = None
+        self._contract: Contract | None = None
+        self._claimed: Claim | None = None
+        self._filled: Counter[str] = Counter()  # messages that have a column
         self._error: SinkFailed | None = None
         self._whole = False
-        self._goes_on = False
+        self._goes_on = self._resumed = False
         self._known: Epochs | None = None  # where each is loaded once
-        self._folders: EpochFolders | None = None
+        self._files: EpochFiles | None = None
         self._table: EpochTable | None = None
         self._fitted = 0  # messages that are written and not durable
         self._flushed = 0  # of them those to be committed
 
     def begin(self, epochs: Epochs) -> None:
         """Take note of what was loaded before: it is not replaced, nor in the way."""
-        self._goes_on = epochs.done > 0
+        self._goes_on = self._resumed = epochs.done > 0
         if not epochs.once:
             return
         self._known, self.epochs = epochs, max(epochs.done, 0)
@@ -101,7 +109,7 @@ class FrameLanding(Landing):
                 f"can't load epochs once into {self._destination}: it is no path of"
                 " this machine, nor a table of a database"
             )
-        self._folders = EpochFolders(path, epochs.load, epochs.start)
+        self._files = EpochFiles(path, epochs.load, epochs.start)
 
     async def noted(self) -> str | None:
         """Return the note of the last epoch, if the destination keeps these."""
@@ -125,16 +133,36 @@ class FrameLanding(Landing):
         """Find out what is wrong with the settings; raises as :meth:`write`."""
         try:
             await self._prepare()
+            await anyio.to_thread.run_sync(self._claim)
         except BaseException:
             await self.aclose()
             raise
         return self
 
+    def _claim(self) -> None:
+        """Assert that no other run writes to the same files, and that none will."""
+        path = self._destination.local
+        # Epochs have names of their own, and are there as a whole.
+        if path is None or not self._destination.marks or self._files is not None:
+            return
+        self._claimed = claim = Claim(path)
+        try:
+            holder = claim.take()
+        except OSError:
+            return  # no lock can be had: they are as they were without one
+        if holder is not None:
+            raise self._failure(
+                f"another run writes to {path} ({holder}): wait until it has ended, or"
+                " set another path"
+            )
+
     async def aclose(self) -> None:
         """Forget what has not been loaded; safe to call twice and at any time."""
-        if self._folders is not None and self._known is not None and not self._whole:
+        if self._claimed is not None:
+            self._claimed.release()
+        if self._files is not None and self._known is not None and not self._whole:
             with suppress(OSError):
-                rmtree(self._folders.aside(self._known.done + 1))
+                rmtree(self._files.aside(self._known.done + 1))
         if self._table is not None:
             # Where that fails the next start does it.
             with suppress(Exception), anyio.CancelScope(shield=True):
@@ -151,7 +179,7 @@ class FrameLanding(Landing):
         return (
             f"wrote {counted(account.done, 'message')} in"
             f" {counted(self.epochs, 'epoch')} to {self._destination};"
-            f" output {complete}{rest}"
+            f" output {complete}{rest}{self._empty}"
         )
 
     def output(self) -> Output:
@@ -175,22 +203,28 @@ class FrameLanding(Landing):
     def _open(self) -> SparkSession:
         spark = self._session.start()
         if self._ddl is not None:
-            schema = StructType.fromDDL(self._ddl)
-            if not isinstance(schema, StructType):
-                raise self._failure(
-                    f"schema '{self._ddl}' is a type, expected columns such as "
-                    "'id long, title string'"
-                )
+            try:
+                contract = Contract.of(self._ddl, **self._others)
+            except ValueError as error:
+                raise self._failure(f"schema '{self._ddl}': {error}") from error
             # Spark looks at the types of the columns when it is asked for a plan.
-            _ = fitted(spark.createDataFrame([], "value string"), schema).schema
-            self._schema = schema
-        columns = ["value"] if self._schema is None else self._schema.names
-        if self._folders is not None and self._known is not None:
-            self._folders.sweep(self._known.done, check=self._known.check)
+            _ = fitted(spark.createDataFrame([], "value string"), contract).schema
+            self._contract = contract
+        unmade = self._destination.unmade(spark)
+        if unmade is not None:
+            raise self._failure(unmade)
+        columns = ["value"] if self._contract is None else self._contract.schema.names
+        if self._files is not None and self._known is not None:
+            sealed = self._files.sweep(self._known.done, check=self._known.check)
             self._known.check()
-            self._folders.mark(whole=False)
+            self._files.mark(whole=False)
+            for number in sealed:
+                self._move(number)
+            if self._whole:
+                self._files.mark(whole=True)
         if self._table is not None and self._known is not None:
-            schema = self._schema or StructType().add("value", "string")
+            by_default = StructType().add("value", "string")
+            schema = self._contract.schema if self._contract else by_default
             adds = self._goes_on or self._destination.mode != "error"
             objection = self._table.open(
                 spark, schema, done=self._known.done, adds=adds
@@ -198,7 +232,7 @@ class FrameLanding(Landing):
             if objection is not None:
                 raise self._failure(objection)
             return spark
-        new = not self._goes_on and (self._folders is None or self._folders.others())
+        new = not self._goes_on and (self._files is None or self._files.others())
         objection = self._destination.objection(columns, new=bool(new))
         if objection is not None:
             raise self._failure(objection)
@@ -246,24 +280,55 @@ class FrameLanding(Landing):
             files: How many to write, at most.
 
         """
-        spark, mine = messages.sparkSession, judged(messages, self._schema)
+        spark, mine = messages.sparkSession, judged(messages, self._contract)
         # Not a filter: Spark would parse the message anew for each test in it.
-        counts = mine.agg(sf.count(sf.lit(1)), sf.count_if(sf.col("unfit")))
-        total, unfit = (await run_job(spark, counts.collect))[0]
+        counts = mine.agg(
+            sf.count(sf.lit(1)), sf.count_if(sf.col("unfit")), *self._filled_of()
+        )
+        total, unfit, *filled = (await run_job(spark, counts.collect))[0]
         if not what:
             self.account.received = total
         if unfit:
             await self._settle(mine, starts, (unfit, total), what)
             mine = mine.where(~sf.col("unfit"))
-        await self._write(rows_of(mine, self._schema), last=last, files=files)
+        await self._write(rows_of(mine, self._contract), last=last, files=files)
+        self._filled.update(dict(zip(self._columns, filled, strict=True)))
         return int(total - unfit)
+
+    @property
+    def _columns(self) -> list[str]:
+        """The columns that are found in JSON."""
+        contract = self._contract
+        if contract is None or is_raw(contract.schema):
+            return []
+        return contract.schema.names
+
+    def _filled_of(self) -> list[Column]:
+        """Return, for each column, how many messages that fit have it."""
+        row = sf.col("row")
+        return [
+            sf.count_if(~sf.col("unfit") & row.getField(name).isNotNull())
+            for name in self._columns
+        ]
+
+    @property
+    def _empty(self) -> str:
+        """What is to be said of columns in which there is nothing but null."""
+        names = [name for name in self._columns if not self._filled[name]]
+        if not names or not self.account.done or not self._whole or self._resumed:
+            return ""
+        columns, are = ("column", "is") if len(names) == 1 else ("columns", "are")
+        count = self.account.done
+        return (
+            f"; {columns} {', '.join(names)} {are} null in all rows loaded, {count:,}"
+        )
 
     async def _write(
         self, rows: DataFrame, *, last: bool, files: int | None = None
     ) -> None:
         destination, first = self._destination, not (self.epochs or self._goes_on)
-        if self._folders is not None and self._known is not None:
-            aside = self._folders.aside(self._known.done + 1)
+        if self._files is not None and self._known is not None:
+            aside = self._files.aside(self._known.done + 1)
             destination = replace(destination, path=str(aside), mode="append")
             first, last = False, False
         if self._table is not None:
@@ -283,23 +348,47 @@ class FrameLanding(Landing):
             rows.sparkSession,
             lambda: destination.write(rows, first=first, last=last),
         )
+        if first:
+            await self._supersede()
 
     async def _settle_epoch(self) -> None:
-        """Make what was written count: the next epoch begins."""
-        folders, known = self._folders, self._known
+        """Make what was written whole: the next epoch begins."""
+        files, known = self._files, self._known
         assert known is not None
         number = known.done + 1
-        if folders is not None:
+        if files is not None:
             with self._failing(f"epoch {number} "):
                 await anyio.to_thread.run_sync(
-                    lambda: folders.settle(
-                        number, replaces=self._replaces, check=known.check
-                    )
+                    lambda: files.seal(number, always=self._replaces, check=known.check)
                 )
             self._goes_on = True
         self._known = known._replace(done=number)
         self._count(self._fitted)
         self._flushed, self._fitted = self._fitted, 0
+
+    @property
+    def performs(self) -> bool:
+        """Whether files are moved behind the record."""
+        return self._files is not None
+
+    async def perform(self) -> None:
+        """Move the files of the last epoch to where they are read."""
+        files, known = self._files, self._known
+        if files is None or known is None:
+            return
+        with self._failing(f"epoch {known.done} "):
+            await anyio.to_thread.run_sync(self._move, known.done)
+            if self._whole:
+                await anyio.to_thread.run_sync(lambda: files.mark(whole=True))
+
+    def _move(self, number: int) -> None:
+        files, known = self._files, self._known
+        assert files is not None
+        assert known is not None
+        replaces = self._destination.mode == "overwrite" and number == 1
+        files.move(number, replaces=replaces, check=known.check)
+        if replaces and self._letters is not None:
+            self._letters.supersede(letter_time())
 
     async def commit(self, note: str) -> None:
         """Have the database add what was flushed; nothing, where it is no database."""
@@ -316,7 +405,13 @@ class FrameLanding(Landing):
             # Or nobody knows; the next run finds out.
             self._count(-rows, epochs=-1)
             raise
+        await self._supersede()
         self._goes_on = True
+
+    async def _supersede(self) -> None:
+        """Record which dead letters are of output that the epoch has replaced."""
+        if self._replaces and self._letters is not None:
+            await anyio.to_thread.run_sync(self._letters.supersede, letter_time())
 
     @property
     def _replaces(self) -> bool:
@@ -338,7 +433,7 @@ class FrameLanding(Landing):
         """Dead-letter what does not fit; raises when it is too much."""
         keeps, wanted = self._policy.keeps, self._ddl or "value string"
         at_once = _AT_ONCE if keeps else 1
-        async for unfit in unfit_of(mine, self._schema, at_once=at_once):
+        async for unfit in unfit_of(mine, self._contract, at_once=at_once):
             place = starts[unfit.partition] + unfit.place
             if not keeps:
                 self.account.failed += counts[0]
@@ -369,6 +464,7 @@ class FrameLanding(Landing):
             "table": place.table,
             "options": sorted(place.options),
             "schema": self._ddl,
+            **self._others,
         }
 
     def _failure(self, text: str) -> SinkFailed:

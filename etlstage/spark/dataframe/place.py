@@ -1,28 +1,38 @@
 """
-The folders of one load's epochs, in a path of this machine.
+The files of one load's epochs, in a path of this machine.
 
-An epoch is written aside, beside the others and hidden from Spark, and renamed when it
-is whole: what can be read is whole, and is never written to again. What was not recorded
-is removed before the load goes on.
+An epoch is written aside, hidden from Spark, and sealed when it is whole: then the
+record decides. Behind the record its files are moved into the path, or into the folders
+of its partitions, one by one, under names that carry load and epoch::
+
+    .epoch=5f2d01c3-17.3/part-00000-....parquet    by start 3 of the load, not whole
+    .epoch=5f2d01c3-17/part-00000-....parquet      sealed
+    part-5f2d01c3-17-00000-....parquet             moved
+
+Whoever is killed in between leaves a folder that is sealed: the next start moves the
+rest. What was not recorded is removed before the load goes on.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from etlstage.pipeline.delivery.folder import sync_all, sync_up
+from etlstage.pipeline.delivery.folder import sync, sync_all, sync_up
 
-__all__ = ("EpochFolders",)
+__all__ = ("EpochFiles",)
 
 _MARK: Final = "_SUCCESS"
+_PART: Final = "part-"
 
 
-class EpochFolders:
+class EpochFiles:
     """
     Where the epochs of one load are.
 
@@ -38,21 +48,19 @@ class EpochFolders:
         self._path = path
         self._load = load
         self._start = start
-        self._named = re.compile(rf"(\.?)epoch={re.escape(load)}-(\d+)(\.\d+)?")
+        name = re.escape(load)
+        self._folder = re.compile(rf"\.epoch={name}-(\d+)(\.\d+)?")
+        self._file = re.compile(rf"{_PART}{name}-(\d+)-.+", re.DOTALL)
 
     def aside(self, number: int) -> Path:
         """Return where an epoch is written."""
         return self._path / f".epoch={self._load}-{number}.{self._start}"
 
-    def others(self) -> list[Path]:
-        """Return what there is of others than this load."""
-        if not self._path.exists():
-            return []
-        return [
-            path for path in self._entries() if not self._named.fullmatch(path.name)
-        ]
+    def others(self) -> bool:
+        """Return whether there is anything of others than this load."""
+        return any(self._others())
 
-    def sweep(self, done: int, *, check: Callable[[], None]) -> None:
+    def sweep(self, done: int, *, check: Callable[[], None]) -> list[int]:
         """
         Remove what a start left that broke off: asides, and what is not recorded.
 
@@ -60,18 +68,68 @@ class EpochFolders:
             done: The last epoch that is.
             check: Raises if another run has taken over, which may have recorded more.
 
+        Returns:
+            The epochs that are recorded and are to be moved.
+
         """
+        sealed: list[int] = []
         if not self._path.exists():
-            return
-        for path in self._entries():
-            named = self._named.fullmatch(path.name)
-            if named is not None and (named[1] or int(named[2]) > done):
+            return sealed
+        for path in list(self._path.iterdir()):
+            named = self._folder.fullmatch(path.name)
+            if named is None:
+                continue
+            if named[2] or int(named[1]) > done:
                 check()
                 shutil.rmtree(path)
+            else:
+                sealed.append(int(named[1]))
+        # There are such only if a record was lost, as with the machine's power, or the
+        # files are of an attempt whose record is kept elsewhere.
+        for path in list(self._files()):
+            moved = self._file.fullmatch(path.name)
+            if moved is not None and int(moved[1]) > done:
+                check()
+                self._remove([path])
+        return sorted(sealed)
 
-    def settle(self, number: int, *, replaces: bool, check: Callable[[], None]) -> None:
+    def seal(self, number: int, *, always: bool, check: Callable[[], None]) -> None:
         """
-        Put an epoch where it is read, durably; nothing, if none was written.
+        Make an epoch durable that is whole; nothing, if none was written.
+
+        Args:
+            number: Its number.
+            always: Whether it is sealed if none was written, too.
+            check: Raises if another run has taken over.
+
+        Raises:
+            OSError: If that can't be done.
+
+        """
+        aside = self.aside(number)
+        check()
+        if always:
+            aside.mkdir(parents=True, exist_ok=True)
+        if not aside.exists():
+            return
+        sync_all(aside)
+        sealed = self._sealed(number)
+        try:
+            aside.rename(sealed)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            # Of a run that was taken over, by us or from us.
+            check()
+            shutil.rmtree(sealed)
+            aside.rename(sealed)
+        sync_up([self._path])
+
+    def move(self, number: int, *, replaces: bool, check: Callable[[], None]) -> None:
+        """
+        Move an epoch that is recorded to where it is read, durably.
+
+        It may be done again, and by two at a time: what was moved is not there any more.
 
         Args:
             number: Its number.
@@ -82,25 +140,30 @@ class EpochFolders:
             OSError: If that can't be done.
 
         """
-        aside = self.aside(number)
+        sealed = self._sealed(number)
+        if not sealed.exists():
+            return
         check()
         if replaces:
-            for path in self.others():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not aside.exists():
-            return
-        sync_all(aside)
-        target = self._path / f"epoch={self._load}-{number}"
-        try:
-            aside.rename(target)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            # Of a run that was taken over, by us or from us.
-            check()
-            shutil.rmtree(target)
-            aside.rename(target)
-        sync_up([self._path])
+            self._remove(self._others())
+        changed = {self._path}
+        for path in [
+            Path(at, name) for at, _, names in os.walk(sealed) for name in names
+        ]:
+            # Spark's sums are beside each file, by its old name.
+            if path.name.startswith((".", "_")):
+                continue
+            folder = self._path / path.parent.relative_to(sealed)
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"{_PART}{self._load}-{number}-{path.name.removeprefix(_PART)}"
+            with suppress(FileNotFoundError):
+                path.rename(folder / name)
+            while folder != self._path:
+                changed.add(folder)
+                folder = folder.parent
+        for folder in changed:
+            sync(folder)
+        shutil.rmtree(sealed, ignore_errors=True)
 
     def mark(self, *, whole: bool) -> None:
         """Mark the output as complete, durably, or as not; raises OSError."""
@@ -112,5 +175,38 @@ class EpochFolders:
         else:
             mark.unlink(missing_ok=True)
 
-    def _entries(self) -> Iterator[Path]:
-        return iter(list(self._path.iterdir()))
+    def _sealed(self, number: int) -> Path:
+        return self._path / f".epoch={self._load}-{number}"
+
+    def _files(self) -> Iterator[Path]:
+        """Yield all files that are not aside."""
+        for at, folders, names in os.walk(self._path):
+            if Path(at) == self._path:
+                mine = [name for name in folders if self._folder.fullmatch(name)]
+                folders[:] = [name for name in folders if name not in mine]
+            yield from (Path(at, name) for name in names)
+
+    def _others(self) -> Iterator[Path]:
+        """Yield the files, and folders without any, that are not of this load."""
+        for path in list(self._path.iterdir()) if self._path.exists() else ():
+            if self._folder.fullmatch(path.name) or self._file.fullmatch(path.name):
+                continue
+            if not path.is_dir() or path.is_symlink():
+                yield path
+                continue
+            found = [Path(at, name) for at, _, names in os.walk(path) for name in names]
+            others = [file for file in found if not self._file.fullmatch(file.name)]
+            yield from others if found else [path]
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        """Remove files, and folders that have no more then."""
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+                continue
+            path.unlink(missing_ok=True)
+            folder = path.parent
+            with suppress(OSError):
+                while folder != self._path:
+                    folder.rmdir()
+                    folder = folder.parent

@@ -7,10 +7,12 @@ an expression shows before any job runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamReader
@@ -18,6 +20,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from etlstage.columns import Column
 from etlstage.messages import AnnotatedRun, Run
+from etlstage.spark.errors import explain
 
 __all__ = (
     "MessageColumn",
@@ -28,7 +31,8 @@ __all__ = (
     "run_of",
 )
 
-_WHOLE_ROW: Final = "to_json(struct(*))"
+# A worker finds every column in every message: what it can't find may be misspelt.
+_WHOLE_ROW: Final = "to_json(struct(*), map('ignoreNullFields', 'false'))"
 
 
 class MessageColumn(NamedTuple):
@@ -83,19 +87,36 @@ def messages_of(
     Args:
         frame: Any DataFrame.
         expression: Spark SQL that makes a message of a row. By default the only
-            column if that is string or binary, else ``to_json(struct(*))``.
+            column if that is string or binary, else ``to_json(struct(*))``, with null
+            where there is null.
         key: Spark SQL for what sets messages apart that need not keep their order.
             Its hash becomes the second column; without it there is none.
 
     Raises:
-        TypeError: If the expression is neither string nor binary.
+        TypeError: If the expression is neither string nor binary, or one of the two is
+            no expression on these columns.
 
     """
-    chosen = message_column(frame, expression)
+    with _told(f"message {expression!r}" if expression else ""):
+        chosen = message_column(frame, expression)
     columns = [sf.expr(chosen.expression).cast("binary").alias("message")]
     if key is not None:
+        with _told(f"key {key!r}"):
+            # Over Connect nothing is looked at before.
+            _ = frame.select(sf.expr(key)).schema
         columns.append(sf.xxhash64(sf.expr(key)).alias("key"))
     return frame.select(*columns)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Say which expression it is that Spark can't read."""
+    try:
+        yield
+    except PySparkException as error:
+        if not what:
+            raise
+        raise TypeError(f"{what}: {explain(error)}") from error
 
 
 def message_column(frame: DataFrame, expression: str | None) -> MessageColumn:

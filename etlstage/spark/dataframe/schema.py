@@ -1,21 +1,24 @@
 """
 Which messages fit a schema, and the columns they become.
 
-Spark's ``from_json`` is lenient: it rounds, takes the first of two objects, gives
-null for what it can't read.  A message that does not fit must be told, so this is
-what fits here: a JSON object as RFC 8259 has it, alone in its message, whose values
-Spark converts to the types of the schema, with a value for every NOT NULL field and
-for at least one field of all.  Fields that the schema does not have are dropped, of
-a field that is there twice the last counts, numbers and objects become strings
-where the schema says string, and decimals are rounded to their scale: as in Spark.
+A schema is a contract. Spark's ``from_json`` is lenient: it rounds, makes a string of a
+number and a time of another, takes the first of two objects, gives null for what it
+can't read or find. Here this fits: a JSON object as RFC 8259 has it, alone in its
+message, whose values are of the types of the schema, with a value for every NOT NULL
+field and for at least one field of all. Beyond that a :class:`Contract` says which
+columns must be there, if only with null, and whether there may be others.
+
+A string is a JSON string, a time is one in ISO 8601, a decimal a number or a string
+with no more digits than its scale. Of a field that is there twice the last counts.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn, Self
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -24,15 +27,23 @@ from pyspark.sql.types import (
     BinaryType,
     ByteType,
     DataType,
+    DecimalType,
     DoubleType,
     FloatType,
     MapType,
     ShortType,
+    StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
+    VariantType,
 )
 
-__all__ = ("fitted", "is_raw", "reason")
+from etlstage.messages import counted
+from etlstage.settings.ddl import columns_of, spark_ddl
+
+__all__ = ("Contract", "fitted", "is_raw", "reason")
 
 _CORRUPT: Final = "_etlstage_unfit"
 _OPTIONS: Final = {
@@ -52,67 +63,153 @@ _KINDS: Final = {
 }
 
 
+_AS_TEXT: Final = (StringType, TimestampType, TimestampNTZType)
+"""What is a JSON string, and nothing else."""
+_DIGITS: Final = 38  # of a decimal, at most
+
+
+class Contract(NamedTuple):
+    """What is promised of the messages that become rows."""
+
+    schema: StructType
+    demanded: Sequence[str] = ()
+    """Columns that a message must have, if only with null."""
+    closed: bool = False
+    """Whether it must have no others."""
+
+    @classmethod
+    def of(
+        cls, ddl: str, *, missing: str = "dead_letter", extra: str = "ignore"
+    ) -> Self:
+        """
+        Return what columns ask for.
+
+        Args:
+            ddl: The columns.
+            missing: What becomes of a message without a column that is not said to be
+                ``NULL``: ``dead_letter``, or ``null``, as if it had null there.
+            extra: What becomes of one with a field that is no column: ``dead_letter``,
+                or ``ignore``, as if it had none.
+
+        Raises:
+            ValueError: If it is no DDL.
+
+        """
+        columns = columns_of(ddl)
+        schema = StructType.fromDDL(spark_ddl(ddl))
+        assert isinstance(schema, StructType)
+        demanded = [column.name for column in columns if not column.nullable]
+        strict = missing == "dead_letter"
+        return cls(schema, demanded if strict else (), closed=extra == "dead_letter")
+
+
 def is_raw(schema: StructType) -> bool:
     """Return whether messages are the column's values as they are: one binary."""
     return len(schema) == 1 and isinstance(schema[0].dataType, BinaryType)
 
 
-def fitted(frame: DataFrame, schema: StructType) -> DataFrame:
+def fitted(frame: DataFrame, contract: Contract) -> DataFrame:
     """
     Return ``frame`` with the columns ``row``, a struct, and ``unfit``, a boolean.
 
     Args:
         frame: Has the messages as its column ``value``, a string, or null for what
             is not UTF-8.
-        schema: Of the struct.
+        contract: What is asked of them.
 
     """
-    value = sf.col("value")
-    # As tinyint Spark takes 128 to 255, too, and makes -128 to -1 of them.
-    wide = _nullable(schema, ShortType())
+    value, schema = sf.col("value"), contract.schema
+    wide = _wide(schema)
     assert isinstance(wide, StructType)
     with_corrupt = StructType(list(wide.fields)).add(_CORRUPT, "string")
     parsed = frame.withColumn("row", sf.from_json(value, with_corrupt, _OPTIONS))
     row = sf.col("row")
-    fields = [row.getField(name) for name in schema.names]
+    fields = [_narrow(row.getField(f.name), f.dataType) for f in schema.fields]
     flaws = [
         row.isNull(),
         row.getField(_CORRUPT).isNotNull(),
         _has_tail(value),
         reduce(and_, [field.isNull() for field in fields]),
         _flaw(row, schema),
+        *_other_columns(value, dict(zip(schema.names, fields, strict=True)), contract),
     ]
     unfit = sf.coalesce(reduce(or_, flaws), sf.lit(True))
     judged = parsed.withColumn("unfit", unfit)
-    if wide == _nullable(schema, ByteType()):
+    if not _differs(schema):
         return judged
-    return judged.withColumn("row", sf.struct(*map(_narrowed, fields, schema.fields)))
+    named = map(Column.alias, fields, schema.names)
+    return judged.withColumn("row", sf.struct(*named))
 
 
-def _nullable(kind: DataType, tiny: DataType) -> DataType:
-    """Return a type without NOT NULL, and with ``tiny`` in place of tinyint."""
+def _other_columns(
+    value: Column, fields: dict[str, Column], contract: Contract
+) -> list[Column]:
+    """Return whether a message lacks columns, and whether it has others."""
+    flaws, names = [], sf.json_object_keys(value)
+    if contract.demanded:
+        # Names are only looked for where there is a null: it means a second reading.
+        some = reduce(or_, [fields[name].isNull() for name in contract.demanded])
+        wanted = sf.array(*map(sf.lit, contract.demanded))
+        lacking = sf.size(sf.array_except(wanted, names)) > 0
+        flaws.append(sf.when(some, lacking).otherwise(sf.lit(False)))
+    if contract.closed:
+        known = sf.array(*map(sf.lit, contract.schema.names))
+        flaws.append(sf.size(sf.array_except(names, known)) > 0)
+    return flaws
+
+
+def _wide(kind: DataType) -> DataType:
+    """Return a type without NOT NULL, by which nothing is converted unseen."""
+    match kind:
+        case StructType():
+            return StructType(
+                [StructField(field.name, _wide(field.dataType)) for field in kind]
+            )
+        case ArrayType():
+            return ArrayType(_wide(kind.elementType))
+        case MapType():
+            return MapType(kind.keyType, _wide(kind.valueType))
+        case ByteType():
+            # As tinyint Spark takes 128 to 255, too, and makes -128 to -1 of them.
+            return ShortType()
+        case DecimalType():
+            # As many digits in front, and more behind the point: they are not rounded.
+            return DecimalType(_DIGITS, _DIGITS - kind.precision + kind.scale)
+    return VariantType() if isinstance(kind, _AS_TEXT) else kind
+
+
+def _differs(kind: DataType) -> bool:
+    """Return whether a type is not parsed as itself."""
+    match kind:
+        case StructType():
+            return any(_differs(field.dataType) for field in kind)
+        case ArrayType():
+            return _differs(kind.elementType)
+        case MapType():
+            return _differs(kind.valueType)
+    return isinstance(kind, (ByteType, DecimalType, *_AS_TEXT))
+
+
+def _narrow(column: Column, kind: DataType) -> Column:
+    """Return what was parsed as a wide type as it is wanted, null if it can't be."""
+    if not _differs(kind):
+        return column
     match kind:
         case StructType():
             fields = [
-                StructField(field.name, _nullable(field.dataType, tiny))
-                for field in kind.fields
+                _narrow(column.getField(f.name), f.dataType).alias(f.name) for f in kind
             ]
-            return StructType(fields)
+            return sf.when(column.isNotNull(), sf.struct(*fields))
         case ArrayType():
-            return ArrayType(_nullable(kind.elementType, tiny))
+            return sf.transform(column, lambda item: _narrow(item, kind.elementType))
         case MapType():
-            return MapType(kind.keyType, _nullable(kind.valueType, tiny))
-        case ByteType():
-            return tiny
-    return kind
-
-
-def _narrowed(column: Column, field: StructField) -> Column:
-    """Return a field that was parsed with wider numbers, null if one is too big."""
-    kind = _nullable(field.dataType, ByteType())
-    if kind != _nullable(field.dataType, ShortType()):
-        column = sf.when(~_flaw(column, field.dataType), column.cast(kind))
-    return column.alias(field.name)
+            return sf.transform_values(
+                column, lambda _, item: _narrow(item, kind.valueType)
+            )
+        case DecimalType() | ByteType():
+            return column.try_cast(kind)
+    text = sf.when(sf.schema_of_variant(column) == "STRING", column.cast("string"))
+    return text if kind == StringType() else text.try_cast(kind)
 
 
 def _has_tail(value: Column) -> Column:
@@ -138,14 +235,14 @@ def _has_tail(value: Column) -> Column:
 
 
 def _flaw(column: Column, kind: DataType) -> Column:
-    """Return whether a NOT NULL field in ``column`` is null, or a number too big."""
+    """Return whether a NOT NULL field in ``column`` is null, or a value is no such."""
     flaw = sf.lit(False)
     match kind:
         case StructType():
             for field in kind.fields:
                 inner = column.getField(field.name)
                 if not field.nullable:
-                    flaw |= inner.isNull()
+                    flaw |= _narrow(inner, field.dataType).isNull()
                 flaw |= _flaw(inner, field.dataType)
             # What a struct that is not there lacks is no flaw.
             flaw = column.isNotNull() & flaw
@@ -157,7 +254,14 @@ def _flaw(column: Column, kind: DataType) -> Column:
             # JSON has no infinity: the number is too big for the type.
             flaw = sf.abs(column) == sf.lit(float("inf"))
         case ByteType():
-            flaw = ~column.between(-128, 127)
+            flaw = column.isNotNull() & _narrow(column, kind).isNull()
+        case DecimalType():
+            flaw = ~column.eqNullSafe(_narrow(column, kind))
+        case StringType() | TimestampType() | TimestampNTZType():
+            # There is null of JSON's, and null of Spark's where nothing is.
+            void = sf.coalesce(sf.is_variant_null(column), sf.lit(True))
+            there = column.isNotNull() & ~void
+            flaw = there & _narrow(column, kind).isNull()
     return sf.coalesce(flaw, sf.lit(False))
 
 
@@ -165,16 +269,17 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-def reason(message: bytes, row: dict[str, object] | None, schema: StructType) -> str:
+def reason(message: bytes, row: dict[str, object] | None, contract: Contract) -> str:
     """
     Return why ``message``, which does not fit, does not; never what it says.
 
     Args:
         message: The message.
         row: What Spark made of it.
-        schema: What it should have fitted.
+        contract: What it should have fitted.
 
     """
+    schema = contract.schema
     try:
         document = json.loads(message.decode(), parse_constant=_no_number)
     except UnicodeDecodeError as error:
@@ -194,4 +299,13 @@ def reason(message: bytes, row: dict[str, object] | None, schema: StructType) ->
             return f"field {field.name!r} is {_KINDS[type(value)]} that is no {wanted}"
     if all(document.get(name) is None for name in schema.names):
         return "it has none of the schema's fields"
+    for name in contract.demanded:
+        if name not in document:
+            return (
+                f"field {name!r} is missing: misspelt, or to be null, which missing:"
+                f" null says, or for this column {name} ... null in the schema"
+            )
+    others = document.keys() - set(schema.names)
+    if contract.closed and others:
+        return f"it has {counted(len(others), 'field')} that the schema does not have"
     return "a value in it does not fit its type"

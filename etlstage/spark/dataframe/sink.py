@@ -47,6 +47,8 @@ class DataFrameSink(FrameLanding, Sink):
         destination: Destination,
         *,
         schema: str | None = None,
+        missing: str = "dead_letter",
+        extra: str = "ignore",
         name: str = "load",
         epoch_messages: int = 1_000_000,
         epoch_bytes: int = 128 << 20,
@@ -62,9 +64,13 @@ class DataFrameSink(FrameLanding, Sink):
             schema: Columns as DDL: messages are JSON objects. By default a message
                 is the string ``value``; a schema of one binary column takes
                 messages as they are.
+            missing: What becomes of a message without a column that the schema does not
+                say to be ``NULL``: ``dead_letter``, or ``null``, which is loaded.
+            extra: What becomes of one with a field that is no column: ``dead_letter``,
+                or ``ignore``.
             name: As reports and errors call it.
             epoch_messages: Messages in an epoch, at most.
-            epoch_bytes: Bytes in an epoch, at most, unless a single run has more.
+            epoch_bytes: Bytes in an epoch, at most, unless a single message has more.
             on_error: What becomes of messages that do not fit the schema.
             dead_letters: Where these go; None: the first one ends the run.
 
@@ -73,6 +79,8 @@ class DataFrameSink(FrameLanding, Sink):
             spark,
             destination,
             schema=schema,
+            missing=missing,
+            extra=extra,
             name=name,
             on_error=on_error,
             dead_letters=dead_letters,
@@ -91,7 +99,10 @@ class DataFrameSink(FrameLanding, Sink):
         most, size_limit = self._bounds
         await self._prepare()
         while run:
-            part, run = run[:most], run[most:]
+            count = min(most, len(run))
+            while count > 1 and size_of(run[:count]) > size_limit:
+                count //= 2
+            part, run = run[:count], run[count:]
             size = size_of(part)
             epoch = self._epoch
             over = epoch.size + size > size_limit or epoch.messages + len(part) > most
@@ -115,13 +126,11 @@ class DataFrameSink(FrameLanding, Sink):
         if self._whole:
             return
         # Without messages there still is an output: its schema, and its marker.
-        marks = self._destination.marks and self._folders is None
+        marks = self._destination.marks and self._files is None
         if self._epoch.messages or not self.epochs or marks:
             await self._land(last=True)
         if self._known is not None:
             await self._settle_epoch()
-        if self._folders is not None:
-            self._folders.mark(whole=True)
         self._whole = True
 
     async def aclose(self) -> None:
@@ -140,7 +149,8 @@ class DataFrameSink(FrameLanding, Sink):
         self._epoch = Epoch()
 
     async def _load_epoch(self, *, last: bool) -> int:
-        epoch, spark, schema = self._epoch, self._spark, self._schema
+        epoch, spark = self._epoch, self._spark
+        schema = self._contract.schema if self._contract is not None else None
         assert spark is not None
         # Arrow brings a partition for every 10,000 rows, and each would be a file.
         files = max(1, round(epoch.size / _FILE_BYTES))

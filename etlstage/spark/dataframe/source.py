@@ -41,7 +41,12 @@ from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
 from etlstage.transport import scratch
 
-__all__ = ("DataFrameSource",)
+__all__ = ("RUN_BYTES", "RUN_MESSAGES", "DataFrameSource")
+
+RUN_MESSAGES: Final = 16_384
+"""In a run, at most."""
+RUN_BYTES: Final = 1 << 20
+"""In a run, at most, unless it is a single message."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -62,12 +67,13 @@ class DataFrameSource(Source):
         message: str | None = None,
         key: str | None = None,
         name: str = "extract",
-        run_messages: int = 16_384,
-        run_bytes: int = 1 << 20,
+        run_messages: int = RUN_MESSAGES,
+        run_bytes: int = RUN_BYTES,
         spool_dir: Path | None = None,
         state: Path | None = None,
         of: str = "",
         session: Session | None = None,
+        shown: str = "",
     ) -> None:
         """
         Take the settings; Spark is not asked for anything yet.
@@ -91,6 +97,7 @@ class DataFrameSource(Source):
             of: Tells the frame from all others that may be read with this state: a
                 spool that was kept of another one is refused.
             session: The frame's, if there is a log for errors to name.
+            shown: What is read, for a human.
 
         """
         super().__init__(name)
@@ -101,6 +108,7 @@ class DataFrameSource(Source):
         self._spool_dir = spool_dir or state
         self._state = state
         self._of = of
+        self._shown = shown
         self._kept: KeptSpool | None = None
         self._from = (0, 0)  # the part, and its first run
         self._draining = False
@@ -108,6 +116,16 @@ class DataFrameSource(Source):
         self._spool: Path | None = None
         self._activity = "starting Spark"
         self._size: int | None = None
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """A position is behind each run."""
+        return self._bounds
+
+    @property
+    def input(self) -> str:
+        """What is read, for a human."""
+        return self._shown or super().input
 
     async def runs(self) -> AsyncGenerator[Run | Position, None]:
         """

@@ -5,11 +5,15 @@ Inside a data source there is no ``from_json`` and no ``to_json``: Spark hands o
 what it has read or wants written as Arrow, in a Python process. It goes value by value:
 whoever wants speed transforms with :func:`~etlstage.spark.transform`.
 
-What fits a schema is decided as in ``dataframe/schema.py``, but strictly: each value
-must be of the type of its field.  A number is no string, ``1.0`` is no int, and a
-decimal has no more digits than its scale. Timestamps are ISO 8601, with their offset
-from UTC unless they are of the type that has none.  Rows become what
-``to_json(struct(*))`` makes of them, but timestamps are always in UTC.
+Arrow's own reader of JSON does not take its place. Over a run it does not tell which
+message is at fault, and of two objects in one message it makes two rows; a record at a
+time it takes 20 times as long as what is here (300 against 16 microseconds for two
+fields), makes infinity of a number that is too big, and strings of what is no UTF-8.
+
+What fits a schema is decided as in ``dataframe/schema.py``: each value must be of the
+type of its field. Timestamps have their offset from UTC, unless they are of the type
+that has none. Rows become what ``to_json(struct(*))`` makes of them, nulls are kept,
+but timestamps are always in UTC.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ from pyspark.sql.types import (
 
 from etlstage.errors import ConfigError
 from etlstage.messages import Run
-from etlstage.spark.dataframe.schema import reason
+from etlstage.spark.dataframe.schema import Contract, reason
 
 __all__ = ("DoesNotFit", "check_types", "documents_of", "rows_of_documents")
 
@@ -139,7 +143,7 @@ def rows_of_documents(
     for place, message in enumerate(messages):
         row, fits = _row(message, kinds)
         if not fits:
-            raise DoesNotFit(place, reason(message, row, schema))
+            raise DoesNotFit(place, reason(message, row, Contract(schema)))
         rows.append(row)
     nullable = pa.schema([field.with_nullable(True) for field in target])
     return pa.RecordBatch.from_pylist(rows, schema=nullable)
@@ -225,7 +229,7 @@ def _value(wanted: DataType, kind: pa.DataType, value: object) -> object:
 
 
 def documents_of(rows: pa.RecordBatch) -> pa.Array:
-    """Return a JSON object for each row, as strings; nulls are left out."""
+    """Return a JSON object for each row, as strings; nulls are kept."""
     kind = pa.struct(rows.schema)
     return pa.array([_text(row, kind) for row in rows.to_pylist()], pa.string())
 
@@ -236,9 +240,7 @@ def _text(value: Any, kind: pa.DataType) -> str:  # noqa: ANN401 - of any type
         return "null"
     if pa.types.is_struct(kind):
         return _object(
-            (field.name, _text(value[field.name], field.type))
-            for field in kind
-            if value[field.name] is not None
+            (field.name, _text(value[field.name], field.type)) for field in kind
         )
     if pa.types.is_map(kind):
         return _object(

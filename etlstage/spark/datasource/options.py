@@ -209,14 +209,10 @@ def writing(options: Mapping[str, str]) -> Writing:
 def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
     if "command" not in given:
         raise _refusal("option command is missing: the program of the worker")
-    dialect = dialect_class(DEFAULT)
-    spoken: dict[str, Any] = {}
-    for at, setting in dialect.keys(kind).items():
-        name, section = at.removeprefix("worker."), section_in(setting.kind)
-        if section is not None:
-            spoken[at] = {key: given.pop(key) for key in section.keys if key in given}
-        elif name in given:
-            spoken[at] = given.pop(name)
+    section = dialect_class(DEFAULT).section(kind)
+    spoken = {
+        key: given.pop(name) for name, key in _spoken(kind).items() if name in given
+    }
     values: dict[str, Any] = {"name": kind.value, "kind": kind}
     for name, value in given.items():
         group, _, key = name.rpartition(".")
@@ -224,12 +220,26 @@ def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
             values.setdefault(group, {})[key] = value
         else:
             values[name] = value
-    if "batch" in values or any(at.startswith("batch.") for at in spoken):
-        spoken["batch"] = True
+    batches = "batch" in values or any(map(_in_batch, spoken))
+    try:
+        dialect = section.read(spoken).fitted(batches=batches, heartbeat=None)
+    except Invalid as error:
+        raise _refusal("; ".join(problem.say() for problem in error.problems)) from None
     if "cwd" in values:
         # Where tasks run is not where the driver runs.
         values["cwd"] = values["cwd"].absolute()
-    return Stage(**values, dialect=dialect.from_keys(kind, spoken))
+    return Stage(**values, dialect=dialect)
+
+
+def _spoken(kind: StageKind) -> dict[str, str]:
+    """Return the settings of the dialect by the options that they are."""
+    keys = dialect_class(DEFAULT).section(kind).keys
+    return {f"batch.{key}" if _in_batch(key) else key: key for key in keys}
+
+
+def _in_batch(key: str) -> bool:
+    """Return whether a setting of the dialect is about batches."""
+    return key == "driver" or key.startswith(("eob_", "bnc_"))
 
 
 def _given(options: Mapping[str, str], known: Mapping[str, Setting]) -> dict[str, Any]:
@@ -313,9 +323,8 @@ def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
                 found[name] = setting
             else:
                 found |= {f"{name}.{key}": one for key, one in inner.keys.items()}
-    for at, setting in dialect_class(DEFAULT).keys(kind).items():
-        inner = section_in(setting.kind)
-        found |= {at.removeprefix("worker."): setting} if not inner else inner.keys
+    keys = dialect_class(DEFAULT).section(kind).keys
+    found |= {name: keys[key] for name, key in _spoken(kind).items()}
     # In the order in which a user thinks of them.
     offsets = _OFFSETS if own is _Read else {}
     return {"command": found.pop("command"), **found, **offsets, **settings_of(own)}

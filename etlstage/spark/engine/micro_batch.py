@@ -4,7 +4,7 @@ One micro-batch of a stream: through the stages, into the sink, once.
 Spark may give a batch again, with the same number and the same rows, when it was
 stopped before it noted that the batch has ended. So a batch is an epoch, which is on
 record when all of it has landed; one that is, is skipped. Files of a batch that is not
-are removed: they are in a folder of their own, the epoch's. A database notes the record
+are removed; those of one that is are moved to where they are read. A database notes the record
 with the rows: a start that finds it there stores it, before Spark gives the batch again.
 
 Over Spark Connect this runs on the server's machine, in a process of its own, which may
@@ -90,17 +90,19 @@ class Outlet(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class FrameOutlet:
     """
-    A DataFrame: a path has a folder for each epoch.
+    A DataFrame: files are moved into a path of this machine behind the record.
 
-    On this machine it is written aside and renamed; elsewhere, where nothing can be, that
-    of a batch that is repeated is replaced. A database adds an epoch in a transaction.
+    Elsewhere, where nothing can be renamed, an epoch has a folder of its own, and that of
+    a batch that is repeated is replaced. A database adds an epoch in a transaction.
     """
 
     destination: Destination
     """With mode ``error`` a stream that begins must find nothing there."""
     name: str = "load"
     schema: str | None = None
-    """As for :class:`DataFrameSink`."""
+    """As for :class:`DataFrameSink`, with the two that follow."""
+    missing: str = "dead_letter"
+    extra: str = "ignore"
     on_error: ErrorPolicy = field(default_factory=ErrorPolicy)
 
     def __str__(self) -> str:
@@ -132,6 +134,8 @@ class FrameOutlet:
             place,
             name=self.name,
             schema=self.schema,
+            missing=self.missing,
+            extra=self.extra,
             on_error=self.on_error,
             dead_letters=letters,
         )
@@ -300,6 +304,7 @@ class Batches:
             delivery.at = self.at or delivery.at
             done = delivery.record.epoch
             if done > number:
+                await self._show(messages, delivery)
                 return
             if done < number:
                 raise StateUnusable(
@@ -310,7 +315,7 @@ class Batches:
             await self._load(messages, delivery, accounts)
         except EtlstageError as error:
             for account in accounts:
-                account.lost += account.pending
+                account.unprocessed += account.pending
             counts = [account.counts for account in accounts]
             store(self._failure, Failure(self.fence, counts, str(error))._asdict())
             raise
@@ -320,8 +325,7 @@ class Batches:
     ) -> None:
         """Load a batch, and have it recorded; ``accounts`` are those of its stages."""
         record = delivery.record
-        once = record.delivery == "exactly-once"
-        epochs = Epochs(record.load, record.epoch, once, delivery.check, self.fence)
+        epochs = self._epochs(delivery)
         letters = self._letters.of_run(f"{record.load}-{record.epoch + 1}")
         sink = self._outlet.sink(messages.sparkSession, epochs, letters)
         names = [stage.name for stage in self._stages]
@@ -341,8 +345,22 @@ class Batches:
                 await sink.commit(record.note)
                 delivery.at("committed")
                 delivery.keep(record)
+                if sink.performs:
+                    await sink.perform()
+                    delivery.performed()
         finally:
             letters.close()
+
+    async def _show(self, messages: DataFrame, delivery: Delivery) -> None:
+        """Do what belongs behind the record of a batch that was broken off there."""
+        epochs = self._epochs(delivery)._replace(ended=True)
+        letters = self._letters.of_run(f"{epochs.load}-{epochs.done}")
+        await self._outlet.sink(messages.sparkSession, epochs, letters).perform()
+
+    def _epochs(self, delivery: Delivery) -> Epochs:
+        record = delivery.record
+        once = record.delivery == "exactly-once"
+        return Epochs(record.load, record.epoch, once, delivery.check, self.fence)
 
     async def _pass(
         self,

@@ -52,6 +52,7 @@ class Origin:
             :class:`DataFrameSource`.
         key: Spark SQL expression by which messages keep their order.
         name: Of the stage.
+        input: What it reads, for a human.
 
     """
 
@@ -59,6 +60,7 @@ class Origin:
     message: str | None = None
     key: str | None = None
     name: str = "extract"
+    input: str = ""
 
     def messages(self, session: Session) -> DataFrame:
         """

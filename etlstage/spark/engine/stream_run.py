@@ -43,9 +43,9 @@ class StreamingPipeline(Runner):
     Runs transform stages on the batches of a streaming DataFrame.
 
     Each batch is an epoch. One that is run again, because the process was killed in it,
-    is loaded once where the sink writes files to a path of this machine: each has a
-    folder of its own, ``epoch=...``; and with ``exactly_once`` in a database, which notes
-    it. Other sinks may be given such a batch twice.
+    is loaded once where the sink writes files to a path of this machine, which are moved
+    there behind the record; and with ``exactly_once`` in a database, which notes it.
+    Other sinks may be given such a batch twice.
 
     Args:
         name: As the report calls it.
@@ -92,6 +92,7 @@ class StreamingPipeline(Runner):
         )
         self.ledger.awaited = "the first batch"
         self._origin = origin
+        self._input = origin.input
         self._letters = dead_letters
         self._state = state.absolute()
         self._checkpoint = self._state / "checkpoint"

@@ -34,6 +34,4 @@ class StagedSink(FrameLanding, StagedLoad):
             await self._settle_epoch()
         else:
             self._count(fitted)
-        if self._folders is not None:
-            self._folders.mark(whole=True)
         self._whole = True

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etlstage.columns import Replies
-from etlstage.errors import RefusedByWorker, RepliesDoubtful, StageFailed
+from etlstage.errors import RepliesDoubtful, StageFailed, WorkerRefusal
 from etlstage.messages import AnnotatedRun, Run
 from etlstage.pipeline.dead_letter.policy import OF_A_MESSAGE
 from etlstage.pipeline.dead_letter.record import first_clause
@@ -168,6 +168,6 @@ class _Results:
 
 def _why(error: Exception) -> str:
     """Return in short what went wrong with a message."""
-    if isinstance(error, RefusedByWorker):
+    if isinstance(error, WorkerRefusal):
         return error.reason or "refused"
     return first_clause(str(error)) or type(error).__name__

@@ -22,7 +22,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.spark.dataframe.read import message_column
-from etlstage.spark.dataframe.schema import fitted, is_raw
+from etlstage.spark.dataframe.schema import Contract, fitted, is_raw
 from etlstage.spark.task.task import ERROR, KEPT, Task
 from etlstage.stage import Order, Stage
 
@@ -154,7 +154,7 @@ def _columns(
     text = sf.lit(
         f"stage {stage.name}: a reply does not fit the schema {schema.simpleString()}"
     )
-    parsed, unfit = fitted(made, schema), sf.col("unfit")
+    parsed, unfit = fitted(made, Contract(schema)), sf.col("unfit")
     instead = sf.lit(None) if errors else sf.raise_error(text)
     row = sf.when(unfit, instead).otherwise(sf.col("row"))
     fields = [row.getField(name).alias(name) for name in names]

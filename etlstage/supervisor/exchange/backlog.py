@@ -26,6 +26,8 @@ class Backlog:
         self._dead: EtlstageError | None = None
         self._workers: set[int] = set()
         self._steps = 0.0  # messages that are still to be tried in lock-step
+        self.in_step: bool = False
+        """The workers are given one exchange at a time, and each is proven."""
         self.life: float = math.inf
         """Messages behind which workers were lost, the last ones above all."""
         self.hurried: bool = False
@@ -87,8 +89,10 @@ class Backlog:
     @property
     def empty(self) -> bool:
         """Whether nothing waits for a worker, as always between two single calls."""
-        waiting = any(submission.waiting for submission in self._submissions)
-        return not (waiting or self.suspects)
+        for submission in self._submissions:  # a generator is dearer
+            if submission.waiting:
+                return False
+        return not self.suspects
 
     @property
     def demand(self) -> int:
@@ -111,19 +115,17 @@ class Backlog:
         """Whether to give up on who does not answer soon."""
         return self.hurried and not self.answered
 
-    @property
-    def in_step(self) -> bool:
-        """Whether the workers are given one exchange at a time, and each is proven."""
-        return self._steps > 0
-
     def go_in_step(self, messages: float = math.inf) -> None:
         """Go in lock-step from now on, or for so many messages."""
         self._steps = max(self._steps, messages)
+        self.in_step = self._steps > 0
 
     def step_on(self, messages: int) -> None:
         """Take note of messages that have ended well."""
         self.answered = True
-        self._steps = max(0.0, self._steps - messages)
+        if self.in_step:
+            self._steps = max(0.0, self._steps - messages)
+            self.in_step = self._steps > 0
 
     def lost(self, messages: int) -> None:
         """Take note that a process was lost behind so many messages."""
@@ -143,7 +145,7 @@ class Backlog:
         return [
             s
             for s in self._submissions
-            if s.waiting and s.takeable and self._may_take(worker, s)
+            if s.waiting and s.takeable and (not s.keyed or self._may_take(worker, s))
         ]
 
     def has_suspect(self, worker: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from etlstage.errors import MessageRefused
+from etlstage.errors import InvalidMessage
 from etlstage.messages import Groups
 from etlstage.protocol.events import BatchEnded, Event, MessagesPassed
 from etlstage.stage.policy import BatchPolicy
@@ -29,7 +29,9 @@ class _Batches(Dispatcher):
         held = self._held.popleft()
         self._held_bytes -= held.size
         self._alone = False
-        error = next((error for _, error in self._refused.among(at, at + 1)), None)
+        error = None
+        if self._refused is not None:
+            error = next((error for _, error in self._refused.among(at, at + 1)), None)
         group = groups[at : at + 1] if error is None else ()
         outcome = Outcome(
             held.start, held.messages, group, held.size, reply_size, error
@@ -46,7 +48,7 @@ class BatchDispatcher(_Batches):
         self.due = None
         return super().next(now, owed, room)
 
-    def refused(self, error: MessageRefused) -> None:
+    def refused(self, error: InvalidMessage) -> None:
         """End the batch in front of the message that can't be sent."""
         exchange = self._take_back()
         before, rest = exchange.split(error.index)
@@ -113,7 +115,7 @@ class AskedDispatcher(_Batches):
             return self._begin(submission.take(1, SLICE))
         return None
 
-    def refused(self, error: MessageRefused) -> None:
+    def refused(self, error: InvalidMessage) -> None:
         """End the batch in front of the message that can't be sent."""
         batch = self._take_back()
         if self._adding:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from etlstage.errors import Attempt, EtlstageError, MessageRefused
+from etlstage.errors import Attempt, EtlstageError, InvalidMessage
 from etlstage.messages import Groups, Run, StageKind
 from etlstage.protocol.events import Event, MessagesPassed
 from etlstage.stage.stage import Stage
@@ -39,7 +39,6 @@ __all__ = ("SLICE", "Dispatcher")
 # rows of about a hundred bytes, is two slices.
 SLICE: Final = 640 * 1024  # bytes taken at once
 _IN_FLIGHT: Final = 2 * 1024 * 1024  # bytes that a window may hold
-_NONE: Final = Refused()
 
 
 class Dispatcher:
@@ -85,7 +84,7 @@ class Dispatcher:
         self._held_bytes = 0
         self._again: deque[Exchange] = deque()  # taken, and not sent yet
         self._retried: deque[Exchange] = deque()  # refused, and to be sent once more
-        self._refused = _NONE  # of what is being paired
+        self._refused: Refused | None = None  # of what is being paired
         self._fresh = True  # it was given nothing but suspects
         self._answered_any = False
         self._alone = False  # what is held is a suspect
@@ -104,9 +103,7 @@ class Dispatcher:
     @property
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
-        if not self._held:
-            return False
-        return self._held[0].submission.flooded
+        return bool(self._held) and self._held[0].submission.flooded
 
     @property
     def forgotten(self) -> bool:
@@ -158,13 +155,13 @@ class Dispatcher:
             return None
         if self._alone or (self.retiring and not self._retried):
             return None
-        if not owed:
+        if not (owed or self._window.fixed):
             self._window.started(now)
         if self._retried:
             return self._begin(self._retried.popleft())
         return self._give(int(room), now)
 
-    def refused(self, error: MessageRefused) -> None:
+    def refused(self, error: InvalidMessage) -> None:
         """Take note that what was to be sent last can't be: not one message was."""
         self.sated = False  # for others there is room
         exchange = self._take_back()
@@ -184,7 +181,11 @@ class Dispatcher:
             self.answered([()], 0, now)
 
     def answered(
-        self, groups: Groups, reply_size: int, now: float, refused: Refused = _NONE
+        self,
+        groups: Groups,
+        reply_size: int,
+        now: float,
+        refused: Refused | None = None,
     ) -> None:
         """
         Take replies to the oldest exchanges, to be held back until the release.
@@ -197,7 +198,8 @@ class Dispatcher:
 
         """
         self._refused, at, count = refused, 0, len(groups)
-        self._window.answered(count, now)
+        if not self._window.fixed:
+            self._window.answered(count, now)
         self.block.answered(count, now)
         while at < count:
             outcome = self._pair(groups, at, reply_size)
@@ -214,7 +216,7 @@ class Dispatcher:
         """
         held, total = self.block.release(proven=proven)
         for exchange, outcome in held:
-            if outcome.error is None and not outcome.refused:
+            if outcome.error is None and not outcome.refused.places:
                 exchange.submission.deliver(outcome)
             else:
                 total = total.without(self._take_no(exchange, outcome))
@@ -327,8 +329,8 @@ class Dispatcher:
     def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
         """Hold back, and return, the outcome of the next replies from ``at`` on."""
         held = self._held[0]
-        messages, size, start, first = held.messages, held.size, held.next, held.at
-        left = len(messages) - first
+        messages, size, first = held.messages, held.size, held.at
+        start, left = held.start + first, len(messages) - first
         count = min(left, len(groups) - at)
         if count == left:
             self._held.popleft()
@@ -343,7 +345,7 @@ class Dispatcher:
         if len(groups) != count:
             groups = groups[at : at + count]
         outcome = Outcome(start, messages, groups, size, reply_size)
-        if self._refused:
+        if self._refused is not None:
             outcome = outcome.refusing(self._refused, at)
         self.block.hold(held, outcome)
         return outcome
@@ -375,8 +377,8 @@ class Dispatcher:
         self.block.withdraw(exchange.left, exchange.size)
         return exchange
 
-    def _refuse(self, culprit: Exchange, refused: MessageRefused) -> None:
-        error = MessageRefused(
+    def _refuse(self, culprit: Exchange, refused: InvalidMessage) -> None:
+        error = InvalidMessage(
             f"stage {self._stage.name}: {refused}"
             f" (message {culprit.start + 1} of its input)",
             index=0,

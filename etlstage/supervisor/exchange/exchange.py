@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from etlstage.errors import Attempt, EtlstageError
 from etlstage.messages import Groups, Run, size_of
@@ -39,7 +39,7 @@ class Refused:
 
     Args:
         places: Of the messages, rising.
-        reasons: The worker's words.
+        reasons: What the worker said.
         error: Makes the error of a message.
 
     """
@@ -49,8 +49,8 @@ class Refused:
     def __init__(
         self,
         places: Sequence[int] = (),
-        reasons: Sequence[str] = (),
-        error: Callable[[str], EtlstageError] = EtlstageError,
+        reasons: Sequence[Any] = (),
+        error: Callable[[Any], EtlstageError] = EtlstageError,
     ) -> None:
         self.places: Sequence[int] = places
         self._reasons = reasons
@@ -73,7 +73,7 @@ class Refused:
     def after(self, attempts: tuple[Attempt, ...]) -> Refused:
         """Return the same for messages at which others have failed before."""
 
-        def error(reason: str) -> EtlstageError:
+        def error(reason: object) -> EtlstageError:
             again = self._error(reason)
             again.attempts = (*attempts, *again.attempts)
             return again

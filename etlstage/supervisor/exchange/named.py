@@ -5,8 +5,8 @@ Each exchange has a number, and ends when the worker says so, in any order. None
 them stands in the way of another: one that takes too long is cancelled by itself, and
 one that is refused is its own matter.
 
-What is opened at once has consecutive numbers, and one object stands for all of it;
-what ends of that at once is one outcome.
+What is opened at once has consecutive numbers, and one range of ``table.py`` stands for
+all of it; what ends of that at once is one outcome.
 """
 
 from __future__ import annotations
@@ -14,40 +14,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
-from etlstage.errors import Attempt, EtlstageError, PayloadTooBig
-from etlstage.messages import OVERHEAD, Run, StageKind, cost_of, size_of
-from etlstage.protocol.events import (
-    Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangesEnded,
-    ExchangesOpened,
-    OutputOf,
-)
+from etlstage.errors import Attempt, PayloadTooBig
+from etlstage.messages import OVERHEAD, Groups, Run, StageKind, cost_of, size_of
+from etlstage.protocol.events import Added, Cancelled, Ended, Event, Opened
+from etlstage.stage.policy import Order
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.batch import take_ripe
 from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.dispatch import SLICE, Dispatcher
-from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
 from etlstage.supervisor.exchange.retry import LastError, Loss, carry_out, judge
+from etlstage.supervisor.exchange.table import Part, Range, Table
 
 __all__ = ("NamedDispatcher",)
 
 
 _MOST: Final = 4096  # exchanges opened at once
-
-
-@dataclass(slots=True, eq=False)
-class _Opened:
-    """What was opened at once: an exchange for each message, or for all of them."""
-
-    exchange: Exchange
-    first: int
-    """Number of the first one."""
-    since: float
 
 
 @dataclass(slots=True)
@@ -67,34 +53,34 @@ class NamedDispatcher(Dispatcher):
     def __init__(self, stage: Stage, backlog: Backlog, number: int = 0) -> None:
         super().__init__(stage, backlog, number)
         self._batches = stage.dialect.shape.batches
-        self._open: dict[int, _Opened] = {}
+        self._keyed = stage.order is Order.KEY
+        self._open = Table()
         self._begun: dict[int, _Begun] = {}  # replies that go on
         self._dialogues: dict[int, Dialogue] = {}  # those that are open, by turns
-        self._last = 0  # a number is never used again
+        self._last = 0  # a number that was sent is never used again
         self._now = 0.0
 
     @property
     def held(self) -> int:
         """Messages that the worker has and did not answer."""
         if not self._batches:
-            return len(self._open)
-        return sum(item.exchange.left for item in self._open.values())
+            return self._open.count
+        return sum(item.exchange.left for item in self._open)
 
     @property
     def busy(self) -> bool:
         """Whether the worker has an exchange that has not ended."""
-        return bool(self._open)
+        return bool(self._open.count)
 
     @property
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
-        opened = {*self._open.values()}
-        return any(item.exchange.submission.flooded for item in opened)
+        return any(item.exchange.submission.flooded for item in self._open)
 
     @property
     def oldest(self) -> float | None:
         """When the exchange was opened that has been open for longest, in seconds."""
-        return next((item.since for item in self._open.values()), None)
+        return self._open.oldest
 
     @property
     def lasts(self) -> bool:
@@ -108,15 +94,15 @@ class NamedDispatcher(Dispatcher):
             return []
         self._dialogues[id_] = dialogue = self._dialogues.pop(id_)
         chunks, ended = dialogue.take_said()
-        events: list[Event] = [OutputOf(id_, chunks)] if chunks else []
-        return [*events, ExchangesEnded([(id_, ())])] if ended else events
+        return [Added(id_, chunks, ended)]
 
-    def unwanted(self) -> list[ExchangeCancelled]:
+    def unwanted(self) -> list[Cancelled]:
         """Return, once, what cancels exchanges that nobody waits for any more."""
         gone = [
-            ExchangeCancelled(id_, *item.exchange.submission.parting)
-            for id_, item in self._open.items()
+            Cancelled(id_, *item.exchange.submission.parting)
+            for item in self._open
             if item.exchange.submission.streams and item.exchange.submission.forgotten
+            for id_ in item.numbers
         ]
         for cancelled in gone:
             self._close(cancelled.id)
@@ -151,7 +137,7 @@ class NamedDispatcher(Dispatcher):
             PayloadTooBig: If they take more memory than a reply may.
 
         """
-        if (item := self._open.get(id_)) is None:
+        if (item := self._open.find(id_)) is None:
             return
         if item.exchange.submission.streams:
             item.exchange.submission.pass_on(outputs)
@@ -166,52 +152,47 @@ class NamedDispatcher(Dispatcher):
         begun.outputs.extend(outputs)
 
     def ended(
-        self, ends: Iterable[tuple[int, tuple[bytes, ...]]], reply_size: int, now: float
+        self, event: Ended, reply_size: int, now: float, refused: Refused | None = None
     ) -> None:
-        """Take replies by the numbers of their exchanges."""
-        count, first, behind = len(self._open), 0, 0
-        opened: _Opened | None = None
-        groups: list[tuple[bytes, ...]] = []
-        close, begun = self._open.pop, self._begun
-        for id_, group in ends:
-            if (item := close(id_, None)) is None:
-                continue
-            if begun and id_ in begun:
-                group = (*begun.pop(id_).outputs, *group)
-            if item is opened and id_ == behind:
-                groups.append(group)
-            else:
-                if opened is not None:
-                    self._hold(opened, first, groups, reply_size)
-                    reply_size = 0
-                opened, first, groups = item, id_, [group]
-            behind = id_ + 1
-        if opened is not None:
-            self._hold(opened, first, groups, reply_size)
-            self._note_ends(id_ for id_, _ in ends)
-        self.block.answered(count - len(self._open), now)
+        """
+        Take the ends of exchanges; of those that are not open nothing is taken.
 
-    def refused_by(self, id_: int, error: EtlstageError, now: float) -> None:
-        """End an exchange that the worker refused, if it is still open."""
-        if (exchange := self._close(id_)) is not None:
-            self.block.answered(1, now)
-            self.block.hold(exchange, exchange.failed(error))
+        Args:
+            event: What has ended.
+            reply_size: Bytes of memory that the replies take.
+            now: The time, in seconds.
+            refused: To which of these exchanges the worker said no.
+
+        """
+        groups, before = event.groups, self._open.count
+        for part in self._open.end(event.first, len(groups)):
+            at = part.first - event.first
+            some = groups if part.many == len(groups) else groups[at : at + part.many]
+            if self._begun:
+                some = self._with_begun(part, some)
+            self._hold(part, some, reply_size, refused, at)
+            reply_size = 0
+            if self._dialogues:
+                self._note_ends(range(part.first, part.first + part.many))
+        self._alone = self._alone and before == self._open.count
+        self.block.answered(before - self._open.count, now)
 
     def expired(self, now: float, limit: float) -> list[int]:
         """Return the exchanges that have been open for ``limit`` seconds or longer."""
         # In the words in which the deadline was set: the difference may be rounded to
         # what has not come yet, and the deadline would ring for ever.
-        return [id_ for id_, item in self._open.items() if item.since + limit <= now]
+        late = [item.numbers for item in self._open if item.since + limit <= now]
+        return list(chain.from_iterable(late))
 
     def postpone(self, seconds: float, now: float) -> None:
         """Give all that is open more time: nothing was read for so long."""
-        for item in {*self._open.values()}:
+        for item in self._open:
             item.since = min(item.since + seconds, now)
 
     def lose(self, attempt: Attempt, error: LastError, *, untouched: bool) -> Loss:
         """Let others try what the worker held; see :meth:`Dispatcher.lose`."""
         ids = list(self._dialogues)
-        kept = [self._open.pop(id_).exchange for id_ in ids]
+        kept = [part.of.exchange for id_ in ids for part in self._open.end(id_, 1)]
         # Of what is left, none is known for sure to be at fault.
         self._answered_any = self._answered_any or bool(kept)
         loss = super().lose(attempt, error, untouched=untouched)
@@ -248,30 +229,28 @@ class NamedDispatcher(Dispatcher):
         return carry_out(found, exchange.left, error, self._retried)
 
     def _begin(self, exchange: Exchange) -> Sequence[Event]:
-        first, kind, caller = (
-            self._last + 1,
-            self._stage.kind.value,
-            exchange.submission,
-        )
-        each = not self._batches and not isinstance(caller, Dialogue)
-        self._last += len(exchange.messages) if each else 1
-        numbers = range(first, self._last + 1)
-        opened = _Opened(exchange, first, self._now)
-        self._open.update(dict.fromkeys(numbers, opened))
-        if each:
-            return (ExchangesOpened(first, exchange.messages, kind),)
-        if isinstance(caller, Dialogue):
-            self._dialogues[first] = caller
-            return (ExchangeOpened(first, (), kind, ended=False, event=caller.event),)
-        return (ExchangeOpened(first, exchange.messages, kind),)
+        first, caller = self._last + 1, exchange.submission
+        dialogue = caller if isinstance(caller, Dialogue) else None
+        each = not self._batches and dialogue is None
+        count = len(exchange.messages) if each else 1
+        self._last += count
+        self._open.add(Range(first, count, exchange, self._now))
+        if dialogue is None:
+            return (Opened(first, exchange.messages, each),)
+        self._dialogues[first] = dialogue
+        return (Opened(first, (), each=False, ended=False, event=dialogue.event),)
 
     def _give(self, room: int, now: float) -> Sequence[Event] | None:
         callers = self._backlog.in_turn(self._number)
+        if self._keyed:
+            # Who has several exchanges may end them in any order: one of each lane.
+            callers = [caller for caller in callers if not caller.in_flight]
         exchange: Exchange | None = None
         if self._batches:
             exchange, self.due = take_ripe(callers, self._stage.batch, now)
         elif callers:
-            share = 1 if callers[0].stalled else -(-room // len(callers))
+            alone = self._keyed or callers[0].stalled
+            share = 1 if alone else -(-room // len(callers))
             exchange = callers[0].take(share, SLICE)
             self.sated: bool = len(exchange.messages) == room
         if exchange is None:
@@ -287,51 +266,73 @@ class NamedDispatcher(Dispatcher):
             waiting.popleft()
         return taken
 
+    def _with_begun(self, part: Part, groups: Groups) -> Groups:
+        """Return groups with what came of them before, in front of each."""
+        whole = list(groups)
+        for place in range(part.many):
+            begun = self._begun.pop(part.first + place, None)
+            if begun is not None:
+                whole[place] = (*begun.outputs, *whole[place])
+        return whole
+
     def _hold(
         self,
-        opened: _Opened,
-        first: int,
-        groups: list[tuple[bytes, ...]],
+        part: Part,
+        groups: Groups,
         reply_size: int,
+        refused: Refused | None,
+        at: int,
     ) -> None:
         """Hold back the outcome of exchanges that were opened, and have ended, at once."""
-        part = self._part(opened, first, len(groups))
+        exchange = self._exchange_of(part)
+        mine = refused.among(at, at + part.many) if refused is not None else None
+        if mine and part.many == 1:
+            # A batch is refused as a whole, and so is a single message.
+            ((_, error),) = mine
+            self.block.hold(exchange, exchange.failed(error))
+            return
         size = reply_size + OVERHEAD * sum(map(len, groups))
-        outcome = Outcome(part.start, part.messages, groups, part.size, size)
-        self.block.hold(part, outcome)
+        outcome = Outcome(
+            exchange.start, exchange.messages, groups, exchange.size, size
+        )
+        if mine:
+            outcome = outcome._replace(refused=mine)
+        self.block.hold(exchange, outcome)
 
-    def _part(self, opened: _Opened, first: int, count: int = 1) -> Exchange:
+    def _exchange_of(self, part: Part) -> Exchange:
         """Return so many of the exchanges that were opened at once."""
-        whole = opened.exchange
+        range_, first, count = part
+        whole = range_.exchange
         if self._batches or count == len(whole.messages):
             return whole
-        at = first - opened.first
+        at = first - range_.began
         messages = whole.messages[at : at + count]
         return Exchange(whole.submission, whole.start + at, messages, size_of(messages))
 
     def _take_back(self) -> Exchange:
-        opened = self._open[self._last]
-        for id_ in range(opened.first, self._last + 1):
-            del self._open[id_]
-        return opened.exchange
+        range_ = self._open.pop()
+        self._last = range_.first - 1  # nothing was sent: no number was used
+        return range_.exchange
 
     def _close(self, id_: int) -> Exchange | None:
-        opened = self._open.pop(id_, None)
-        if opened is None:
-            return None
-        self._begun.pop(id_, None)
-        self._note_ends([id_])
-        return self._part(opened, id_)
+        for part in self._open.end(id_, 1):
+            self._begun.pop(id_, None)
+            self._note_ends([id_])
+            return self._exchange_of(part)
+        return None
 
     def _note_ends(self, ids: Iterable[int]) -> None:
         self._alone = False
-        if self._dialogues:
-            for id_ in ids:
-                self._dialogues.pop(id_, None)
+        for id_ in ids:
+            self._dialogues.pop(id_, None)
 
     def _let_go(self) -> list[Exchange]:
         # Each of them may have been the culprit, and is tried by itself.
-        held = [self._part(item, id_) for id_, item in self._open.items()]
+        held = [
+            self._exchange_of(Part(item, id_, 1))
+            for item in self._open
+            for id_ in item.numbers
+        ]
         self._open.clear()
         self._begun.clear()
         self._dialogues.clear()

@@ -102,6 +102,8 @@ class Block:
         """What the last answer took, in seconds, from the moment that its turn came."""
         self.messages: int = 0
         """How many messages are held back."""
+        self.overfull: bool = False
+        """More replies are held back than memory is meant for."""
         self.total: int = 0
         """Messages that the process was given in its life."""
         self.doubted: bool = False
@@ -111,11 +113,6 @@ class Block:
         self._last = 0  # messages of the last block, if it was hushed
         self.unproven: int = 0
         """Messages that were released, and a fault could still show."""
-
-    @property
-    def overfull(self) -> bool:
-        """Whether more replies are held back than memory is meant for."""
-        return self._reply_size > self._reply_bound
 
     @property
     def holds(self) -> bool:
@@ -141,11 +138,6 @@ class Block:
     def begun(self) -> bool:
         """Whether anything was given in this block, answered or not."""
         return self._given > 0
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the process was given nothing yet."""
-        return not self.total
 
     def room(self, now: float, *, step: bool) -> int:
         """
@@ -208,6 +200,7 @@ class Block:
         self.messages += len(messages)
         self._size += size
         self._reply_size += reply_size
+        self.overfull = self._reply_size > self._reply_bound
 
     def quiet(self, now: float, *, step: bool) -> float:
         """
@@ -267,5 +260,6 @@ class Block:
     def _empty(self) -> list[_Held]:
         held, self._held = self._held, []
         self._reply_bound = _BYTES
+        self.overfull = False
         self.messages = self._exchanges = self._size = self._reply_size = 0
         return held

@@ -105,8 +105,10 @@ class Submission:
     def takeable(self) -> bool:
         """Whether a worker may take messages, where there are any."""
         # What a lost worker held may be what the consumer waits for.
+        if self._unread <= self.max_unread:
+            return True
         first = self._waiting[0].next
-        return not self.stalled or first == self._next or first < self._opened
+        return first == self._next or first < self._opened
 
     @property
     def flooded(self) -> bool:
@@ -178,10 +180,16 @@ class Submission:
     def take(self, count: int, size: int) -> Exchange:
         """Remove and return messages, at most ``count`` and ``size`` bytes, or one."""
         first = self._waiting[0]
-        taken = first.take(count, size)
-        if taken is first or not first.left:
+        if len(first.messages) == 1:  # however long: it keeps its history
+            taken, number = first, 1
+        else:
+            taken = first.take(count, size)
+            number = len(taken.messages)
+        if taken is first or first.at == len(first.messages):
             self._waiting.popleft()
-        self._count_taken(taken)
+        self.waiting -= number
+        self.waiting_bytes -= taken.size
+        self.in_flight += number
         return taken
 
     def take_batch(self, count: int, size: int) -> Exchange:
@@ -224,11 +232,14 @@ class Submission:
         self.in_flight -= len(outcome.messages)
         self.held_bytes += size
         self._unread += size
-        if not self._ordered and start >= self._limit:
+        if self._ordered:
+            self._outcomes[start] = outcome
+            if start == self._next:
+                self._on_outcome()
+        elif start >= self._limit:
             self._behind[start] = outcome
-            return
-        self._outcomes[start] = outcome
-        if start == self._next or not self._ordered:
+        else:
+            self._outcomes[start] = outcome
             self._on_outcome()
 
     def pass_on(self, outputs: Run) -> None:
@@ -299,14 +310,11 @@ class Submission:
 
     def _collect_in_order(self) -> list[Outcome]:
         collected: list[Outcome] = []
-        while self._collectable:
-            outcome = self._outcomes.pop(self._next)
+        limit = self._limit if self._marks else math.inf
+        while self._next < limit:
+            outcome = self._outcomes.pop(self._next, None)
+            if outcome is None:
+                break
             collected.append(outcome)
             self._next += len(outcome.messages)
         return collected
-
-    def _count_taken(self, taken: Exchange) -> None:
-        count = taken.left
-        self.waiting -= count
-        self.waiting_bytes -= taken.size
-        self.in_flight += count

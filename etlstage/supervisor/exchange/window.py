@@ -25,7 +25,7 @@ class Window:
 
     def __init__(self, fixed: int | None) -> None:
         self.size: int = fixed or 1
-        self._fixed = fixed is not None
+        self.fixed: bool = fixed is not None
         self._answered = 0
         self._since = 0.0
 
@@ -36,7 +36,7 @@ class Window:
 
     def answered(self, count: int, now: float) -> None:
         """Take note of answers, and adjust."""
-        if self._fixed:
+        if self.fixed:
             return
         self._answered += count
         if self._answered < self.size:

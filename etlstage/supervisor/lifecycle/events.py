@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from etlstage.errors import FailureCause
+from etlstage.errors import FailureCause, WorkerLost
 
 __all__ = (
     "AliveSeen",
@@ -113,7 +113,10 @@ class WorkerExited(NamedTuple):
     late: int = 0
     """Bytes that it wrote after it had failed; nobody has read them."""
     doubtful: int = 0
-    """Messages whose reply may be another's, or that may have been loaded twice."""
+    """Messages whose reply may be another's, or that may not be loaded, or twice."""
+    doubt: WorkerLost | None = None
+    """Why what a load worker has answered may not be loaded: it failed while it ended.
+    None if it did not; what is doubtful for another reason, the log tells."""
     fate: str = ""
     """What became of it, such as ``was killed by SIGSEGV``."""
     cause: str = ""
@@ -130,6 +133,10 @@ class RemainsEnded(NamedTuple):
     """Processes that had not ended in time."""
     late: int = 0
     """Bytes that came on its stdout behind its end."""
+    doubtful: int = 0
+    """Messages that a load worker has answered, and that may not be loaded."""
+    doubt: WorkerLost | None = None
+    """Why: some of these processes may have been loading them."""
 
 
 class WorkerSilent(NamedTuple):
@@ -141,6 +148,8 @@ class WorkerSilent(NamedTuple):
     """For how long."""
     hint: str
     """What it did instead, in its dialect, and what may be wrong."""
+    progressing: bool = False
+    """It says that it gets on."""
 
 
 class WorkerRestarting(NamedTuple):

@@ -62,8 +62,8 @@ def _troubled(life: WorkerLife) -> bool:
 def _tell(life: WorkerLife, now: float) -> str:
     match life.state:
         case State.BACKOFF:
-            assert life.timer is not None
-            wait = max(0.0, life.timer - now)
+            # Read from another thread, it may have rung in this moment.
+            wait = max(0.0, (life.timer or now) - now)
             return f"{life.name} is restarted in {wait:.1f} s"
         case State.FATAL | State.EXITED:
             return life.end

@@ -71,6 +71,8 @@ class PoolState:
             self._add()
         self.stopping: bool = False
         """The supervisor is to end: no worker is started any more."""
+        self.forced: bool = False
+        """The workers are not given the time to end by themselves."""
         self.given_up: bool = False
         """No worker is left, although messages may be."""
 
@@ -120,8 +122,9 @@ class PoolState:
 
         """
         match event:
-            case StopRequested():
+            case StopRequested(patient):
                 self.stopping = True
+                self.forced = self.forced or not patient
                 for life in self._lives.values():
                     life.handle(event, now)
             case DemandSeen(waiting):
@@ -173,7 +176,8 @@ class PoolState:
     # --- how many -----------------------------------------------------------
 
     def _wanted(self) -> list[WorkerLife]:
-        return [life for life in self._lives.values() if life.wanted]
+        # A copy: a probe in another thread looks, too, while workers are added.
+        return [life for life in list(self._lives.values()) if life.wanted]
 
     def _add(self) -> WorkerLife:
         name = f"{self._stage.name}-{len(self._lives) + 1}"
@@ -212,8 +216,8 @@ class PoolState:
 
     def _scale(self, workers: int, now: float) -> None:
         self._min = self._max = workers
-        if self.stopping:
-            return
+        if self.stopping or self.given_up:
+            return  # who came now would have nothing to do: all has failed
         for life in self._wanted()[workers:]:
             life.dismiss(now)
         for _ in range(workers - len(self._wanted())):

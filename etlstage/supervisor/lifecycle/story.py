@@ -46,5 +46,6 @@ def fate_of(event: WorkerExited) -> str:
 
 def failure(stage: str, end: str, story: tuple[str, ...]) -> StageFailed:
     """Return the error of a worker that is not started again."""
-    text = f"stage {stage}: {end}; not restarted again; last events: {'; '.join(story)}"
-    return StageFailed(text, stage=stage)
+    error = StageFailed(f"stage {stage}: {end}; not restarted again", stage=stage)
+    error.story = tuple(f"event: {event}" for event in story)
+    return error

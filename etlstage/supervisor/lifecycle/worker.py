@@ -84,6 +84,7 @@ class WorkerLife:
         self._start = 0
         self._stopping = False
         self._at_fault = False  # this start did something wrong
+        self._ran = False  # this start became ready
         self._hopeless = False  # it says that any other would, too
         self._alive_at = 0.0
         self._worn_at = math.inf
@@ -126,7 +127,7 @@ class WorkerLife:
         """Have the program started."""
         self.state = State.STARTING
         self._start += 1
-        self._at_fault = False
+        self._at_fault = self._ran = False
         self.worn = None
         most = self._stage.recycle.max_messages
         limit = math.inf if most is None else max(1, int(most * self._less()))
@@ -226,9 +227,11 @@ class WorkerLife:
         policy = self._stage.restart
         self.retiring = False
         extracts = self._stage.kind is StageKind.EXTRACT
-        if extracts and not self._hopeless:
+        if extracts and self._ran and not self._hopeless:
             # Who extracts is started when the next round is asked for. One that went
-            # well may have gone before it saw that it was asked again.
+            # well may have gone before it saw that it was asked again. One that was
+            # never ready was started for a round that still waits: what was not given
+            # can't be retried, and without a count it would be started for ever.
             went = event.untouched and event.answered and not event.status
             self.wanted = bool(event.retried) and not went
         self._after(
@@ -279,6 +282,7 @@ class WorkerLife:
 
     def _run(self, now: float) -> None:
         self.state = State.RUNNING
+        self._ran = True
         self._alive_at = now
         age = self._stage.recycle.max_age
         self._worn_at = math.inf if age is None else now + age * self._less()

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 import anyio
 
-from etlstage.errors import ConfigError, MessageRefused
+from etlstage.errors import ConfigError, InvalidMessage
 from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
 from etlstage.protocol.events import MessagesPassed
@@ -61,7 +61,7 @@ def examine_sample(stage: Stage, sample: Sequence[bytes]) -> None:
             continue
         try:
             one.send(MessagesPassed([message]))
-        except MessageRefused as error:
+        except InvalidMessage as error:
             raise ConfigError(f"message {number} of the sample: {error}") from None
 
 

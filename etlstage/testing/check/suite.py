@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from etlstage.errors import ConfigError, MessageRefused, WorkerStartFailed
+from etlstage.errors import ConfigError, InvalidMessage, WorkerStartFailed
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.registry import DEFAULT, dialect_class
 from etlstage.stage.stage import Stage
@@ -192,7 +192,7 @@ def assert_conforms(
 
     """
     if not isinstance(command, Stage):
-        dialect = dialect_class(DEFAULT).from_keys(kind, {})
+        dialect = dialect_class(DEFAULT).section(kind).read({})
         command = Stage(
             name="worker", command=tuple(command), kind=kind, dialect=dialect
         )
@@ -257,6 +257,6 @@ async def _make(check: Check, subject: Subject, blocked: str) -> Finding:
         finding = Finding(check, Verdict.FAILED, str(error))
     except Advice as advice:
         finding = Finding(check, Verdict.ADVICE, str(advice), advice.transcript)
-    except (NotApplicable, MessageRefused) as why:
+    except (NotApplicable, InvalidMessage) as why:
         finding = Finding(check, Verdict.NOT_APPLICABLE, str(why))
     return finding._replace(seconds=anyio.current_time() - began)

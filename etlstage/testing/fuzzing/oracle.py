@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import anyio
 
-from etlstage.errors import ConfigError, MessageRefused
+from etlstage.errors import ConfigError, InvalidMessage
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -211,7 +211,7 @@ async def _repeat(worker: WorkerUnderTest, said: Said) -> None:
             continue
         step = asked.of(outputs, batches=batches)
         # What may come from a worker may not always be sent to it.
-        with suppress(MessageRefused):
+        with suppress(InvalidMessage):
             ((_, again),) = await converse(worker, [step])
             if _outputs(again) != outputs:
                 same = [Reply((output,)) for output in outputs]

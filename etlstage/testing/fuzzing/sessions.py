@@ -13,11 +13,10 @@ from typing import Any, Final, Self
 
 from etlstage.protocol.base import Dialect, Limits, Session, Side
 from etlstage.protocol.events import (
+    Added,
+    Cancelled,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangesEnded,
-    OutputOf,
+    Opened,
     Ready,
 )
 from etlstage.stage import Stage
@@ -92,15 +91,15 @@ class Calls:
         for number in self.order:
             if number not in ids:
                 ids[number] = first + len(ids)
-                said.append(ExchangeOpened(ids[number], [], kind, ended=False))
+                said.append(Opened(ids[number], [], each=False, ended=False))
                 continue
             chunk = next(chunks[number], None)
             if chunk is not None:
-                said.append(OutputOf(ids[number], [chunk]))
+                said.append(Added(ids[number], [chunk]))
             elif self.calls[number].cancelled:
-                said.append(ExchangeCancelled(ids[number], *_UNWANTED))
+                said.append(Cancelled(ids[number], *_UNWANTED))
             else:
-                said.append(ExchangesEnded([(ids[number], ())]))
+                said.append(Added(ids[number], (), ended=True))
         return said
 
     def wire(self, dialect: Dialect, first: int = 1) -> bytes:

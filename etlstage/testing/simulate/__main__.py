@@ -1,5 +1,5 @@
 """
-``python -m etlstage.testing.simulate``: run pipelines of three stages, by seed.
+``python -m etlstage.testing.simulate``: run pipelines of workers, by seed.
 
 It prints the story of each seed that fails, and exits with 1 if there is one.
 """
@@ -14,7 +14,7 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Final
 
-from etlstage.testing.simulate.pipelines import three_stages
+from etlstage.testing.simulate.pipelines import any_pipeline
 from etlstage.testing.simulate.seeds import simulate_all
 
 __all__ = ("main",)
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do as the command line says; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m etlstage.testing.simulate",
-        description="Run pipelines of three stages, with faults, in virtual time.",
+        description="Run pipelines of workers, with faults, in virtual time.",
     )
     parser.add_argument(
         "--seeds",
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(seeds: range, jobs: int) -> Iterator[tuple[list[str], float]]:
     pieces = [seeds[at : at + _PIECE] for at in range(0, len(seeds), _PIECE)]
-    run = partial(simulate_all, three_stages)
+    run = partial(simulate_all, any_pipeline)
     if jobs == 1:
         yield from map(run, pieces)
         return

@@ -33,7 +33,7 @@ from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
 from etlstage.testing.simulate.scenario import Scenario
 from etlstage.testing.simulate.worker import Work
 
-__all__ = ("three_stages",)
+__all__ = ("any_pipeline", "miscounting", "three_stages")
 
 _DEADLY: Final = (
     FaultKind.KILL,
@@ -85,6 +85,11 @@ _STEPS: Final = ("begin", "written", "committed", "aside", "recorded")
 """Of a commit, see ``Delivery.at``."""
 _MANY: Final = 1000  # restarts
 _LONG: Final = 100.0  # virtual seconds
+
+
+def any_pipeline(draw: random.Random) -> Scenario:
+    """Draw a pipeline of three stages, or, a fifth of them, one that miscounts."""
+    return miscounting(draw) if draw.random() < 0.2 else three_stages(draw)
 
 
 def three_stages(draw: random.Random) -> Scenario:
@@ -246,3 +251,57 @@ def _faults(
             faults.append(Fault(kind, equals=message))
             fatal.add(message)
     return faults, fatal if known else None, False
+
+
+def miscounting(draw: random.Random) -> Scenario:
+    """Draw a stage whose worker answers twice, leaves out, or dies behind that."""
+    early = draw.random() < 0.2
+    count = draw.randint(1, 4) if early else draw.randint(8, 30)
+    messages = [b'[%d,"%d"]' % (draw.randrange(3), n) for n in range(count)]
+    mode = draw.choice((Mode.SINGLE, Mode.SINGLE, Mode.SINGLE, Mode.BATCH_SUPERVISOR))
+    stage = Stage(
+        name="a",
+        command=("simulated",),
+        dialect=MarkerDialect(mode=mode),
+        window=draw.choice((None, 1, 2, 4, 8)),
+        workers=draw.choice((1, 1, 2)),
+        batch=BatchPolicy(size=draw.randint(1, 4), seconds=0.02),
+        timeout=Timeouts(message=2.0, stop=0.1),
+        restart=RestartPolicy(max=_MANY, delay=0.01, max_delay=0.05),
+        on_error=ErrorPolicy(retries=1, budget=ErrorBudget(share=1.0)),
+    )
+    at, young, start = draw.randint(1, max(1, count - 1)), draw.randint(1, 3), 1
+    faults = {
+        "twice": [Fault(FaultKind.TWICE, message=at, start=start)],
+        "skip": [Fault(FaultKind.SKIP, message=at, start=start)],
+        "late": [Fault(FaultKind.EXTRA_EOP, start=start)],
+        # Behind a reply too many; what it is killed at was answered, says the count.
+        # Later in its life a lone message is released without proof, and a worker that
+        # is killed leaves no trace of what was wrong with it.
+        "dies": [
+            Fault(FaultKind.TWICE, message=young, start=start),
+            Fault(FaultKind.KILL, message=young + 1, start=start),
+        ],
+        # Each process, with something outstanding.
+        "exits": [Fault(FaultKind.EXIT, message=draw.randint(2, 9), status=1)],
+    }
+    plan = faults[draw.choice((*faults, "dies", "dies"))]
+    if early:
+        # Nothing follows the last one: of that only a quiet time can tell.
+        plan = [
+            Fault(FaultKind.EXTRA_EOP, at=Moment.MESSAGE, message=count, start=start),
+            Fault(FaultKind.PAUSE, message=count, start=start, seconds=0.003),
+        ]
+    elif draw.random() < 0.5:
+        pause = Fault(FaultKind.PAUSE, probability=0.3, seconds=0.003)
+        plan = [pause, *plan]
+    return Scenario(
+        messages=messages,
+        stages=[stage],
+        work={"a": partial(_work, "a", draw.randrange(9), draw.randrange(9))},
+        faults={"a": FaultPlan(tuple(plan), draw.randrange(2**32))},
+        position_every=draw.randint(1, 5),
+        pipe_size=draw.choice((65536, 65536, 8, 40)),
+        may_fail=True,
+        seconds=_LONG,
+    )

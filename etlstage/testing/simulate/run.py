@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 
 import anyio
 
-from etlstage.errors import LedgerImbalance, RepliesDoubtful, SourceFailed
-from etlstage.messages import Position
+from etlstage.errors import LedgerImbalance, RepliesDoubtful, SourceFailed, WorkerLost
+from etlstage.messages import Position, StageKind
 from etlstage.pipeline import Pipeline, Report, Sink, Source, WorkerSink
 from etlstage.pipeline.delivery.record import Record
 from etlstage.testing.ends import MemorySink
@@ -250,10 +250,24 @@ class Simulation:
         if self.scenario.epoch is not None and (broke or drained):
             return self._goes_on()
         self._oracle.check_end(
-            report, self._arrived, self._letters.kept, self._processed, self._before
+            report,
+            self._arrived,
+            self._letters.kept,
+            self._processed,
+            self._before,
+            unproven=self._unproven(report),
         )
         ended = self.scenario.epoch is None or report.status != "drained"
         return not ended and self._goes_on()
+
+    def _unproven(self, report: Report) -> bool:
+        """Return whether a run failed, rightly, for a load worker that did not end."""
+        loaders = (
+            w for w in self._scripted.workers if w.request.kind is StageKind.LOAD
+        )
+        failed = any(worker.returncode for worker in loaders)
+        doubtful = report.ledger[-1].doubtful > 0
+        return failed and doubtful and isinstance(report.error, WorkerLost)
 
     def _is_cancelled(self) -> bool:
         self.tell("the run is cancelled")

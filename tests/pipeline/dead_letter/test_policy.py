@@ -16,14 +16,14 @@ from structlog.testing import capture_logs
 
 from etlstage.errors import (
     EtlstageError,
-    MessageRefused,
+    InvalidMessage,
     PayloadTooBig,
-    RefusedByWorker,
     RemoteProtocolError,
     SinkFailed,
     StageError,
     StageFailed,
     WorkerLost,
+    WorkerRefusal,
     WorkerStartFailed,
 )
 from etlstage.messages import StageKind
@@ -44,8 +44,8 @@ from etlstage.supervisor.stderr.throttle import Throttle
 from tests.supervisor.refusing import refusing
 
 OF_A_MESSAGE = [
-    MessageRefused("r", index=0),
-    RefusedByWorker("n", stage="s", code=0, reason="n"),
+    InvalidMessage("r", index=0),
+    WorkerRefusal("n", stage="s", code=0, reason="n"),
     RemoteProtocolError("p"),
     PayloadTooBig("b"),
     WorkerLost("l", stage="s"),
@@ -268,7 +268,7 @@ async def test_many_at_once_are_written_together(
 
 def refused(count: int) -> Outcome:
     """Return what became of so many messages, every third of them refused."""
-    no = RefusedByWorker("n", stage="s", code=0, reason="n")
+    no = WorkerRefusal("n", stage="s", code=0, reason="n")
     messages = [b"%d" % n for n in range(count)]
     places = range(0, count, 3)
     groups = [()] * count

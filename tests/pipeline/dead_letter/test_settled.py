@@ -8,7 +8,7 @@ import pytest
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.dead_letter.file import LetterFile, Torn
 from etlstage.pipeline.dead_letter.record import DeadLetter
-from etlstage.pipeline.dead_letter.settled import Settled, settle
+from etlstage.pipeline.dead_letter.settled import Settled, settle, supersede
 
 
 def letter(number: int, stage: str = "clean", error: str = "died") -> DeadLetter:
@@ -91,3 +91,37 @@ def test_record_that_can_not_be_written(tmp_path: Path) -> None:
     (tmp_path / "dead_letters" / "settled").write_text("")
     with pytest.raises(StateUnusable, match=r"can't record in .*/settled what became"):
         settle(tmp_path, ["r-0"], "passed", number=1)
+
+
+def test_letters_of_replaced_output_are_superseded(tmp_path: Path) -> None:
+    """Those of others, from before; what the run itself lacks, counts (issue 23)."""
+    noon, later = "2026-01-02T12:00:00.500+00:00", "2026-01-02T12:00:01.000+00:00"
+    supersede(tmp_path, "new", noon)
+    assert not list(tmp_path.iterdir())  # without letters there is nothing to say
+    append(tmp_path, letter(1))
+    assert not Settled(tmp_path / "dead_letters").superseded(letter(1))
+    supersede(tmp_path, "older", "2026-01-01T00:00:00.000+00:00")
+    supersede(tmp_path, "new", noon)
+    settled = Settled(tmp_path / "dead_letters")
+    assert settled.replaced == ("new", noon)
+    assert settled.superseded(letter(1))
+    assert not settled.superseded(replace(letter(1), run="new"))
+    assert not settled.superseded(replace(letter(1), time=later))
+    assert left(tmp_path) == [("r-1", "died")]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', "[" * 9999])
+def test_record_of_a_replacement_that_is_damaged(tmp_path: Path, text: str) -> None:
+    """Rather nothing than a row twice (issue 23)."""
+    append(tmp_path, letter(1))
+    supersede(tmp_path, "new", "t")
+    path = tmp_path / "dead_letters" / "settled" / "replaced.json"
+    path.write_text(text)
+    with pytest.raises(StateUnusable, match=r"replaced\.json: is damaged \("):
+        Settled(tmp_path / "dead_letters")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateUnusable, match=r"replaced\.json: can't be read: "):
+        Settled(tmp_path / "dead_letters")
+    with pytest.raises(StateUnusable, match=r"can't record in .* that the output was"):
+        supersede(tmp_path, "new", "t")

@@ -97,6 +97,15 @@ def test_pipe_is_no_file(tmp_path: Path) -> None:
         pass
 
 
+def test_folder_is_no_file(tmp_path: Path) -> None:
+    """Whatever it is called, it is closed again (issue 23)."""
+    with (
+        pytest.raises(OSError, match="it is not a regular file"),
+        opened(tmp_path, os.O_RDONLY),
+    ):
+        pass
+
+
 def test_what_is_no_file_is_not_made_durable(tmp_path: Path) -> None:
     """A link may lead nowhere, and who opens a pipe waits (issue 14)."""
     (tmp_path / "link").symlink_to("nowhere")

@@ -15,15 +15,14 @@ from typing import Final
 from etlstage.protocol.base import Side
 from etlstage.protocol.cocaine import CocaineSession, Version
 from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Cancelled,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
     Farewell,
-    LifeSeen,
     Noise,
-    OutputOf,
+    Opened,
     Ready,
 )
 
@@ -74,7 +73,9 @@ class Interleaving:
         if self.ours.room >= 1:
             self.last += self.random.choice([1, 1, 3])
             message, whole = b"%d:in" % self.last, self.random.random() < 0.8
-            self.ours.send(ExchangeOpened(self.last, [message], "e", whole))
+            self.ours.send(
+                Opened(self.last, [message], each=False, ended=whole, event="e")
+            )
             self.ends[self.last] += 0
 
     def _answer(self) -> None:
@@ -89,14 +90,14 @@ class Interleaving:
     def _write(self, id_: int) -> None:
         output = b"%d:%d" % (id_, self.random.randrange(1000))
         self.written[id_].append(output)
-        self.theirs.send(OutputOf(id_, [output]))
+        self.theirs.send(Added(id_, [output]))
 
     def _end(self, id_: int) -> None:
         self.asked.remove(id_)
         if self.random.random() < 0.3:
-            self.theirs.send(ExchangeRefused(id_, 7, str(id_)))
+            self.theirs.send(Ended.refused(id_, 7, str(id_)))
         else:
-            self.theirs.send(ExchangesEnded([(id_, ())]))
+            self.theirs.send(Ended(id_, [()]))
 
     def _cancel(self) -> None:
         open_ = [id_ for id_, count in self.ends.items() if not count]
@@ -104,10 +105,10 @@ class Interleaving:
             id_ = self.random.choice(open_)
             self.cancelled.add(id_)
             self.ends[id_] += 1
-            self.ours.send(ExchangeCancelled(id_, 0, "too late"))
+            self.ours.send(Cancelled(id_, 0, "too late"))
 
     def _beat(self) -> None:
-        self.random.choice([self.ours, self.theirs]).send(LifeSeen())
+        self.random.choice([self.ours, self.theirs]).send(Alive())
 
     def _deliver(self) -> None:
         side = self.random.choice([*Side])
@@ -133,25 +134,25 @@ class Interleaving:
 
     def _listen(self, event: Event) -> None:
         """Be the worker."""
-        if isinstance(event, ExchangeOpened):
-            self.asked.add(event.id)
-        elif isinstance(event, ExchangeCancelled) and event.id in self.asked:
+        if isinstance(event, Opened):
+            self.asked.add(event.first)
+        elif isinstance(event, Cancelled) and event.id in self.asked:
             self._end(event.id)
 
     def _hear(self, event: Event) -> None:
         """Be the supervisor."""
         match event:
-            case OutputOf(id_, messages):
+            case Added(id_, messages):
                 assert not self.ends[id_], f"{event} behind the end"
                 self.outputs[id_] += messages
-            case ExchangesEnded(ends):
-                for id_, group in ends:
+            case Ended(id_, _, [refusal]):
+                assert refusal == (0, 7, refusal.category, str(id_))
+                self.ends[id_] += 1
+            case Ended(first, groups):
+                for id_, group in enumerate(groups, first):
                     self.outputs[id_] += group
                     self.ends[id_] += 1
-            case ExchangeRefused(id_, 7, reason):
-                assert reason == str(id_)
-                self.ends[id_] += 1
-            case Ready() | LifeSeen() | Noise():
+            case Ready() | Alive() | Noise():
                 pass
             case _:
                 raise AssertionError(f"unreachable: {event}")

@@ -32,8 +32,10 @@ def test_options_have_other_names() -> None:
     assert keys == {
         "worker": {
             "command": ["bin/clean"],
-            "dialect": "cocaine",
             "env": {"LEVEL": "3"},
+        },
+        "dialect": {
+            "name": "cocaine",
             "handshake": "2.5s",
             "seal": "2s",
             "concurrency": 4,
@@ -49,7 +51,10 @@ def test_what_is_dropped_has_a_reason() -> None:
 
     keys, dropped = translated(profile, {**MANIFEST, "drivers": {}})
 
-    assert keys == {"worker": {"command": ["./clean.py"], "dialect": "cocaine"}}
+    assert keys == {
+        "worker": {"command": ["./clean.py"]},
+        "dialect": {"name": "cocaine"},
+    }
     assert dropped == [
         "crashlog-limit: each error has the last lines of its worker",
         "idle-timeout: 0 is no time here: leave it out",

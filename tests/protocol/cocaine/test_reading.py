@@ -9,11 +9,10 @@ from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.reading import FrameReader
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import (
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
+    Alive,
+    Ended,
     Farewell,
-    LifeSeen,
+    Opened,
     Ready,
 )
 
@@ -43,12 +42,12 @@ def test_each_frame_has_its_name_and_what_it_carries(
     theirs.send(Ready("u"))
     pass_on(THEIRS)
     headers = ((b"trace_id", b"7"),)
-    ours.send(ExchangeOpened(1, [b"one", b""], "echo", headers=headers))
-    ours.send(ExchangeOpened(2, [], "echo"))
+    ours.send(Opened(1, [b"one", b""], each=False, event="echo", headers=headers))
+    ours.send(Opened(2, [], each=False, event="echo"))
     pass_on(OURS)
-    theirs.send(ExchangesEnded([(1, (b"x" * 50,))]))
-    theirs.send(ExchangeRefused(2, -3, "no", 42))
-    theirs.send(LifeSeen())
+    theirs.send(Ended(1, [(b"x" * 50,)]))
+    theirs.send(Ended.refused(2, -3, "no", 42))
+    theirs.send(Alive())
     pass_on(THEIRS)
     ours.send(Farewell(1, "bye"))
     pass_on(OURS)

@@ -14,14 +14,13 @@ import pytest
 from etlstage.protocol.base import Side
 from etlstage.protocol.cocaine import CocaineSession, Version
 from etlstage.protocol.events import (
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
+    Added,
+    Alive,
+    Cancelled,
+    Ended,
     Farewell,
-    LifeSeen,
     Noise,
-    OutputOf,
+    Opened,
     Ready,
 )
 from tests.protocol.cocaine.pair import received, sent, worker
@@ -93,7 +92,7 @@ def test_first_heartbeat_makes_a_worker_ready_and_is_answered(version: Version) 
     assert session.data_to_send() == []
     assert received(session, heartbeat) == [Ready(UUID)]
     assert session.data_to_send() == [heartbeat]
-    assert received(session, heartbeat) == [LifeSeen()]
+    assert received(session, heartbeat) == [Alive()]
     assert session.data_to_send() == [heartbeat]
 
 
@@ -102,7 +101,7 @@ def test_first_frames_tell_the_version(version: Version) -> None:
     """A worker that is told 1 speaks 0 all the same when it knows nothing else."""
     session = supervisor(version, Version.AUTO)
 
-    assert sent(session, ExchangeOpened(1, [b"one"], "echo")) == (
+    assert sent(session, Opened(1, [b"one"], each=False, event="echo")) == (
         INVOKES[version] + CHUNKS[version] + CHOKES[version]
     )
 
@@ -112,16 +111,16 @@ def test_message_is_an_invoke_a_chunk_and_a_choke(version: Version) -> None:
     """On both sides the same bytes, and nothing of msgpack that came later."""
     ours, theirs = supervisor(version), worker(version)
 
-    data = sent(ours, ExchangeOpened(1, [b"one"], "echo"))
+    data = sent(ours, Opened(1, [b"one"], each=False, event="echo"))
 
     assert data == INVOKES[version] + CHUNKS[version] + CHOKES[version]
     assert received(theirs, data) == [
-        ExchangeOpened(1, [], "echo", ended=False),
-        ExchangesEnded([(1, (b"one",))]),
+        Opened(1, [], each=False, ended=False, event="echo"),
+        Added(1, (b"one",), ended=True),
     ]
-    reply = sent(theirs, OutputOf(1, [b"one"]), ExchangesEnded([(1, ())]))
+    reply = sent(theirs, Added(1, [b"one"]), Ended(1, [()]))
     assert reply == CHUNKS[version] + CHOKES[version]
-    assert received(ours, reply) == [ExchangesEnded([(1, (b"one",))])]
+    assert received(ours, reply) == [Ended(1, [(b"one",)])]
     assert (ours.owed, theirs.owed) == (0, 0)
 
 
@@ -142,9 +141,9 @@ def test_frames_of_go_have_headers() -> None:
 
     hello = hexed("94 01 00 91", WHO, "90") + hexed("94 01 00 90 90")
     assert received(session, hello) == [Ready(UUID)]
-    session.send(ExchangeOpened(1, [], "echo"))
+    session.send(Opened(1, [], each=False, event="echo"))
     reply = hexed("94 02 00 91 a3", b"one", "90") + hexed("94 02 02 90 90")
-    assert received(session, reply) == [ExchangesEnded([(1, (b"one",))])]
+    assert received(session, reply) == [Ended(1, [(b"one",)])]
 
 
 PANIC: Final = b"Event: 'boom', recover: handler raised, stack: \n\n"
@@ -193,22 +192,22 @@ PANIC: Final = b"Event: 'boom', recover: handler raised, stack: \n\n"
 def test_worker_says_no(version: Version, data: bytes, said: tuple[int, str]) -> None:
     """The code is a number, or a category and a number."""
     session = supervisor(version)
-    session.send(ExchangeOpened(1, [], "boom"))
+    session.send(Opened(1, [], each=False, event="boom"))
 
-    assert received(session, data) == [ExchangeRefused(1, *said, 42)]
+    assert received(session, data) == [Ended.refused(1, *said, 42)]
     assert session.owed == 0
 
 
 def test_choke_behind_an_error_of_version_0_is_late() -> None:
     """The two are one end: a refusal is not answered as well."""
     session = supervisor(ZERO)
-    session.send(ExchangeOpened(1, [], "boom"))
+    session.send(Opened(1, [], each=False, event="boom"))
     error = hexed("93 05 01 92 f3 b0", b"explicit failure")
 
     events = received(session, error + hexed("93 06 01 90"))
 
     assert events == [
-        ExchangeRefused(1, -13, "explicit failure", 42),
+        Ended.refused(1, -13, "explicit failure", 42),
         Noise(b"frame 6 for session 1"),
     ]
 
@@ -226,7 +225,7 @@ def test_what_a_worker_sends_that_says_no(version: Version, data: bytes) -> None
     session = worker(version)
     received(session, INVOKES[version])
 
-    assert sent(session, ExchangeRefused(1, -13, "no", 42)) == data
+    assert sent(session, Ended.refused(1, -13, "no", 42)) == data
     assert session.owed == 0
 
 
@@ -242,9 +241,9 @@ def test_session_whose_half_is_open_is_cancelled_by_an_error(
 ) -> None:
     """The handler gets an exception where it reads."""
     ours, theirs = supervisor(version), worker(version)
-    opened = sent(ours, ExchangeOpened(1, [b"one"], "echo", ended=False))
+    opened = sent(ours, Opened(1, [b"one"], each=False, ended=False, event="echo"))
 
     assert opened == INVOKES[version] + CHUNKS[version]
-    assert sent(ours, ExchangeCancelled(1, 7, "client gone")) == data
+    assert sent(ours, Cancelled(1, 7, "client gone")) == data
     received(theirs, opened)
-    assert received(theirs, data)[0] == ExchangeCancelled(1, 7, "client gone")
+    assert received(theirs, data)[0] == Cancelled(1, 7, "client gone")

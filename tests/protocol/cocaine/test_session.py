@@ -7,23 +7,21 @@ import math
 import msgpack
 import pytest
 
-from etlstage.errors import LocalProtocolError, MessageRefused, PayloadTooBig
+from etlstage.errors import InvalidMessage, LocalProtocolError, PayloadTooBig
 from etlstage.protocol.base import Limits, Session, Side
 from etlstage.protocol.cocaine import CocaineSession, Deadlines, Version
 from etlstage.protocol.cocaine.session import State
 from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Cancelled,
     CommitAnswered,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    ExchangesOpened,
+    Failed,
     Farewell,
-    LifeSeen,
     Noise,
-    OutputOf,
-    ProtocolFailed,
+    Opened,
     Ready,
     StreamEnded,
 )
@@ -38,9 +36,9 @@ versions = pytest.mark.parametrize(
 )
 
 
-def opened(id_: int, *messages: bytes, ended: bool = True) -> ExchangeOpened:
+def opened(id_: int, *messages: bytes, ended: bool = True) -> Opened:
     """Return an exchange to open."""
-    return ExchangeOpened(id_, messages, "x", ended)
+    return Opened(id_, messages, each=False, ended=ended, event="x")
 
 
 def frames(*frames: object) -> bytes:
@@ -50,7 +48,7 @@ def frames(*frames: object) -> bytes:
 
 def failure(events: list[Event]) -> str:
     """Return what the last event says that the peer did."""
-    assert isinstance(events[-1], ProtocolFailed)
+    assert isinstance(events[-1], Failed)
     return str(events[-1].error)
 
 
@@ -82,13 +80,11 @@ def test_worker_has_as_many_sessions_as_it_may() -> None:
     session.send(opened(2))
 
     assert (session.room, session.owed) == (0, 2)
-    with pytest.raises(
-        LocalProtocolError, match="can't send ExchangeOpened in state A"
-    ):
+    with pytest.raises(LocalProtocolError, match="can't send Opened in state A"):
         session.send(opened(3))
     received(session, frames([3, 2, []]))
     assert (session.room, session.owed) == (1, 1)
-    session.send(ExchangeCancelled(1, 0, "too late"))
+    session.send(Cancelled(1, 0, "too late"))
     assert (session.room, session.owed) == (2, 0)
 
 
@@ -96,23 +92,23 @@ def test_worker_has_as_many_sessions_as_it_may() -> None:
 def test_sessions_that_are_opened_at_once_are_sessions(version: Version) -> None:
     """Each has a number, and a message, and our half of it has ended (issue 15)."""
     session, other = supervisor(version), supervisor(version)
-    said = sent(session, ExchangesOpened(3, [b"a", b"b", b"c"], "x"))
+    said = sent(session, Opened(3, [b"a", b"b", b"c"], event="x"))
 
     assert said == sent(other, opened(3, b"a"), opened(4, b"b"), opened(5, b"c"))
     assert (session.owed, session.room) == (3, 7)
     with pytest.raises(LocalProtocolError, match="exchange 4 takes no more from us"):
-        session.send(OutputOf(4, [b"d"]))
+        session.send(Added(4, [b"d"]))
     theirs = worker(version)
     received(theirs, said)
-    reply = sent(theirs, ExchangesEnded([(5, (b"C",)), (3, ())]))
-    assert received(session, reply) == [ExchangesEnded([(5, (b"C",)), (3, ())])]
+    reply = sent(theirs, Ended(5, [(b"C",)]), Ended(3, [()]))
+    assert received(session, reply) == [Ended(3, [()]), Ended(5, [(b"C",)])]
     assert session.owed == 1
 
 
 @pytest.mark.parametrize(
     ("first", "messages", "said"),
     [
-        (2, [b"a", b"b", b"c"], "can't send ExchangesOpened in state ACTIVE"),
+        (2, [b"a", b"b", b"c"], "can't send Opened in state ACTIVE"),
         (2, [b"a", b"123456"], "message is 6 bytes long, expected no more than 5"),
         (1, [b"a", b"b"], "exchange 1 does not come behind all others"),
     ],
@@ -123,12 +119,12 @@ def test_sessions_are_opened_at_once_or_not_at_all(
     """What stands in the way is told before anything is sent (issue 15)."""
     session = supervisor(concurrency=3, limits=Limits(5))
     sent(session, opened(1))
-    with pytest.raises((LocalProtocolError, MessageRefused), match=said) as caught:
-        session.send(ExchangesOpened(first, messages, "x"))
+    with pytest.raises((LocalProtocolError, InvalidMessage), match=said) as caught:
+        session.send(Opened(first, messages, event="x"))
 
     assert getattr(caught.value, "index", 1) == 1
     assert (session.owed, session.data_to_send()) == (1, [])
-    sent(session, ExchangesOpened(2, [b"a"], "x"))
+    sent(session, Opened(2, [b"a"], event="x"))
 
 
 @versions
@@ -136,7 +132,7 @@ def test_numbers_rise_and_are_never_used_again(version: Version) -> None:
     """A frame that comes late could else hit another session."""
     session = supervisor(version)
     session.send(opened(3))
-    session.send(ExchangeCancelled(3, 0, ""))
+    session.send(Cancelled(3, 0, ""))
 
     for id_ in (3, 2):
         with pytest.raises(LocalProtocolError, match="does not come behind all others"):
@@ -148,13 +144,13 @@ def test_late_frames_are_dropped(version: Version) -> None:
     """Of a session that was cancelled: a chunk, an end, an error."""
     ours, theirs = supervisor(version), worker(version)
     received(theirs, sent(ours, opened(1, b"m"), opened(2, b"n")))
-    ours.send(ExchangeCancelled(1, 0, "took too long"))
+    ours.send(Cancelled(1, 0, "took too long"))
     assert ours.data_to_send() == []
 
-    late = received(ours, sent(theirs, ExchangesEnded([(1, (b"out",))])))
+    late = received(ours, sent(theirs, Ended(1, [(b"out",)])))
     assert [type(event) for event in late] == [Noise, Noise]
-    late = received(ours, sent(theirs, ExchangeRefused(2, 1, "no")))
-    assert late[0] == ExchangeRefused(2, 1, "no", 0 if version is Version.ONE else 42)
+    late = received(ours, sent(theirs, Ended.refused(2, 1, "no")))
+    assert late[0] == Ended.refused(2, 1, "no", 0 if version is Version.ONE else 42)
     assert ours.owed == 0
 
 
@@ -179,10 +175,10 @@ def test_chunks_of_a_session_that_goes_on_are_told_at_once() -> None:
     chunk = [2, 0, [b"a"]]
 
     assert received(session, frames(chunk, [3, 0, [b"c"]], chunk, [3, 2, []])) == [
-        OutputOf(1, [b"a", b"a"]),
-        ExchangesEnded([(2, (b"c",))]),
+        Added(1, [b"a", b"a"]),
+        Ended(2, [(b"c",)]),
     ]
-    assert received(session, frames([2, 2, []])) == [ExchangesEnded([(1, ())])]
+    assert received(session, frames([2, 2, []])) == [Ended(1, [()])]
 
 
 def test_chunks_may_be_one_message() -> None:
@@ -193,7 +189,7 @@ def test_chunks_may_be_one_message() -> None:
 
     assert received(session, frames([2, 0, [b"a"]], [2, 0, [b"b"]])) == []
     assert received(session, frames([2, 2, []], [3, 2, []])) == [
-        ExchangesEnded([(1, (b"ab",)), (2, ())])
+        Ended(1, [(b"ab",), ()])
     ]
 
 
@@ -215,12 +211,12 @@ def test_payloads_may_be_msgpack() -> None:
     data = sent(ours, opened(1, b"one"))
 
     assert b"\x91\xa4\xa3one" in data
-    assert received(theirs, data)[-1] == ExchangesEnded([(1, (b"one",))])
-    reply = sent(theirs, ExchangesEnded([(1, (b"two",))]))
-    assert received(ours, reply) == [ExchangesEnded([(1, (b"two",))])]
+    assert received(theirs, data)[-1] == Added(1, (b"one",), ended=True)
+    reply = sent(theirs, Ended(1, [(b"two",)]))
+    assert received(ours, reply) == [Ended(1, [(b"two",)])]
     ours.send(opened(2))
     text = "its payload is no string packed by msgpack"
-    assert received(ours, frames([3, 0, [b"\x01"]])) == [ExchangeRefused(2, 0, text)]
+    assert received(ours, frames([3, 0, [b"\x01"]])) == [Ended.refused(2, 0, text)]
     received(theirs, frames([3, 0, [b"x"]]))
     assert failure(received(theirs, frames([3, 0, [b"\x01"]]))) == text
 
@@ -233,16 +229,16 @@ def test_message_is_as_long_as_it_may() -> None:
 
     received(theirs, sent(ours, opened(1, longest)))
     with pytest.raises(
-        MessageRefused, match="101 bytes long, expected no more than 100"
+        InvalidMessage, match="101 bytes long, expected no more than 100"
     ):
         ours.send(opened(2, longest, longer))
     assert (ours.owed, ours.data_to_send()) == (1, [])
-    events = received(ours, sent(theirs, OutputOf(1, [longest, longer])))
-    assert events[0] == OutputOf(1, [longest])
+    events = received(ours, sent(theirs, Added(1, [longest, longer])))
+    assert events[0] == Added(1, [longest])
     assert failure(events) == (
         "chunk is 101 bytes long, expected no more than 100; see max_message"
     )
-    assert isinstance(events[-1], ProtocolFailed)
+    assert isinstance(events[-1], Failed)
     assert isinstance(events[-1].error, PayloadTooBig)
 
 
@@ -250,22 +246,20 @@ def test_supervisor_may_send_a_session_in_parts() -> None:
     """And read what the worker says meanwhile."""
     ours, theirs = supervisor(), worker()
 
-    data = sent(ours, opened(1, ended=False), OutputOf(1, [b"a"]))
+    data = sent(ours, opened(1, ended=False), Added(1, [b"a"]))
     assert received(theirs, data) == [
-        ExchangeOpened(1, [], "x", ended=False),
-        OutputOf(1, [b"a"]),
+        Opened(1, [], each=False, ended=False, event="x"),
+        Added(1, [b"a"]),
     ]
-    assert received(ours, sent(theirs, OutputOf(1, [b"A"]))) == [OutputOf(1, [b"A"])]
-    data = sent(ours, ExchangesEnded([(1, (b"b",))]))
-    assert received(theirs, data) == [ExchangesEnded([(1, (b"b",))])]
-    for event in (OutputOf(1, [b"c"]), ExchangesEnded([(1, ())])):
+    assert received(ours, sent(theirs, Added(1, [b"A"]))) == [Added(1, [b"A"])]
+    data = sent(ours, Added(1, (b"b",), ended=True))
+    assert received(theirs, data) == [Added(1, (b"b",), ended=True)]
+    for event in (Added(1, [b"c"]), Added(1, (), ended=True)):
         with pytest.raises(
             LocalProtocolError, match="exchange 1 takes no more from us"
         ):
             ours.send(event)
-    assert received(ours, sent(theirs, ExchangesEnded([(1, ())]))) == [
-        ExchangesEnded([(1, ())])
-    ]
+    assert received(ours, sent(theirs, Ended(1, [()]))) == [Ended(1, [()])]
 
 
 @pytest.mark.parametrize(
@@ -276,22 +270,24 @@ def test_worker_may_end_a_session_first(version: Version, choke: bytes) -> None:
     ours, theirs = supervisor(version), worker(version)
     received(theirs, sent(ours, opened(1, ended=False)))
 
-    reply = sent(theirs, ExchangesEnded([(1, ())]))
+    reply = sent(theirs, Ended(1, [()]))
     assert theirs.owed == 0
-    assert received(ours, reply) == [ExchangesEnded([(1, ())])]
+    assert received(ours, reply) == [Ended(1, [()])]
     data = b"".join(ours.data_to_send())
     assert data == choke
     with pytest.raises(LocalProtocolError, match="takes no more from us"):
-        ours.send(OutputOf(1, [b"x"]))
-    assert received(theirs, data) == ([ExchangesEnded([(1, ())])] if choke else [])
+        ours.send(Added(1, [b"x"]))
+    assert received(theirs, data) == ([Added(1, (), ended=True)] if choke else [])
     with pytest.raises(LocalProtocolError, match="takes no more from us"):
-        theirs.send(OutputOf(1, [b"x"]))
+        theirs.send(Added(1, [b"x"]))
 
 
 def test_headers_of_an_invoke_go_with_it() -> None:
     """Written out: nothing has to be remembered."""
     ours, theirs = supervisor(), worker()
-    event = ExchangeOpened(1, [], "x", ended=False, headers=((b"trace_id", b"7"),))
+    event = Opened(
+        1, [], each=False, ended=False, event="x", headers=((b"trace_id", b"7"),)
+    )
 
     data = sent(ours, event)
 
@@ -311,9 +307,9 @@ def test_worker_takes_sessions_as_they_come(version: Version) -> None:
 
     later = received(session, invokes)
 
-    assert isinstance(later[0], ExchangeOpened)
-    assert later[0].id == 7
-    assert isinstance(later[1], Noise if version is Version.ONE else ExchangeOpened)
+    assert isinstance(later[0], Opened)
+    assert later[0].first == 7
+    assert isinstance(later[1], Noise if version is Version.ONE else Opened)
 
 
 def test_session_numbers_may_be_long() -> None:
@@ -321,8 +317,8 @@ def test_session_numbers_may_be_long() -> None:
     session = worker()
     for number in (127, 128, 256, 70_000, 2**32, 2**53 + 2):
         (event,) = received(session, frames([number, 0, [b"x"]]))
-        assert event == ExchangeOpened(number - 1, [], "x", ended=False)
-        assert sent(session, ExchangesEnded([(number - 1, (b"",))])) == frames(
+        assert event == Opened(number - 1, [], each=False, ended=False, event="x")
+        assert sent(session, Ended(number - 1, [(b"",)])) == frames(
             [number, 0, [b""]], [number, 2, []]
         )
 
@@ -373,14 +369,14 @@ def test_malformed_frame_ends_the_worker(what: str) -> None:
 
     events = received(session, before + MALFORMED[what] + behind)
 
-    assert events[0] == ExchangesEnded([(2, (b"a",))])
-    assert isinstance(events[-1], ProtocolFailed)
+    assert events[0] == Ended(2, [(b"a",)])
+    assert isinstance(events[-1], Failed)
     assert session.state is State.ERROR
     assert received(session, behind) == []
     assert (session.room, session.get_timer(), session.data_to_send()) == (0, None, [])
     session.receive_eof(1.0)
     assert session.events_received() == []
-    session.send(ExchangeCancelled(1, 0, ""))
+    session.send(Cancelled(1, 0, ""))
     with pytest.raises(LocalProtocolError, match="can't send Farewell in state ERROR"):
         session.send(BYE)
 
@@ -390,7 +386,7 @@ def test_worker_says_who_it_is_first(data: bytes) -> None:
     """Else nobody knows whose frames they are."""
     events = received(CocaineSession(Side.SUPERVISOR, Version.ONE), data)
 
-    assert isinstance(events[-1], ProtocolFailed)
+    assert isinstance(events[-1], Failed)
 
 
 def test_invoke_names_an_event() -> None:
@@ -402,8 +398,13 @@ def test_what_is_not_in_the_protocol_is_not_sent() -> None:
     """By neither side, nor what is the other side's."""
     ours, theirs = supervisor(), worker()
 
-    not_ours: list[Event] = [CommitAnswered(1), Ready("x"), ExchangeRefused(1, 1, "")]
-    not_theirs: list[Event] = [opened(1), ExchangeCancelled(1, 1, "no"), Ready("x")]
+    not_ours: list[Event] = [CommitAnswered(1), Ready("x"), Ended(1, [()])]
+    not_theirs: list[Event] = [
+        opened(1),
+        Cancelled(1, 1, "no"),
+        Ready("x"),
+        Added(1, (), ended=True),
+    ]
     for session, events in ((ours, not_ours), (theirs, not_theirs)):
         for event in events:
             with pytest.raises(LocalProtocolError, match="can't send"):
@@ -421,7 +422,7 @@ def test_worker_that_has_nothing_is_told_to_terminate_at_once() -> None:
 
     assert sent(session, BYE) == TERMINATE
     assert (session.state, session.room) == (State.ENDED, 0)
-    assert received(session, BEAT) == [LifeSeen()]
+    assert received(session, BEAT) == [Alive()]
     assert session.data_to_send() == [BEAT]
     assert received(session, TERMINATE) == [BYE]
     session.receive_eof(1.0)
@@ -456,7 +457,7 @@ def test_open_sessions_have_so_long_to_end() -> None:
     assert session.data_to_send() == []
     session.handle_timer(13.0)
     assert session.data_to_send() == [TERMINATE]
-    assert received(session, frames([2, 2, []])) == [ExchangesEnded([(1, ())])]
+    assert received(session, frames([2, 2, []])) == [Ended(1, [()])]
     assert session.get_timer() is None
 
 
@@ -465,7 +466,7 @@ def test_cancelling_the_last_session_is_its_end() -> None:
     session = supervisor()
     sent(session, opened(1), BYE)
 
-    assert sent(session, ExchangeCancelled(1, 0, "")) == TERMINATE
+    assert sent(session, Cancelled(1, 0, "")) == TERMINATE
 
 
 def test_worker_that_terminates_loses_its_sessions() -> None:
@@ -491,7 +492,7 @@ def test_worker_that_terminates_may_end_its_sessions() -> None:
     assert received(session, TERMINATE, 10.0) == [BYE]
     assert (session.room, session.get_timer()) == (0, 13.0)
     assert received(session, frames([2, 2, []], [3, 2, []]), 11.0) == [
-        ExchangesEnded([(1, ()), (2, ())])
+        Ended(1, [(), ()])
     ]
     assert session.get_timer() == 16.0
     session.handle_timer(16.0)
@@ -540,9 +541,7 @@ def test_worker_is_told_to_terminate_and_does() -> None:
 
     assert received(session, TERMINATE) == [BYE]
     assert "SEALED" in repr(session)
-    assert sent(session, ExchangesEnded([(1, ())]), BYE) == (
-        frames([2, 2, []]) + TERMINATE
-    )
+    assert sent(session, Ended(1, [()]), BYE) == (frames([2, 2, []]) + TERMINATE)
     assert received(session, TERMINATE) == [BYE]
     assert session.state is State.ENDED
 
@@ -597,7 +596,7 @@ def test_worker_beats_and_is_disowned_when_nobody_answers() -> None:
     session = worker(deadlines=Deadlines(beat=10.0, disown=5.0))
     session.handle_timer(100.0)
     assert session.get_timer() == 105.0
-    assert received(session, BEAT, 101.0) == [LifeSeen()]
+    assert received(session, BEAT, 101.0) == [Alive()]
     assert session.get_timer() == 110.0
     session.handle_timer(110.0)
     assert session.data_to_send() == [BEAT]
@@ -610,8 +609,8 @@ def test_worker_beats_and_is_disowned_when_nobody_answers() -> None:
 
 def test_worker_may_beat_when_it_likes() -> None:
     """And so may the supervisor, though nobody asks."""
-    assert sent(worker(), LifeSeen()) == BEAT
-    assert sent(supervisor(), LifeSeen()) == BEAT
+    assert sent(worker(), Alive()) == BEAT
+    assert sent(supervisor(), Alive()) == BEAT
 
 
 def test_answers_to_heartbeats_come_before_chunks() -> None:
@@ -628,8 +627,8 @@ def test_answers_to_heartbeats_come_before_chunks() -> None:
     while more := session.data_to_send():
         rest += more
     theirs = worker()
-    assert received(theirs, b"".join(first + rest))[-1] == ExchangesEnded(
-        [(1, tuple([bytes(1000)] * 1000))]
+    assert received(theirs, b"".join(first + rest))[-1] == Added(
+        1, tuple([bytes(1000)] * 1000), ended=True
     )
 
 
@@ -641,7 +640,7 @@ def test_worker_that_nobody_reads_is_not_missed_and_does_not_miss_us() -> None:
     session.handle_timer(12.0)
     assert session.data_to_send() == [BEAT]
     assert session.get_timer() == 14.0
-    assert received(session, BEAT, 14.0) == [LifeSeen()]
+    assert received(session, BEAT, 14.0) == [Alive()]
     assert session.get_timer() == 18.0
 
 
@@ -666,7 +665,7 @@ def test_worker_waits_for_the_answer_to_its_oldest_heartbeat() -> None:
 def test_cancelling_where_nothing_is_known_yet_is_nothing() -> None:
     """Whoever cancels need not know."""
     session = CocaineSession(Side.SUPERVISOR)
-    session.send(ExchangeCancelled(1, 0, ""))
+    session.send(Cancelled(1, 0, ""))
     assert session.data_to_send() == []
 
 
@@ -679,4 +678,4 @@ def test_nothing_is_said_behind_a_terminate() -> None:
     session.handle_timer(3.0)
     assert session.data_to_send() == [BEAT + TERMINATE]
 
-    assert sent(session, ExchangeCancelled(1, 0, "")) == b""
+    assert sent(session, Cancelled(1, 0, "")) == b""

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from etlstage.protocol.cocaine import CocaineSession, Version
 from etlstage.protocol.events import (
+    Added,
+    Ended,
     Event,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    OutputOf,
+    Opened,
 )
 from tests.protocol.cocaine.interleaving import Interleaving
 from tests.protocol.cocaine.pair import sent, supervisor, worker
@@ -39,11 +38,11 @@ def say(session: CocaineSession, talk: Talk) -> bytes:
     """Return the bytes of what a worker says."""
     for id_, said in talk:
         if isinstance(said, bytes):
-            session.send(OutputOf(id_, [said]))
+            session.send(Added(id_, [said]))
         elif said is None:
-            session.send(ExchangesEnded([(id_, ())]))
+            session.send(Ended(id_, [()]))
         else:
-            session.send(ExchangeRefused(id_, said, "no"))
+            session.send(Ended.refused(id_, said, "no"))
     return b"".join(session.data_to_send())
 
 
@@ -52,13 +51,13 @@ def outcomes(events: list[Event]) -> dict[int, list[object]]:
     found: dict[int, list[object]] = {}
     for event in events:
         match event:
-            case OutputOf(id_, messages):
+            case Added(id_, messages):
                 found.setdefault(id_, []).extend(messages)
-            case ExchangesEnded(ends):
-                for id_, group in ends:
+            case Ended(id_, _, [refusal]):
+                found.setdefault(id_, []).append(refusal.code)
+            case Ended(first, groups):
+                for id_, group in enumerate(groups, first):
                     found.setdefault(id_, []).extend([*group, None])
-            case ExchangeRefused(id_, code):
-                found.setdefault(id_, []).append(code)
     return found
 
 
@@ -69,7 +68,7 @@ def test_sessions_are_the_same_however_frames_mix_and_are_cut(
 ) -> None:
     """What comes of one does not depend on the others, nor on where reads end."""
     ours, theirs = supervisor(version), worker(version)
-    opened = [ExchangeOpened(id_, [], "x") for id_ in range(1, 5)]
+    opened = [Opened(id_, [], each=False, event="x") for id_ in range(1, 5)]
     theirs.receive_data(sent(ours, *opened), 0.0)
     wire = say(theirs, talk)
     cuts = data.draw(st.lists(st.integers(0, len(wire)), max_size=8).map(sorted))
@@ -86,7 +85,7 @@ def test_sessions_are_the_same_however_frames_mix_and_are_cut(
 def test_sessions_are_the_same_bytewise() -> None:
     """Each read is one byte."""
     ours, theirs = supervisor(), worker()
-    theirs.receive_data(sent(ours, ExchangeOpened(1, [], "x")), 0.0)
+    theirs.receive_data(sent(ours, Opened(1, [], each=False, event="x")), 0.0)
     wire = say(theirs, [(1, b"a" * 300), (1, b""), (1, None)])
 
     for byte in wire:

@@ -14,16 +14,15 @@ from etlstage.protocol.cocaine import Encoding, Version
 from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.protocol.events import (
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
+    Added,
+    Ended,
     Farewell,
-    OutputOf,
+    Opened,
     Ready,
 )
 from etlstage.protocol.registry import dialect_from_plain
-from etlstage.settings.problem import Problem
-from etlstage.stage import Stage, Timeouts
+from etlstage.settings.problem import Invalid
+from etlstage.stage import Stage
 
 KINDS = pytest.mark.parametrize("kind", StageKind)
 TRANSFORM = StageKind.TRANSFORM
@@ -50,14 +49,12 @@ def test_settings_survive_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shape"),
-    [({}, Shape.MESSAGE), ({"batch": {}}, Shape.BATCH)],
+    ("batches", "shape"), [(False, Shape.MESSAGE), (True, Shape.BATCH)]
 )
-def test_batch_is_one_session_if_there_is_one(
-    given: dict[str, object], shape: Shape
-) -> None:
+def test_batch_is_one_session_if_there_is_one(batches: bool, shape: Shape) -> None:
     """By default each message has its own."""
-    dialect = CocaineDialect.from_keys(TRANSFORM, given)
+    made = CocaineDialect.section(TRANSFORM).read({})
+    dialect = made.fitted(batches=batches, heartbeat=None)
 
     assert dialect.shape is shape
     assert dialect.one_by_one().shape is Shape.MESSAGE
@@ -65,35 +62,24 @@ def test_batch_is_one_session_if_there_is_one(
 
 def test_settings_have_their_keys() -> None:
     """The heartbeat is a timeout, as that of any worker."""
-    given = {
-        "worker.protocol": Version.ONE,
-        "worker.event": "clean",
-        "worker.command": ("clean",),
-        "batch": object(),
-        "batch.driver": "supervisor",
-        "timeout": Timeouts(heartbeat=4.0),
-    }
+    section = CocaineDialect.section(TRANSFORM)
+    made = section.read({"protocol": "1", "event": "clean", "driver": "supervisor"})
 
-    dialect = CocaineDialect.from_keys(TRANSFORM, given)
-
-    assert dialect == CocaineDialect(
+    assert made.fitted(batches=True, heartbeat=4.0) == CocaineDialect(
         protocol=Version.ONE, event="clean", heartbeat=4.0, batches=True
     )
-    assert "batch.driver" not in CocaineDialect.keys(StageKind.EXTRACT)
-    assert "worker.heartbeat" not in CocaineDialect.keys(TRANSFORM)
+    assert "driver" not in CocaineDialect.section(StageKind.EXTRACT).keys
+    assert not {"heartbeat", "batches"} & section.keys.keys()
 
 
 def test_batches_that_a_worker_drives_are_refused_with_the_reason() -> None:
     """Sessions are pushed: there is no counterpart to BNC."""
-    (problem,) = CocaineDialect.key_rules("batch", {"driver": "worker"})
+    with pytest.raises(Invalid) as caught:
+        CocaineDialect.section(TRANSFORM).read({"driver": "worker"})
 
+    (problem,) = caught.value.problems
     assert problem.loc == ("driver",)
     assert "a Cocaine worker can't ask for messages" in problem.text
-    rules: list[Problem] = [
-        *CocaineDialect.key_rules("batch", {"driver": "supervisor"})
-    ]
-    assert rules == []
-    assert [*CocaineDialect.key_rules("worker", {"driver": "worker"})] == []
 
 
 @KINDS
@@ -166,10 +152,10 @@ def test_session_has_the_settings() -> None:
     theirs.send(Ready("u"))
     ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
     assert ours.room == 3
-    ours.send(ExchangeOpened(1, [], "transform"))
+    ours.send(Opened(1, [], each=False))
     theirs.receive_data(b"".join(ours.data_to_send()), 0.0)
     (_, opened, _) = theirs.events_received()
-    assert opened == ExchangeOpened(1, [], "echo", ended=False)
+    assert opened == Opened(1, [], each=False, ended=False, event="echo")
 
 
 def test_exit_without_our_terminate_is_a_failure() -> None:
@@ -178,6 +164,8 @@ def test_exit_without_our_terminate_is_a_failure() -> None:
 
     assert dialect.failed(0, told=False, held=0)
     assert not dialect.failed(1, told=True, held=0)
+    assert not dialect.failed(1, told=True, held=0, unproven=3)
+    assert dialect.failed(-15, told=True, held=0, unproven=3)
     assert dialect.farewell() == Farewell(1, "the stage is stopping")
 
 
@@ -220,13 +208,13 @@ def test_what_was_said_is_cut_behind_each_session(version: Version) -> None:
     theirs.send(Ready("u"))
     said = b"".join(theirs.data_to_send())
     ours.receive_data(said, 0.0)
-    ours.send(ExchangeOpened(1, [b"a"], "echo"))
-    ours.send(ExchangeOpened(2, [b"b"], "echo"))
+    ours.send(Opened(1, [b"a"], each=False, event="echo"))
+    ours.send(Opened(2, [b"b"], each=False, event="echo"))
     told = b"".join(ours.data_to_send())
     theirs.receive_data(told, 0.0)
-    theirs.send(OutputOf(1, [b"A"]))
-    theirs.send(ExchangeRefused(2, 7, "no", 42))
-    theirs.send(ExchangesEnded([(1, (b"Z",))]))
+    theirs.send(Added(1, [b"A"]))
+    theirs.send(Ended.refused(2, 7, "no", 42))
+    theirs.send(Ended(1, [(b"Z",)]))
     said += b"".join(theirs.data_to_send())
 
     *pieces, rest = dialect.cut(Side.WORKER, said + b"\x93")

@@ -14,11 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from etlstage.errors import RefusedByWorker, WorkerLost
+from etlstage.errors import WorkerLost, WorkerRefusal
 from etlstage.messages import StageKind
 from etlstage.protocol.cocaine import Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
-from etlstage.protocol.events import ExchangesEnded, Farewell, OutputOf
+from etlstage.protocol.events import Added, Ended, Farewell
 from etlstage.stage import (
     BatchPolicy,
     ErrorPolicy,
@@ -198,7 +198,7 @@ async def test_chunks_are_outputs_or_one_message() -> None:
 
     async def answer(worker: CocaineWorker, request: Request) -> None:
         for slice_ in (b"head ", b"body"):
-            await worker.say(OutputOf(request.id, [slice_]))
+            await worker.say(Added(request.id, [slice_]))
             await anyio.sleep(1)
         await worker.reply(request)
 
@@ -217,7 +217,7 @@ async def test_extraction_is_a_session_with_one_chunk_of_parameters() -> None:
         assert request.event == "extract"
         assert request.messages == (b'{"start": 2, "end": 5}',)
         for n in range(2, 5):
-            await worker.say(OutputOf(request.id, [b"%d" % n]))
+            await worker.say(Added(request.id, [b"%d" % n]))
         await worker.reply(request)
 
     extract = stage(kind=StageKind.EXTRACT)
@@ -237,7 +237,7 @@ async def test_extraction_waits_for_its_consumer_and_the_worker_for_nobody() -> 
 
     async def answer(worker: CocaineWorker, request: Request) -> None:
         for _ in range(40):
-            await worker.say(OutputOf(request.id, [bytes(64 * 1024)]))
+            await worker.say(Added(request.id, [bytes(64 * 1024)]))
         await worker.reply(request)
 
     async def script(worker: ScriptedWorker) -> int:
@@ -279,7 +279,7 @@ async def test_load_is_acknowledged_by_a_stream_without_anything() -> None:
         good, bad = await supervisor.submit([b"good", b"bad"])
 
     assert (good.outputs, good.error) == ((), None)
-    assert isinstance(bad.error, RefusedByWorker)
+    assert isinstance(bad.error, WorkerRefusal)
     assert (bad.error.code, bad.error.reason) == (-13, "no such table")
     assert bad.error.category == 42
     said = "refused the message: no such table (code -13, category 42)"
@@ -471,6 +471,48 @@ async def test_worker_that_ignores_terminate_is_killed() -> None:
 
 
 @virtually
+async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
+    """Its version is not known before, nor how to say that it is to go (issue 22)."""
+    told: list[Farewell | None] = []
+    dialect = CocaineDialect()
+    assert dialect.protocol is Version.AUTO
+
+    async def late(worker: ScriptedWorker) -> int:
+        await anyio.sleep(2)
+        async with CocaineWorker(worker) as cocaine:
+            async for _ in cocaine.requests():
+                pass
+            told.append(cocaine.told)
+        return 0
+
+    scripted = ScriptedLaunch(late)
+    supervisor = AsyncSupervisor(stage(timeout=Timeouts(stop=5)), launch=scripted)
+    async with supervisor:
+        began = anyio.current_time()
+    (worker,) = scripted.workers
+    assert anyio.current_time() - began == pytest.approx(2, abs=0.5)
+    assert (worker.signals, worker.returncode) == ([], 0)
+    assert told == [dialect.farewell()]
+
+
+@virtually
+async def test_worker_that_never_says_who_it_is_has_one_step_to_end() -> None:
+    """There is nothing that it could be told by the end of its input (issue 22)."""
+
+    async def silent(worker: ScriptedWorker) -> int:
+        await anyio.sleep_forever()
+        return 0
+
+    scripted = ScriptedLaunch(silent)
+    supervisor = AsyncSupervisor(stage(timeout=Timeouts(stop=5)), launch=scripted)
+    async with supervisor:
+        began = anyio.current_time()
+    (worker,) = scripted.workers
+    assert anyio.current_time() - began == pytest.approx(5)
+    assert (worker.signals, worker.returncode) == ([SIGTERM], -SIGTERM)
+
+
+@virtually
 async def test_open_sessions_may_end_when_the_supervisor_closes() -> None:
     """For so long as ``seal`` says; then the worker is told to terminate."""
     order: list[str] = []
@@ -534,7 +576,7 @@ def test_worker_that_terminates_loses_or_ends_its_sessions(
             async for request in cocaine.requests():
                 asked += 1
                 if worker.start == 1:
-                    await cocaine.say(OutputOf(request.id, [b"half "]))
+                    await cocaine.say(Added(request.id, [b"half "]))
                     # Its session goes on: only the SDK of ours would not let it.
                     frame = b"\x93\x01\x01\x92\x01\xa3bye"
                     await cocaine.write(frame)
@@ -585,7 +627,7 @@ async def test_farewell_of_a_worker_with_nothing_to_do_is_heard() -> None:
     async def script(worker: ScriptedWorker) -> int:
         async with CocaineWorker(worker) as cocaine:
             async for request in cocaine.requests():
-                await cocaine.say(ExchangesEnded([(request.id, (b"x",))]))
+                await cocaine.say(Ended(request.id, [(b"x",)]))
                 await cocaine.say(Farewell(1, "enough for today"))
                 return 0
         return 0

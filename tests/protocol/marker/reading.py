@@ -8,8 +8,8 @@ from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.events import (
     Event,
+    Failed,
     MessagesPassed,
-    ProtocolFailed,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from tests.protocol.pair import S, W, receive, typed, without_dump
@@ -46,7 +46,7 @@ def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Event) -> st
     *events, last = receive(protocol, *chunks)
     assert events == typed(before)
     name, kind, text = last
-    assert (name, kind) == (ProtocolFailed.__name__, RemoteProtocolError.__name__)
+    assert (name, kind) == (Failed.__name__, RemoteProtocolError.__name__)
     assert protocol.state is State.ERROR
     assert receive(protocol, b"a\n\0", SEND_EOF) == []
     return without_dump(str(text))

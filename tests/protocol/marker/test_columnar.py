@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.columns import Column, Replies
-from etlstage.errors import MessageRefused
+from etlstage.errors import InvalidMessage
 from etlstage.messages import AnnotatedRun
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.events import Event, MessagesPassed, RepliesCompleted
@@ -36,7 +36,7 @@ def encoded(messages: list[bytes], markers: Markers, limit: int) -> object:
     try:
         with using("in Python"):
             return framing.encode_run(messages, markers, limit=limit)
-    except MessageRefused as refused:
+    except InvalidMessage as refused:
         return (str(refused), refused.index)
 
 
@@ -61,7 +61,7 @@ def test_messages_are_framed_as_by_the_list_path(
         try:
             with using(way):
                 found: object = encode_column(column(run), markers, limit=limit)
-        except MessageRefused as refused:
+        except InvalidMessage as refused:
             found = (str(refused), refused.index)
         assert found == encoded(run, markers, limit)
 
@@ -199,7 +199,7 @@ def test_session_in_columns_sees_what_one_in_lists_sees(
         for run in sent:
             try:
                 protocol.send(MessagesPassed(held(run)))
-            except MessageRefused as refused:
+            except InvalidMessage as refused:
                 log.append((str(refused), refused.index))
         log.append(b"".join(protocol.data_to_send()))
         for chunk in chunks:
@@ -225,5 +225,5 @@ def test_column_with_something_beside_it_is_still_one() -> None:
 def comparable(event: Event) -> object:
     """Return what is the same of an event however its messages are held."""
     if isinstance(event, RepliesCompleted):
-        return [*event.groups], event.refusals
+        return [*event.groups], [*event.refusals]
     return str(event)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.errors import LocalProtocolError, MessageRefused
+from etlstage.errors import InvalidMessage, LocalProtocolError
 from etlstage.messages import Run, Singles
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.framing import (
@@ -29,7 +29,7 @@ Groups = list[tuple[bytes, ...]]
 
 def refused(run: Run, markers: Markers = DEFAULT, *, limit: int = 100) -> str:
     """Return where and why a run is refused."""
-    with pytest.raises(MessageRefused) as caught:
+    with pytest.raises(InvalidMessage) as caught:
         encode_run(run, markers, limit=limit)
     return f"{caught.value.index}: {caught.value}"
 
@@ -170,12 +170,12 @@ def test_length_is_looked_at_before_markers() -> None:
 
 def test_refusal_is_the_callers_mistake() -> None:
     """The peer has seen nothing of it."""
-    assert issubclass(MessageRefused, LocalProtocolError)
+    assert issubclass(InvalidMessage, LocalProtocolError)
 
 
 def test_index_in_replies_counts_messages() -> None:
     """The run is all messages of all replies, one after the other."""
-    with pytest.raises(MessageRefused, match="marker bnc") as caught:
+    with pytest.raises(InvalidMessage, match="marker bnc") as caught:
         encode_groups([(b"a",), (), (b"b", b"\x05")], DEFAULT, limit=100)
     assert caught.value.index == 2
 
@@ -358,6 +358,6 @@ def test_refusals_are_written_among_the_replies() -> None:
 )
 def test_message_that_can_t_be_sent_among_refusals(groups: Groups, index: int) -> None:
     """Its number is that among all messages."""
-    with pytest.raises(MessageRefused) as caught:
+    with pytest.raises(InvalidMessage) as caught:
         encode_replies(groups, [(1, "no")], DEFAULT, limit=100)
     assert caught.value.index == index

@@ -15,8 +15,8 @@ from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    Failed,
     MessagesPassed,
-    ProtocolFailed,
     RepliesCompleted,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
@@ -59,7 +59,7 @@ class Sound:
 
 def failed(events: list[Typed]) -> bool:
     """Return whether the reader noticed a fault."""
-    return events[-1][0] == ProtocolFailed.__name__
+    return events[-1][0] == Failed.__name__
 
 
 @st.composite

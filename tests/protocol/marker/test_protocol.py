@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import LocalProtocolError, MessageRefused, RemoteProtocolError
+from etlstage.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    Failed,
     MessagesPassed,
     MoreRequested,
     OutputPassed,
-    ProtocolFailed,
     RepliesCompleted,
     StreamEnded,
 )
@@ -70,7 +70,7 @@ def test_defaults_are_the_markers_defaults() -> None:
     protocol = MarkerProtocol(S, Mode.SINGLE)
     assert protocol.markers == Markers()
     text = f"expected no more than {64 * 1024 * 1024} bytes"
-    with pytest.raises(MessageRefused, match=text):
+    with pytest.raises(InvalidMessage, match=text):
         protocol.send(MessagesPassed([b"x" * (64 * 1024 * 1024 + 1)]))
 
 
@@ -125,10 +125,10 @@ def test_empty_run_is_nothing(side: Side, event: Event, mode: Mode) -> None:
         (S, OUTPUT),
         (S, REPLY),
         (S, MoreRequested()),
-        (S, ProtocolFailed(RemoteProtocolError("x"))),
+        (S, Failed(RemoteProtocolError("x"))),
         (W, MESSAGE),
         (W, BatchEnded()),
-        (W, ProtocolFailed(RemoteProtocolError("x"))),
+        (W, Failed(RemoteProtocolError("x"))),
     ],
 )
 @pytest.mark.parametrize("mode", list(Mode))
@@ -163,13 +163,13 @@ def test_each_side_sends_its_own_events(side: Side, event: Event, mode: Mode) ->
             W,
             Mode.SINGLE,
             MoreRequested(),
-            "BNC in state IDLE: the worker fills batches; set batch.driver: worker",
+            "BNC in state IDLE: the worker fills batches; set dialect.driver: worker",
         ),
         (
             W,
             Mode.PLAIN,
             REPLY,
-            "EOP in state STREAMING: the worker works in cycles; set mode: cyclic",
+            "EOP in state STREAMING: the worker works in cycles; set dialect.mode: cyclic",
         ),
         (
             W,
@@ -259,7 +259,7 @@ def test_message_with_a_marker_is_not_sent_by_a_supervisor(
     """Any of the four that it reads, in any mode; nothing of its run is queued."""
     pair = ConnectionPair(mode)
     text = pair.refusal(S, MessagesPassed([b"a", b"b" + marker]))
-    assert text.startswith("MessageRefused: message contains marker ")
+    assert text.startswith("InvalidMessage: message contains marker ")
     assert " at offset 1; choose other markers, or encode the message" in text
 
 
@@ -273,14 +273,14 @@ def test_message_with_a_marker_is_not_sent_by_a_worker(marker: bytes) -> None:
         RepliesCompleted([(b"a", b"b" + marker)]),
     ):
         text = pair.refusal(W, event)
-        assert text.startswith("MessageRefused: message contains marker ")
+        assert text.startswith("InvalidMessage: message contains marker ")
         assert " at offset 1;" in text
 
 
 def test_refused_message_names_its_place_in_the_run() -> None:
     """So that the caller can fail it alone and send the others."""
     protocol = MarkerProtocol(S, Mode.SINGLE, WORDS)
-    with pytest.raises(MessageRefused) as caught:
+    with pytest.raises(InvalidMessage) as caught:
         protocol.send(MessagesPassed([b"a", b"b", b"xEOPx", b"EOM"]))
     assert caught.value.index == 2
     assert str(caught.value) == (
@@ -294,7 +294,7 @@ def test_message_of_the_limit_is_sent_and_a_longer_one_is_not() -> None:
     """At both sides."""
     pair = ConnectionPair(Mode.SINGLE, limits=Limits(10, 100))
     text = (
-        "MessageRefused: message is 11 bytes long, expected no more than 10 bytes;"
+        "InvalidMessage: message is 11 bytes long, expected no more than 10 bytes;"
         " see max_message"
     )
     assert pair.refusal(S, MessagesPassed([b"x" * 11])) == text

@@ -8,9 +8,9 @@ from etlstage.protocol.base import SEND_EOF, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    Failed,
     MessagesPassed,
     OutputPassed,
-    ProtocolFailed,
     RepliesCompleted,
     StreamEnded,
 )
@@ -183,7 +183,7 @@ def test_fault_shows_the_first_sixteen_bytes() -> None:
 def test_fault_shows_the_marker_that_has_no_place() -> None:
     """And not what happens to stand behind it."""
     (failed,) = receive(asked(1), b"abc\x05def")
-    assert str(failed[2]).endswith("set batch.driver: worker (offset 3, found 05)")
+    assert str(failed[2]).endswith("set dialect.driver: worker (offset 3, found 05)")
 
 
 def test_unterminated_message_is_shown() -> None:
@@ -195,11 +195,11 @@ def test_unterminated_message_is_shown() -> None:
 @pytest.mark.parametrize(
     ("mode", "hint"),
     [
-        (Mode.SINGLE, "the worker fills batches; set batch.driver: worker"),
+        (Mode.SINGLE, "the worker fills batches; set dialect.driver: worker"),
         (Mode.CYCLIC, "an extract stage has no batches"),
         (
             Mode.BATCH_SUPERVISOR,
-            "the worker asks for messages itself; set batch.driver: worker",
+            "the worker asks for messages itself; set dialect.driver: worker",
         ),
     ],
 )
@@ -336,5 +336,5 @@ def test_nothing_is_read_after_a_failure(side: Side) -> None:
     """The place in the stream is lost."""
     protocol = MarkerProtocol(side, Mode.SINGLE)
     (failed,) = receive(protocol, b"\0" if side is S else b"\x17")
-    assert failed[0] == ProtocolFailed.__name__
+    assert failed[0] == Failed.__name__
     assert receive(protocol, b"a\n\0", SEND_EOF) == []

@@ -13,9 +13,9 @@ from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    Failed,
     MessagesPassed,
     OutputPassed,
-    ProtocolFailed,
     RepliesCompleted,
     StreamEnded,
 )
@@ -53,7 +53,7 @@ def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Event) -> st
     """Return what was too big; check what came ``before``."""
     *events, last = receive(protocol, *chunks)
     assert events == typed(before)
-    assert last[:2] == (ProtocolFailed.__name__, PayloadTooBig.__name__)
+    assert last[:2] == (Failed.__name__, PayloadTooBig.__name__)
     assert protocol.state is State.ERROR
     return str(last[2])
 

@@ -9,9 +9,9 @@ from etlstage.protocol.base import Limits
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    Failed,
     MessagesPassed,
     OutputPassed,
-    ProtocolFailed,
     RepliesCompleted,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
@@ -130,7 +130,7 @@ def test_reason_that_is_too_long_is_refused(chop: Chop, limits: Limits) -> None:
     protocol = MarkerProtocol(S, Mode.SINGLE, limits=limits)
     protocol.send(MESSAGE)
     (event,) = (deliver(protocol, chop(b"no date\x15")),)
-    assert isinstance(event, ProtocolFailed)
+    assert isinstance(event, Failed)
     assert isinstance(event.error, PayloadTooBig)
 
 
@@ -205,7 +205,7 @@ def test_reason_with_a_marker_is_not_sent(marker: bytes) -> None:
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, MESSAGE)
     text = pair.refusal(W, refusal(f"a{marker.decode()}b"))
-    assert text.startswith("MessageRefused: message contains marker ")
+    assert text.startswith("InvalidMessage: message contains marker ")
 
 
 def test_reason_that_ends_as_err_begins_is_not_sent() -> None:
@@ -213,7 +213,7 @@ def test_reason_that_ends_as_err_begins_is_not_sent() -> None:
     pair = ConnectionPair(Mode.SINGLE, REPEATED)
     pair.send(S, MESSAGE)
     text = pair.refusal(W, refusal("no!"))
-    assert text == "MessageRefused: reason ends as marker err begins"
+    assert text == "InvalidMessage: reason ends as marker err begins"
 
 
 def test_supervisor_can_t_refuse() -> None:

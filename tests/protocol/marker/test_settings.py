@@ -13,6 +13,7 @@ from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
+from etlstage.settings.problem import Invalid
 
 ODD = MarkerDialect(
     mode=Mode.BATCH_SUPERVISOR,
@@ -123,7 +124,7 @@ def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
     """A worker that counts for itself answers EOB, too."""
     batch = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     assert MarkerDialect().unasked(b"\0") == "wrote 1 reply too many: <EOP>"
-    assert batch.unasked(b"\0").endswith("set batch.eob_after_full: false")
+    assert batch.unasked(b"\0").endswith("set dialect.eob_after_full: false")
     assert COUNTING.unasked(b"\0") == "wrote 1 reply too many: <EOP>"
 
 
@@ -141,7 +142,11 @@ def test_keys_of_a_batch_belong_to_who_closes_it() -> None:
 
     def wrong(driver: Mode, **given: bool) -> list[str]:
         keys = {"driver": driver, **given}
-        return [problem.text for problem in MarkerDialect.key_rules("batch", keys)]
+        try:
+            MarkerDialect.section(StageKind.TRANSFORM).read(keys)
+        except Invalid as error:
+            return [problem.text for problem in error.problems]
+        return []
 
     assert wrong(Mode.BATCH_WORKER, bnc_after_last=True) == []
     assert wrong(Mode.BATCH_SUPERVISOR, eob_after_full=False) == []

@@ -10,8 +10,8 @@ from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
     BatchEnded,
     Event,
+    Failed,
     MessagesPassed,
-    ProtocolFailed,
 )
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
 from etlstage.testing.strategies import MARKER_SETS, chunkings
@@ -41,13 +41,13 @@ def heard(protocol: MarkerProtocol, chunks: list[bytes]) -> list[Typed]:
     """Return what the chunks and the end meant; of errors what can't depend on cuts."""
     events = []
     for event in receive(protocol, *chunks, SEND_EOF):
-        if event[0] != ProtocolFailed.__name__:
+        if event[0] != Failed.__name__:
             events.append(event)
         elif event[1] == PayloadTooBig.__name__:
             # The sooner it shows, the less is known: of what, how many bytes.
-            events.append(("ProtocolFailed",))
+            events.append(("Failed",))
         else:
-            events.append(("ProtocolFailed", without_dump(str(event[2]))))
+            events.append(("Failed", without_dump(str(event[2]))))
     return events
 
 
@@ -99,7 +99,7 @@ def test_any_split_means_the_same_within_limits(
 ) -> None:
     """The same sound events, and a fault if there is one: which, may depend."""
     whole, pieces = check(data, side, mode, markers, limits)
-    sized = ("ProtocolFailed",)
+    sized = ("Failed",)
     if sized in (whole[-1], pieces[-1]):
         whole[-1], pieces[-1] = whole[-1][:1], pieces[-1][:1]
     assert whole == pieces

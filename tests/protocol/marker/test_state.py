@@ -133,7 +133,7 @@ STRAY = (
 )
 FILLS_ITSELF = (
     "BNC in state FILLING: the worker asks for messages itself;"
-    " set batch.driver: worker"
+    " set dialect.driver: worker"
 )
 
 REFUSALS = [
@@ -143,7 +143,7 @@ REFUSALS = [
         Mode.PLAIN,
         [],
         EOP,
-        "EOP in state STREAMING: the worker works in cycles; set mode: cyclic",
+        "EOP in state STREAMING: the worker works in cycles; set dialect.mode: cyclic",
     ),
     (
         Mode.PLAIN,
@@ -166,7 +166,7 @@ REFUSALS = [
         Mode.SINGLE,
         [M],
         BNC,
-        "BNC in state BUSY: the worker fills batches; set batch.driver: worker",
+        "BNC in state BUSY: the worker fills batches; set dialect.driver: worker",
     ),
     (Mode.SINGLE, [M], EOB, "EOB in state BUSY: there are no batches in single mode"),
     (

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.folder import make
-from etlstage.spark.dataframe.place import EpochFolders
+from etlstage.spark.dataframe.place import EpochFiles
 
 
 def nothing() -> None:
@@ -18,105 +23,191 @@ def lost() -> None:
     raise StateUnusable("taken over")
 
 
-def written(folders: EpochFolders, number: int, text: str = "rows") -> None:
-    """Write an epoch aside."""
-    make(folders.aside(number))
-    (folders.aside(number) / "part").write_text(text)
+def written(files: EpochFiles, number: int, text: str = "rows", *at: str) -> None:
+    """Write an epoch aside, in a partition if there is one."""
+    folder = files.aside(number).joinpath(*at)
+    make(folder)
+    (folder / "part-0.parquet").write_text(text)
+    (folder / ".part-0.parquet.crc").touch()
+
+
+def load(files: EpochFiles, number: int, text: str = "rows", *at: str) -> None:
+    """Load an epoch, as far as that it is recorded."""
+    written(files, number, text, *at)
+    files.seal(number, always=False, check=nothing)
 
 
 def names(path: Path) -> list[str]:
-    """Return what is in a folder."""
-    return sorted(entry.name for entry in path.iterdir())
+    """Return what is in a folder, and in those within."""
+    found = [Path(at, name) for at, _, names in os.walk(path) for name in names]
+    return sorted(str(file.relative_to(path)) for file in found)
 
 
-def test_epoch_is_written_aside_and_renamed(tmp_path: Path) -> None:
-    """Spark does not read what begins with a dot (issue 14)."""
-    folders = EpochFolders(tmp_path, "ab12")
-    written(folders, 1)
-    assert names(tmp_path) == [".epoch=ab12-1.0"]
-    folders.settle(1, replaces=False, check=nothing)
-    folders.settle(2, replaces=False, check=nothing)
-    assert names(tmp_path) == ["epoch=ab12-1"]
-    assert folders.others() == []
+def test_epoch_is_moved_behind_its_record(tmp_path: Path) -> None:
+    """Spark does not read what begins with a dot, and finds no column (issue 23)."""
+    files = EpochFiles(tmp_path, "ab12")
+    written(files, 1)
+    assert [path.name for path in tmp_path.iterdir()] == [".epoch=ab12-1.0"]
+    files.seal(1, always=False, check=nothing)
+    assert [path.name for path in tmp_path.iterdir()] == [".epoch=ab12-1"]
+    files.seal(2, always=False, check=nothing)
+    for number in 1, 1, 2:
+        files.move(number, replaces=False, check=nothing)
+    assert names(tmp_path) == ["part-ab12-1-0.parquet"]
+    assert not files.others()
+    load(files, 2, "rows", "day=1", "hour=2")
+    files.move(2, replaces=False, check=nothing)
+    partition = "day=1/hour=2/part-ab12-2-0.parquet"
+    assert names(tmp_path) == [partition, "part-ab12-1-0.parquet"]
+    assert not files.others()
 
 
 def test_what_was_not_recorded_is_removed(tmp_path: Path) -> None:
-    """Whole or not; and nothing of anybody else (issue 14)."""
-    folders = EpochFolders(tmp_path / "out", "ab12")
-    folders.sweep(0, check=nothing)
+    """Whole or not, moved or not; and nothing of anybody else (issues 14, 23)."""
+    files = EpochFiles(tmp_path / "out", "ab12")
+    assert files.sweep(0, check=nothing) == []
+    assert not files.others()
     for number in 1, 2, 10:
-        written(folders, number)
-        folders.settle(number, replaces=False, check=nothing)
-    written(folders, 11)
-    for name in "epoch=cd34-9", "mine":
-        (tmp_path / "out" / name).mkdir()
-    folders.sweep(2, check=nothing)
-    left = ["epoch=ab12-1", "epoch=ab12-2", "epoch=cd34-9", "mine"]
-    assert names(tmp_path / "out") == left
-    assert sorted(path.name for path in folders.others()) == left[2:]
+        load(files, number, "rows", f"day={number}")
+    files.move(10, replaces=False, check=nothing)
+    written(files, 11)
+    (tmp_path / "out" / "part-cd34-9-0.parquet").touch()
+    (tmp_path / "out" / "empty").mkdir()
+    assert files.sweep(2, check=nothing) == [1, 2]
+    left = {"part-cd34-9-0.parquet", "empty", ".epoch=ab12-1", ".epoch=ab12-2"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == left
+    assert files.others()
 
 
 def test_starts_of_a_load_write_apart(tmp_path: Path) -> None:
     """Spark may go on with what another has begun that was taken over (issue 14)."""
-    old, new = (EpochFolders(tmp_path, "ab12", start) for start in (1, 2))
+    old, new = (EpochFiles(tmp_path, "ab12", start) for start in (1, 2))
     new.sweep(0, check=nothing)
     written(old, 1, "old")
-    (old.aside(1) / "more").touch()
-    written(new, 1, "new")
-    new.settle(1, replaces=False, check=nothing)
-    assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "new"
-    assert names(tmp_path / "epoch=ab12-1") == ["part"]
-    EpochFolders(tmp_path, "ab12", 3).sweep(1, check=nothing)
-    assert names(tmp_path) == ["epoch=ab12-1"]
+    (old.aside(1) / "part-more").touch()
+    load(new, 1, "new")
+    new.move(1, replaces=False, check=nothing)
+    EpochFiles(tmp_path, "ab12", 3).sweep(1, check=nothing)
+    assert names(tmp_path) == ["part-ab12-1-0.parquet"]
+    assert (tmp_path / "part-ab12-1-0.parquet").read_text() == "new"
 
 
-def test_first_epoch_replaces_what_was_there(tmp_path: Path) -> None:
-    """Where the mode says so, and nothing of its own (issue 14)."""
-    folders = EpochFolders(tmp_path, "ab12")
+@pytest.mark.parametrize("rows", [True, False])
+def test_first_epoch_replaces_what_was_there(tmp_path: Path, *, rows: bool) -> None:
+    """Where the mode says so, behind the record, and nothing of its own (issue 14)."""
+    files = EpochFiles(tmp_path, "ab12")
     (tmp_path / "part-0").touch()
-    (tmp_path / "epoch=cd34-9").mkdir()
-    written(folders, 1)
-    folders.settle(1, replaces=True, check=nothing)
-    assert names(tmp_path) == ["epoch=ab12-1"]
+    for name in ("epoch=cd34-9", "empty", "day=1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "day=1" / "part-cd34-1-0").touch()
+    (tmp_path / "epoch=cd34-9" / "part-0").touch()
+    if rows:
+        written(files, 1, "rows", "day=1")
+    files.seal(1, always=True, check=nothing)
+    assert (tmp_path / "part-0").exists()
+    files.move(1, replaces=True, check=nothing)
+    files.move(1, replaces=True, check=nothing)
+    assert names(tmp_path) == (["day=1/part-ab12-1-0.parquet"] if rows else [])
+    assert len(list(tmp_path.iterdir())) == rows
 
 
 def test_epoch_of_a_run_that_was_taken_over_is_replaced(tmp_path: Path) -> None:
     """By the one that has the fence, and by no other (issue 14)."""
-    folders = EpochFolders(tmp_path, "ab12")
-    written(folders, 1, "old")
-    folders.settle(1, replaces=False, check=nothing)
-    written(folders, 1, "new")
+    files = EpochFiles(tmp_path, "ab12")
+    load(files, 1, "old")
+    written(files, 1, "new")
     (tmp_path / "mine").touch()
+    for call in (
+        lambda: files.seal(1, always=False, check=lost),
+        lambda: files.move(1, replaces=True, check=lost),
+        lambda: files.sweep(0, check=lost),
+    ):
+        with pytest.raises(StateUnusable):
+            call()
+    assert (tmp_path / "mine").exists()
+    assert (tmp_path / ".epoch=ab12-1" / "part-0.parquet").read_text() == "old"
+    files.seal(1, always=False, check=nothing)
+    files.move(1, replaces=False, check=nothing)
+    assert (tmp_path / "part-ab12-1-0.parquet").read_text() == "new"
     with pytest.raises(StateUnusable):
-        folders.settle(1, replaces=True, check=lost)
-    with pytest.raises(StateUnusable):
-        folders.sweep(0, check=lost)
-    (tmp_path / "mine").unlink()
-    assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "old"
-    folders.settle(1, replaces=False, check=nothing)
-    assert (tmp_path / "epoch=ab12-1" / "part").read_text() == "new"
-    assert names(tmp_path) == ["epoch=ab12-1"]
+        files.sweep(0, check=lost)
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@contextmanager
+def _counted(left: int, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Break off at the n-th change of a name; 0: never."""
+    count = 0
+
+    def counting(real: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object, **more: object) -> None:
+            nonlocal count
+            count += 1
+            if count == left:
+                raise Killed
+            real(*arguments, **more)
+
+        return call
+
+    for name in ("rename", "unlink", "rmdir"):
+        patch.setattr(os, name, counting(getattr(os, name)))
+    with suppress(Killed):
+        yield
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    st.lists(st.integers(1, 12), max_size=4),
+    st.booleans(),
+)
+def test_moves_that_break_off_are_finished(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[int],
+    kills: list[int],
+    replaces: bool,
+) -> None:
+    """Wherever that is, and however often: each file is there once (issue 23)."""
+    out = tmp_path_factory.mktemp("out")
+    files = EpochFiles(out, "ab12")
+    (out / "old").touch()
+    for number, part in enumerate(parts):
+        folder = files.aside(1) / f"p={part}"
+        make(folder)
+        (folder / f"part-{number}").write_text(str(number))
+    files.seal(1, always=True, check=nothing)
+    for left in [*kills, 0]:
+        with pytest.MonkeyPatch.context() as patch, _counted(left, patch):
+            for number in EpochFiles(out, "ab12").sweep(1, check=nothing):
+                files.move(number, replaces=replaces, check=nothing)
+    wanted = [f"p={part}/part-ab12-1-{n}" for n, part in enumerate(parts)]
+    assert names(out) == sorted([*wanted, *(() if replaces else ("old",))])
 
 
 def test_epoch_and_mark_are_durable(tmp_path: Path, synced: list[Path]) -> None:
     """With the names of all folders that are new (issue 14)."""
     out = tmp_path / "new" / "out"
-    folders = EpochFolders(out, "ab12")
-    folders.aside(1).mkdir(parents=True)
-    (folders.aside(1) / "part").write_text("rows")
-    folders.settle(1, replaces=False, check=nothing)
-    names = {out, out.parent, tmp_path}
-    assert {folders.aside(1) / "part", folders.aside(1), *names} <= {*synced}
+    files = EpochFiles(out, "ab12")
+    load(files, 1, "rows", "day=1")
+    aside = files.aside(1)
+    above = {out, out.parent, tmp_path}
+    assert {aside / "day=1" / "part-0.parquet", aside, *above} <= {*synced}
     synced.clear()
-    folders.mark(whole=True)
-    assert names <= {*synced}
+    files.move(1, replaces=False, check=nothing)
+    assert {out / "day=1", out} <= {*synced}
+    synced.clear()
+    files.mark(whole=True)
+    assert above <= {*synced}
 
 
 def test_output_is_marked(tmp_path: Path) -> None:
     """When it is whole, also where there was nothing to write (issue 14)."""
-    folders = EpochFolders(tmp_path / "out", "ab12")
-    folders.mark(whole=False)
-    folders.mark(whole=True)
+    files = EpochFiles(tmp_path / "out", "ab12")
+    files.mark(whole=False)
+    files.mark(whole=True)
     assert names(tmp_path / "out") == ["_SUCCESS"]
-    folders.mark(whole=False)
+    files.mark(whole=False)
     assert names(tmp_path / "out") == []

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etlstage.errors import ConfigError, SinkFailed, StageError
 from etlstage.pipeline import DeadLetters
+from etlstage.pipeline.dead_letter.record import DeadLetter
+from etlstage.pipeline.dead_letter.settled import Settled
 from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.spark import DataFrameSink, Destination
 from etlstage.spark.dataframe import landing as landing_module
+from etlstage.spark.dataframe.place import EpochFiles
 from etlstage.stage import ErrorBudget, ErrorPolicy
 
 pytestmark = pytest.mark.spark
@@ -88,7 +93,8 @@ async def test_schema_makes_columns(spark: SparkSession, out: Path) -> None:
     sink = DataFrameSink(
         spark,
         Destination(str(out)),
-        schema="id long, `a.b` array<int>, title string",
+        schema="id long null, `a.b` array<int> null, title string",
+        missing="null",
     )
     await load(sink, [b'{"title":"x","a.b":[1,2]}', b'{"id":7}'])
     frame = spark.read.parquet(str(out))
@@ -99,6 +105,58 @@ async def test_schema_makes_columns(spark: SparkSession, out: Path) -> None:
     ]
     rows = [tuple(row) for row in frame.orderBy("id").collect()]
     assert rows == [(None, [1, 2], "x"), (7, None, None)]
+
+
+async def test_misspelt_column_is_no_column_of_nulls(
+    spark: SparkSession, out: Path, tmp_path: Path
+) -> None:
+    """Messages that lack it do not fit (issue 23)."""
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    sink = DataFrameSink(
+        spark,
+        Destination(str(out)),
+        schema="id long, mnth string, title string null",
+        dead_letters=letters,
+    )
+    await load(sink, [b'{"id":1,"month":"May"}', b'{"id":2,"mnth":null}'])
+    assert (sink.account.done, sink.account.dead) == (1, 1)
+    assert "field 'mnth' is missing" in next(x.error for x in letters.letters())
+    assert sink.landed() == (
+        f"wrote 1 message in 1 epoch to {out}; output complete;"
+        " columns mnth, title are null in all rows loaded, 1"
+    )
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+async def test_letters_of_overwritten_output_are_superseded(
+    spark: SparkSession, out: Path, tmp_path: Path, mode: str
+) -> None:
+    """What they lack may be in the output that has come since (issue 23)."""
+    letters = [DeadLetters(tmp_path / "state", pipeline="p") for _ in range(2)]
+    for mine in letters:
+        place = Destination(str(out), mode=mode)
+        sink = DataFrameSink(spark, place, epoch_messages=1, dead_letters=mine)
+        await load(sink, [b"one", b"\xff", b"two"])
+    settled = Settled(letters[0].folder)
+    left = [x for x in settled.letters("load") if isinstance(x, DeadLetter)]
+    found = [(x.run, settled.superseded(x)) for x in left]
+    again = mode == "overwrite"
+    assert found == [(letters[0].run, again), (letters[1].run, False)]
+    for mine in letters:
+        mine.close()
+
+
+async def test_column_of_nulls_is_told_at_the_end(
+    spark: SparkSession, out: Path
+) -> None:
+    """And none that has a value in any epoch (issue 23)."""
+    sink = DataFrameSink(
+        spark, Destination(str(out)), schema="a long, b long, c long", epoch_messages=1
+    )
+    await load(sink, [b'{"a":1,"b":null,"c":null}', b'{"a":null,"b":1,"c":null}'])
+    assert sink.landed().endswith(
+        "output complete; column c is null in all rows loaded, 2"
+    )
 
 
 async def test_binary_column_keeps_bytes(spark: SparkSession, out: Path) -> None:
@@ -279,10 +337,8 @@ async def test_wrong_schema_is_told_at_once(spark: SparkSession) -> None:
     """A schema that Spark can't read is told before the first message."""
     sink = DataFrameSink(spark, Destination("/x"), schema="id lng")
     assert await refusal(sink) == (
-        'load: unsupported data type "LNG" (UNSUPPORTED_DATATYPE)'
+        "load: schema 'id lng': unknown type 'lng' at character 4 (did you mean 'long'?)"
     )
-    sink = DataFrameSink(spark, Destination("/x"), schema="long")
-    assert "schema 'long' is a type, expected columns" in await refusal(sink)
     sink = DataFrameSink(spark, Destination("/x"), schema="id varchar(3)")
     assert "char/varchar" in await refusal(sink)
 
@@ -324,11 +380,27 @@ async def test_format_and_options_are_sparks(spark: SparkSession, out: Path) -> 
     ]
 
 
-async def test_unwritable_path_is_told(spark: SparkSession) -> None:
-    """The line names epoch, path and cause."""
-    text = await refusal(DataFrameSink(spark, Destination("/proc/no/x")), [b"1"])
-    assert text.startswith("load: can't write epoch 1 to /proc/no/x: ")
-    assert "file:/proc/no/x" in text.partition(": can't")[2].partition(": ")[2]
+@pytest.mark.classic
+async def test_path_that_can_not_be_made_is_told_at_first(spark: SparkSession) -> None:
+    """Before the first message, with the folder that is to blame (issue 23)."""
+    sink = DataFrameSink(spark, Destination("/proc/no/x"))
+    assert await refusal(sink) == (
+        "load: can't make /proc/no/x: /proc: no such file or directory; set another path"
+    )
+
+
+async def test_output_is_one_runs(spark: SparkSession, out: Path) -> None:
+    """Of two at a time one would clear away what the other writes (issue 23)."""
+    place = Destination(str(out), mode="append")
+    async with DataFrameSink(spark, place) as first:
+        text = await refusal(
+            DataFrameSink(spark, Destination(f"file:{out}", mode="append"))
+        )
+        assert text.startswith(
+            f"load: another run writes to {out} (pid {os.getpid()} on"
+        )
+        await first.finish()
+    await load(DataFrameSink(spark, place), [b"x"])
 
 
 async def test_unknown_format_is_told(spark: SparkSession, out: Path) -> None:
@@ -336,7 +408,12 @@ async def test_unknown_format_is_told(spark: SparkSession, out: Path) -> None:
     text = await refusal(
         DataFrameSink(spark, Destination(str(out), format="nofmt")), [b"1"]
     )
-    assert "failed to find the data source: nofmt" in text
+    assert text == (
+        "load: there is no format 'nofmt': one that is not Spark's own needs its package,"
+        " in spark.jars.packages"
+    )
+    text = await refusal(DataFrameSink(spark, Destination(str(out), format="parket")))
+    assert "there is no format 'parket' (did you mean 'parquet'?)" in text
 
 
 async def test_table_is_appended_to(spark: SparkSession) -> None:
@@ -519,14 +596,37 @@ async def test_epochs_are_loaded_once(
                 await sink.write([run.encode(), b"-"])
                 if run != "z":
                     await sink.flush()
+                if run == "a":
+                    assert values(spark, out) == []
+                    await sink.perform()  # b is on no record, y not shown at once
             if run == "z":
                 assert sink.account.done == 2
                 await sink.finish()
                 assert sink.account.done == 4
+    shown = EpochFiles(out, "ab12")
+    assert not shown.others()
+    known = known._replace(done=3, ended=True)
+    assert values(spark, out) == ["-", "a"]
+    sink = DataFrameSink(spark, Destination(str(out), mode=mode), name="load")
+    sink.begin(known)
+    async with sink:
+        pass
     names = sorted(path.name for path in out.iterdir())  # noqa: ASYNC240
-    assert names == ["_SUCCESS", *(f"epoch=ab12-{n}" for n in (1, 2, 3))]
-    rows = spark.read.parquet(str(out)).collect()
-    assert sorted(row["value"] for row in rows) == ["-", "-", "-", "a", "y", "z"]
+    form = re.compile(r"part-ab12-(\d)-\d{5}-.*\.parquet|_SUCCESS")
+    found = [form.fullmatch(name) for name in names]
+    assert {match[1] for match in found if match} == {"1", "2", "3", None}
+    assert all(found)
+    frame = spark.read.parquet(str(out))
+    assert frame.columns == ["value"]  # and no epoch, as issue 23 has it
+    assert values(spark, out) == ["-", "-", "-", "a", "y", "z"]
+    assert marker(out)
+
+
+def values(spark: SparkSession, out: Path) -> list[str]:
+    """Return what readers see."""
+    if not list(out.glob("part-*")):
+        return []
+    return sorted(row.value for row in spark.read.parquet(str(out)).collect())
 
 
 async def test_epochs_in_a_table_are_not_loaded_once(spark: SparkSession) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import threading
@@ -146,7 +147,9 @@ async def test_malformed_input_line_stays_with_spark(
     path.write_text('{"id":1}\n{"id":\n')
     frame = read_frame(spark, format="json", path=str(path)).cache()
     found = await messages(DataFrameSource(frame))
-    assert found == [b'{"id":1}', b'{"_corrupt_record":"{\\"id\\":"}']
+    whole, broken = map(json.loads, found)
+    assert whole == {"_corrupt_record": None, "id": 1}
+    assert broken == {"_corrupt_record": '{"id":', "id": None}
 
 
 def broken(spark: SparkSession, text: str) -> Callable[[], DataFrame]:
@@ -197,7 +200,12 @@ async def test_unreadable_file_is_told(spark: SparkSession, tmp_path: Path) -> N
 async def test_syntax_error_is_told(spark: SparkSession) -> None:
     """An expression that Spark can't parse is told as such."""
     text = await refusal(DataFrameSource(spark.range(1), message="to_json(struct(*)"))
-    assert text == "extract: syntax error at or near end of input (PARSE_SYNTAX_ERROR)"
+    assert text == (
+        "extract: message 'to_json(struct(*)': syntax error at or near end of input"
+        " (PARSE_SYNTAX_ERROR)"
+    )
+    source = DataFrameSource(spark.range(1), message="'x'", key="idd")
+    assert (await refusal(source)).startswith("extract: key 'idd': a column, variable")
 
 
 async def test_error_at_run_time_is_told(spark: SparkSession) -> None:

@@ -326,8 +326,8 @@ def test_run_on_executors_is_one_transaction(
     file.write_text(
         "{name: p, engine: spark, delivery: exactly-once, state: state,"
         " extract: {spark: {path: in.txt, format: text}},"
-        ' transform: [{name: t, worker: {command: [cat], markers: {eom: "\\n",'
-        ' eop: "\\n"}}}],'
+        ' transform: [{name: t, worker: {command: [cat]}, dialect: {eom: "\\n",'
+        ' eop: "\\n"}}],'
         " load: {spark: {format: jdbc, mode: append, options:"
         f" {{dbtable: rows, {options}}}}}}}}}"
     )

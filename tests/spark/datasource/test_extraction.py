@@ -25,6 +25,7 @@ def test_replies_that_are_doubtful_fail_the_task() -> None:
     )
     policy = OffsetPolicy(by="supervisor", start=0, end=3, step=1)
     with pytest.raises(
-        SourceFailed, match=r"e: 1 message is doubtful: .*, partition 0"
+        SourceFailed,
+        match=r"e: results of 1 message may be mismatched: .*, partition 0",
     ):
         list(extracted(stage, Range(0, 1, 0, 3), policy))

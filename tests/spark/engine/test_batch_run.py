@@ -106,7 +106,7 @@ def letters(folder: Path) -> list[DeadLetter]:
 def counts(report: Report) -> list[tuple[int, ...]]:
     """Return, by stage: received, done, dead, failed, lost, produced."""
     return [
-        (a.received, a.done, a.dead, a.failed, a.lost, a.produced)
+        (a.received, a.done, a.dead, a.failed, a.unprocessed, a.produced)
         for a in report.ledger
     ]
 

@@ -68,7 +68,7 @@ result = {{
     "status": report.status,
     "error": report.error and str(report.error),
     "counts": [
-        [a.received, a.done, a.dead, a.failed, a.lost, a.produced]
+        [a.received, a.done, a.dead, a.failed, a.unprocessed, a.produced]
         for a in report.ledger
     ],
 }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -87,6 +88,13 @@ def rows(spark: SparkSession, folder: Path) -> Counter[int]:
     return Counter(int(row.value.split()[0]) for row in found)
 
 
+def epochs(folder: Path) -> set[str]:
+    """Return the epochs that readers see, of output that is whole, and nothing else."""
+    names = {entry.name for entry in (folder / "out").glob("[!.]*")} - {"_SUCCESS"}
+    assert all(name.startswith("part-") for name in names)
+    return {"-".join(name.split("-")[1:3]) for name in names}
+
+
 def letters(folder: Path) -> list[bytes]:
     """Return the messages that were dead-lettered."""
     return [
@@ -115,7 +123,7 @@ async def test_run_on_executors_is_one_epoch(
     assert not (tmp_path / "out").exists()
     (tmp_path / "worker.py").unlink()
     report = await run(path, spark, "aside")
-    assert len(list((tmp_path / "out").glob("epoch=*"))) == 1
+    assert len(list((tmp_path / "out").glob(".epoch=*"))) == 1
     again = await run(path, spark)
     assert again.run == report.run
     assert rows(spark, tmp_path) == ONCE
@@ -123,17 +131,47 @@ async def test_run_on_executors_is_one_epoch(
     assert counts(again) == ALL
     record = Record.latest(tmp_path / "state")
     assert (record.ended, record.position, record.epoch) == (True, None, 1)
-    epoch = f"epoch={record.load}-1"
-    assert {entry.name for entry in (tmp_path / "out").iterdir()} == {epoch, "_SUCCESS"}
+    assert epochs(tmp_path) == {f"{record.load}-1"}
     assert not list((tmp_path / "state").glob("staging*"))
 
     # The next run is another, and its only epoch the first.
     path = write("spark", mode="overwrite")
     report = await run(path, spark, "recorded")
+    assert epochs(tmp_path) == {f"{record.load}-1"}  # what is replaced is still there
+    assert Record.latest(tmp_path / "state").pending
+    shown = await run(path, spark, "performed")
+    assert shown.run == report.run != again.run
     assert rows(spark, tmp_path) == ONCE
-    assert not (tmp_path / "out" / epoch).exists()
-    assert report.run != again.run
+    last = Record.latest(tmp_path / "state")
+    assert epochs(tmp_path) == {f"{last.load}-1"} != {f"{record.load}-1"}
+    assert counts(await run(path, spark)) == ALL
+    assert not Record.latest(tmp_path / "state").pending
     assert letters(tmp_path) == [b"7", b"7"]
+
+
+async def test_epoch_has_no_more_than_its_bounds(
+    spark: SparkSession, write: Callable[..., Path]
+) -> None:
+    """The source is cut for it: 500 were 4,993 once (issue 23)."""
+    path = write("local")
+    path.write_text(
+        path.read_text().replace("path: out,", "path: out, epoch: {messages: 4},")
+    )
+    runner = Pipeline.from_yaml(path, spark=spark)
+    loaded = [0]
+
+    def at(step: str) -> None:
+        if step == "recorded":
+            loaded.append(runner.ledger[-1].done)
+
+    assert runner._delivery is not None
+    runner._delivery.at = at
+    report = await runner.run()
+    assert report.error is None
+    assert loaded[-1] == 19
+    sizes = [b - a for a, b in pairwise(loaded)]
+    assert len(sizes) > 4
+    assert max(sizes) <= 4
 
 
 async def test_jvm_that_ends_behind_the_stages_is_told(
@@ -213,6 +251,4 @@ async def test_batch_of_a_stream_is_an_epoch(
     assert counts(again) == ALL
     record = Record.latest(tmp_path / "state")
     assert (record.ended, record.epoch) == (True, 2)
-    epochs = {f"epoch={record.load}-{number}" for number in (1, 2)}
-    there = {entry.name for entry in (tmp_path / "out").iterdir()}
-    assert there == {*epochs, "_SUCCESS"}
+    assert epochs(tmp_path) == {f"{record.load}-{number}" for number in (1, 2)}

@@ -31,7 +31,7 @@ def note(place: int) -> str:
         place=place,
         message=b"m",
         error="refused",
-        kind="MessageRefused",
+        kind="InvalidMessage",
         attempts=(),
         config={},
     )

@@ -42,7 +42,7 @@ name: w
 engine: {engine}
 extract:
   worker: {{command: [python, count.py]}}
-  mode: cyclic
+  dialect: {{mode: cyclic}}
   offsets: {{by: supervisor, start: 5, step: 10{end}}}
   restart: {{delay: 10ms}}
 transform:
@@ -148,7 +148,9 @@ async def test_worker_that_can_not_load_fails_the_run(
     assert report.ledger[2].done == 42
     path.write_text(path.read_text().replace("count.py", "nowhere.py"))
     report = await run(path, spark)
-    assert "stage extract: worker extract" in str(report.error)
+    assert "stage extract: can't start its workers: there is no file" in str(
+        report.error
+    )
 
 
 async def test_program_that_is_not_there_is_told_with_its_host(

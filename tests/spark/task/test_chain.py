@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from etlstage.errors import (
-    RefusedByWorker,
     RepliesDoubtful,
     SourceFailed,
     StageError,
+    WorkerRefusal,
     WorkerStartFailed,
 )
 from etlstage.pipeline import DeadLetter, DeadLetters
@@ -169,7 +169,7 @@ def test_error_keeps_its_class_and_text() -> None:
         "extract: message is null in 1 of 3 rows of a batch: filter these rows"
     )
     assert outcome.error.stage == "extract"
-    note = '{"accounts": [], "letters": 0, "error": {"kind": "MessageRefused", "text": "x", "about": {}}}'
+    note = '{"accounts": [], "letters": 0, "error": {"kind": "InvalidMessage", "text": "x", "about": {}}}'
     error = TaskEnd.from_note(3, note).error
     assert type(error) is StageError
 
@@ -178,13 +178,13 @@ def test_error_keeps_what_is_its_own() -> None:
     """Also where its class is made of something else than a text (issue 10)."""
     policy = ErrorPolicy(then="fail")
     *_, outcome = passed([stage("lambda m: [][0]", on_error=policy)], given(b"a"))
-    assert isinstance(outcome.error, RefusedByWorker)
+    assert isinstance(outcome.error, WorkerRefusal)
     assert "refused the message" in str(outcome.error)
     assert outcome.error.reason == "IndexError: list index out of range"
     assert outcome.error.stage == "t"
     *_, outcome = passed([Stage(name="t", command=AGAIN)], given(b"a"))
     assert isinstance(outcome.error, RepliesDoubtful)
-    assert "stage t: 1 message is doubtful" in str(outcome.error)
+    assert "stage t: results of 1 message may be mismatched" in str(outcome.error)
     assert outcome.accounts[1][COUNTS.index("doubtful")] == 1
 
 

@@ -189,5 +189,7 @@ def test_much_from_little_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) 
 def test_replies_that_are_doubtful_fail_the_task() -> None:
     """A row may have the value of another, and it showed too late (issue 10)."""
     task = Task(Stage(name="t", command=AGAIN), texts=False)
-    with pytest.raises(RepliesDoubtful, match="stage t: 1 message is doubtful"):
+    with pytest.raises(
+        RepliesDoubtful, match="stage t: results of 1 message may be mismatched"
+    ):
         rows(task.run(given([b"a"])))

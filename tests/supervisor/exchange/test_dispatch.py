@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etlstage.errors import Attempt, EtlstageError, MessageRefused, RefusedByWorker
+from etlstage.errors import Attempt, EtlstageError, InvalidMessage, WorkerRefusal
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Session, Shape, Side
 from etlstage.protocol.events import (
     BatchEnded,
+    Failed,
     MessagesPassed,
     MoreRequested,
-    ProtocolFailed,
     RepliesCompleted,
 )
 from etlstage.protocol.marker import MarkerProtocol, Mode
@@ -45,9 +45,9 @@ MODES = (Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER)
 LOST = EtlstageError("lost")
 
 
-def refusal() -> RefusedByWorker:
+def refusal() -> WorkerRefusal:
     """Return the error of a message to which a worker said no."""
-    error = RefusedByWorker("no", stage="t", code=0, reason="no")
+    error = WorkerRefusal("no", stage="t", code=0, reason="no")
     error.attempts = (Attempt("t-1", 1, "no"),)
     return error
 
@@ -85,7 +85,7 @@ class Peer:
                         self._take_message(message)
                 case BatchEnded():
                     self._answer()
-                case ProtocolFailed(error):
+                case Failed(error):
                     raise AssertionError(str(error))
         return b"".join(self.protocol.data_to_send())
 
@@ -131,7 +131,7 @@ def give(dispatcher: Dispatcher, session: Session, now: float) -> bool:
     for event in events:
         try:
             session.send(event)
-        except MessageRefused as error:
+        except InvalidMessage as error:
             dispatcher.refused(error)
             break
     return True
@@ -360,7 +360,7 @@ def test_error_of_a_refused_message_tells_every_attempt() -> None:
     _, refused, _ = caller.collect()
 
     assert isinstance(refused, Outcome)
-    assert isinstance(refused.error, RefusedByWorker)
+    assert isinstance(refused.error, WorkerRefusal)
     assert len(refused.error.attempts) == 3  # of three, of two, alone
 
 
@@ -380,7 +380,7 @@ def test_error_of_a_message_that_was_refused_again_tells_every_attempt() -> None
         (b"3", False),
     ]
     (error,) = {item.error for item in said} - {None}
-    assert isinstance(error, RefusedByWorker)
+    assert isinstance(error, WorkerRefusal)
     assert len(error.attempts) == 2
 
 
@@ -538,7 +538,7 @@ def test_refused_message_says_where_it_stood() -> None:
     *_, answer = caller.collect()
 
     assert isinstance(answer, Outcome)
-    assert isinstance(answer.error, MessageRefused)
+    assert isinstance(answer.error, InvalidMessage)
     assert str(answer.error).startswith("stage t: message contains marker eop")
     assert str(answer.error).endswith("(message 3 of its input)")
 

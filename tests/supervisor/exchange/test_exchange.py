@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.errors import Attempt, RefusedByWorker
+from etlstage.errors import Attempt, WorkerRefusal
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.refusing import refusing
 
 DIED = Attempt("t-1", 1, "died")
-NO, NEVER = (RefusedByWorker(text, stage="t", code=0, reason=text) for text in "nN")
+NO, NEVER = (WorkerRefusal(text, stage="t", code=0, reason=text) for text in "nN")
 
 
 def exchange(*messages: bytes) -> Exchange:
@@ -134,9 +134,9 @@ def test_errors_of_refusals_are_made_when_they_are_looked_at() -> None:
     """What waits in a block is cheap; each who looks has his own (issue 10)."""
     made: list[str] = []
 
-    def no(reason: str) -> RefusedByWorker:
+    def no(reason: str) -> WorkerRefusal:
         made.append(reason)
-        return RefusedByWorker(reason, stage="t", code=0, reason=reason)
+        return WorkerRefusal(reason, stage="t", code=0, reason=reason)
 
     outcome = Outcome(0, [b"m"] * 9, [()] * 9, 9).refusing(Refused([2, 5], "ab", no), 0)
     part = outcome.cut(3, 9)

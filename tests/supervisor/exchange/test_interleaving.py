@@ -20,16 +20,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from etlstage.errors import Attempt, MessageRefused, RefusedByWorker, WorkerLost
+from etlstage.errors import Attempt, InvalidMessage, WorkerLost, WorkerRefusal
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Shape, Side
 from etlstage.protocol.events import (
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    ExchangesOpened,
-    OutputOf,
+    Added,
+    Cancelled,
+    Ended,
+    Opened,
     Ready,
 )
 from etlstage.stage import BatchPolicy, ErrorPolicy
@@ -43,7 +41,7 @@ from tests.supervisor.exchange.test_named import end, refuse
 from tests.supervisor.toy import ToyDialect, ToySession
 
 LOST = WorkerLost("lost", stage="t")
-NO = RefusedByWorker("no", stage="t", code=1, reason="no")
+NO = WorkerRefusal("no", stage="t", code=1, reason="no")
 
 
 class Worker:
@@ -105,10 +103,10 @@ class Interleaving(RuleBasedStateMachine):
             if id_ in worker.begun:
                 return
             worker.begun.add(id_)
-            worker.theirs.send(OutputOf(id_, [b"first " + message]))
+            worker.theirs.send(Added(id_, [b"first " + message]))
         else:
             del worker.open[id_]
-            worker.theirs.send(ExchangeRefused(id_, 1, "no"))
+            worker.theirs.send(Ended.refused(id_, 1, "no"))
         worker.to_us += b"".join(worker.theirs.data_to_send())
 
     @rule(data=st.data())
@@ -129,7 +127,7 @@ class Interleaving(RuleBasedStateMachine):
         """An exchange takes too long; what comes of it later is nobody's."""
         worker = self._choose(data)
         for id_ in worker.dispatcher.expired(self.now, 0.0)[:1]:
-            worker.ours.send(ExchangeCancelled(id_, 0, "too slow"))
+            worker.ours.send(Cancelled(id_, 0, "too slow"))
             worker.to_worker += b"".join(worker.ours.data_to_send())
             attempt = Attempt("t-1", 1, "too slow")
             worker.dispatcher.lose_one(id_, attempt, lambda _: LOST)
@@ -194,12 +192,10 @@ class Interleaving(RuleBasedStateMachine):
             assert caller.in_flight == caller.held == caller.held_bytes == 0
 
     def _end(self, worker: Worker, ids: list[int]) -> None:
-        ends: list[tuple[int, tuple[bytes, ...]]] = []
         for id_ in ids:
             message = worker.open.pop(id_)
             rest = () if id_ in worker.begun else (b"first " + message,)
-            ends.append((id_, (*rest, b"last " + message)))
-        worker.theirs.send(ExchangesEnded(ends))
+            worker.theirs.send(Ended(id_, [(*rest, b"last " + message)]))
         worker.to_us += b"".join(worker.theirs.data_to_send())
 
     def _choose(self, data: st.DataObject) -> Worker:
@@ -214,9 +210,9 @@ class Interleaving(RuleBasedStateMachine):
         data, worker.to_worker = worker.to_worker[:size], worker.to_worker[size:]
         worker.theirs.receive_data(data, self.now)
         for event in worker.theirs.events_received():
-            if isinstance(event, ExchangeOpened):
-                worker.open[event.id] = event.messages[0]
-            elif isinstance(event, ExchangeCancelled):
+            if isinstance(event, Opened):
+                worker.open[event.first] = event.messages[0]
+            elif isinstance(event, Cancelled):
                 worker.open.pop(event.id, None)
 
     def _to_us(self, worker: Worker, size: int) -> None:
@@ -224,12 +220,12 @@ class Interleaving(RuleBasedStateMachine):
         worker.ours.receive_data(data, self.now)
         for event in worker.ours.events_received():
             match event:
-                case OutputOf(id_, outputs):
+                case Added(id_, outputs):
                     worker.dispatcher.passed_by(id_, outputs)
-                case ExchangesEnded(ends):
-                    end(worker.dispatcher, ends, len(data))
-                case ExchangeRefused(id_):
+                case Ended(id_, _, [_]):
                     refuse(worker.dispatcher, id_, NO)
+                case Ended(id_, [group]):
+                    end(worker.dispatcher, [(id_, group)], len(data))
 
 
 Interleaving.TestCase.settings = settings(
@@ -262,9 +258,9 @@ def test_exchanges_are_opened_while_there_is_room() -> None:
     d, backlog = dispatcher()
     fed(backlog, b"a", b"b", b"c")
 
-    assert d.next(0.0, 0, 1) == (ExchangesOpened(1, [b"a"], "transform"),)
+    assert d.next(0.0, 0, 1) == (Opened(1, [b"a"]),)
     assert d.next(0.0, 1, 0) is None
-    assert d.next(0.0, 1, 9) == (ExchangesOpened(2, [b"b", b"c"], "transform"),)
+    assert d.next(0.0, 1, 9) == (Opened(2, [b"b", b"c"]),)
     assert (d.held, d.busy, d.next(0.0, 3, 1)) == (3, True, None)
 
 
@@ -300,7 +296,7 @@ def test_refused_exchange_is_opened_again_if_it_may_be() -> None:
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 1)
     refuse(d, 1, NO)
-    assert d.next(0.0, 0, 1) == (ExchangesOpened(2, [b"a"], "transform"),)
+    assert d.next(0.0, 0, 1) == (Opened(2, [b"a"]),)
     refuse(d, 2, NO)
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
@@ -312,7 +308,7 @@ def test_message_that_can_not_be_sent_is_refused() -> None:
     d, backlog = dispatcher()
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 2)
-    d.refused(MessageRefused("is too long", index=0))
+    d.refused(InvalidMessage("is too long", index=0))
 
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
@@ -354,7 +350,7 @@ def test_batch_is_one_exchange() -> None:
     assert d.next(2.0, 0, 1) is None
     assert d.due == 6.0
     caller.feed([b"b"], 2.0)
-    assert d.next(2.0, 0, 1) == (ExchangeOpened(1, [b"a", b"b"], "transform"),)
+    assert d.next(2.0, 0, 1) == (Opened(1, [b"a", b"b"], each=False),)
     end(d, [(1, (b"ab",))], 2)
 
     (outcome,) = caller.collect()
@@ -384,8 +380,8 @@ def test_messages_around_one_that_can_not_be_sent_are_sent() -> None:
     d = NamedDispatcher(run, backlog)
     fed(backlog, b"a", b"b", b"c")
     d.next(0.0, 0, 1)
-    d.refused(MessageRefused("is too long", index=1))
+    d.refused(InvalidMessage("is too long", index=1))
 
-    assert d.next(0.0, 0, 1) == (ExchangeOpened(2, [b"a"], "transform"),)
+    assert d.next(0.0, 0, 1) == (Opened(1, [b"a"], each=False),)
     assert d.next(0.0, 1, 0) is None
-    assert d.next(0.0, 1, 1) == (ExchangeOpened(3, [b"c"], "transform"),)
+    assert d.next(0.0, 1, 1) == (Opened(2, [b"c"], each=False),)

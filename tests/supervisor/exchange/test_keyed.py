@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.errors import LocalProtocolError, RefusedByWorker
+from etlstage.errors import LocalProtocolError, WorkerRefusal
 from etlstage.messages import AnnotatedRun, Position, Result
 from etlstage.stage import Order, RestartPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
@@ -24,7 +24,7 @@ from tests.supervisor.exchange.test_dispatch import stage as silent
 from tests.supervisor.refusing import refusing
 from tests.supervisor.workers import QUICK, numbers, outputs, stage
 
-NO = RefusedByWorker("no", stage="t", code=0, reason="no")
+NO = WorkerRefusal("no", stage="t", code=0, reason="no")
 
 
 def keyed(key: str | None = "/id", workers: int = 3) -> Stage:

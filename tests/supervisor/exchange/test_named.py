@@ -9,23 +9,22 @@ import pytest
 from etlstage.errors import (
     Attempt,
     EtlstageError,
-    MessageRefused,
+    InvalidMessage,
     PayloadTooBig,
     RemoteProtocolError,
     WorkerLost,
 )
 from etlstage.messages import OVERHEAD, StageKind
 from etlstage.protocol.events import (
+    Added,
+    Cancelled,
+    Ended,
     Event,
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangesEnded,
-    ExchangesOpened,
-    OutputOf,
+    Opened,
 )
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import ErrorPolicy, RestartPolicy, Stage
+from etlstage.stage import BatchPolicy, ErrorPolicy, Order, RestartPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.exchange import Outcome
@@ -33,6 +32,7 @@ from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import Submission
+from tests.supervisor.refusing import refusing
 
 CANCELLED = Attempt("t-1", 7, "took too long")
 REFUSED = RemoteProtocolError("refused")
@@ -92,13 +92,26 @@ class Worker:
         }
 
 
+def in_runs(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Ended]:
+    """Return ends, those with consecutive numbers as one event."""
+    found: list[Ended] = []
+    for id_, group in ends:
+        if found and id_ == found[-1].first + len(found[-1].groups):
+            found[-1] = found[-1]._replace(groups=[*found[-1].groups, group])
+        else:
+            found.append(Ended(id_, [group]))
+    return found
+
+
 def end(
     dispatcher: NamedDispatcher,
     ends: list[tuple[int, tuple[bytes, ...]]],
     reply_size: int,
 ) -> tuple[int, int]:
     """End exchanges; return how many messages were delivered, and their bytes."""
-    dispatcher.ended(ends, reply_size, 0.0)
+    for event in in_runs(ends):
+        dispatcher.ended(event, reply_size, 0.0)
+        reply_size = 0
     answered = dispatcher.release()
     return answered.messages, answered.size
 
@@ -107,14 +120,14 @@ def refuse(
     dispatcher: NamedDispatcher, id_: int, error: EtlstageError
 ) -> tuple[int, int]:
     """Refuse an exchange; return the same as :func:`end`."""
-    dispatcher.refused_by(id_, error, 0.0)
+    dispatcher.ended(Ended(id_, [()]), 0, 0.0, refusing([(0, error)]))
     answered = dispatcher.release()
     return answered.messages, answered.size
 
 
-def opened(number: int, *messages: bytes) -> ExchangesOpened:
+def opened(number: int, *messages: bytes) -> Opened:
     """Return the event that opens an exchange for each message."""
-    return ExchangesOpened(number, [*messages], "transform")
+    return Opened(number, [*messages])
 
 
 def test_each_message_is_an_exchange_with_a_number() -> None:
@@ -163,7 +176,7 @@ def test_caller_that_takes_no_replies_is_given_what_it_waits_for() -> None:
     w = Worker(b"a", b"b", b"c")
     w.submission.max_unread = 0
     w.dispatcher.next(0.0, 0, 1)
-    w.dispatcher.ended([(1, (b"A",))], 1, 0.0)
+    w.dispatcher.ended(Ended(1, [(b"A",)]), 1, 0.0)
     w.dispatcher.release()
     assert w.open(room=9) == []
     w.submission.collect()
@@ -291,7 +304,7 @@ def test_streamed_outputs_are_passed_on_at_once() -> None:
     assert w.dispatcher.unwanted() == []
     one.forget()
     reason = "nobody waits for it any more"
-    assert w.dispatcher.unwanted() == [ExchangeCancelled(1, 0, reason)]
+    assert w.dispatcher.unwanted() == [Cancelled(1, 0, reason)]
     assert w.dispatcher.unwanted() == []
 
 
@@ -305,9 +318,9 @@ def test_round_that_takes_too_long_is_asked_again() -> None:
     asked = Round(lambda: None, b"request", max_unread=100)
     w.backlog.open(asked)
 
-    assert w.open() == [ExchangesOpened(1, [b"request"], "extract")]
+    assert w.open() == [Opened(1, [b"request"])]
     assert w.lose(1) == Loss(1, retried=1, failed=0, tries=0)
-    assert w.open() == [ExchangesOpened(2, [b"request"], "extract")]
+    assert w.open() == [Opened(2, [b"request"])]
     assert w.lose(2) == Loss(1, retried=0, failed=1, tries=0)
     assert str(asked.error) == "took too long"
 
@@ -336,27 +349,27 @@ def test_message_that_can_not_be_sent_is_taken_back() -> None:
     w = Worker(b"a")
     w.open()
 
-    w.dispatcher.refused(MessageRefused("contains a marker", index=0))
+    w.dispatcher.refused(InvalidMessage("contains a marker", index=0))
     assert not w.dispatcher.busy
     (text,) = w.replies.values()
     assert text == "stage t: contains a marker (message 1 of its input)"
 
 
 def test_messages_around_one_that_can_not_be_sent_are_opened() -> None:
-    """As many as there is room for, under new numbers (issue 15)."""
+    """As many as there is room for, under the same numbers (issue 15)."""
     w = Worker(b"a", b"b", b"c", b"d", b"e")
     assert w.dispatcher.next(0.0, 0, 5) == (opened(1, b"a", b"b", b"c", b"d", b"e"),)
 
     assert w.dispatcher.sated
-    w.dispatcher.refused(MessageRefused("is too long", index=1))
+    w.dispatcher.refused(InvalidMessage("is too long", index=1))
     assert not w.dispatcher.sated
 
     assert not w.dispatcher.busy
-    assert w.dispatcher.next(0.0, 0, 2) == (opened(6, b"a"),)
-    assert w.dispatcher.next(0.0, 1, 2) == (opened(7, b"c", b"d"),)
-    assert w.dispatcher.next(0.0, 3, 2) == (opened(9, b"e"),)
+    assert w.dispatcher.next(0.0, 0, 2) == (opened(1, b"a"),)
+    assert w.dispatcher.next(0.0, 1, 2) == (opened(2, b"c", b"d"),)
+    assert w.dispatcher.next(0.0, 3, 2) == (opened(4, b"e"),)
     assert w.dispatcher.next(0.0, 4, 2) is None
-    end(w.dispatcher, [(6, ())], 0)
+    end(w.dispatcher, [(1, ())], 0)
     culprit = "stage t: is too long (message 2 of its input)"
     assert w.replies == {b"a": "()", b"b": culprit}
 
@@ -379,23 +392,23 @@ def test_dialogue_is_opened_before_anything_is_said() -> None:
     one, other = dialogue(w, "chat"), dialogue(w)
     assert not w.dispatcher.lasts
     assert w.open() == [
-        ExchangeOpened(1, (), "transform", ended=False, event="chat"),
-        ExchangeOpened(2, (), "transform", ended=False, event=""),
+        Opened(1, (), each=False, ended=False, event="chat"),
+        Opened(2, (), each=False, ended=False),
     ]
     assert (w.dispatcher.lasts, w.dispatcher.held, w.dispatcher.said()) == (True, 2, [])
 
     for caller in (one, other):
         caller.say(b"a")
-    assert w.dispatcher.said() == [OutputOf(1, [b"a"])]
+    assert w.dispatcher.said() == [Added(1, [b"a"])]
     one.say(b"b")
-    assert w.dispatcher.said() == [OutputOf(2, [b"a"])]
+    assert w.dispatcher.said() == [Added(2, [b"a"])]
     one.end()
-    assert w.dispatcher.said() == [OutputOf(1, [b"b"]), ExchangesEnded([(1, ())])]
+    assert w.dispatcher.said() == [Added(1, [b"b"], ended=True)]
     other.end()
-    assert w.dispatcher.said() == [ExchangesEnded([(2, ())])]
+    assert w.dispatcher.said() == [Added(2, [], ended=True)]
     assert w.dispatcher.said() == []
 
-    w.dispatcher.ended([(1, (b"x",)), (2, ())], 0, 1.0)
+    w.dispatcher.ended(Ended(1, [(b"x",), ()]), 0, 1.0)
     w.dispatcher.release()
     assert (one.finished, one.outputs()) == (True, [[b"x"]])
     assert not w.dispatcher.lasts
@@ -435,7 +448,7 @@ def test_dialogue_that_nobody_wants_is_cancelled_with_its_reason() -> None:
     left.say(b"x")
     left.parting = 7, "client gone"
     w.backlog.drop(left)
-    assert w.dispatcher.unwanted() == [ExchangeCancelled(1, 7, "client gone")]
+    assert w.dispatcher.unwanted() == [Cancelled(1, 7, "client gone")]
     assert w.dispatcher.said() == []
 
 
@@ -448,3 +461,47 @@ def test_exchanges_have_more_time_when_nothing_was_read(room: int) -> None:
     assert w.dispatcher.oldest == 3.0
     w.dispatcher.postpone(5.0, now=30.0)
     assert w.dispatcher.oldest == 8.0
+
+
+def test_one_exchange_of_each_lane_is_open() -> None:
+    """What has one key is processed one after the other (issue 22)."""
+    worker = Worker(b"a", b"b", order=Order.KEY)
+    second = Submission(lambda: None, keyed=True)
+    second.feed([b"c", b"d"], 0.0)
+    worker.submission.keyed = True
+    worker.backlog.open(second)
+
+    opened = [event.messages for event in worker.open(room=4)]  # type: ignore[union-attr]
+    assert sorted(map(list, opened)) == [[b"a"], [b"c"]]
+
+    worker.dispatcher.ended(Ended(1, [(), ()]), 0, 1.0)
+    worker.dispatcher.release()
+    opened = [event.messages for event in worker.open(room=4)]  # type: ignore[union-attr]
+    assert sorted(map(list, opened)) == [[b"b"], [b"d"]]
+
+
+def test_one_of_a_run_may_be_refused() -> None:
+    """The others are answered."""
+    worker = Worker(b"a", b"b", b"c")
+    worker.open(room=3)
+
+    refused = refusing([(1, REFUSED)])
+    worker.dispatcher.ended(Ended(1, [(b"A",), (), (b"C",)]), 0, 0.0, refused)
+    worker.dispatcher.release()
+
+    (outcome,) = worker.submission.collect()
+    assert isinstance(outcome, Outcome)
+    assert list(outcome.errors) == [None, REFUSED, None]
+    assert list(outcome.replies) == [(b"A",), (), (b"C",)]
+
+
+def test_messages_of_a_batch_are_held_until_it_ends() -> None:
+    """As many as it has, though it is one exchange."""
+    dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
+    worker = Worker(b"a", b"b", dialect=dialect, batch=BatchPolicy(size=2))
+    worker.open(room=1)
+    assert (worker.dispatcher.held, worker.dispatcher.busy) == (2, True)
+
+    end(worker.dispatcher, [(1, ())], 0)
+
+    assert (worker.dispatcher.held, worker.dispatcher.busy) == (0, False)

@@ -136,7 +136,7 @@ def test_what_can_not_be_sent_takes_no_room() -> None:
     block.withdraw(1, 1)
 
     assert block.room(0.0, step=False) == 1
-    assert block.fresh
+    assert not block.total
 
 
 def test_release_says_what_it_was() -> None:

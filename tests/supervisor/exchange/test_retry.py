@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.errors import Attempt, RefusedByWorker
+from etlstage.errors import Attempt, WorkerRefusal
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
 from etlstage.supervisor.exchange.retry import Judgement, judge, refused
 from etlstage.supervisor.exchange.submission import Submission
@@ -120,7 +120,7 @@ def test_all_exchanges_under_way_are_suspects() -> None:
 
 def no(exchange: Exchange, *places: int) -> Outcome:
     """Return the outcome of an exchange that a worker refused, or some messages of."""
-    errors = [RefusedByWorker("no", stage="t", code=0, reason="no") for _ in places]
+    errors = [WorkerRefusal("no", stage="t", code=0, reason="no") for _ in places]
     for error in errors:
         error.attempts = (DIED,)
     outcome = Outcome(exchange.start, exchange.messages, (), exchange.size)
@@ -128,7 +128,7 @@ def no(exchange: Exchange, *places: int) -> Outcome:
         groups = [(m,) for m in exchange.messages]
         refusals = refusing(zip(places, errors, strict=True))
         return outcome._replace(groups=groups, refused=refusals)
-    error = RefusedByWorker("no", stage="t", code=0, reason="no")
+    error = WorkerRefusal("no", stage="t", code=0, reason="no")
     error.attempts = (DIED,)
     return outcome._replace(error=error)
 
@@ -141,7 +141,7 @@ def test_refused_message_is_tried_as_often_as_it_may_be() -> None:
     assert (once.attempts, once.tries, once.refusals) == ((BEFORE, DIED), 1, 1)
     (twice,), again = refused(once, no(once), retries=1)
     assert again == []
-    assert isinstance(twice.error, RefusedByWorker)
+    assert isinstance(twice.error, WorkerRefusal)
     assert twice.error.attempts == (BEFORE, DIED, DIED)
 
 

@@ -15,9 +15,10 @@ from etlstage.supervisor import (
     SupervisorEvent,
     WorkerExited,
     WorkerFailed,
+    WorkerReady,
     WorkerStarted,
 )
-from tests.supervisor.workers import outputs, plain, stage
+from tests.supervisor.workers import QUICK, outputs, plain, stage
 
 pytestmark = pytest.mark.process
 
@@ -47,16 +48,19 @@ async def test_events_of_a_worker_that_behaves() -> None:
 
 async def test_events_of_a_worker_that_is_given_up() -> None:
     """Failed, with the error that its message got, before it is gone."""
-    run = stage("never_answers", timeout=Timeouts(message=0.2, stop=0.2))
+    # One that has not started would have read nothing.
+    timeout = Timeouts(message=0.2, stop=0.2)
+    run = stage("never_answers", timeout=timeout, ready=True)
     supervisor = AsyncSupervisor(run)
     events = supervisor.events()
     with anyio.fail_after(10):
         async with supervisor:
             (result,) = await supervisor.submit([b"one"])
     with events:
-        started, failed, exited = [event async for event in events]
+        started, ready, failed, exited = [event async for event in events]
 
     assert isinstance(started, WorkerStarted)
+    assert isinstance(ready, WorkerReady)
     assert isinstance(failed, WorkerFailed)
     assert "did not answer a message within 0.2 s" in str(failed.error)
     assert "did not answer a message within 0.2 s" in str(result.error)
@@ -162,12 +166,14 @@ async def test_long_lines_of_stderr_are_logged_in_pieces() -> None:
 
 async def test_failure_of_a_worker_is_logged() -> None:
     """A failure is a warning with the whole story; an ordinary exit is no news."""
-    run = stage("writes_no_eop_at", 1, timeout=Timeouts(message=0.2, stop=0.2))
+    timeout = Timeouts(message=0.2, stop=0.2)
+    run = stage("writes_no_eop_at", 1, timeout=timeout, ready=True)
     with capture_logs() as logs, anyio.fail_after(10):
         async with AsyncSupervisor(run) as supervisor:
             (result,) = await supervisor.submit([b"one"])
 
-    assert [e for e in logs if e["event"] != "worker wrote to stderr"] == [
+    news = [e for e in logs if e["log_level"] != "debug"]
+    assert [e for e in news if e["event"] != "worker wrote to stderr"] == [
         {
             "event": "worker failed",
             "log_level": "warning",
@@ -180,13 +186,49 @@ async def test_failure_of_a_worker_is_logged() -> None:
     assert "it wrote 4 bytes without the marker eop" in str(result.error)
 
 
+async def test_each_step_of_a_worker_is_logged() -> None:
+    """For who asks for it: from its start to how it ended, by itself or not (issue 22)."""
+    with capture_logs() as logs, anyio.fail_after(10):
+        async with AsyncSupervisor(stage("echo")) as supervisor:
+            await supervisor.submit([b"one"])
+        async with AsyncSupervisor(plain("extract", "one")) as supervisor:
+            assert [m async for m in supervisor.extract()] == [b"one"]
+        async with AsyncSupervisor(stage("deaf_to_eof", timeout=QUICK)) as supervisor:
+            await supervisor.submit([b"one"])
+    assert {log["log_level"] for log in logs} == {"debug"}
+    assert [
+        (log["event"], log["worker"], log.get("sent", log.get("by_itself")))
+        for log in logs
+    ] == [
+        ("worker started", "t-1", None),
+        ("worker is stopped", "t-1", "the end of its input"),
+        ("worker exited", "t-1", False),
+        ("worker started", "e-1", None),
+        ("worker exited", "e-1", True),
+        ("worker started", "t-1", None),
+        ("worker is stopped", "t-1", "the end of its input"),
+        ("worker is stopped", "t-1", "SIGTERM"),
+        ("worker exited", "t-1", False),
+    ]
+    assert logs[-1]["fate"] == "was killed by SIGTERM"
+
+
+async def test_round_of_a_program_is_no_restart() -> None:
+    """It is run once for each; nobody has to look into that (issue 22)."""
+    async with AsyncSupervisor(plain("extract", "one")) as supervisor:
+        for _ in range(3):
+            assert [m async for m in supervisor.extract()] == [b"one"]
+    assert supervisor.faults.restarts == 0
+
+
 async def test_log_that_is_gone_stops_nobody() -> None:
     """Where the host logs to may be a closed pipe; workers are served all the same."""
 
     def broken(logger: object, method: str, event: EventDict) -> EventDict:
         raise BrokenPipeError
 
-    run = stage("writes_no_eop_at", 1, timeout=Timeouts(message=0.2, stop=0.2))
+    timeout = Timeouts(message=0.2, stop=0.2)
+    run = stage("writes_no_eop_at", 1, timeout=timeout, ready=True)
     structlog.configure(processors=[broken])
     try:
         with anyio.fail_after(10):

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from etlstage.errors import Attempt, StageFailed, WorkerLost
 from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.events import MoreRequested, ProtocolFailed, RepliesCompleted
+from etlstage.protocol.events import Failed, MoreRequested, RepliesCompleted
 from etlstage.protocol.marker import Mode
 from etlstage.stage import (
     BatchPolicy,
@@ -212,7 +212,8 @@ def test_starts_without_progress_wait_longer_and_longer() -> None:
     )
     last = d.told[-1]
     assert isinstance(last, WorkerFailedPermanently)
-    assert "last events: started (pid 7, start 1) 3.00 s ago; " in str(last.error)
+    assert isinstance(last.error, StageFailed)
+    assert last.error.story[0] == "event: started (pid 7, start 1) 3.00 s ago"
 
 
 def test_worker_that_died_of_a_message_has_made_progress() -> None:
@@ -487,6 +488,16 @@ def test_nobody_is_started_while_all_are_stopped() -> None:
 
     assert d.handle(DemandSeen(99)) == d.handle(ScaleRequested(3)) == []
     assert not d.state.may_grow
+
+
+def test_nobody_is_started_for_a_stage_that_was_given_up() -> None:
+    """All messages have failed: who came would have nothing to do (issue 22)."""
+    d = driver(restart=RestartPolicy(max=0))
+    d.start()
+    d.end()
+    assert d.state.given_up
+
+    assert d.handle(ScaleRequested(3)) == []
 
 
 # --- the end of it all ---------------------------------------------------------------
@@ -864,7 +875,7 @@ class Supervision(RuleBasedStateMachine):
                     process.dispatcher.answered(groups, len(reply), self.now)
                 case MoreRequested():
                     pass
-                case ProtocolFailed(error):
+                case Failed(error):
                     raise AssertionError(str(error))
         self._release(process)
         process.idle_since = None if process.protocol.owed else self.now

@@ -56,6 +56,5 @@ def test_failure_ends_with_the_story() -> None:
     """What happened last is what helps."""
     error = failure("t", "worker t-1 died", ("started", "failed"))
     assert error.stage == "t"
-    assert str(error) == (
-        "stage t: worker t-1 died; not restarted again; last events: started; failed"
-    )
+    assert str(error) == "stage t: worker t-1 died; not restarted again"
+    assert error.story == ("event: started", "event: failed")

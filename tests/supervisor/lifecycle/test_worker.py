@@ -16,6 +16,7 @@ from etlstage.supervisor.lifecycle.events import (
     Event,
     RemainsEnded,
     StopRequested,
+    TimerRang,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
@@ -153,6 +154,23 @@ def test_extractor_that_gets_no_further_fails_permanently() -> None:
     assert Spawn("t-1", 2, math.inf) in life.handle(STARTED, gone)
     life.handle(WorkerStarted("t-1", 7, 2), gone)
     assert life.worker.state is State.FATAL
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_extractor_that_ends_before_it_is_ready_makes_no_progress(status: int) -> None:
+    """It held no round, and was started for one all the same (issue 22)."""
+    life = Life(
+        kind=StageKind.EXTRACT,
+        dialect=MarkerDialect(mode=Mode.PLAIN),
+        ready=True,
+        restart=RestartPolicy(max=2, delay=3),
+    )
+    gone = WorkerExited("t-1", 7, status, lost=0)
+    assert Spawn("t-1", 2, math.inf) in life.handle(STARTED, gone)
+    life.handle(STARTED, gone)
+    assert (life.worker.state, life.worker.timer) == (State.BACKOFF, 3)
+    life.handle(TimerRang("t-1"), STARTED, gone)
+    assert (life.worker.state, life.worker.wanted) == (State.FATAL, True)
 
 
 def test_worker_that_is_not_needed_answers_what_it_has() -> None:

@@ -74,7 +74,7 @@ async def ends_in_a_message(worker: ScriptedWorker) -> None:
 
 
 PLAIN: Final = [
-    (ends_with_eop, "the worker works in cycles; set mode: cyclic"),
+    (ends_with_eop, "the worker works in cycles; set dialect.mode: cyclic"),
     (fails_in_the_middle, "exited with status 1: nobody takes that for all"),
     (ends_in_a_message, "not complete: b"),
 ]

@@ -37,7 +37,7 @@ FAILS = [
         UNASKED,
         "asked for: stray print<EOM>; what it says",
     ),
-    (Fault(K.WRONG_MARKER), "answers", "the worker fills batches; set batch.driver"),
+    (Fault(K.WRONG_MARKER), "answers", "the worker fills batches; set dialect.driver"),
     (Fault(K.HUGE), "answers", "message is more than 67108864 bytes long"),
     (Fault(K.CLOSE_STDOUT), "answers", "owes 1 reply: closed its stdout"),
     (Fault(K.CLOSE_STDIN), "answers", "closed its stdin before it had read all"),

@@ -1,7 +1,7 @@
 """
 Extract everything and exit, in plain Python.
 
-Each line of a file becomes a message. As an E stage, ``mode: plain``:
+Each line of a file becomes a message. As an E stage, ``dialect: {mode: plain}``:
 ``command: [python, extract.py, in.txt]``.
 """
 

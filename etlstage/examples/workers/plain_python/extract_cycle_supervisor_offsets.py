@@ -2,7 +2,7 @@
 Extract the range that is asked for, in plain Python; the supervisor keeps the offset.
 
 Each line of a file becomes a message, and line numbers are the offsets. As an E
-stage, ``mode: cyclic``, ``offsets: {by: supervisor, start: 0, step: 1000}``:
+stage, ``dialect: {mode: cyclic}``, ``offsets: {by: supervisor, start: 0, step: 1000}``:
 ``command: [python, extract_cycle_supervisor_offsets.py, in.txt]``.
 """
 

@@ -2,7 +2,7 @@
 Extract what is new whenever asked; the worker knows how far it got.
 
 Each line that was appended to a log becomes a message. As an E stage,
-``mode: cyclic``, ``offsets: {by: worker}``:
+``dialect: {mode: cyclic}``, ``offsets: {by: worker}``:
 ``command: [python, extract_cycle_worker_offsets.py, app.log, app.offset]``.
 """
 

@@ -13,7 +13,7 @@ from typing import Final
 from etlstage.messages import counted
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.cocaine import Version
-from etlstage.protocol.events import ExchangesEnded, Farewell, LifeSeen, Ready
+from etlstage.protocol.events import Added, Alive, Farewell, Ready
 from etlstage.testing.check.cocaine.talk import (
     as_expected,
     begun,
@@ -60,7 +60,7 @@ async def beats_again(subject: Subject) -> None:
         worker.timeout = min(subject.timeout, most)
         try:
             await worker.until(
-                lambda: any(isinstance(event, LifeSeen) for event in worker.events),
+                lambda: any(isinstance(event, Alive) for event in worker.events),
                 "did not beat a second time",
             )
         except WorkerFailed:
@@ -77,10 +77,10 @@ async def takes_heartbeats_at_any_time(subject: Subject) -> None:
     runs = runs_of(subject, 2)
     async with subject.start() as worker:
         for number, run in enumerate(runs, 1):
-            await worker.send(LifeSeen(), LifeSeen())
+            await worker.send(Alive(), Alive())
             await worker.send(begun(subject, number, run))
-            await worker.send(LifeSeen())
-            await worker.send(ExchangesEnded([(number, ())]))
+            await worker.send(Alive())
+            await worker.send(Added(number, (), ended=True))
         await as_expected(subject, worker, runs, "between heartbeats")
 
 
@@ -140,7 +140,7 @@ async def ends_its_sessions_before_it_terminates(subject: Subject) -> None:
         await worker.send(begun(subject, 1, run))
         await worker.feed(_terminate(subject, version_of(worker)))
         try:
-            await worker.send(ExchangesEnded([(1, ())]))
+            await worker.send(Added(1, (), ended=True))
             await worker.replies()
         except WorkerFailed:
             subject.advise(

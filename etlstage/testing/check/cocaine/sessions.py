@@ -8,14 +8,7 @@ from typing import Final
 
 from etlstage.messages import Run
 from etlstage.protocol.cocaine import Version
-from etlstage.protocol.events import (
-    ExchangeCancelled,
-    ExchangeOpened,
-    ExchangeRefused,
-    ExchangesEnded,
-    Noise,
-    OutputOf,
-)
+from etlstage.protocol.events import Added, Cancelled, Ended, Noise, Opened
 from etlstage.testing.check.cocaine.talk import (
     as_expected,
     begun,
@@ -67,9 +60,9 @@ async def takes_sessions_that_overlap(subject: Subject) -> None:
         for number in ids:
             await worker.send(begun(subject, number, []))
         for number, run in zip(ids, runs, strict=True):
-            await worker.send(OutputOf(number, run))
+            await worker.send(Added(number, run))
         for number in reversed(ids):
-            await worker.send(ExchangesEnded([(number, ())]))
+            await worker.send(Added(number, (), ended=True))
         await as_expected(subject, worker, runs, "while other sessions were open")
 
 
@@ -90,7 +83,7 @@ async def answers_while_others_wait(subject: Subject) -> None:
             subject.advise(
                 worker, "it has one session at a time: its stage needs concurrency: 1"
             )
-        await worker.send(OutputOf(1, first), ExchangesEnded([(1, ())]))
+        await worker.send(Added(1, first, ended=True))
         await as_expected(subject, worker, [first, second], "in turn")
 
 
@@ -124,9 +117,9 @@ async def refuses_an_event_that_it_does_not_know(subject: Subject) -> None:
     async with subject.start(
         with_dialect(subject, replace(dialect, event=""))
     ) as worker:
-        await worker.send(ExchangeOpened(1, run, "no such event"))
+        await worker.send(Opened(1, run, each=False, event="no such event"))
         (reply,) = await worker.replies()
-        await worker.send(ExchangeOpened(2, run, known))
+        await worker.send(Opened(2, run, each=False, event=known))
         await worker.replies()
         await subject.settle(worker)
         if reply.refused is None:
@@ -138,8 +131,8 @@ async def takes_a_session_that_is_cancelled(subject: Subject) -> None:
     runs = runs_of(subject, 3)
     async with subject.start() as worker:
         await worker.send(begun(subject, 1, runs[0]))
-        await worker.send(ExchangeCancelled(1, 7, "not wanted any more"))
-        await worker.send(begun(subject, 2, []), ExchangeCancelled(2, 7, "neither"))
+        await worker.send(Cancelled(1, 7, "not wanted any more"))
+        await worker.send(begun(subject, 2, []), Cancelled(2, 7, "neither"))
         await worker.send(whole(subject, 3, runs[2]))
         await as_expected(subject, worker, runs[2:], "when others were cancelled")
 
@@ -156,7 +149,7 @@ async def says_nothing_behind_the_end(subject: Subject) -> None:
         # Whatever is a frame of a session counts as heard.
         await worker.quiet(_MOMENT)
         await subject.settle(worker)
-        refused = {e.id for e in worker.events if isinstance(e, ExchangeRefused)}
+        refused = any(isinstance(e, Ended) and e.refusals for e in worker.events)
         for event in worker.events:
             late = _LATE.match(event.data) if isinstance(event, Noise) else None
             # Before version 1 a choke, which is frame 6, comes behind an error.

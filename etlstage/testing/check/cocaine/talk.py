@@ -8,7 +8,7 @@ from dataclasses import replace
 from etlstage.messages import Run
 from etlstage.protocol.cocaine import CocaineSession, Version
 from etlstage.protocol.cocaine.settings import CocaineDialect
-from etlstage.protocol.events import ExchangeOpened
+from etlstage.protocol.events import Opened
 from etlstage.stage.stage import Stage
 from etlstage.testing.check.subject import Subject
 from etlstage.testing.conversation import WorkerUnderTest
@@ -46,14 +46,14 @@ def runs_of(subject: Subject, count: int) -> list[Run]:
     return [[message] for message in subject.messages(count)]
 
 
-def begun(subject: Subject, number: int, messages: Run) -> ExchangeOpened:
+def begun(subject: Subject, number: int, messages: Run) -> Opened:
     """Return what opens a session, and leaves it open."""
     return whole(subject, number, messages)._replace(ended=False)
 
 
-def whole(subject: Subject, number: int, messages: Run) -> ExchangeOpened:
+def whole(subject: Subject, number: int, messages: Run) -> Opened:
     """Return a session that ends with its chunks."""
-    return ExchangeOpened(number, messages, subject.stage.kind.value)
+    return Opened(number, messages, each=False)
 
 
 async def as_expected(

@@ -1,0 +1,153 @@
+"""
+How much is held back until replies are known to belong to their exchanges.
+
+Replies are released in *blocks*, see ``proof.py``, which decides when one is proven.
+Here are its size and the pauses: what a block costs is a pause, so blocks grow with the
+age of a process; what is held back has to be done again when the process is lost, so
+no block is longer than a share of the life of the processes before it. A block is
+bounded in messages, in bytes (messages, and replies that wait) and in time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+__all__ = ("Blocks", "Terms")
+
+_YOUNG: Final = 4  # blocks of a process behind which a quiet time is waited for
+_GROWTH: Final = 4
+_MOST: Final = 65536  # messages
+_OF_LIFE: Final = 8  # blocks, in the messages behind which a process is lost
+_BYTES: Final = 8 * 1024 * 1024  # messages, and replies that wait
+_SECONDS: Final = 0.25
+_QUIET: Final = 0.005  # seconds: a shorter pause may be the scheduler's
+_LONGEST_QUIET: Final = 1.0
+_PACE: Final = 1.5  # quiet times, in the longest that an exchange took
+_SHARE: Final = 0.05  # of the time of a block, that a quiet time may add
+
+
+class Terms(NamedTuple):
+    """What a session is told of its stage when it is opened."""
+
+    first: int = 1
+    """Messages in the first block of a process: the window, if it is fixed."""
+    life: float = math.inf
+    """Messages behind which processes before this one were lost."""
+    alone: bool = False
+    """Each exchange is a block: what a load worker has done can't be taken back, nor
+    what an extract worker has written."""
+    loads: bool = False
+    """No byte is written ahead: a worker that finds the end of its input behind it
+    might load the part of a message that it has."""
+
+
+class Blocks:
+    """
+    Counts what a process is given and answers, a block at a time.
+
+    Args:
+        terms: Of the stage.
+
+    Attributes:
+        step: Set it while the stage goes in lock-step: each message is a block.
+        bound: Set it to bytes of replies that may wait for their consumer.
+        total: Messages that the process was given in its life.
+        took: Seconds that the last answer took, from the moment that its turn came.
+
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self.step: bool = False
+        self.bound: float = _BYTES
+        self.total: int = 0
+        self.took: float = 0.0
+        self._life = terms.life
+        self._alone = terms.alone
+        self._limit = terms.first
+        self._count = 0  # blocks that have ended
+        self._given = 0  # messages of this block
+        self._bytes = 0  # and their bytes, with those of the replies to them
+        self._replies = 0  # bytes of replies that wait
+        self._began = 0.0  # when its first message was given
+        self._turn = 0.0  # when the oldest exchange that is owed became it
+        self._longest = 0.0  # seconds that an exchange took, at most
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was given in this block, answered or not."""
+        return self._given > 0
+
+    @property
+    def overfull(self) -> bool:
+        """Whether more replies wait than memory is meant for."""
+        return self._replies > self.bound
+
+    @property
+    def pace(self) -> float:
+        """Seconds behind which a worker that had more to say would have said it."""
+        return min(max(_QUIET, _PACE * self._longest), _LONGEST_QUIET)
+
+    def room(self, now: float) -> int:
+        """Return how many messages may still be given before this block ends."""
+        limit = 1 if self.step or self._alone else self._limit
+        if self._given >= limit:
+            return 0
+        if self._given and (self._bytes >= _BYTES or now - self._began >= _SECONDS):
+            return 0
+        return limit - self._given
+
+    def give(self, messages: int, size: int, now: float) -> None:
+        """Count messages that are given to the worker, and their bytes."""
+        if not self._given:
+            self._began = now
+        self._given += messages
+        self._bytes += size
+        self.total += messages
+
+    def rested(self, now: float) -> bool:
+        """Return whether a worker that is idle had the time to write all it has."""
+        return now - self._turn >= _LONGEST_QUIET
+
+    def turn(self, now: float) -> None:
+        """Begin the time of the exchange that is the oldest now."""
+        self._turn = now
+
+    def answered(self, size: int, now: float) -> None:
+        """Count the bytes of replies that wait, and the time that they took."""
+        self.took = now - self._turn
+        self._longest = max(self._longest, self.took)
+        self._turn = now
+        self._bytes += size
+        self._replies += size
+
+    def quiet(self, now: float, *, several: bool) -> float:
+        """
+        Return how long the worker must be quiet if there is nothing to give it.
+
+        Args:
+            now: The time, in seconds.
+            several: Whether more than one exchange is held back.
+
+        Returns:
+            Seconds; 0 to release the block at once.
+
+        """
+        if self._count < _YOUNG:
+            return self.pace
+        if self.step:
+            return max(_QUIET / 5, math.ldexp(self.pace, _YOUNG - self._count))
+        if several:
+            return min(self.pace, _SHARE * (now - self._began))
+        return 0.0
+
+    def end(self) -> None:
+        """Begin the next block: what is given from now on is of that one."""
+        self._count += 1
+        share = max(1.0, max(self._life, self.total) / _OF_LIFE)
+        self._limit = int(min(_MOST, self._limit * _GROWTH, share))
+        self._given = self._bytes = 0
+
+    def release(self) -> None:
+        """Count no reply as waiting any more."""
+        self._replies = 0

@@ -1,0 +1,432 @@
+"""
+Whether the replies of a worker belong to the exchanges that they are counted for.
+
+The k-th EOP answers the k-th exchange: a worker that writes one too many or too few
+shifts all that follow, and nothing in the bytes tells. So what it answers is held back
+until it is shown to add up. This file has the states of that as a table; how much is
+held back and how long a pause may be has ``blocks.py``; which bytes are a reply has
+``reader.py``; what may follow what on the wire has ``state.py``; ``protocol.py`` moves
+bytes and asks all of them.
+
+Theory of operation. When a worker owes nothing, what it has written may still not be
+all: a reply too many can be a moment late. A program that reads comes back to reading
+only behind all that it had to write; so one byte of the next message is written ahead
+(a *probe*, never the byte that completes the message). Once it is read, all that the
+worker wrote before is in the pipe; that is received, and if it was nothing, the block
+adds up. Three facts come from outside, each by a method:
+
+- ``input_unread(left, now)``: how many bytes of what was written the worker has not
+  read. It is asked for while ``wants_unread``. If it returns True, receive everything
+  that the worker has written *now*, in this order, then call ``output_dry(now)``:
+  what is read behind the measuring was written before the byte was read.
+- ``output_dry(now)``: all of that was received. It is the verdict.
+- ``peer_exited(clean, now)``: how the process ended, behind a last ``input_unread``.
+
+Where no message waits, the worker must be quiet for a time that follows its own pace.
+A lone message, which a caller waits for, is released at once by a process that has
+shown itself; should a fault show later, that message is *doubtful*. The same is done
+before the first message of a process: what it writes before it is asked would be taken
+for the beginning of its first reply.
+
+Two rules about a worker that is gone. What it has not read it has not answered. And
+unless its exit is clean, it may have died of its last exchange behind two replies to
+the first: a lone exchange is released then, if all before it was proven, several are
+not.
+
+A fault blames nobody: none of what is held back counts. What a thread reads ahead in
+the worker escapes the probe; for it there is only the quiet time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from etlstage.protocol.events import Event, Mispaired
+from etlstage.protocol.marker.blocks import Blocks, Terms
+from etlstage.protocol.marker.markers import Markers
+
+__all__ = ("TRANSITIONS", "Proof", "Stand", "Step")
+
+_SHOWN: Final = 64  # bytes of what the worker wrote, in an error
+# A caller's clock rounds short sleeps up to a millisecond; most workers are faster.
+_LOOKS: Final = 40
+# Then it is looked at every so many seconds: an eighth of what it has taken so far.
+_PAUSES: Final = (0.001, 0.25)
+_EIGHTH: Final = 0.125
+# Until a process that can't be probed, for its first message is empty, has greeted.
+_GREETING: Final = 0.1
+
+
+class Stand(Enum):
+    """Where the proof of a block stands."""
+
+    OPEN = "OPEN"
+    """Exchanges are given and answered; the answers are held back."""
+    QUIET = "QUIET"
+    """The block has ended: the worker owes nothing of it, and is to be quiet."""
+    PROBED = "PROBED"
+    """A byte of what comes next was written ahead."""
+    DRAINING = "DRAINING"
+    """The worker waits for us: what it has written is being received."""
+    OVER = "OVER"
+    """It does not add up, or the worker is gone."""
+
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
+
+
+class Step(Enum):
+    """What moves a proof on."""
+
+    END = "end of a block"
+    PROBE = "probe"
+    SHOWN = "sign of waiting"
+    RELEASE = "release"
+    STOP = "end of input"
+    GIVE_UP = "fault"
+
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
+
+
+TRANSITIONS: Final[dict[tuple[Stand, Step], Stand]] = {
+    (Stand.OPEN, Step.END): Stand.QUIET,
+    (Stand.QUIET, Step.PROBE): Stand.PROBED,
+    (Stand.QUIET, Step.SHOWN): Stand.DRAINING,
+    (Stand.PROBED, Step.SHOWN): Stand.DRAINING,
+    # Overfull, or a lone message.
+    (Stand.OPEN, Step.RELEASE): Stand.OPEN,
+    (Stand.QUIET, Step.RELEASE): Stand.OPEN,
+    (Stand.DRAINING, Step.RELEASE): Stand.OPEN,
+    **{(stand, Step.STOP): Stand.OPEN for stand in Stand if stand is not Stand.OVER},
+    (Stand.OVER, Step.STOP): Stand.OVER,
+    **{(stand, Step.GIVE_UP): Stand.OVER for stand in Stand},
+}
+"""``{(stand, step): next stand}``; what is missing is a bug of ours."""
+
+
+class Proof:
+    """
+    Holds back what one worker answers until it is shown to add up.
+
+    Args:
+        terms: Of the stage.
+        markers: Of the dialect.
+        batches: Whether exchanges are batches: a worker that counts its messages
+            answers one before it has read EOB.
+        slack: Bytes behind EOB that a worker need not read.
+
+    Attributes:
+        stand: Where it stands.
+        blocks: How much is held back.
+        answered: Exchanges that the worker has answered in its life, proven or not;
+            deadlines and windows go by this.
+        held: Exchanges that are answered and held back.
+        ahead: Whether the worker lacks a part of what it was given last.
+        released: What has been released and not been fetched.
+
+    """
+
+    def __init__(
+        self, terms: Terms, markers: Markers, *, batches: bool = False, slack: int = 0
+    ) -> None:
+        self.stand: Stand = Stand.OPEN
+        self.blocks: Blocks = Blocks(terms)
+        self.answered: int = 0
+        self.held: int = 0
+        self.ahead: bool = False
+        self.released: list[Event] = []
+        self._terms = terms
+        self._markers = markers
+        self._batches = batches
+        self._slack = slack
+        self._answers: list[Event] = []  # that are held back
+        self._out: list[bytes] = []
+        self._rest: list[bytes] = []  # of what comes next
+        self._probed = False  # the first byte of that was written
+        self._checked = False  # how much was left unread when the block ended
+        self._said = b""  # while it owed nothing of the block
+        self._left = 0  # bytes unread, at the last look
+        self._looks = 0
+        self._since = self._quiet_until = 0.0
+        self._patient = False  # the quiet time is as long as it takes
+        self._hushed = 0  # exchanges for which only a quiet time speaks
+        self._unproven = 0  # exchanges that were released, and a fault may still show
+        self._whole: bool | None = None  # it had answered all when its output ended
+        self._stopped = False
+
+    @property
+    def proving(self) -> bool:
+        """Whether a block is being proven."""
+        return self.stand in (Stand.QUIET, Stand.PROBED, Stand.DRAINING)
+
+    # --- what goes to the worker ----------------------------------------------
+
+    def room(self, now: float) -> int:
+        """Return how many messages may be given now."""
+        if self.stand is Stand.OVER or self.ahead or self._whole is not None:
+            return 0
+        if self.proving and (self._terms.loads or self.stand is not Stand.QUIET):
+            return 0
+        return self.blocks.room(now)
+
+    def give(self, wire: bytes, messages: int, now: float, *, idle: bool) -> None:
+        """
+        Take what is to be written for messages, or for the end of a batch.
+
+        Args:
+            wire: The bytes.
+            messages: How many begin in it.
+            now: The time, in seconds.
+            idle: Whether the worker owed nothing before it.
+
+        """
+        fresh = messages and not self.blocks.total and not self._stopped
+        if messages:
+            self.blocks.give(messages, len(wire), now)
+        if idle:
+            if self.blocks.rested(now):
+                self._unproven = self._hushed = 0  # a fault would have shown
+            self.blocks.turn(now)
+        if fresh:
+            self._begin(now)
+            self._quiet_until, self._patient = now + _GREETING, True
+            self._checked = True  # there was nothing to read
+        if not self.proving:
+            self._out.append(wire)
+            return
+        self._rest.append(wire)
+        self.ahead = True
+        if self._checked and self.stand is Stand.QUIET:
+            self._probe()
+
+    def data_to_send(self) -> list[bytes]:
+        """Return, once, the bytes to write."""
+        out, self._out = self._out, []
+        return out
+
+    def stop(self) -> None:
+        """Prove nothing more: the worker's input ends. All it was given is written."""
+        self._stopped = True
+        self._move(Step.STOP)
+        self._write_rest()
+
+    # --- what comes from the worker -------------------------------------------
+
+    def hold(
+        self, answer: Event, exchanges: int, size: int, now: float, *, owed: int
+    ) -> None:
+        """
+        Hold back the answer to the oldest exchanges.
+
+        Args:
+            answer: What is to be passed on.
+            exchanges: How many it ends.
+            size: Bytes of memory that it takes.
+            now: The time, in seconds.
+            owed: Exchanges that are not answered behind it.
+
+        """
+        self.answered += exchanges
+        self.held += exchanges
+        self._answers.append(answer)
+        self.blocks.answered(size, now)
+        if self.blocks.overfull:
+            self._release(proven=False)
+        elif not owed and not self._stopped and not self.blocks.room(now):
+            self._end(now)  # so that what comes next can be given as a probe
+
+    def hear(self, data: bytes, events: Sequence[Event]) -> None:
+        """Take what the worker writes, and what that means, while a block is proven."""
+        self._said = (self._said + data)[:_SHOWN]
+        if events and self.stand is not Stand.OVER:
+            self.doubt(self._markers.unasked(self._said))
+
+    def doubt(self, what: str) -> None:
+        """Give the block up: it does not add up."""
+        # What follows a quiet time tells that it was too short. Not so a fault in the
+        # next block: the one that was hushed came before it.
+        doubtful = self._unproven + (0 if self.held else self._hushed)
+        if self._terms.loads:
+            doubtful += self.held
+        self._move(Step.GIVE_UP)
+        self.released.append(Mispaired(what, self.held, doubtful))
+
+    # --- the three facts --------------------------------------------------------
+
+    def wants_unread(self, owed: int) -> bool:
+        """
+        Return whether it matters how much of its input the worker has read.
+
+        Args:
+            owed: Exchanges that the worker has not answered.
+
+        """
+        if self._stopped or self._whole is not None:
+            return False
+        idle = self.stand is Stand.OPEN and not owed and self.blocks.begun
+        return idle or self.stand in (Stand.QUIET, Stand.PROBED)
+
+    def input_unread(self, left: int, now: float, *, owed: int) -> bool:
+        """
+        Take how many bytes the worker has left unread.
+
+        Returns:
+            Whether all that it wrote is to be received now; then call
+            :meth:`output_dry`.
+
+        """
+        self._left = left
+        if not self.wants_unread(owed):
+            return False
+        if self.stand is Stand.OPEN:
+            self._end(now)  # there was room, and nobody gave anything
+        if not self._checked:
+            self._checked = True
+            if left > self._slack and not self._batches:
+                self.doubt(
+                    f"wrote a reply too many: {left} bytes of what it answered are"
+                    " unread"
+                )
+                return False
+        if self.stand is Stand.QUIET and self._probe():
+            return False
+        self._looks += 1
+        if self.stand is Stand.PROBED:
+            if left and self._said and not self._slack:
+                self.doubt(self._markers.unasked(self._said))
+            if left:
+                return False
+        elif now < self._quiet_until:
+            return False
+        elif self._quiet_until == self._since and not (left or self.ahead):
+            self._release(proven=False)  # a lone message: somebody waits for it
+            return False
+        self._move(Step.SHOWN)
+        return True
+
+    def output_dry(self, now: float) -> None:
+        """Judge the block: all that the worker had written was received."""
+        if self.stand is not Stand.DRAINING:
+            return  # what was received has shown the fault
+        if self._markers.eom in self._said or self._markers.eop in self._said:
+            self.doubt(self._markers.unasked(self._said))
+        elif self._left > self._slack and not self._probed:
+            self.doubt(
+                "answered a batch before it had read its EOB; for a worker that closes"
+                " full batches by itself set batch.eob_after_full: false"
+            )
+        else:
+            hushed = 0 if self._probed else self.held
+            if self.ahead:
+                self.blocks.turn(now)
+            self._release(proven=self._probed or self._patient)
+            self._hushed = hushed if self._patient else 0
+
+    def next_look(self, now: float) -> float | None:
+        """Return when :meth:`input_unread` is due again, in seconds, or None."""
+        if self.stand is Stand.QUIET:
+            return self._quiet_until if self._checked else now
+        if self.stand is not Stand.PROBED:
+            return None
+        if self._looks < _LOOKS:
+            return now
+        shortest, longest = _PAUSES
+        return now + min(max(shortest, _EIGHTH * (now - self._since)), longest)
+
+    def receive_eof(self, *, owed: int) -> None:
+        """
+        Take the end of the worker's output.
+
+        Args:
+            owed: Exchanges that the worker has not answered.
+
+        """
+        if self.stand is not Stand.OVER:
+            self._whole = self.proving or not owed
+            self._conclude(clean=False)  # of what it dies is known only at its exit
+
+    def peer_exited(self, *, clean: bool, owed: int) -> None:
+        """
+        Release what a worker has answered that is gone, if that is known to be right.
+
+        Args:
+            clean: Whether it ended as it should.
+            owed: Exchanges that the worker has not answered.
+
+        """
+        if self.stand is Stand.OVER:
+            return
+        if self._whole is None:
+            self._whole = self.proving or not owed
+        unread = self._left - self._probed
+        if self._whole and self.held and unread > self._trail:
+            self.doubt(f"ended with {unread} bytes of what it answered unread")
+            return
+        self._conclude(clean=clean)
+        if self._whole and self.held > 1:
+            self.doubt("ended behind replies that may be one too many and one too few")
+        self._move(Step.GIVE_UP)
+
+    # --- inside -----------------------------------------------------------------
+
+    @property
+    def _trail(self) -> int:
+        """Bytes at the end of an exchange that may lie unread though it is answered."""
+        return self._slack + len(self._markers.eob) * self._batches
+
+    def _move(self, step: Step) -> None:
+        self.stand = TRANSITIONS[self.stand, step]
+
+    def _end(self, now: float) -> None:
+        self._begin(now)
+        self.blocks.end()
+
+    def _begin(self, now: float) -> None:
+        """Begin to prove what is held back."""
+        self._move(Step.END)
+        quiet = self.blocks.quiet(now, several=self.held > 1)
+        self._since, self._quiet_until = now, now + quiet
+        self._patient = quiet >= self.blocks.pace
+        self._said, self._looks, self._checked = b"", 0, False
+
+    def _probe(self) -> bool:
+        """Write a byte of what comes next, if that shows anything; return whether."""
+        if self._terms.loads or not self._rest or self._left > self._slack:
+            return False  # a worker that counts its messages has not read EOB
+        first = self._rest[0]
+        # The byte must not be the end of an empty message.
+        if len(first) == 1 or first[:1] in (self._markers.eom, self._markers.eop):
+            return False
+        self._out.append(first[:1])
+        self._rest[0] = first[1:]
+        self._probed = True
+        self._move(Step.PROBE)
+        return True
+
+    def _conclude(self, *, clean: bool) -> None:
+        """Release what a worker has answered that can say no more, if that was all."""
+        read = self._left - self._probed <= self._trail
+        # One reply too many may have come behind what was released without proof. What
+        # is loaded would be loaded twice if it was given back.
+        lone = self.held == 1 and (self._terms.loads or not self._unproven)
+        if self._whole and read and (clean or lone):
+            self._flush()
+
+    def _release(self, *, proven: bool) -> None:
+        self._unproven = 0 if proven else self._unproven + self.held
+        self._hushed = 0
+        self._move(Step.RELEASE)
+        self._flush()
+        self._write_rest()
+
+    def _flush(self) -> None:
+        self.released += self._answers
+        self._answers, self.held = [], 0
+        self.blocks.release()
+
+    def _write_rest(self) -> None:
+        self._out += self._rest
+        self._rest, self._probed, self.ahead = [], False, False

@@ -1,0 +1,175 @@
+"""
+Which exchanges one worker has open, by their numbers.
+
+What was opened at once is one range: an exchange for each of its numbers, or one for
+all of its messages. Ranges follow each other, so a number is found by bisection. From
+the front numbers leave a range by its bounds, from the middle they are noted as gone;
+a range that would be cut in two would need two histories.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from etlstage.supervisor.exchange.exchange import Exchange
+
+__all__ = ("Part", "Range", "Table")
+
+_FIRST: Final = attrgetter("first")
+
+
+class Range:
+    """
+    Exchanges with consecutive numbers that were opened at once.
+
+    Args:
+        first: Number of the first that is open.
+        count: How many numbers there are, from that one to the last.
+        exchange: What is in them.
+        since: When they were opened, in seconds.
+
+    Attributes:
+        began: Number of the first that was opened.
+
+    """
+
+    __slots__ = ("_gone", "began", "count", "exchange", "first", "since")
+
+    def __init__(
+        self, first: int, count: int, exchange: Exchange, since: float
+    ) -> None:
+        self.began: int = first
+        self.first: int = first
+        self.count: int = count
+        self.exchange: Exchange = exchange
+        self.since: float = since
+        self._gone: set[int] = set()
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those that are open."""
+        numbers = range(self.first, self.first + self.count)
+        return [number for number in numbers if number not in self._gone]
+
+    def within(self, first: int, behind: int) -> bool:
+        """Return whether all its numbers are open, from ``first`` to ``behind``."""
+        return not self._gone and first <= self.first <= behind - self.count
+
+    def holds(self, number: int) -> bool:
+        """Return whether a number is open."""
+        return (
+            self.first <= number < self.first + self.count and number not in self._gone
+        )
+
+    def end(self, first: int, count: int) -> list[tuple[int, int]]:
+        """Close numbers within the range; return the runs of those that were open."""
+        gone, ended = self._gone, range(first, first + count)
+        runs = _runs(n for n in ended if n not in gone) if gone else [(first, count)]
+        if first > self.first:
+            gone.update(ended)
+            return runs
+        self.first += count
+        self.count -= count
+        if gone:
+            gone.difference_update(ended)
+            while self.first in gone:
+                gone.remove(self.first)
+                self.first += 1
+                self.count -= 1
+        return runs
+
+
+class Part(NamedTuple):
+    """Some of the exchanges of a range."""
+
+    of: Range
+    first: int
+    """Number of the first."""
+    many: int
+
+
+class Table:
+    """
+    The open exchanges, in the order in which they were opened.
+
+    Attributes:
+        count: How many there are.
+
+    """
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self._ranges: deque[Range] = deque()
+
+    def __iter__(self) -> Iterator[Range]:
+        """Yield the ranges, oldest first."""
+        return iter(self._ranges)
+
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest was opened, in seconds."""
+        return self._ranges[0].since if self._ranges else None
+
+    def add(self, range_: Range) -> None:
+        """Open exchanges; their numbers are higher than all before."""
+        self._ranges.append(range_)
+        self.count += range_.count
+
+    def pop(self) -> Range:
+        """Remove and return what was opened last, all of which is open."""
+        range_ = self._ranges.pop()
+        self.count -= range_.count
+        return range_
+
+    def find(self, number: int) -> Range | None:
+        """Return the range in which a number is open."""
+        at = bisect_right(self._ranges, number, key=_FIRST) - 1
+        if at < 0:
+            return None
+        range_ = self._ranges[at]
+        return range_ if range_.holds(number) else None
+
+    def end(self, first: int, count: int) -> list[Part]:
+        """Close numbers from ``first`` on; return those of them that were open."""
+        parts: list[Part] = []
+        ranges, behind, at = self._ranges, first + count, 0
+        if ranges and first >= ranges[0].first + ranges[0].count:
+            at = bisect_right(ranges, first, key=_FIRST) - 1
+        while at < len(ranges) and ranges[at].first < behind:
+            range_ = ranges[at]
+            if range_.within(first, behind):  # as nearly always: nothing is left of it
+                parts.append(Part(range_, range_.first, range_.count))
+                self.count -= range_.count
+                del ranges[at]
+                continue
+            start = max(first, range_.first)
+            end = min(behind, range_.first + range_.count)
+            if start < end:
+                for number, many in range_.end(start, end - start):
+                    parts.append(Part(range_, number, many))
+                    self.count -= many
+            if range_.count:
+                at += 1
+            else:
+                del ranges[at]
+        return parts
+
+    def clear(self) -> None:
+        """Close all."""
+        self._ranges.clear()
+        self.count = 0
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return rising numbers as runs: the first of each, and how many there are."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and sum(runs[-1]) == number:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((number, 1))
+    return runs

@@ -1,0 +1,126 @@
+"""A doubt about what was loaded ends the run when it is found, not at its end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage.errors import RepliesDoubtful, WorkerLost
+from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline import Pipeline, WorkerSink
+from etlstage.pipeline.report import Report
+from etlstage.stage import RecyclePolicy, Stage
+from etlstage.testing import (
+    MemorySink,
+    MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
+    virtual_time,
+)
+
+pytestmark = pytest.mark.core
+
+COUNT = 300
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run in virtual time."""
+    return virtual_time(request.param)
+
+
+class Ticking(MemorySource):
+    """Yields a message twice a second; then it waits for more, or ends."""
+
+    def __init__(self, count: int, *, ends: bool) -> None:
+        super().__init__([])
+        self._count = count
+        self._ends = ends
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield them."""
+        for number in range(self._count):
+            await anyio.sleep(0.5)
+            yield [b"%d" % number]
+        if not self._ends:
+            await anyio.sleep_forever()
+
+
+def straying(at: bytes, *, answer: bool) -> ScriptedLaunch:
+    """Return workers that write a reply too many, a moment behind that message."""
+
+    async def script(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.reply(*[message] * answer)
+            if message == at:
+                await anyio.sleep(0.2)
+                await worker.reply()
+        return 0
+
+    return ScriptedLaunch(script)
+
+
+def made(kind: StageKind, at: bytes, source: MemorySource) -> Pipeline:
+    """Return a pipeline of which a worker strays, behind the message ``at``."""
+    stage = Stage(name=kind.value, kind=kind, command=("no-such-program",))
+    launch = straying(at, answer=kind is StageKind.TRANSFORM)
+    if kind is StageKind.LOAD:
+        return Pipeline(name="p", source=source, sink=WorkerSink(stage, launch=launch))
+    return Pipeline(
+        name="p", source=source, stages=[stage], sink=MemorySink(), launch=launch
+    )
+
+
+async def ended(pipeline: Pipeline) -> tuple[Report, float]:
+    """Return the report of a run, and how long it took."""
+    began = anyio.current_time()
+    with capture_logs(), anyio.fail_after(COUNT):
+        report = await pipeline.run()
+    return report, anyio.current_time() - began
+
+
+@pytest.mark.parametrize("kind", [StageKind.TRANSFORM, StageKind.LOAD])
+async def test_nothing_more_is_loaded(kind: StageKind) -> None:
+    """However much there is to come (issue 22)."""
+    report, _ = await ended(made(kind, b"20", Ticking(COUNT, ends=True)))
+
+    assert isinstance(report.error, RepliesDoubtful)
+    assert 20 <= report.ledger[-1].done <= 25
+    assert sum(account.doubtful for account in report.ledger) > 0
+
+
+@pytest.mark.parametrize("kind", [StageKind.TRANSFORM, StageKind.LOAD])
+async def test_run_that_waits_for_more_ends(kind: StageKind) -> None:
+    """Nobody has to stop it to learn of that (issue 22)."""
+    report, seconds = await ended(made(kind, b"20", Ticking(21, ends=False)))
+
+    assert isinstance(report.error, RepliesDoubtful)
+    assert seconds < 15
+
+
+async def test_load_worker_that_fails_while_it_is_replaced() -> None:
+    """What it has answered is in doubt then, not at the end of the run (issue 22)."""
+
+    async def fails(worker: ScriptedWorker) -> int:
+        async for _ in worker.messages():
+            await worker.reply()
+        return 3
+
+    stage = Stage(
+        name="load",
+        kind=StageKind.LOAD,
+        command=("no-such-program",),
+        recycle=RecyclePolicy(max_messages=10, variance=0),
+    )
+    sink = WorkerSink(stage, launch=ScriptedLaunch(fails))
+    report, _ = await ended(
+        Pipeline(name="p", source=Ticking(COUNT, ends=True), sink=sink)
+    )
+
+    assert isinstance(report.error, WorkerLost)
+    assert sink.account.doubtful == 10
+    assert sink.account.done < 15

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from etlstage.errors import StageError
+from etlstage.messages import StageKind
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.interfaces import Output
+from etlstage.pipeline.ledger import Account, Ledger
+from etlstage.pipeline.report import KeptLetters
+from etlstage.pipeline.secret import Secrets
+from tests.pipeline.ends import GatedSink, ScriptedSource
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+TABLE = """\
+stage    in  out  dead  failed  unprocessed  seconds
+extract   -   10     0       0            0      1.5
+clean    10    5     4       0            1     12.0
+load      5    5     0       0            0     12.5
+"""
+
+
+@pytest.fixture
+def report() -> Report:
+    """Return the report of a run that failed."""
+    load = Account("load", StageKind.LOAD, received=5, done=5, seconds=12.5)
+    ledger = Ledger.of_pipeline("extract", ["clean"], load)
+    ledger[0].produced = ledger[1].received = 10
+    ledger[1].done = ledger[1].produced = 5
+    ledger[1].dead, ledger[1].unprocessed = 4, 1
+    ledger[0].seconds, ledger[1].seconds = 1.5, 12.0
+    return Report(
+        name="letters",
+        run="af32b1c9",
+        status="failed",
+        error=StageError("stage clean: <b>hunter2</b>", stage="clean"),
+        started=NOON,
+        ended=NOON,
+        seconds=12.6,
+        ledger=ledger,
+        landed="5 messages loaded; output incomplete",
+        output=Output("workers", "load"),
+        dead_letters=KeptLetters(4, "/x", "etlstage dlq ls letters.yaml"),
+        secrets=Secrets({"hunter2": "${TOKEN}"}),
+    )
+
+
+def test_text_is_the_closing_table(report: Report) -> None:
+    """What the command line prints, and the error, without secrets (issue 22)."""
+    assert str(report) == (
+        f"{TABLE}"
+        "accounted for: 5 loaded, 4 dead-lettered, 1 unprocessed\n"
+        "5 messages loaded; output incomplete\n"
+        "to see the dead letters: etlstage dlq ls letters.yaml\n"
+        "letters: failed in 12.6 s\n"
+        "error: stage clean: <b>${TOKEN}</b>"
+    )
+    assert repr(report) == "<Report 'letters' run=af32b1c9 failed loaded=5>"
+
+
+def test_notebook_shows_a_table(report: Report) -> None:
+    """With what is wrong in red; nothing of it is markup of others (issue 22)."""
+    html = report._repr_html_()
+    assert html.count("<tr>") == 4
+    red = '<td style="text-align:right;color:#c00;font-weight:bold">'
+    assert [part.partition("<")[0] for part in html.split(red)[1:]] == ["4", "1"]
+    assert "<div>error: stage clean: &lt;b&gt;${TOKEN}&lt;/b&gt;</div>" in html
+    assert "hunter2" not in html
+
+
+def test_no_column_for_what_did_not_happen(report: Report) -> None:
+    """Messages are seldom skipped; then there is a column, and an alarm."""
+    assert "skipped" not in str(report)
+    report.ledger[1].skipped = 2
+    first, _, clean, *_ = str(report).splitlines()
+    assert first.split()[-2:] == ["skipped", "seconds"]
+    assert clean.split()[-2:] == ["2", "12.0"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_pipeline_shows_how_far_it_is() -> None:
+    """Before, while and after: a cell of a notebook ends with its name (issue 22)."""
+    source, sink = ScriptedSource([[b"a", b"b"]]), GatedSink()
+    pipeline = Pipeline(name="p", source=source, sink=sink)
+    line = f"{source.name} -> {sink.account.stage}"
+    assert repr(pipeline) == f"<Pipeline 'p' {line}: has not run>"
+    assert str(pipeline).endswith("\np: has not run")
+    await pipeline.run()
+    head, first, last, state = str(pipeline).splitlines()
+    assert head.split()[:3] == ["stage", "in", "out"]
+    assert (first.split()[2], last.split()[1:3]) == ("2", ["2", "2"])
+    assert state.startswith("p: ended in ")
+    assert "<table>" in pipeline._repr_html_()

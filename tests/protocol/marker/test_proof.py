@@ -1,0 +1,535 @@
+"""Whether replies belong to the exchanges that they are counted for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from etlstage.errors import LocalProtocolError
+from etlstage.protocol.base import SEND_EOF, Side
+from etlstage.protocol.events import (
+    Event,
+    Failed,
+    MessagesPassed,
+    Mispaired,
+    RepliesCompleted,
+    StreamEnded,
+)
+from etlstage.protocol.marker import MarkerProtocol, Mode
+from etlstage.protocol.marker.blocks import Blocks, Terms
+from etlstage.protocol.marker.proof import TRANSITIONS, Proof, Stand, Step
+from tests.protocol.marker.model import Fault, Plan, draw, live
+
+
+class Talk:
+    """A session at the supervisor's side, and what it says."""
+
+    def __init__(self, mode: Mode = Mode.SINGLE, terms: Terms | None = None) -> None:
+        self.session = MarkerProtocol(Side.SUPERVISOR, mode, terms=terms or Terms())
+        assert self.session.proof is not None
+        self.proof: Proof = self.session.proof
+
+    def give(self, *messages: bytes, now: float = 0.0) -> bytes:
+        """Give messages; return what is written."""
+        self.session.send(MessagesPassed(list(messages)), now)
+        return b"".join(self.session.data_to_send())
+
+    def hear(self, data: bytes, now: float = 0.0) -> list[Event]:
+        """Take bytes of the worker; return what they lead to."""
+        self.session.receive_data(data, now)
+        return self.session.events_received()
+
+    def look(self, left: int, now: float = 0.0) -> list[Event]:
+        """Take what is unread, receive nothing behind it; return what it leads to."""
+        if self.session.input_unread(left, now):
+            self.session.output_dry(now)
+        return self.session.events_received()
+
+    def grow_up(self) -> None:
+        """Have four blocks answered, so that the process has shown itself."""
+        for number in range(4):
+            self.give(b"x", now=number)
+            if not number:
+                self.look(0)
+            self.hear(b"X\n\0", number)
+            self.look(0, number)
+            assert len(self.look(0, number + 0.5)) == 1
+
+
+def replies(events: list[Event]) -> list[tuple[bytes, ...]]:
+    """Return the replies that were released."""
+    done = [e for e in events if isinstance(e, RepliesCompleted)]
+    assert done == events
+    return [tuple(group) for event in done for group in event.groups]
+
+
+def fault(events: list[Event]) -> Mispaired:
+    """Return the one fault that was found."""
+    (found,) = events
+    assert isinstance(found, Mispaired)
+    return found
+
+
+# --- the model --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", [range(at, at + 250) for at in range(0, 1000, 250)])
+def test_no_wrong_reply_counts(seeds: range) -> None:
+    """Whatever the worker does, in all modes; and from honest ones all are released."""
+    for seed in seeds:
+        plan = draw(seed)
+        life = live(plan)
+        assert life.wrong == 0, plan
+        if not plan.fault.kind:
+            assert life.mispaired is None, plan
+            assert not life.failed, plan
+            assert not life.stuck, plan
+            assert len(life.released) == len(life.given), plan
+        if plan.fault.kind in ("double", "greet"):
+            assert life.mispaired or life.failed, plan
+
+
+DIES: Plan = Plan(count=2, fault=Fault("double_die", 0), eager=True, terms=Terms(2))
+"""Both messages are read, and the second reply is again the first."""
+LEAVES: Plan = Plan(
+    count=4, fault=Fault("double_die", 0, status=0), eager=True, terms=Terms(4)
+)
+"""The same, but it ends well, and owes two."""
+
+
+def nothing_proven(patch: Callable[[type, str, object], None]) -> None:
+    """Release what is answered at once."""
+    hold = Proof.hold
+
+    def held(
+        self: Proof, event: Event, count: int, size: int, now: float, *, owed: int
+    ) -> None:
+        hold(self, event, count, size, now, owed=owed)
+        if self.stand in (Stand.OPEN, Stand.QUIET):
+            self._release(proven=True)
+
+    patch(Proof, "hold", held)
+
+
+def not_read_dry(patch: Callable[[type, str, object], None]) -> None:
+    """Judge before all is received that the worker wrote."""
+    unread = Proof.input_unread
+
+    def judged(self: Proof, left: int, now: float, *, owed: int) -> bool:
+        if unread(self, left, now, owed=owed):
+            self.output_dry(now)
+        return False
+
+    patch(Proof, "input_unread", judged)
+
+
+def any_exit_proves(patch: Callable[[type, str, object], None]) -> None:
+    """Take each exit for a clean one."""
+    conclude = Proof._conclude
+
+    def concluded(self: Proof, *, clean: bool) -> None:
+        conclude(self, clean=clean or True)
+
+    patch(Proof, "_conclude", concluded)
+
+
+def always_whole(patch: Callable[[type, str, object], None]) -> None:
+    """Take each exit for that of a worker that has answered all."""
+    conclude = Proof._conclude
+
+    def concluded(self: Proof, *, clean: bool) -> None:
+        self._whole = True
+        conclude(self, clean=clean)
+
+    patch(Proof, "_conclude", concluded)
+
+
+def no_quiet_times(patch: Callable[[type, str, object], None]) -> None:
+    """Wait for nothing where no message waits."""
+    patch(Blocks, "quiet", lambda _self, _now, *, several: 0.0 * several)
+
+
+def unread_at_exit_counts(patch: Callable[[type, str, object], None]) -> None:
+    """Take what was never read for answered."""
+    patch(Proof, "_trail", property(lambda _self: 1 << 60))
+
+
+def faults_unheard(patch: Callable[[type, str, object], None]) -> None:
+    """Let a worker write what it likes while a block is proven."""
+    patch(Proof, "hear", lambda _self, _data, _events: None)
+
+
+def parts_unheard(patch: Callable[[type, str, object], None]) -> None:
+    """Hear whole replies only, while a block is proven."""
+
+    def heard(self: Proof, _data: bytes, events: list[Event]) -> None:
+        if events:
+            self.doubt("")
+
+    patch(Proof, "hear", heard)
+
+
+def all_release_proves(patch: Callable[[type, str, object], None]) -> None:
+    """Take a lone message for proven."""
+    release = Proof._release
+
+    def released(self: Proof, *, proven: bool) -> None:
+        release(self, proven=proven or True)
+
+    patch(Proof, "_release", released)
+
+
+def greeting_not_awaited(patch: Callable[[type, str, object], None]) -> None:
+    """Give the first message at once."""
+    give = Proof.give
+
+    def given(
+        self: Proof, wire: bytes, messages: int, now: float, *, idle: bool
+    ) -> None:
+        self.blocks.total += 1
+        give(self, wire, messages, now, idle=idle)
+
+    patch(Proof, "give", given)
+
+
+def probe_not_awaited(patch: Callable[[type, str, object], None]) -> None:
+    """Take the byte ahead for read as soon as it is written."""
+    unread = Proof.input_unread
+
+    def looked(self: Proof, left: int, now: float, *, owed: int) -> bool:
+        left = 0 if self.stand is Stand.PROBED else left
+        return unread(self, left, now, owed=owed)
+
+    patch(Proof, "input_unread", looked)
+
+
+MUTATIONS: list[tuple[Callable[..., None], list[Plan]]] = [
+    (nothing_proven, [draw(seed) for seed in range(40)]),
+    (not_read_dry, [draw(seed) for seed in range(60)]),
+    (any_exit_proves, [DIES]),
+    (always_whole, [LEAVES]),
+    (no_quiet_times, [draw(2083)]),
+    (unread_at_exit_counts, [draw(seed) for seed in range(175, 185)]),
+    (faults_unheard, [draw(seed) for seed in range(40)]),
+    (parts_unheard, [draw(seed) for seed in range(40)]),
+    (all_release_proves, [draw(1358)]),
+    (greeting_not_awaited, [draw(seed) for seed in range(40)]),
+    (probe_not_awaited, [draw(seed) for seed in range(40)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutation", "plans"), MUTATIONS, ids=[m.__name__ for m, _ in MUTATIONS]
+)
+def test_each_rule_is_needed(
+    mutation: Callable[..., None], plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a wrong reply counts; with it none of the same does."""
+    assert [live(plan).wrong for plan in plans] == [0] * len(plans)
+    mutation(monkeypatch.setattr)
+    wrong = 0
+    for plan in plans:
+        try:
+            wrong += live(plan).wrong
+        except (KeyError, LocalProtocolError):
+            continue  # it may leave the tables, too
+    assert wrong
+
+
+# --- the states -------------------------------------------------------------------
+
+
+def test_table_knows_each_stand() -> None:
+    """From each the end can be reached; nothing leads out of the end but itself."""
+    for stand in Stand:
+        assert TRANSITIONS[stand, Step.GIVE_UP] is Stand.OVER
+    out = {to for (stand, _), to in TRANSITIONS.items() if stand is Stand.OVER}
+    assert out == {Stand.OVER}
+    with pytest.raises(KeyError):
+        TRANSITIONS[Stand.PROBED, Step.RELEASE]
+
+
+def test_first_message_is_a_probe() -> None:
+    """What a worker writes before it is asked is no reply."""
+    talk = Talk()
+    assert talk.give(b"ab") == b"a"
+    assert talk.session.room == 0
+    assert not talk.look(1)
+    assert not talk.look(0)
+    assert talk.session.data_to_send() == [b"b\n"]
+
+    greets = Talk()
+    greets.give(b"ab")
+    found = fault(greets.hear(b"hello\n\0"))
+    assert re.search("wrote 1 reply too many: hello<EOM><EOP>", found.what)
+    assert (found.exchanges, found.doubtful) == (0, 0)
+    assert greets.hear(b"more\n\0") == []
+
+
+def test_greeting_without_end_is_found_when_it_is_dry() -> None:
+    """Partial output alone may be the probe, passed on."""
+    talk = Talk()
+    talk.give(b"ab")
+    assert talk.hear(b"a") == []
+    assert talk.session.input_unread(0, 0.0)
+    assert talk.hear(b"hello\n") == []
+    talk.session.output_dry(0.0)
+    assert "wrote what nobody asked for" in fault(talk.session.events_received()).what
+
+
+def test_output_while_the_probe_is_unread_is_a_fault() -> None:
+    """What the worker has not read it can't have passed on."""
+    talk = Talk()
+    talk.give(b"ab")
+    talk.hear(b"a")
+    assert fault(talk.look(1)).what.startswith("wrote what nobody asked for: a")
+
+
+def test_empty_first_message_is_preceded_by_a_quiet_time() -> None:
+    """Its only byte would complete it."""
+    talk = Talk()
+    assert talk.give(b"") == b""
+    assert not talk.look(0, 0.09)
+    assert talk.session.data_to_send() == []
+    assert not talk.look(0, 0.1)
+    assert talk.session.data_to_send() == [b"\n"]
+
+
+def test_block_is_released_when_its_probe_is_read() -> None:
+    """And what came ahead is the first of the next one."""
+    talk = Talk(terms=Terms(first=2))
+    talk.give(b"a", b"b")
+    talk.look(0)
+    talk.session.data_to_send()
+    assert talk.hear(b"A\n\0B\n\0") == []
+    assert (talk.proof.held, talk.proof.answered) == (2, 2)
+    assert talk.session.room == 8
+    # What is unread is looked at before anything is written ahead.
+    assert talk.give(b"cd") == b""
+    assert talk.look(0) == []
+    assert talk.session.data_to_send() == [b"c"]
+    assert replies(talk.look(0)) == [(b"A",), (b"B",)]
+    assert talk.session.data_to_send() == [b"d\n"]
+
+
+def test_answer_to_what_is_unread_is_one_too_many() -> None:
+    """All of the block goes back, and nobody is blamed."""
+    talk = Talk(terms=Terms(first=2))
+    talk.give(b"a", b"b")
+    talk.look(0)
+    talk.hear(b"A\n\0A\n\0")
+    found = fault(talk.look(2))
+    assert found.what == (
+        "wrote a reply too many: 2 bytes of what it answered are unread"
+    )
+    assert (found.exchanges, found.doubtful) == (2, 0)
+    assert not talk.session.wants_unread
+    assert talk.session.room == 0
+
+
+def test_reply_too_many_in_one_read_is_a_fault() -> None:
+    """The session says so, and not that the protocol was broken."""
+    talk = Talk()
+    talk.give(b"a")
+    talk.look(0)
+    events = talk.hear(b"A\n\0A\n\0")
+    assert fault(events).exchanges == 1
+
+
+def test_broken_reply_is_no_matter_of_pairing() -> None:
+    """Of a worker that owes one."""
+    talk = Talk(terms=Terms(first=2))
+    talk.give(b"a", b"b")
+    talk.look(0)
+    (failed,) = talk.hear(b"A\0")
+    assert isinstance(failed, Failed)
+    talk.session.receive_data(b"A\n\0", 0.0)
+    assert talk.session.events_received() == []
+
+
+def test_lone_message_is_released_at_once_behind_the_first_blocks() -> None:
+    """A caller waits for it; should a fault show, it is doubtful."""
+    talk = Talk()
+    talk.grow_up()
+    talk.give(b"a", now=5.0)
+    talk.hear(b"A\n\0", 5.0)
+    assert replies(talk.look(0, 5.0)) == [(b"A",)]
+    found = fault(talk.hear(b"A\n\0", 5.1))
+    assert (found.exchanges, found.doubtful) == (0, 1)
+
+
+def test_long_pause_clears_of_doubt() -> None:
+    """What was released without proof would have shown a fault."""
+    talk = Talk()
+    talk.grow_up()
+    for now in (5.0, 6.5):
+        talk.give(b"a", now=now)
+        talk.hear(b"A\n\0", now)
+        talk.look(0, now)
+    assert fault(talk.hear(b"A\n\0", 6.6)).doubtful == 1
+
+
+def test_quiet_time_that_was_too_short_is_doubtful() -> None:
+    """Until something else was answered."""
+    talk = Talk()
+    talk.give(b"a")
+    talk.look(0)
+    talk.hear(b"A\n\0")
+    assert talk.look(0) == []
+    assert talk.session.get_timer() == 0.005
+    assert len(talk.look(0, 0.005)) == 1
+    assert fault(talk.hear(b"A\n\0", 0.006)).doubtful == 1
+
+
+def test_replies_beyond_what_their_consumer_takes_are_released() -> None:
+    """Without proof: memory is bounded."""
+    talk = Talk(terms=Terms(first=4))
+    talk.proof.blocks.bound = 10
+    talk.give(b"a", b"b", b"c")
+    talk.look(0)
+    assert replies(talk.hear(b"A\n\0")) == [(b"A",)]
+
+
+def test_load_worker_has_nothing_written_ahead() -> None:
+    """And what it has done is doubtful if a fault shows."""
+    talk = Talk(terms=Terms(alone=True, loads=True))
+    assert talk.give(b"ab") == b""
+    assert not talk.look(0, 0.1)
+    assert talk.session.data_to_send() == [b"ab\n"]
+    assert talk.hear(b"\0", 0.2) == []
+    assert talk.session.room == 0
+    assert fault(talk.hear(b"\0", 0.2)).doubtful == 1
+
+
+def test_looks_are_rarer_with_time() -> None:
+    """Forty at once, then behind an eighth of what it took, up to a quarter second."""
+    talk = Talk()
+    assert talk.session.get_timer() is None
+    talk.give(b"ab")
+    for _ in range(40):
+        assert talk.session.get_timer() == 0.0
+        talk.look(1)
+    assert talk.session.get_timer() == 0.001
+    talk.look(1, 0.8)
+    assert talk.session.get_timer() == pytest.approx(0.9)
+    talk.look(1, 80.0)
+    assert talk.session.get_timer() == 80.25
+    talk.session.handle_timer(80.25)
+
+
+def test_block_that_ends_asks_to_be_looked_at() -> None:
+    """At once: what is unread then tells of a reply too many."""
+    talk = Talk()
+    talk.give(b"a")
+    talk.look(0)
+    talk.hear(b"A\n\0", 7.0)
+    assert talk.session.get_timer() == 7.0
+
+
+# --- the end ----------------------------------------------------------------------
+
+
+def answered(*, count: int, left: int = 0) -> Talk:
+    """Return a talk in which a process has answered so many, and wrote its last."""
+    talk = Talk(terms=Terms(first=count))
+    talk.give(*[b"x"] * count)
+    talk.look(0)
+    talk.hear(b"X\n\0" * count)
+    talk.session.input_unread(left, 0.0)
+    return talk
+
+
+def test_lone_reply_is_released_at_the_end_of_output() -> None:
+    """There is nothing that it could be taken for."""
+    talk = answered(count=1)
+    talk.session.receive_eof(0.0)
+    done, ended = talk.session.events_received()
+    assert replies([done]) == [(b"X",)]
+    assert isinstance(ended, StreamEnded)
+    assert talk.session.room == 0
+    talk.session.peer_exited(False, 0.0)
+    talk.session.receive_eof(0.0)
+    assert talk.proof.stand is Stand.OVER
+
+
+@pytest.mark.parametrize("eof", [False, True])
+def test_several_are_released_at_a_clean_exit(eof: bool) -> None:
+    """It says that it has written all that it had to."""
+    talk = answered(count=2)
+    if eof:
+        talk.session.receive_eof(0.0)
+        assert len(talk.session.events_received()) == 1
+    talk.session.peer_exited(True, 0.0)
+    assert replies(talk.session.events_received()) == [(b"X",), (b"X",)]
+    talk.session.peer_exited(True, 0.0)
+    assert talk.session.events_received() == []
+
+
+def test_several_go_back_at_any_other_exit() -> None:
+    """It may have died of the last one behind two replies to the first."""
+    talk = answered(count=2)
+    talk.session.peer_exited(False, 0.0)
+    assert fault(talk.session.events_received()).exchanges == 2
+
+
+def test_exit_with_a_probe_outstanding_is_that_of_one_that_owes_nothing() -> None:
+    """Else each process would do the same block again, for ever (issue 22)."""
+    talk = answered(count=2)
+    assert talk.give(b"next").endswith(b"n")
+    talk.session.input_unread(1, 0.0)
+    talk.session.peer_exited(True, 0.0)
+    assert len(replies(talk.session.events_received())) == 2
+
+
+def test_what_was_not_read_was_not_answered() -> None:
+    """However the worker has ended (issue 22)."""
+    talk = answered(count=1)
+    talk.look(0, 0.005)
+    talk.give(b"y", now=0.01)
+    talk.hear(b"Y\n\0", 0.01)
+    talk.proof._left = 2
+    talk.session.peer_exited(True, 0.01)
+    assert fault(talk.session.events_received()).what == (
+        "ended with 2 bytes of what it answered unread"
+    )
+
+
+def test_all_that_was_given_is_written_before_the_end_of_input() -> None:
+    """Also behind a probe; then nothing is proven any more."""
+    talk = Talk()
+    talk.give(b"ab")
+    talk.session.send(StreamEnded(), 0.0)
+    assert talk.session.data_to_send() == [b"b\n", SEND_EOF]
+    talk.hear(b"AB\n\0")
+    assert not talk.session.wants_unread
+    assert not talk.session.input_unread(0, 0.0)
+    talk.session.peer_exited(True, 0.0)
+    assert replies(talk.session.events_received()) == [(b"AB",)]
+
+
+def test_worker_that_counts_may_leave_the_end_of_its_batch_unread_at_exit() -> None:
+    """But not when it goes on: who counts is not told of full batches."""
+    talk = Talk(Mode.BATCH_SUPERVISOR, terms=Terms(first=3))
+    talk.proof.give(b"a\nb\nc\n\x17", 3, 0.0, idle=True)
+    assert talk.proof.input_unread(0, 0.0, owed=1)
+    talk.proof.output_dry(0.0)
+    talk.proof.hold(RepliesCompleted([(b"abc",)]), 1, 1, 0.0, owed=0)
+    assert not talk.proof.input_unread(1, 0.0, owed=0)
+    assert talk.proof.input_unread(1, 0.005, owed=0)
+    talk.proof.output_dry(0.005)
+    assert "before it had read its EOB" in fault(talk.session.events_received()).what
+
+
+def test_session_without_terms_holds_nothing_back() -> None:
+    """As at the worker's side."""
+    session = MarkerProtocol(Side.SUPERVISOR, Mode.SINGLE)
+    session.send(MessagesPassed([b"a"]))
+    session.receive_data(b"A\n\0")
+    assert replies(session.events_received()) == [(b"A",)]
+    assert not session.wants_unread
+    assert not session.input_unread(0, 0.0)
+    session.output_dry(0.0)
+    session.peer_exited(True, 0.0)
+    assert session.get_timer() is None

@@ -1,0 +1,189 @@
+"""Load workers that have answered everything, and fail while they end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from signal import SIGSEGV, SIGTERM
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from structlog.testing import capture_logs
+
+from etlstage.errors import WorkerLost
+from etlstage.messages import StageKind
+from etlstage.pipeline import Pipeline, WorkerSink
+from etlstage.protocol.cocaine.settings import CocaineDialect
+from etlstage.stage import RecyclePolicy, RestartPolicy, Stage, Timeouts
+from etlstage.supervisor import AsyncSupervisor, WorkerExited
+from etlstage.testing import (
+    MemorySource,
+    ScriptedLaunch,
+    ScriptedWorker,
+    virtual_time,
+)
+from etlstage.testing.cocaine import CocaineWorker
+from etlstage.testing.scripted import Script
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run in virtual time."""
+    return virtual_time(request.param)
+
+
+def stage(kind: StageKind = StageKind.LOAD) -> Stage:
+    """Return a stage called ``l``; what runs is up to its launch."""
+    command = ("no-such-program",)
+    return Stage(name="l", kind=kind, command=command, timeout=Timeouts(stop=5))
+
+
+def ending(status: int) -> Script:
+    """Return a worker that answers everything, and ends with this status."""
+
+    async def answer(worker: ScriptedWorker) -> int:
+        async for _ in worker.messages():
+            await worker.reply()
+        if status:
+            await worker.complain("No space left on device")
+        return status
+
+    return answer
+
+
+async def deaf(worker: ScriptedWorker) -> int:
+    """Answer everything, and do not end with the input."""
+    async for _ in worker.messages():
+        await worker.reply()
+    await anyio.sleep_forever()
+    return 0
+
+
+async def served(
+    script: Script, run: Stage, messages: list[bytes]
+) -> tuple[AsyncSupervisor, list[WorkerExited]]:
+    """Return a supervisor that has passed the messages and ended, and its exits."""
+    with capture_logs(), anyio.fail_after(600):
+        async with AsyncSupervisor(run, launch=ScriptedLaunch(script)) as supervisor:
+            events = supervisor.events()
+            for message in messages:
+                (result,) = await supervisor.submit([message])
+                assert result.error is None
+        with events:
+            seen = [event async for event in events]
+    return supervisor, [event for event in seen if isinstance(event, WorkerExited)]
+
+
+@pytest.mark.parametrize("status", [3, -SIGSEGV])
+async def test_what_it_has_answered_is_doubtful(status: int) -> None:
+    """A buffer that it could not write is lost, and nobody else knows (issue 22)."""
+    supervisor, (event,) = await served(ending(status), stage(), [b"1", b"2", b"3"])
+
+    assert (event.status, event.told, event.doubtful) == (status, False, 3)
+    assert supervisor.doubtful == 3
+    assert isinstance(supervisor.doubt, WorkerLost)
+    (attempt,) = supervisor.doubt.attempts
+    assert attempt.stderr == ("No space left on device",)
+    assert supervisor.faults.failures == 1
+
+
+async def test_who_is_killed_is_doubtful() -> None:
+    """It did not end within ``timeout.stop`` of its input (issue 22)."""
+    supervisor, (event,) = await served(deaf, stage(), [b"1", b"2"])
+
+    assert (event.status, event.doubtful) == (-SIGTERM, 2)
+    assert "did not exit within 5 s" in str(supervisor.doubt)
+
+
+async def test_dialect_says_what_a_good_end_is() -> None:
+    """Frameworks of Cocaine end with any status once they are told to (issue 22)."""
+    statuses: list[int] = []
+
+    async def answer(worker: ScriptedWorker) -> int:
+        async with CocaineWorker(worker) as cocaine:
+            async for request in cocaine.requests():
+                await cocaine.reply(request)
+        return statuses[0]
+
+    run = replace(stage(), dialect=CocaineDialect())
+    for status, doubtful in (1, 0), (-SIGSEGV, 1):
+        statuses[:] = [status]
+        supervisor, (event,) = await served(answer, run, [b"1"])
+        assert (event.status, event.doubtful) == (status, doubtful)
+        assert (supervisor.doubt is None) == (not doubtful)
+
+
+async def test_who_ends_well_is_not() -> None:
+    """Status 0 proves that what it has answered is loaded."""
+    supervisor, (event,) = await served(ending(0), stage(), [b"1", b"2"])
+
+    assert (event.told, event.doubtful) == (True, 0)
+    assert (supervisor.doubtful, supervisor.doubt) == (0, None)
+
+
+async def test_who_has_answered_nothing_is_not() -> None:
+    """It may not even have started: there is nothing to doubt."""
+    supervisor, (event,) = await served(deaf, stage(), [])
+
+    assert (event.told, event.doubtful) == (True, 0)
+    assert supervisor.doubt is None
+
+
+async def test_outputs_of_a_transform_worker_are_not() -> None:
+    """They have been returned: how it ends changes none of them."""
+    supervisor, (event,) = await served(
+        ending(3), stage(StageKind.TRANSFORM), [b"1", b"2"]
+    )
+
+    assert (event.told, event.doubtful) == (True, 0)
+    assert supervisor.doubt is None
+
+
+async def test_each_process_proves_its_own() -> None:
+    """Of workers that are replaced only those are doubtful that failed (issue 22)."""
+
+    async def once(worker: ScriptedWorker) -> int | None:
+        return await ending(4 if worker.start == 2 else 0)(worker)
+
+    supervisor, exits = await served(
+        once,
+        replace(
+            stage(),
+            recycle=RecyclePolicy(max_messages=2, variance=0),
+            restart=RestartPolicy(delay=0.1),
+        ),
+        [b"%d" % n for n in range(6)],
+    )
+
+    assert [event.doubtful for event in exits[:3]] == [0, 2, 0]
+    assert supervisor.doubtful == 2
+
+
+async def test_who_is_stopped_by_force_is_not() -> None:
+    """It was given no time to end: what is loaded is known to be incomplete."""
+    launch = ScriptedLaunch(deaf)
+    with capture_logs(), anyio.CancelScope() as scope:
+        async with AsyncSupervisor(stage(), launch=launch) as supervisor:
+            await supervisor.submit([b"1"])
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+    assert launch.workers[0].signals == [SIGTERM]
+    assert (supervisor.doubtful, supervisor.doubt) == (0, None)
+
+
+async def test_the_run_fails() -> None:
+    """The report counts what is doubtful, and names the worker (issue 22)."""
+    sink = WorkerSink(stage(), launch=ScriptedLaunch(ending(3)))
+    with capture_logs():
+        report = await Pipeline(
+            name="p", source=MemorySource([[b"1", b"2"], [b"3"]]), sink=sink
+        ).run()
+
+    assert report.status == "failed"
+    assert isinstance(report.error, WorkerLost)
+    *_, account = report.ledger
+    assert (account.done, account.doubtful, account.failures) == (3, 3, 1)
+    assert report.landed == "3 messages loaded; output incomplete"
