@@ -87,7 +87,7 @@ async def supervised(
     settings = {"name": "cocaine", "concurrency": concurrency, "batches": batch > 1}
     stage = Stage(
         name="echo",
-        command=command,
+        worker=command,
         dialect=dialect_from_plain(settings),
         batch=BatchPolicy(size=batch),
     )

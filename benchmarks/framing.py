@@ -82,7 +82,7 @@ def _processor(
     if not compiled:
         speedups.compiled = None
     try:
-        anyio.run(_answered, Stage(name="echo", command=worker), runs)
+        anyio.run(_answered, Stage(name="echo", worker=worker), runs)
     finally:
         speedups.compiled = found
     return (time.process_time() - began) / COUNT * 1e9
@@ -102,7 +102,7 @@ def _columns(run: list[bytes]) -> list[Run]:
 
 
 def _framed(worker: tuple[str, ...], runs: Sequence[Run], size: int) -> float:
-    stage = Stage(name="echo", command=worker)
+    stage = Stage(name="echo", worker=worker)
     seconds = anyio.run(_answered, stage, runs)
     return size / seconds / 1e6
 

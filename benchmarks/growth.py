@@ -99,7 +99,7 @@ def _cat(size: int) -> Stage:
     dialect = MarkerDialect(markers=Markers(eop=b"\n"))
     # Only where a reply may be too long is each of them looked at.
     most = max(size, RUN)
-    return Stage(name="cat", command=("cat",), dialect=dialect, max_message=most)
+    return Stage(name="cat", worker=("cat",), dialect=dialect, max_message=most)
 
 
 def _runs(count: int, width: int) -> Iterator[Run]:

@@ -121,19 +121,19 @@ def compile_c(source: Path, target: Path, *options: str) -> None:
 
 def echo_stage(**options: object) -> Stage:
     """Return a stage with the C worker."""
-    return Stage(name="echo", command=(echo_worker(),), **options)  # type: ignore[arg-type]
+    return Stage(name="echo", worker=(echo_worker(),), **options)  # type: ignore[arg-type]
 
 
 def sdk_stage(**options: object) -> Stage:
     """Return a stage with an identity worker made with the SDK."""
     identity = "from etlstage import worker; worker.transform(lambda m: (m,))"
-    return Stage(name="sdk", command=(sys.executable, "-c", identity), **options)  # type: ignore[arg-type]
+    return Stage(name="sdk", worker=(sys.executable, "-c", identity), **options)  # type: ignore[arg-type]
 
 
 def shell_stage(**options: object) -> Stage:
     """Return a stage with an identity worker in shell and awk."""
     script = str(Path(__file__).with_name("echo.sh"))
-    return Stage(name="shell", command=("sh", script), **options)  # type: ignore[arg-type]
+    return Stage(name="shell", worker=("sh", script), **options)  # type: ignore[arg-type]
 
 
 def paired(

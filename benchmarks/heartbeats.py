@@ -93,7 +93,7 @@ def measure() -> list[Row]:
 async def _beats() -> list[float]:
     stage = Stage(
         name="echo",
-        command=(sys.executable, "-c", WORKER),
+        worker=(sys.executable, "-c", WORKER),
         dialect=CocaineDialect(concurrency=SESSIONS + 1),
     )
     async with AsyncSupervisor(stage) as supervisor:

@@ -118,7 +118,7 @@ async def _asked(run: list[bytes]) -> None:
     dialect = dialect_from_plain({"name": "marker", "mode": "worker-driven batch"})
     stage = Stage(
         name="asks",
-        command=(sys.executable, "-c", ASKER % BATCH),
+        worker=(sys.executable, "-c", ASKER % BATCH),
         dialect=dialect,
         batch=BatchPolicy(size=BATCH),
     )

@@ -52,7 +52,7 @@ def measure() -> list[Row]:
 def _stage(end: str) -> Stage:
     return Stage(
         name="refuses",
-        command=(sys.executable, "-c", WORKER, end),
+        worker=(sys.executable, "-c", WORKER, end),
         on_error=ErrorPolicy(budget=ErrorBudget(share=0.02)),
     )
 

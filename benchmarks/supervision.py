@@ -156,7 +156,7 @@ def _throughput() -> list[Row]:
 
 def _crashing() -> Row:
     def stage(*faults: Fault) -> Stage:
-        return Stage(name="crash", command=hostile_worker(FaultPlan(faults)), workers=2)
+        return Stage(name="crash", worker=hostile_worker(FaultPlan(faults)), workers=2)
 
     ours, theirs = paired(
         partial(_rate, stage(Fault(FaultKind.KILL, probability=0.001))),
@@ -173,7 +173,7 @@ def _started(stage: Stage) -> float:
     began = time.perf_counter()
 
     def start(_: int) -> None:
-        subprocess.run(stage.command, stdin=subprocess.DEVNULL, check=True)
+        subprocess.run(stage.program.command, stdin=subprocess.DEVNULL, check=True)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(start, range(COUNT // 1000)))
@@ -181,7 +181,7 @@ def _started(stage: Stage) -> float:
 
 
 def _stage(code: str, workers: int) -> Stage:
-    return Stage(name="sdk", command=(sys.executable, "-c", code), workers=workers)
+    return Stage(name="sdk", worker=(sys.executable, "-c", code), workers=workers)
 
 
 def _rate(stage: Stage) -> float:

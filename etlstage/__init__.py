@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from etlstage.stage import RestartPolicy as RestartPolicy
     from etlstage.stage import Stage as Stage
     from etlstage.stage import Timeouts as Timeouts
+    from etlstage.stage import WorkerProgram as WorkerProgram
     from etlstage.supervisor import AsyncSupervisor as AsyncSupervisor
     from etlstage.supervisor import Health as Health
     from etlstage.supervisor import RemainsEnded as RemainsEnded
@@ -94,6 +95,7 @@ __all__ = (
     "WorkerFailed",
     "WorkerFailedPermanently",
     "WorkerLost",
+    "WorkerProgram",
     "WorkerReady",
     "WorkerRefusal",
     "WorkerRestarting",
@@ -142,6 +144,7 @@ _HOMES = {
     "WorkerFailed": "etlstage.supervisor",
     "WorkerFailedPermanently": "etlstage.supervisor",
     "WorkerLost": "etlstage.errors",
+    "WorkerProgram": "etlstage.stage",
     "WorkerReady": "etlstage.supervisor",
     "WorkerRestarting": "etlstage.supervisor",
     "WorkerSession": "etlstage.supervisor",

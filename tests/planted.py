@@ -131,7 +131,7 @@ def plan(seed: int) -> Plan:
     messages = [b"m-%d" % n for n in range(count)]
     stage = Stage(
         name="planted",
-        command=(sys.executable, "-S", "-c", WORKER, *map(str, arguments)),
+        worker=(sys.executable, "-S", "-c", WORKER, *map(str, arguments)),
         dialect=MarkerDialect(mode=mode),
         batch=BatchPolicy(size=5, seconds=0.02),
         window=draw.choice((1, 8, None)),

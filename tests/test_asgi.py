@@ -30,7 +30,7 @@ pytestmark = pytest.mark.process
 
 STAGE = Stage(
     name="t",
-    command=["none"],
+    worker=["none"],
     window=1,
     max_message=100,
     on_error=ErrorPolicy(retries=0),
@@ -194,7 +194,7 @@ async def test_too_many_requests() -> None:
 
 async def test_stage_that_has_failed() -> None:
     """Both probes say so, and so does each answer."""
-    stage = Stage(name="t", command=["none"], window=1, restart=ONCE)
+    stage = Stage(name="t", worker=["none"], window=1, restart=ONCE)
     async with serving(starlette(service(stage))) as client:
         await client.post("/", content=b"die")
         reply = await client.post("/", content=b"a")
@@ -219,7 +219,7 @@ async def test_application_that_does_not_serve() -> None:
 
 async def test_program_that_is_not_there() -> None:
     """The server does not start."""
-    made = StageService(Stage(name="t", command=[sys.executable, "no-such-file.py"]))
+    made = StageService(Stage(name="t", worker=[sys.executable, "no-such-file.py"]))
     with pytest.raises(WorkerStartFailed, match="there is no file"):
         async with made.lifespan(starlette(made)):
             pass
@@ -232,7 +232,7 @@ UPPER = "from etlstage import worker; worker.transform(lambda m: [m.upper()])"
 async def test_application_of_readme(blocks: list[str]) -> None:
     """It serves as it stands there (issue 22)."""
     names: dict[str, Any] = {
-        "stage": Stage(name="t", command=[sys.executable, "-c", UPPER])
+        "stage": Stage(name="t", worker=[sys.executable, "-c", UPPER])
     }
     (block,) = blocks
     exec(compile(block, "README", "exec", dont_inherit=True), names)  # noqa: S102 - README's own

@@ -210,7 +210,7 @@ def pass_in_pytest(program: str, folder: Path, count: int) -> None:
 @runs("In your own service 2")
 def test_meter(blocks: list[str]) -> None:
     """Its text is Prometheus's."""
-    stage = Stage(name="clean", command=(sys.executable, "clean.py"))
+    stage = Stage(name="clean", worker=(sys.executable, "clean.py"))
     text = run(*blocks, AsyncSupervisor=AsyncSupervisor, stage=stage)["text"]
     assert 'worker_starts_total{stage="clean",worker="clean-1"} 1.0' in text
 
@@ -220,9 +220,9 @@ def test_hostile_worker_and_ends_in_memory(blocks: list[str]) -> None:
     """A worker that may misbehave, and here does not, behind a stage of its own."""
     hostile, memory = blocks
     stage = run(hostile, Stage=Stage)["stage"]
-    assert stage.command[0] == sys.executable
+    assert stage.program.command[0] == sys.executable
 
-    clean = Stage(name="clean", command=(sys.executable, "clean.py"))
+    clean = Stage(name="clean", worker=(sys.executable, "clean.py"))
     report = run(memory, Pipeline=Pipeline, stage=clean)["report"]
     assert report.status == "done"
 
@@ -230,7 +230,7 @@ def test_hostile_worker_and_ends_in_memory(blocks: list[str]) -> None:
 @runs("Faults from outside 3")
 def test_faults_from_outside(blocks: list[str]) -> None:
     """A worker that knows none is killed with a message, which is answered then."""
-    stage = Stage(name="clean", command=(sys.executable, "clean.py"))
+    stage = Stage(name="clean", worker=(sys.executable, "clean.py"))
     known = run(*blocks, AsyncSupervisor=AsyncSupervisor, stage=stage)
     assert [result.error for result in known["results"]] == [None] * 8
 
@@ -238,7 +238,7 @@ def test_faults_from_outside(blocks: list[str]) -> None:
 @runs("Test what embeds a supervisor 3")
 def test_scripted_worker(blocks: list[str]) -> None:
     """It dies with its message, and needs a minute for it: at once."""
-    stage = Stage(name="clean", command=("clean",))
+    stage = Stage(name="clean", worker=("clean",))
     run(*blocks, AsyncSupervisor=AsyncSupervisor, stage=stage, anyio=anyio)
 
 

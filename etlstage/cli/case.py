@@ -150,7 +150,11 @@ class Trial:
         stage, case = stage_of(keys, name, self._folder), self._case.keys
         env = {k: v.replace("{folder}", str(self._own)) for k, v in case.env.items()}
         restart = replace(stage.restart, delay=DELAY, max_delay=DELAY)
-        stage = replace(stage, env={**stage.env, **env}, restart=restart)
+        stage = replace(
+            stage,
+            worker=replace(stage.program, env={**stage.program.env, **env}),
+            restart=restart,
+        )
         if stage.kind is StageKind.EXTRACT:
             return stage
         stage = replace(stage, workers=PoolPolicy())

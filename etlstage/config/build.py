@@ -19,7 +19,7 @@ from etlstage.config.fault import FaultKeys
 from etlstage.config.loader import examine, load
 from etlstage.config.model import PipelineKeys
 from etlstage.config.reading import UNCHANGED, Changes
-from etlstage.config.rules import stage_names
+from etlstage.config.rules import command_at, stage_names
 from etlstage.config.stages import stage_of
 from etlstage.config.variant import Trial
 from etlstage.errors import ConfigError
@@ -159,7 +159,8 @@ def hidden_texts(keys: PipelineKeys, document: Document) -> dict[str, str]:
     variables = {
         value: f"${name}"
         for stage in stages
-        for name, value in (stage.worker or {}).get("env", {}).items()
+        if stage.worker is not None
+        for name, value in stage.worker.env.items()
     }
     return {**variables, **document.hidden}
 
@@ -315,9 +316,9 @@ class Builder:
             # The file alone may name another state.
             shown=str(state_folder(document) if changed else document.path),
             commands={
-                name: document.written((*loc, "worker", "command"))
+                name: document.written(at)
                 for loc, name in self._names.items()
-                if document.secret((*loc, "worker", "command"))
+                if document.secret(at := command_at(document.data, loc))
             },
             hidden=hidden_texts(self._keys, document),
         )

@@ -21,7 +21,7 @@ from etlstage.config.document import Document
 from etlstage.config.end import Site, located
 from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
 from etlstage.config.presence import executors_here
-from etlstage.config.rules import stage_names
+from etlstage.config.rules import command_at, stage_names
 from etlstage.config.stages import StageKeys, stage_of
 from etlstage.messages import StageKind, counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
@@ -121,7 +121,7 @@ class _Plan:
             dead = dead and stage.on_error.then == "dead_letter"
             if name in workers:
                 about = list(self._worker(loc, workers[name]))
-                what = shlex.join(self._document.written((*loc, "worker", "command")))
+                what = shlex.join(self._document.written(self._command(loc)))
             else:
                 assert isinstance(stage, ExtractKeys | LoadKeys)
                 about = list(stage.end.about(stage, self._site))
@@ -163,13 +163,13 @@ class _Plan:
     # --- a stage --------------------------------------------------------------------
 
     def _worker(self, loc: Loc, stage: Stage) -> Iterator[tuple[str, str]]:
-        secret = self._document.secret((*loc, "worker", "command"))
+        secret = self._document.secret(self._command(loc))
         words = substituted(stage)
         if not secret:
             yield "runs", shlex.join((self._program(stage, words[0]), *words[1:]))
             if words[0] == sys.executable:
                 yield "python", platform.python_version()
-        yield "in", str(stage.cwd)
+        yield "in", str(stage.program.cwd)
         if stage.kind is not StageKind.EXTRACT:
             each = " in each task" if self._keys.engine != "local" else ""
             yield "workers", f"{stage.pool}{each}; order {stage.order.value}"
@@ -178,15 +178,18 @@ class _Plan:
         yield "restarts", _restarts(stage.restart)
         yield "timeouts", _timeouts(stage.timeout)
         yield "dialect", _dialect(stage.dialect)
-        if stage.env:
-            yield "env", ", ".join(sorted(stage.env))
+        if stage.program.env:
+            yield "env", ", ".join(sorted(stage.program.env))
+
+    def _command(self, loc: Loc) -> Loc:
+        return command_at(self._document.data, loc)
 
     def _program(self, stage: Stage, program: str) -> str:
         here = self._keys.engine == "local" or executors_here(self._document)
-        if os.sep in program or stage.cwd is None or not here:
+        if os.sep in program or stage.program.cwd is None or not here:
             return program
-        path = stage.env.get("PATH", search_path())
-        return on_path(program, stage.cwd, path) or program
+        path = stage.program.env.get("PATH", search_path())
+        return on_path(program, stage.program.cwd, path) or program
 
     # --- the whole ------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Final
 from etlstage.config.document import Document, Value
 from etlstage.config.end import SCHEME, ends
 from etlstage.config.model import PipelineKeys
-from etlstage.config.rules import mapping, shipped_files, stage_names
+from etlstage.config.rules import command_at, mapping, shipped_files, stage_names
 from etlstage.config.stages import written_end
 from etlstage.errors import ConfigError, guess
 from etlstage.protocol.base import Limits, Side
@@ -61,14 +61,14 @@ def missing(document: Document, *, loads: bool) -> Iterator[Problem]:
     for i, stage in enumerate(stages if isinstance(stages, list) else ()):
         if isinstance(stage, dict):
             loc: Loc = ("transform", i, "worker")
-            yield from look.worker(mapping(stage.get("worker")), loc)
+            yield from look.worker(_unfolded(stage.get("worker")), loc)
     for key in ("extract", "load"):
         written = mapping(document.data.get(key))
         if (name := written_end(written)) is not None:
             end = ends(others=True)[name]
             role = end.source if key == "extract" else end.sink
             if role is not None:
-                yield from role.missing(mapping(written[name]), (key, name), look)
+                yield from role.missing(_unfolded(written[name]), (key, name), look)
 
 
 def unspoken(keys: PipelineKeys, document: Document) -> Iterator[tuple[Loc, str]]:
@@ -139,6 +139,7 @@ class Look:
             yield from self._identity(written, loc)
 
     def _worker(self, worker: Mapping[str, Value], loc: Loc) -> Iterator[Problem]:
+        at = command_at(self._data, loc[:-1])
         command, cwd = worker.get("command"), worker.get("cwd")
         if not isinstance(command, list) or not all(_is_text(w) for w in command):
             return
@@ -153,8 +154,8 @@ class Look:
             return
         hides = self._document.secret((*loc, "cwd"))
         for problem in (
-            *self._program((*loc, "command", 0), words[0], folder, worker),
-            *self._script((*loc, "command"), words, folder),
+            *self._program((*at, 0), words[0], folder, worker),
+            *self._script(at, words, folder),
         ):
             yield problem._replace(text=problem.hidden) if hides else problem
 
@@ -227,6 +228,10 @@ class Look:
         if not os.path.exists(path := folder / program):
             return self.absent((), "file", path, seen_from=folder).text
         return _flaw(program, path)
+
+
+def _unfolded(worker: Value) -> Mapping[str, Value]:
+    return {"command": worker} if isinstance(worker, list) else mapping(worker)
 
 
 def _is_text(value: Value) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = (
     "broken_rules",
     "case_rules",
+    "command_at",
     "mapping",
     "shipped_files",
     "stage_names",
@@ -211,6 +212,13 @@ def _names(data: Mapping[str, Value]) -> Iterator[Problem]:
             text = f"{dotted(taken[name])} has the same name"
             yield broken((*loc, "name"), text, at_key=False)
         taken.setdefault(name, loc)
+
+
+def command_at(data: Mapping[str, Value], loc: Loc) -> Loc:
+    """Return where the command of the worker of the stage at ``loc`` is written."""
+    at = (*loc, "worker")
+    alone = isinstance(_at(data, loc).get("worker"), list)
+    return at if alone else (*at, "command")
 
 
 def mapping(value: Value) -> Mapping[str, Value]:

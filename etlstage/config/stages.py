@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -40,7 +40,7 @@ from etlstage.settings.definition import (
 from etlstage.settings.kind import Choice, Instance, Maybe, Schema, Text
 from etlstage.settings.problem import Invalid, Loc, Problem, unexpected
 from etlstage.settings.schema import documentation, json_schema
-from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage
+from etlstage.stage import BatchPolicy, ErrorPolicy, Order, Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
 
 __all__ = ("StageKeys", "command_of", "stage_of", "stage_section", "written_end")
@@ -60,9 +60,9 @@ class StageKeys:
     """Settings of the stage, by key."""
 
     @property
-    def worker(self) -> Mapping[str, Any] | None:
+    def worker(self) -> WorkerProgram | None:
         """The program, and how its process is to run; None: there is none."""
-        worker: Mapping[str, Any] | None = self.written.get("worker")
+        worker: WorkerProgram | None = self.written.get("worker")
         return worker
 
     @property
@@ -89,18 +89,15 @@ def written_end(stage: object) -> str | None:
 
 def stage_of(keys: StageKeys, name: str, folder: Path) -> Stage:
     """Return the stage that the keys describe; it has a worker."""
-    worker, written = keys.written["worker"], dict(keys.written)
-    batch = written.pop("batch", None)
-    values = {
-        setting.name: source[setting.name]
-        for setting in settings_of(Stage).values()
-        if setting.name in (source := worker if setting.group else written)
-    }
+    worker, batch = keys.worker, keys.written.get("batch")
+    assert worker is not None
+    values = {k: v for k, v in keys.written.items() if k in settings_of(Stage)}
     if batch is not None:
         values["batch"] = BatchPolicy(**batch)
     values["dialect"] = keys.spoken
-    values["cwd"] = cwd = folder / (worker.get("cwd") or "")
-    values["command"] = command_of(worker["command"], cwd)
+    cwd = folder / (worker.cwd or "")
+    command = command_of(worker.command, cwd)
+    values["worker"] = replace(worker, command=command, cwd=cwd)
     return Stage(**values | {"kind": keys.kind, "name": name})
 
 
@@ -159,15 +156,23 @@ class _StageSection(Section):
         return super().read(value)
 
     def _keys(self) -> dict[str, Setting]:
-        model, keys, worker = self._stage, dict(self._own), dict[str, Setting]()
+        model, keys = self._stage, dict(self._own)
         place = model.place | model.frame
         for name, setting in settings_of(Stage).items():
             if setting.place & place:
-                (worker if setting.group else keys)[name] = placed(setting, place)
-        called, cwd = keys.pop("name"), worker["cwd"]
-        worker["cwd"] = cwd._replace(
-            default=Path(), doc="Working directory, relative to the file's folder."
-        )
+                keys[name] = placed(setting, place)
+        called, program = keys.pop("name"), keys.pop("worker")
+        worker = Section.of(WorkerProgram)
+        cwd = "Working directory, relative to the file's folder."
+        worker.keys = {
+            **worker.keys,
+            "cwd": worker.keys["cwd"]._replace(default=Path(), doc=cwd),
+        }
+        worker.moved = {
+            **dict.fromkeys(_OLD_WORKER, "is now dialect.{key}, beside worker"),
+            **_OLD_DIALECT,
+        }
+        program = program._replace(kind=worker)
         keys["dialect"] = Setting(
             "dialect",
             _Spoken(model.kind),
@@ -182,12 +187,6 @@ class _StageSection(Section):
             assert inner is not None
             asked = Section(inner.keys, moved=moved)
             keys["batch"] = keys["batch"]._replace(kind=Maybe(asked), default=None)
-        moved = dict.fromkeys(_OLD_WORKER, "is now dialect.{key}, beside worker")
-        program = Setting(
-            "worker",
-            Section(worker, moved={**moved, **_OLD_DIALECT}),
-            doc="The program, and how its process is to run.",
-        )
         found = {"name": called._replace(kind=Maybe(called.kind), default=None)}
         for name, role in self._ends.items():
             made = program if role.place & Place.WORKER else _setting_of(name, role)

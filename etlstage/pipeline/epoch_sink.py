@@ -184,9 +184,10 @@ class EpochSink(WorkerSink):
             "fence": self._fence,
             "messages": self._answered,
         }
+        told = self._told(self._stage)
         stage = replace(
-            self._told(self._stage),
-            command=(*command, epoch),
+            told,
+            worker=replace(told.program, command=(*command, epoch)),
             dialect=self._stage.dialect.one_by_one(),
             workers=1,
             restart=RestartPolicy(),
@@ -206,7 +207,9 @@ class EpochSink(WorkerSink):
             "ETLSTAGE_ATTEMPT": self._attempt,
             "ETLSTAGE_FENCE": f"{self._fence}",
         }
-        return replace(stage, env={**stage.env, **about})
+        return replace(
+            stage, worker=replace(stage.program, env={**stage.program.env, **about})
+        )
 
 
 def _alone() -> None:

@@ -2,8 +2,8 @@
 Classes whose fields are settings, and how these are read from a mapping.
 
 A field says all about its setting: the name, the kind by its type, the default, and
-the documentation below it. :class:`Place` and :class:`At` among the annotations of
-its type say where it may be written::
+the documentation below it. :class:`Place` among the annotations of its type says where
+it may be written::
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Timeouts(Definition):
@@ -37,7 +37,6 @@ from etlstage.settings.problem import (
 __all__ = (
     "HIDDEN",
     "UNREAD",
-    "At",
     "Definition",
     "Place",
     "Section",
@@ -85,12 +84,6 @@ class Place(Flag):
     ALL = WORKER | SOURCE | SINK | OPTION
 
 
-class At(NamedTuple):
-    """In which mapping of a stage's keys a setting is written."""
-
-    group: str
-
-
 class Setting(NamedTuple):
     """One setting."""
 
@@ -98,8 +91,6 @@ class Setting(NamedTuple):
     kind: Kind
     default: object = MISSING
     place: Place = Place.ALL
-    group: str = ""
-    """The mapping that holds it, if it is not the stage's own."""
     model: type | None = None
     """The class that documents it."""
     doc: str = ""
@@ -350,13 +341,11 @@ def _setting(model: type, name: str, hint: Any, field: Any) -> Setting:
         default = field.default_factory()
     notes = getattr(hint, "__metadata__", ())
     places = [note for note in notes if isinstance(note, Place)]
-    groups = [note.group for note in notes if isinstance(note, At)]
     return Setting(
         name,
         _kind_of(hint, name),
         default,
         places[0] if places else Place.ALL,
-        groups[0] if groups else "",
         model,
     )
 

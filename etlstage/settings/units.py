@@ -26,6 +26,7 @@ from etlstage.settings.kind import (
 from etlstage.settings.problem import refused, unexpected
 
 __all__ = (
+    "COMMAND",
     "FILES",
     "Argument",
     "Command",
@@ -249,7 +250,8 @@ class _Command(ListOf):
 
 Argument = Annotated[str, Text(nul=False)]
 """Text that a command line, an environment or a path may hold."""
-Command = Annotated[Sequence[str], _Command()]
+COMMAND: Final = _Command()
+Command = Annotated[Sequence[str], COMMAND]
 """A program and its arguments, in any sequence; kept as a tuple."""
 Count = Annotated[int, Whole(least=1)]
 """At least one."""

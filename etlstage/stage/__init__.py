@@ -13,6 +13,7 @@ from etlstage.stage.policy import ResourceLimits as ResourceLimits
 from etlstage.stage.policy import RestartPolicy as RestartPolicy
 from etlstage.stage.policy import Timeouts as Timeouts
 from etlstage.stage.stage import Stage as Stage
+from etlstage.stage.stage import WorkerProgram as WorkerProgram
 
 __all__ = (
     "BatchPolicy",
@@ -26,4 +27,5 @@ __all__ = (
     "RestartPolicy",
     "Stage",
     "Timeouts",
+    "WorkerProgram",
 )

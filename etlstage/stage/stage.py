@@ -8,20 +8,19 @@ whoever embeds :class:`~etlstage.AsyncSupervisor`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.registry import default_dialect
-from etlstage.settings.definition import At, Definition, Place, Section, broken
-from etlstage.settings.problem import (
-    Problem,
-    dotted,
-)
+from etlstage.settings.definition import Definition, Place, Section, broken
+from etlstage.settings.kind import Schema
+from etlstage.settings.problem import Problem, dotted
 from etlstage.settings.units import (
+    COMMAND,
     Argument,
     Command,
     Folder,
@@ -43,7 +42,7 @@ from etlstage.stage.policy import (
     Timeouts,
 )
 
-__all__ = ("PYTHONS", "Stage")
+__all__ = ("PYTHONS", "Stage", "WorkerProgram")
 
 MiB: Final = 1024 * 1024
 
@@ -52,8 +51,45 @@ PYTHONS: Final = ("python", "python3")
 
 _NOWHERE: Final = Place(0)
 _PROGRAM: Final = Place.WORKER | Place.OPTION
-_WORKER: Final = At("worker")
 _EXTRACTOR: Final = PoolPolicy(min=0, max=1, grow_at=1, idle=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class WorkerProgram(Definition):
+    """The program of a stage's workers, and how its process is to run."""
+
+    label: ClassVar[tuple[str, ...]] = ("worker",)
+    command: Command
+    """Program and arguments; no shell. Names in braces are the dialect's, such as
+    ``{eom}`` for a marker, escaped."""
+    ready: bool = False
+    """The worker says when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
+    names; it is given nothing before that."""
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
+    """What the kernel grants a worker's process."""
+    env: Variables = field(default_factory=dict)
+    """Added to the worker's environment."""
+    cwd: Folder | None = None
+    """Working directory of the worker; by default ours."""
+    user: Argument | None = None
+    """Who the worker runs as, by name or number; by default we."""
+    group: Argument | None = None
+    """Its group, by name or number; by default the user's, or ours. Without a user it
+    has no supplementary groups."""
+    umask: Mask | None = None
+    """Its file mode mask; by default ours."""
+
+    @classmethod
+    def unfold(cls, value: Any) -> Any:
+        """Return a command as the mapping that says it."""
+        if isinstance(value, Mapping) or value is None:
+            return value
+        return {"command": COMMAND.read(value)}
+
+    @classmethod
+    def short_forms(cls) -> list[Schema]:
+        """Describe a command."""
+        return [COMMAND.schema()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -68,9 +104,10 @@ class Stage(Definition):
 
     name: Name
     """As reports, logs and errors call it."""
-    command: Annotated[Command, _PROGRAM, _WORKER]
-    """Program and arguments; no shell. Names in braces are the dialect's, such as
-    ``{eom}`` for a marker, escaped."""
+    worker: Annotated[
+        WorkerProgram | Sequence[str], Section.of(WorkerProgram), _PROGRAM
+    ]
+    """The program, and how its process is to run, or its command alone."""
     kind: Annotated[StageKind, _NOWHERE] = StageKind.TRANSFORM
     """What it does with messages."""
     dialect: Annotated[Dialect, _NOWHERE] = field(default_factory=default_dialect)
@@ -94,9 +131,6 @@ class Stage(Definition):
     many as the worker answers in a moment."""
     timeout: Annotated[Timeouts, _PROGRAM] = field(default_factory=Timeouts)
     """How long a worker may take."""
-    ready: Annotated[bool, _PROGRAM, _WORKER] = False
-    """The worker says when it is ready, on the descriptor that ``ETLSTAGE_STATUS``
-    names; it is given nothing before that."""
     restart: Annotated[RestartPolicy, _PROGRAM] = field(default_factory=RestartPolicy)
     """When a worker is started again."""
     on_error: Annotated[ErrorPolicy, Place.FED | Place.SINK | Place.OPTION] = field(
@@ -107,21 +141,6 @@ class Stage(Definition):
         default_factory=RecyclePolicy
     )
     """When a worker is replaced although nothing is wrong with it."""
-    limits: Annotated[ResourceLimits, _PROGRAM, _WORKER] = field(
-        default_factory=ResourceLimits
-    )
-    """What the kernel grants a worker's process."""
-    env: Annotated[Variables, _PROGRAM, _WORKER] = field(default_factory=dict)
-    """Added to the worker's environment."""
-    cwd: Annotated[Folder | None, _PROGRAM, _WORKER] = None
-    """Working directory of the worker; by default ours."""
-    user: Annotated[Argument | None, _PROGRAM, _WORKER] = None
-    """Who the worker runs as, by name or number; by default we."""
-    group: Annotated[Argument | None, _PROGRAM, _WORKER] = None
-    """Its group, by name or number; by default the user's, or ours. Without a user it
-    has no supplementary groups."""
-    umask: Annotated[Mask | None, _PROGRAM, _WORKER] = None
-    """Its file mode mask; by default ours."""
     max_message: Annotated[Size, _PROGRAM] = 64 * MiB
     """Longest message, in either direction, in bytes."""
     max_reply: Annotated[Size, _PROGRAM] = 256 * MiB
@@ -132,6 +151,12 @@ class Stage(Definition):
         problem = self.dialect.problem(self.kind)
         if problem is not None:
             raise ConfigError(f"stage {self.name}: {problem}")
+
+    @property
+    def program(self) -> WorkerProgram:
+        """The program, however ``worker`` was written."""
+        assert isinstance(self.worker, WorkerProgram)
+        return self.worker
 
     @property
     def pool(self) -> PoolPolicy:

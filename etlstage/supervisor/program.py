@@ -38,22 +38,23 @@ INTERPRETERS: Final = (
 
 def missing(stage: Stage) -> str | None:
     """Return what the stage's command names and is not there; None if all is."""
-    folder = Path(stage.cwd or "")
+    worker = stage.program
+    folder = Path(worker.cwd or "")
     if not os.path.isdir(folder):
         return absent("folder", folder)
-    program = stage.command[0]
+    program = worker.command[0]
     if "{" in program:
         pass  # a part of it is the dialect's
     elif "/" in program:
         if not os.path.exists(folder / program):
             return absent("file", folder / program)
     else:
-        path = stage.env.get("PATH", search_path())
+        path = worker.env.get("PATH", search_path())
         if (text := absent_from_path(program, folder, path)) is not None:
             return text
-    place = script(stage.command)
-    if place is not None and not runs(folder / stage.command[place]):
-        return absent("file", folder / stage.command[place])
+    place = script(worker.command)
+    if place is not None and not runs(folder / worker.command[place]):
+        return absent("file", folder / worker.command[place])
     return None
 
 

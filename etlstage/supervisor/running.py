@@ -147,7 +147,7 @@ class RunningWorker:
         self._reason = ""  # why it is of no more use, as a part of a sentence
         self._blame: EtlstageError | None = None  # how it broke the protocol
         self._doubted = False  # what it has answered may not be loaded
-        self._announced = not stage.ready
+        self._announced = not stage.program.ready
         self._status = StatusReader()
         self.ended: bool = False
         """Its end was told; what it has left behind may live."""

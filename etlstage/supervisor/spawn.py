@@ -66,11 +66,12 @@ def spawn(
     """
     command = substituted(stage)
     try:
-        identity = look_up(stage.user, stage.group)
+        program = stage.program
+        identity = look_up(program.user, program.group)
         request = LaunchRequest(
             command=command,
             env=_environment(stage, worker, start, identity),
-            cwd=stage.cwd,
+            cwd=program.cwd,
             stdin=stdin,
             status=True,
             terms=_terms(stage, identity),
@@ -102,12 +103,12 @@ def traced(launch: Launch) -> Launch:
 
 def command_line(stage: Stage) -> str:
     """Return the command as the user wrote it, quoted for a shell."""
-    return shlex.join(stage.command)
+    return shlex.join(stage.program.command)
 
 
 def substituted(stage: Stage) -> tuple[str, ...]:
     """Return the command with what the dialect has for names in braces."""
-    command = tuple(stage.command)
+    command = tuple(stage.program.command)
     if not any("{" in word for word in command):
         return command
     placeholders = stage.dialect.placeholders()
@@ -146,12 +147,12 @@ def _environment(
         | {"PYTHONUNBUFFERED": "1"}
         | stage.dialect.environment()
         | about
-        | dict(stage.env)
+        | dict(stage.program.env)
     )
 
 
 def _terms(stage: Stage, identity: Identity) -> Terms:
-    limits = stage.limits
+    limits = stage.program.limits
     values = {
         number: value
         for name, number in _LIMITS.items()
@@ -163,7 +164,7 @@ def _terms(stage: Stage, identity: Identity) -> Terms:
         user=identity.user,
         group=identity.group,
         groups=identity.groups,
-        umask=stage.umask,
+        umask=stage.program.umask,
     )
 
 
@@ -182,16 +183,17 @@ def _reason(stage: Stage, program: str, error: Exception) -> str:
         return f"{error} in the command or in env"
     if isinstance(error, TermsRefused):
         return _refusal(stage, str(error.filename), error)
-    if stage.cwd is not None and not stage.cwd.is_dir():
-        problem = "is not a folder" if stage.cwd.exists() else "does not exist"
-        return f"working directory {stage.cwd} {problem}; check cwd"
+    cwd = stage.program.cwd
+    if cwd is not None and not cwd.is_dir():
+        problem = "is not a folder" if cwd.exists() else "does not exist"
+        return f"working directory {cwd} {problem}; check cwd"
     if isinstance(error, FileNotFoundError):
         if os.sep not in program:
             return f"there is no program {program!r} on PATH; check the command"
-        if os.path.exists(os.path.join(stage.cwd or "", program)):
+        if os.path.exists(os.path.join(cwd or "", program)):
             return f"the interpreter in the first line of {program} does not exist"
         return f"there is no file {program}; check the command"
-    if os.path.isdir(os.path.join(stage.cwd or "", program)):
+    if os.path.isdir(os.path.join(cwd or "", program)):
         return f"{program} is a folder, not a program; check the command"
     if isinstance(error, PermissionError):
         return f"{program} is not executable; run: chmod +x {shlex.quote(program)}"
@@ -207,16 +209,17 @@ def _reason(stage: Stage, program: str, error: Exception) -> str:
 def _refusal(stage: Stage, term: str, error: TermsRefused) -> str:
     """Return why it may not be run on our terms; ``term`` is one of the launcher's."""
     kind, _, value = term.partition("=")
-    why = error.strerror
+    program, why = stage.program, error.strerror
     if kind == "limit":
         number = int(value.partition(",")[0])
         name = next(name for name in _LIMITS if _LIMITS[name] == number)
         _, hard = resource.getrlimit(number)
         return (
-            f"limits.{name} {getattr(stage.limits, name)} is refused ({why}): only"
+            f"limits.{name} {getattr(program.limits, name)} is refused ({why}): only"
             f" root may exceed {hard}; lower it, or raise the limit of this process"
         )
     if kind == "nice":
-        return f"limits.nice {stage.limits.nice} is refused ({why}); it needs root"
-    who = f"user {stage.user}" if stage.user is not None else f"group {stage.group}"
+        return f"limits.nice {program.limits.nice} is refused ({why}); it needs root"
+    user, group = program.user, program.group
+    who = f"user {user}" if user is not None else f"group {group}"
     return f"can't run it as {who} ({why}); run as root, or remove user and group"

@@ -98,7 +98,7 @@ class AsyncSupervisor:
         if not isinstance(stage, Stage):
             raise TypeError(
                 f"expected a Stage, got {type(stage).__name__}; make one with"
-                ' Stage(name="clean", command=["python", "clean.py"])'
+                ' Stage(name="clean", worker=["python", "clean.py"])'
             )
         self.stage = stage
         # Only real processes have a program: others may call it what they like.

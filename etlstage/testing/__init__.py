@@ -8,7 +8,7 @@ A *hostile worker* does on purpose what workers do by accident::
         Fault(FaultKind.STALL, probability=0.001),
         seed=1,
     )
-    stage = Stage(name="clean", command=hostile_worker(plan))
+    stage = Stage(name="clean", worker=hostile_worker(plan))
 
 A *faulty launch* does the same to any worker, from outside, and a *recorded launch* keeps
 what is said, to be played to another worker::

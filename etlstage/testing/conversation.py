@@ -6,7 +6,7 @@ to be given, cut where the test wants it, and everything that went both ways is 
 
 ::
 
-    async with WorkerUnderTest(Stage(name="clean", command=("./clean.sh",))) as worker:
+    async with WorkerUnderTest(Stage(name="clean", worker=("./clean.sh",))) as worker:
         (reply,) = await worker.exchange([b"one"], cuts=[2])
         assert reply.outputs == (b"ONE",)
         assert await worker.close() == 0
@@ -121,7 +121,7 @@ class WorkerUnderTest:
         try:
             if not self.session.in_order:
                 self._process.accompany(self._answers.run)
-            if self.stage.ready:
+            if self.stage.program.ready:
                 await self.until(
                     lambda: self._process.alive, "did not say that it is ready"
                 )

@@ -1,10 +1,10 @@
 """
 What the fixtures for pytest are: they take a command, a script or a stage.
 
-A *command* is a list of words; a *script* is an async function, a worker without a
-process, see :mod:`etlstage.testing.scripted`. Around both there is a stage made for
-tests: what does not come within ten seconds does not come, and nothing waits before a
-restart.
+A *command* is a list of words, or a :class:`~etlstage.WorkerProgram`; a *script* is an
+async function, a worker without a process, see :mod:`etlstage.testing.scripted`. Around
+both there is a stage made for tests: what does not come within ten seconds does not
+come, and nothing waits before a restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Any, Final, TypeAlias
 from etlstage.pipeline import Pipeline, Report
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage, Timeouts
+from etlstage.stage import (
+    ErrorBudget,
+    ErrorPolicy,
+    RestartPolicy,
+    Stage,
+    Timeouts,
+    WorkerProgram,
+)
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.ends import MemorySink, MemorySource
@@ -33,7 +40,7 @@ __all__ = (
     "stage_of",
 )
 
-Tested: TypeAlias = Stage | Sequence[str] | Script
+Tested: TypeAlias = Stage | WorkerProgram | Sequence[str] | Script
 """What a test is about."""
 
 _SETTINGS: Final[dict[str, Any]] = {
@@ -62,8 +69,8 @@ def stage_of(
     settings = {"name": name, **_SETTINGS, **settings}
     if callable(tested):
         script = getattr(tested, "__name__", "script")
-        return Stage(command=(script,), **settings), ScriptedLaunch(tested)
-    return Stage(command=tuple(tested), **settings), launch_worker
+        return Stage(worker=(script,), **settings), ScriptedLaunch(tested)
+    return Stage(worker=tested, **settings), launch_worker
 
 
 class WorkerFactory:

@@ -241,7 +241,7 @@ def stages(
         words = command(mode) if callable(command) else command
         dialect = MarkerDialect(mode=mode, markers=chosen)
         given = {"name": "t", "dialect": dialect, **drawn, **settings}
-        return Stage(command=tuple(words), **given)  # type: ignore[arg-type]
+        return Stage(worker=words, **given)  # type: ignore[arg-type]
 
     return st.builds(
         build,

@@ -416,7 +416,7 @@ async def test_raw_message_as_its_worker_reads_it(
 ) -> None:
     """The markers are those of the letter, not of today's pipeline."""
     dialect = replace(dialect, markers=Markers(eom=b"<m>"))
-    stage = Stage(name="s", command=("a",), dialect=dialect)
+    stage = Stage(name="s", worker=("a",), dialect=dialect)
     letters = DeadLetters(tmp_path, pipeline="p", run="r")
     config = config_of(stage)
     made = letters.letter(
@@ -446,9 +446,7 @@ async def test_raw_message_is_answered(tmp_path: Path, driver: str) -> None:
     }[driver]
     code = f"from etlstage import worker; worker.{call}"
     letters = DeadLetters(tmp_path, pipeline="p", run="r")
-    config = config_of(
-        Stage(name="s", command=("a",), dialect=MarkerDialect(mode=mode))
-    )
+    config = config_of(Stage(name="s", worker=("a",), dialect=MarkerDialect(mode=mode)))
     made = letters.letter(
         "s",
         0,

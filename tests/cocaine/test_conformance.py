@@ -27,7 +27,7 @@ cocaine.run({"transform": shout})
 
 def found(*command: str) -> dict[str, Finding]:
     """Return what is found in a worker, by the names of the checks."""
-    stage = Stage(name="app", command=command, dialect=CocaineDialect())
+    stage = Stage(name="app", worker=command, dialect=CocaineDialect())
     findings = anyio.run(check_worker, Subject(stage, timeout=10))
     failed = [finding for finding in findings if finding.verdict is Verdict.FAILED]
     assert not failed, "\n".join(line for one in failed for line in one.lines())

@@ -125,7 +125,7 @@ async def test_it_is_sealed_before_it_is_told_to_end(
     framework: tuple[str, ...],
 ) -> None:
     """What it has is ended; so nothing is lost when a stage stops."""
-    stage = Stage(name="app", command=framework, dialect=CocaineDialect(event="slow"))
+    stage = Stage(name="app", worker=framework, dialect=CocaineDialect(event="slow"))
     async with AsyncSupervisor(stage) as supervisor, anyio.create_task_group() as tasks:
         results = []
 
@@ -142,7 +142,7 @@ async def test_it_is_sealed_before_it_is_told_to_end(
 
 async def test_it_may_leave_by_itself(framework: tuple[str, ...]) -> None:
     """What it has answered counts; that it left, with status 0, is a failure."""
-    stage = Stage(name="app", command=framework, dialect=CocaineDialect(event="leave"))
+    stage = Stage(name="app", worker=framework, dialect=CocaineDialect(event="leave"))
     async with AsyncSupervisor(stage) as supervisor:
         assert await supervisor.ask(b"x", timeout=15) == (b"bye",)
         assert await supervisor.ask(b"y", timeout=15) == (b"bye",)
@@ -167,9 +167,7 @@ async def test_services_are_found_or_refused(
     framework: tuple[str, ...], service: bytes, answer: bytes
 ) -> None:
     """Nobody waits for one that is not there."""
-    stage = Stage(
-        name="app", command=framework, dialect=CocaineDialect(event="resolve")
-    )
+    stage = Stage(name="app", worker=framework, dialect=CocaineDialect(event="resolve"))
     async with AsyncSupervisor(stage) as supervisor:
         (said,) = await supervisor.ask(service, timeout=15)
     assert answer in said
@@ -177,7 +175,7 @@ async def test_services_are_found_or_refused(
 
 async def test_session_is_kept_open(framework: tuple[str, ...]) -> None:
     """It hears each chunk, a cancel, and lives on; a handler that raises is told."""
-    stage = Stage(name="app", command=framework, dialect=CocaineDialect())
+    stage = Stage(name="app", worker=framework, dialect=CocaineDialect())
     async with AsyncSupervisor(stage) as supervisor:
         with anyio.fail_after(15):
             async with supervisor.session("echo") as session:

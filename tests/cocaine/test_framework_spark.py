@@ -22,7 +22,7 @@ def test_it_is_a_stage_over_a_dataframe(
     spark: SparkSession, framework: tuple[str, ...]
 ) -> None:
     """Each task has workers of its own, and a folder of its own for their socket."""
-    stage = Stage(name="app", command=framework, dialect=CocaineDialect(event="echo"))
+    stage = Stage(name="app", worker=framework, dialect=CocaineDialect(event="echo"))
     rows = [(f"row {n}",) for n in range(20)]
     df = spark.createDataFrame(rows, "value string").repartition(2)
     answers = [(row["value"],) for row in transform(df, stage).collect()]

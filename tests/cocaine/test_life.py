@@ -85,7 +85,7 @@ def stage(mode: str, ends: str) -> Stage:
     """Return a stage whose worker behaves like this, and ends so."""
     return Stage(
         name="app",
-        command=(sys.executable, "-c", SCRIPT, mode, ends),
+        worker=(sys.executable, "-c", SCRIPT, mode, ends),
         dialect=CocaineDialect(seal=0.1),
         timeout=Timeouts(stop=3),
     )
@@ -165,7 +165,7 @@ async def test_worker_that_calls_itself_otherwise_is_told_of() -> None:
     """The error says that somebody came, who was nobody that is waited for (issue 15)."""
     made = Stage(
         name="app",
-        command=(sys.executable, "-c", STRANGER),
+        worker=(sys.executable, "-c", STRANGER),
         dialect=CocaineDialect(),
         restart=RestartPolicy(policy="temporary"),
     )
@@ -186,7 +186,7 @@ async def test_worker_that_connects_late_is_told_to_end(
     wait = f"open({str(gate)!r}).close()\n"
     late = Stage(
         name="app",
-        command=(sys.executable, "-c", wait + SCRIPT, "python-1", "told"),
+        worker=(sys.executable, "-c", wait + SCRIPT, "python-1", "told"),
         dialect=CocaineDialect(protocol=protocol),
         timeout=Timeouts(stop=8),
     )

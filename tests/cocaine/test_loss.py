@@ -40,7 +40,7 @@ async def test_every_message_has_one_outcome_and_the_order_holds(
     """Four workers, 64 sessions each, of which one is killed now and then."""
     stage = Stage(
         name="app",
-        command=(sys.executable, "-c", WORKER),
+        worker=(sys.executable, "-c", WORKER),
         dialect=CocaineDialect(concurrency=64),
         workers=4,
         restart=RestartPolicy(max=1000, delay=0.01),

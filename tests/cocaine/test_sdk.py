@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from etlstage import AsyncSupervisor, Stage, WorkerRefusal, WorkerSession
+from etlstage import AsyncSupervisor, Stage, WorkerProgram, WorkerRefusal, WorkerSession
 from etlstage.messages import StageKind
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
@@ -70,7 +70,7 @@ COMMAND = (sys.executable, "-c", WORKER)
 def stage(event: str, **settings: Any) -> Stage:  # noqa: ANN401 - passed on
     """Return a stage of that worker."""
     dialect = CocaineDialect(event=event, **settings)
-    return Stage(name="app", command=COMMAND, dialect=dialect)
+    return Stage(name="app", worker=COMMAND, dialect=dialect)
 
 
 @pytest.mark.parametrize("version", [Version.ZERO, Version.ONE])
@@ -166,8 +166,7 @@ async def test_epochs_are_loaded_and_committed(tmp_path: Path) -> None:
     run = Stage(
         name="load",
         kind=StageKind.LOAD,
-        command=(*program, "loaded"),
-        cwd=tmp_path,
+        worker=WorkerProgram(command=(*program, "loaded"), cwd=tmp_path),
         dialect=CocaineDialect(event="load"),
     )
     sink = EpochSink(run, commit=(*program, "told"), abort=(*program, "told"))

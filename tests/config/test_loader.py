@@ -8,6 +8,7 @@ import pytest
 from etlstage.config.loader import examine, load
 from etlstage.config.reading import Changes
 from etlstage.errors import ConfigError
+from etlstage.stage import WorkerProgram
 
 MINIMAL = """\
 name: papers
@@ -44,7 +45,7 @@ def test_minimal_file(path: Path) -> None:
     assert model.engine == "local"
     assert model.delivery == "at-least-once"
     assert model.transform == ()
-    assert model.load.written == {"worker": {"command": ("cat",)}}
+    assert model.load.written == {"worker": WorkerProgram(command=("cat",))}
 
 
 def test_unwritten_keys_are_not_passed_on(path: Path) -> None:

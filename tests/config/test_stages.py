@@ -25,6 +25,7 @@ from etlstage.stage import (
     RestartPolicy,
     Stage,
     Timeouts,
+    WorkerProgram,
 )
 
 BASE = Path("/base")
@@ -65,8 +66,14 @@ def transform_of(path: Path, transform: str) -> Stage:
 
 def test_defaults_are_those_of_a_stage(path: Path) -> None:
     """The loader adds nothing but the folder."""
-    expected = Stage(name="t", command=("cat",), cwd=BASE)
+    expected = Stage(name="t", worker=WorkerProgram(command=("cat",), cwd=BASE))
     assert transform_of(path, "worker: {command: [cat]}") == expected
+
+
+def test_command_may_stand_for_the_worker(path: Path) -> None:
+    """Most workers need nothing else."""
+    short = transform_of(path, "worker: [python, x.py]")
+    assert short == transform_of(path, "worker: {command: [python, x.py]}")
 
 
 def test_every_key_reaches_the_stage(path: Path) -> None:
@@ -99,7 +106,18 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
     )
     assert stage == Stage(
         name="t",
-        command=("awk", "-f", "prog.awk"),
+        worker=WorkerProgram(
+            command=("awk", "-f", "prog.awk"),
+            ready=True,
+            limits=ResourceLimits(
+                memory=512 * 2**20, cpu=2, open_files=64, core=0, nice=-5
+            ),
+            env={"LANG": "C.UTF-8", "N": "1.10", "ON": "yes"},
+            cwd=BASE / "work",
+            user="nobody",
+            group="65534",
+            umask=0o027,
+        ),
         kind=StageKind.TRANSFORM,
         dialect=MarkerDialect(
             mode=Mode.BATCH_WORKER,
@@ -113,7 +131,6 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
         order=Order.KEY,
         key="/a~1b/0",
         timeout=Timeouts(start=10.0, message=60.0, heartbeat=3600.0, stop=0.5),
-        ready=True,
         restart=RestartPolicy(
             policy="transient",
             max=7,
@@ -126,14 +143,6 @@ def test_every_key_reaches_the_stage(path: Path) -> None:
         recycle=RecyclePolicy(
             max_messages=1000, max_age=3600.0, max_rss=2**30, variance=0.2
         ),
-        limits=ResourceLimits(
-            memory=512 * 2**20, cpu=2, open_files=64, core=0, nice=-5
-        ),
-        user="nobody",
-        group="65534",
-        umask=0o027,
-        env={"LANG": "C.UTF-8", "N": "1.10", "ON": "yes"},
-        cwd=BASE / "work",
         max_message=1024 * 1024,
         max_reply=2 * 1024 * 1024,
     )
@@ -188,7 +197,7 @@ def test_run_may_end_with_the_first_failure(path: Path) -> None:
 def test_mask_is_octal(path: Path, written: str, mask: int) -> None:
     """As umask(1) reads it, with quotes or without."""
     stage = transform_of(path, f"worker: {{command: [cat], umask: {written}}}")
-    assert stage.umask == mask
+    assert stage.program.umask == mask
 
 
 @pytest.mark.parametrize(
@@ -207,7 +216,7 @@ def test_mask_is_octal(path: Path, written: str, mask: int) -> None:
 def test_program(path: Path, written: str, runs: str) -> None:
     """A name is looked up, a path is relative to the file, Python is ours."""
     stage = transform_of(path, f"worker: {{command: [{written}, ./data]}}")
-    assert stage.command == (runs, "./data")
+    assert stage.program.command == (runs, "./data")
 
 
 def test_ends(path: Path) -> None:
@@ -216,16 +225,16 @@ def test_ends(path: Path) -> None:
     extract = stage_of(model.extract, "e", BASE)
     assert extract.kind is StageKind.EXTRACT
     assert extract.dialect == MarkerDialect(mode=Mode.CYCLIC)
-    assert extract.command == ("/base/fetch.sh", "1.10")
+    assert extract.program.command == ("/base/fetch.sh", "1.10")
     assert extract.max_reply == 1024 * 1024
     assert extract.restart.max == 0
     assert extract.timeout.start == 1.0
-    assert extract.limits.nice == 1
+    assert extract.program.limits.nice == 1
     sink = stage_of(model.load, "l", BASE)
     assert sink.kind is StageKind.LOAD
     assert sink.dialect == MarkerDialect()
     assert sink.pool == PoolPolicy(min=2, max=2)
-    assert (sink.window, sink.cwd) == (None, BASE / "sub")
+    assert (sink.window, sink.program.cwd) == (None, BASE / "sub")
     assert (sink.restart.max, sink.on_error.retries) == (1, 9)
     assert sink.recycle.max_messages == 5
 
@@ -259,7 +268,7 @@ def test_workers_come_and_go(path: Path) -> None:
 def test_command_is_seen_from_where_it_runs(path: Path, cwd: str, program: str) -> None:
     """As its arguments are, which nobody but the worker looks at (issue 11)."""
     stage = transform_of(path, f"worker: {{command: [./clean, ./x]{cwd}}}")
-    assert stage.command == (program, "./x")
+    assert stage.program.command == (program, "./x")
 
 
 @pytest.mark.parametrize("engine", ["local", "spark", "streaming"])

@@ -38,7 +38,7 @@ def test_service_adds_up_what_comes(folder: Path, numbers: bytes, said: bytes) -
 async def test_worker_is_a_stage_too(folder: Path) -> None:
     """A message is a session."""
     program = (sys.executable, str(folder / "worker.py"))
-    stage = Stage(name="words", command=program, dialect=CocaineDialect())
+    stage = Stage(name="words", worker=program, dialect=CocaineDialect())
     async with AsyncSupervisor(stage) as supervisor:
         answered, refused = await supervisor.submit([b"a b c", b" "])
     assert answered.outputs == (b"c b a",)

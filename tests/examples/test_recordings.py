@@ -72,7 +72,7 @@ def example(script: Path, kind: StageKind, mode: Mode, *arguments: str) -> Stage
         name=f"{script.parent.name} {script.stem} {mode.name}",
         kind=kind,
         dialect=MarkerDialect(mode=mode),
-        command=(*INTERPRETERS[script.suffix], str(script), *arguments),
+        worker=(*INTERPRETERS[script.suffix], str(script), *arguments),
         batch=BatchPolicy(size=3),
     )
 
@@ -81,7 +81,7 @@ def at(folder: Path, stage: Stage) -> Stage:
     """Return a stage that runs in a folder of its own, with a source to read."""
     folder.mkdir()
     (folder / "source").write_bytes(b"zero\none\n\nthree\xff\n")
-    return replace(stage, cwd=folder)
+    return replace(stage, worker=replace(stage.program, cwd=folder))
 
 
 async def converse(supervisor: AsyncSupervisor) -> None:

@@ -66,7 +66,7 @@ def straying(at: bytes, *, answer: bool) -> ScriptedLaunch:
 
 def made(kind: StageKind, at: bytes, source: MemorySource) -> Pipeline:
     """Return a pipeline of which a worker strays, behind the message ``at``."""
-    stage = Stage(name=kind.value, kind=kind, command=("no-such-program",))
+    stage = Stage(name=kind.value, kind=kind, worker=("no-such-program",))
     launch = straying(at, answer=kind is StageKind.TRANSFORM)
     if kind is StageKind.LOAD:
         return Pipeline(name="p", source=source, sink=WorkerSink(stage, launch=launch))
@@ -113,7 +113,7 @@ async def test_load_worker_that_fails_while_it_is_replaced() -> None:
     stage = Stage(
         name="load",
         kind=StageKind.LOAD,
-        command=("no-such-program",),
+        worker=("no-such-program",),
         recycle=RecyclePolicy(max_messages=10, variance=0),
     )
     sink = WorkerSink(stage, launch=ScriptedLaunch(fails))

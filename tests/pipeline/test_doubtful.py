@@ -39,12 +39,12 @@ print(end="\\0")
 
 def shell(kind: StageKind, script: str) -> Stage:
     """Return a stage that a shell runs."""
-    return Stage(name=kind.value, kind=kind, command=("sh", "-c", script))
+    return Stage(name=kind.value, kind=kind, worker=("sh", "-c", script))
 
 
 def extraction() -> Source:
     """Return what reads four numbers, two at a time."""
-    stage = replace(cyclic("ranges", 4), command=(sys.executable, "-c", RANGES))
+    stage = replace(cyclic("ranges", 4), worker=(sys.executable, "-c", RANGES))
     offsets = OffsetPolicy(by="supervisor", start=0, step=2, end=4)
     return WorkerSource(stage, offsets=offsets)
 

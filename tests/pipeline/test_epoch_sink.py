@@ -15,7 +15,7 @@ from etlstage.pipeline.delivery.record import Record
 from etlstage.pipeline.epoch_sink import EpochSink
 from etlstage.pipeline.interfaces import Epochs
 from etlstage.pipeline.report import Report
-from etlstage.stage import Stage, Timeouts
+from etlstage.stage import Stage, Timeouts, WorkerProgram
 from tests.pipeline.dead_letter.test_settled import letter
 from tests.pipeline.ends import ScriptedSource
 
@@ -75,8 +75,7 @@ def sink(
     stage = Stage(
         name="load",
         kind=StageKind.LOAD,
-        command=("sh", "load"),
-        cwd=folder,
+        worker=WorkerProgram(command=("sh", "load"), cwd=folder),
         timeout=Timeouts(stop=stop),
     )
     return EpochSink(stage, commit=("sh", "commit"), abort=("sh", "abort"))

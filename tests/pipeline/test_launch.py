@@ -42,7 +42,7 @@ async def test_workers_of_all_stages_may_be_scripted() -> None:
             seen.append((worker.request.stage, message))
 
     def stage(name: str, kind: StageKind, **settings: Any) -> Stage:  # noqa: ANN401
-        return Stage(name=name, command=("no-such-program",), kind=kind, **settings)
+        return Stage(name=name, worker=("no-such-program",), kind=kind, **settings)
 
     seen: list[tuple[str, bytes]] = []
     launch = ScriptedLaunch(script)
@@ -96,7 +96,7 @@ async def test_no_position_is_stored_behind_a_doubtful_reply() -> None:
     pipeline = Pipeline(
         name="p",
         source=source,
-        stages=[Stage(name="clean", command=("no-such-program",), window=4)],
+        stages=[Stage(name="clean", worker=("no-such-program",), window=4)],
         sink=sink,
         launch=ScriptedLaunch(script),
     )
@@ -132,7 +132,7 @@ async def test_nothing_is_loaded_behind_a_doubt() -> None:
     pipeline = Pipeline(
         name="p",
         source=Endless([]),
-        stages=[Stage(name="clean", command=("no-such-program",), window=4)],
+        stages=[Stage(name="clean", worker=("no-such-program",), window=4)],
         sink=sink,
         launch=ScriptedLaunch(script),
     )

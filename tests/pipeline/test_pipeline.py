@@ -1147,7 +1147,7 @@ async def test_drain_does_not_wait_for_who_never_answers(
 ) -> None:
     """A worker without EOP looks like a hang, for as long as its deadline (issue 11)."""
     monkeypatch.setattr(patience, "_SILENCE", 0.1)
-    cat = Stage(name="cat", command=("cat",), timeout=Timeouts(stop=0.1))
+    cat = Stage(name="cat", worker=("cat",), timeout=Timeouts(stop=0.1))
     if where == "load":
         sink: Sink = WorkerSink(replace(cat, kind=StageKind.LOAD, window=1))
     else:
@@ -1196,7 +1196,7 @@ async def test_cancelled_while_its_sink_is_entered() -> None:
     pipeline = Pipeline(
         name="p",
         source=MemorySource([[b"a"]]),
-        stages=[Stage(name="t", command=("t",))],
+        stages=[Stage(name="t", worker=("t",))],
         sink=Deaf(),
         launch=ScriptedLaunch(work),
     )

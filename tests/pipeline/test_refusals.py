@@ -41,7 +41,7 @@ def made(tmp_path: Path) -> Made:
         script = tmp_path / f"{name}.py"
         script.write_text("from etlstage import worker\n" + dedent(source))
         given: dict[str, object] = {"on_error": ALL} | settings
-        return Stage(name=name, command=(sys.executable, str(script)), **given)  # type: ignore[arg-type]
+        return Stage(name=name, worker=(sys.executable, str(script)), **given)  # type: ignore[arg-type]
 
     return made
 

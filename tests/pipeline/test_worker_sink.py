@@ -20,7 +20,7 @@ from etlstage.messages import Position, Run, StageKind
 from etlstage.pipeline import DeadLetters, Pipeline, WorkerSink
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.delivery.record import Record
-from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage
+from etlstage.stage import ErrorBudget, ErrorPolicy, RestartPolicy, Stage, WorkerProgram
 from etlstage.testing import MemorySource
 from tests.supervisor.workers import load
 
@@ -93,7 +93,7 @@ async def test_worker_that_writes_messages_is_told_on_once() -> None:
 
 async def test_worker_that_can_not_be_started() -> None:
     """It is found out on entering."""
-    missing = Stage(name="l", command=("no-such-program",), kind=StageKind.LOAD)
+    missing = Stage(name="l", worker=("no-such-program",), kind=StageKind.LOAD)
     with pytest.raises(WorkerStartFailed, match="stage l: can't start its workers"):
         async with WorkerSink(missing):
             raise AssertionError("it started")
@@ -131,7 +131,9 @@ async def test_nothing_is_recorded_behind_a_doubt(tmp_path: Path) -> None:
         while read line; do printf '\\0'; done
     """
     stage = Stage(
-        name="l", kind=StageKind.LOAD, command=("sh", "-c", script), cwd=tmp_path
+        name="l",
+        kind=StageKind.LOAD,
+        worker=WorkerProgram(command=("sh", "-c", script), cwd=tmp_path),
     )
     sink = WorkerSink(stage)
 

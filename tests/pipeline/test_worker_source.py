@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -272,7 +271,7 @@ async def test_drained_source_does_not_wait_for_a_worker_that_is_not_ready() -> 
         return 0
 
     source = WorkerSource(
-        replace(cyclic("ranges"), ready=True, timeout=QUICK),
+        cyclic("ranges", ready=True, timeout=QUICK),
         offsets=OffsetPolicy(by="supervisor", end=4),
         launch=ScriptedLaunch(never_ready),
     )

@@ -27,7 +27,7 @@ from etlstage.stage import (
 
 def stage(**settings: object) -> Stage:
     """Return a stage that is never started."""
-    return Stage(name="t", command=("true",), **settings)  # type: ignore[arg-type]
+    return Stage(name="t", worker=("true",), **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

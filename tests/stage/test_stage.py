@@ -13,15 +13,15 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import Order, Stage, Timeouts
+from etlstage.stage import Order, Stage, Timeouts, WorkerProgram
+from tests.staged import staged
 
 PLAIN = MarkerDialect(mode=Mode.PLAIN)
 
 
 def stage(**settings: object) -> Stage:
     """Return a stage that is never started."""
-    values: dict[str, Any] = {"name": "t", "command": ("true",), **settings}
-    return Stage(**values)
+    return staged(("true",), **settings)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def stage(**settings: object) -> Stage:
         ),
         (
             {"command": ()},
-            "stage t: command: expected a program and its arguments, got an empty list",
+            "worker.command: expected a program and its arguments, got an empty list",
         ),
         ({"workers": 0}, "stage t: workers: expected 1 or more, got 0"),
         ({"name": ""}, "stage: name: expected a name of up to 64 letters"),
@@ -83,14 +83,16 @@ def test_extractor_runs_when_it_is_asked() -> None:
 @pytest.mark.parametrize("words", [["cat", "-u"], ("cat", "-u"), deque(["cat", "-u"])])
 def test_command_is_any_sequence_of_texts(words: Sequence[str]) -> None:
     """It is kept as a tuple, whatever becomes of the list (issue 22)."""
-    assert Stage(name="t", command=words).command == ("cat", "-u")
+    assert Stage(name="t", worker=words).program.command == ("cat", "-u")
 
 
 @pytest.mark.parametrize("words", ["cat -u", b"cat -u", {"cat"}, iter(["cat"]), 7])
 def test_command_that_is_no_sequence_of_texts(words: object) -> None:
     """Of a text the first letter would be the program."""
     with pytest.raises(ConfigError, match=r"such as \[python, clean.py\], got"):
-        stage(command=words)
+        WorkerProgram(command=words)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"such as \[python, clean.py\], got"):
+        Stage(name="t", worker=words)  # type: ignore[arg-type]
 
 
 def test_type_checkers_take_a_list_for_a_command() -> None:
@@ -101,16 +103,17 @@ def test_type_checkers_take_a_list_for_a_command() -> None:
     still complains.
     """
     words: list[str] = ["python", "clean.py"]
-    Stage(name="clean", command=words)
+    Stage(name="clean", worker=words)
     with pytest.raises(ConfigError):
-        Stage(name="clean", command=[1])  # type: ignore[list-item]
+        Stage(name="clean", worker=[1])  # type: ignore[list-item]
 
 
 def test_repr_shows_what_differs_from_the_defaults() -> None:
     """All of it would be a kilobyte in every traceback (issue 22)."""
-    assert repr(stage()) == "Stage(name='t', command=('true',))"
+    assert repr(stage()) == "Stage(name='t', worker=WorkerProgram(command=('true',)))"
     changed = stage(timeout=Timeouts(stop=2), env={"A": "b"}, workers=1)
     assert repr(changed) == (
-        "Stage(name='t', command=('true',), timeout=Timeouts(stop=2), env={'A': 'b'})"
+        "Stage(name='t', worker=WorkerProgram(command=('true',), env={'A': 'b'}),"
+        " timeout=Timeouts(stop=2))"
     )
     assert "eom" not in repr(stage(dialect=MarkerDialect(mode=Mode.BATCH_WORKER)))

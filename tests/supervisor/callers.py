@@ -83,7 +83,7 @@ def supervisor(
     }
     stage = Stage(
         name="t",
-        command=("scripted",),
+        worker=("scripted",),
         dialect=dialects[script],
         batch=BatchPolicy(size=7, seconds=0.2),
         on_error=ErrorPolicy(retries=0),

@@ -58,7 +58,7 @@ def stage(code: str, **more: object) -> Stage:
     start = "from sys import stdin, stdout\nstdin, stdout = stdin.buffer, stdout.buffer"
     command = (sys.executable, "-S", "-c", f"{start}\n{code}")
     once = ErrorPolicy(retries=0)
-    return Stage(name="t", command=command, on_error=once, **more)  # type: ignore[arg-type]
+    return Stage(name="t", worker=command, on_error=once, **more)  # type: ignore[arg-type]
 
 
 async def one_reply(piece: bytes, size: int, end: bytes) -> None:

@@ -44,7 +44,7 @@ def supervise(*, rounds: int = 1) -> None:
 
     async def main() -> None:
         for _ in range(rounds):
-            stage = Stage(name="t", command=(sys.executable, "-S", __file__, "worker"))
+            stage = Stage(name="t", worker=(sys.executable, "-S", __file__, "worker"))
             supervisor = await AsyncSupervisor(stage).__aenter__()
             ((reply,),) = [r.outputs for r in await supervisor.submit([b""])]
             tell(reply.decode())

@@ -178,7 +178,7 @@ async def test_batches_written_ahead_keep_their_order() -> None:
     run = closed_by_us(size=7)
     run = Stage(
         name="t",
-        command=run.command,
+        worker=run.program.command,
         dialect=run.dialect,
         batch=run.batch,
         workers=3,
@@ -222,7 +222,7 @@ async def test_batch_that_is_not_answered() -> None:
     run = closed_by_us("never_answers", size=2)
     run = Stage(
         name="t",
-        command=run.command,
+        worker=run.program.command,
         dialect=run.dialect,
         batch=run.batch,
         window=2,
@@ -241,7 +241,7 @@ async def test_load_stage_in_batches() -> None:
     run = closed_by_us("silent", size=3)
     load = Stage(
         name="l",
-        command=run.command,
+        worker=run.program.command,
         kind=StageKind.LOAD,
         dialect=run.dialect,
         batch=run.batch,
@@ -313,7 +313,7 @@ async def test_waiting_for_input_is_no_fault_of_the_worker() -> None:
     run = closed_by_worker(2)
     run = Stage(
         name="t",
-        command=run.command,
+        worker=run.program.command,
         dialect=run.dialect,
         batch=run.batch,
         timeout=Timeouts(message=0.6, stop=0.2),

@@ -14,7 +14,7 @@ from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import Stage, Timeouts
+from etlstage.stage import Stage, Timeouts, WorkerProgram
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 from etlstage.transport import Child, Launch, LaunchRequest, Wire
@@ -139,9 +139,8 @@ async def test_error_of_our_own_ends_the_supervisor(
     """It never hangs, and leaves no worker behind."""
     stage = Stage(
         name="t",
-        command=("x",),
+        worker=WorkerProgram(command=("x",), ready=True),
         workers=workers,
-        ready=True,
         timeout=Timeouts(heartbeat=1000, stop=1),
     )
 
@@ -172,7 +171,7 @@ async def test_launch_that_fails_unforeseen_ends_the_supervisor(
             return ScriptedLaunch(crash)(request)
         return launch(request)
 
-    stage = Stage(name="t", command=("x",), workers=workers)
+    stage = Stage(name="t", worker=("x",), workers=workers)
     with capture_logs(), pytest.raises((Bug, ExceptionGroup)) as caught:
         async with AsyncSupervisor(stage, launch=broken):
             await anyio.sleep(60)
@@ -207,7 +206,7 @@ async def test_error_of_a_dialect_ends_the_supervisor(
     raised = False
     with capture_logs():
         try:
-            stage = Stage(name="t", command=("x",), workers=2)
+            stage = Stage(name="t", worker=("x",), workers=2)
             async with AsyncSupervisor(stage, launch=launch) as supervisor:
                 for n in range(9):
                     await supervisor.submit([b"%d" % n] * 9)
@@ -239,10 +238,9 @@ async def test_error_of_our_own_ends_an_extraction(
     """As it does with other stages."""
     stage = Stage(
         name="t",
-        command=("x",),
+        worker=WorkerProgram(command=("x",), ready=True),
         kind=StageKind.EXTRACT,
         dialect=MarkerDialect(mode=mode),
-        ready=True,
         timeout=Timeouts(stop=1),
     )
 

@@ -174,7 +174,7 @@ def test_any_extractions_together(
     async def main() -> None:
         stage = Stage(
             name="t",
-            command=("scripted",),
+            worker=("scripted",),
             kind=StageKind.EXTRACT,
             dialect=MarkerDialect(mode=Mode.CYCLIC),
         )
@@ -271,7 +271,7 @@ def test_nothing_is_passed_of_what_has_a_mistake() -> None:
         return 0
 
     async def main() -> None:
-        stage = Stage(name="t", command=("scripted",))
+        stage = Stage(name="t", worker=("scripted",))
         launch = ScriptedLaunch(noting)
         async with AsyncSupervisor(stage, launch=launch) as subject:
             with pytest.raises(TypeError):
@@ -334,7 +334,7 @@ def test_worker_is_not_read_while_its_replies_are_too_many(goes_on: bool) -> Non
 
     async def main() -> None:
         launch = ScriptedLaunch(answers, pipe_size=100)
-        stage = Stage(name="t", command=("scripted",), window=30, max_reply=20_000)
+        stage = Stage(name="t", worker=("scripted",), window=30, max_reply=20_000)
         subject = AsyncSupervisor(stage, max_bytes=10_000, launch=launch)
         async with subject, anyio.create_task_group() as tasks:
             results = subject.stream(messages)

@@ -36,7 +36,7 @@ def story(fate: str, run: Stage, stderr: str = "no stderr output") -> str:
     return (
         rf"stage t: (.*; )?worker t-1 \(pid \d+\) {fate}\n{stderr}\nevent: started"
         r" \(pid \d+, start 1\) \d\.\d\d s ago(?s:.*)\ncommand:"
-        rf" {re.escape(shlex.join(run.command))}$"
+        rf" {re.escape(shlex.join(run.program.command))}$"
     )
 
 
@@ -142,7 +142,7 @@ async def test_last_lines_of_stderr_are_told() -> None:
     code = (
         "import sys; [print(n, file=sys.stderr) for n in range(12)]; sys.exit('gone')"
     )
-    run = replace(stage("echo"), command=(sys.executable, "-S", "-c", code))
+    run = replace(stage("echo"), worker=(sys.executable, "-S", "-c", code))
     results = await submit(run, [b"one"])
 
     lines = [f"stderr: {word}" for word in (*range(3, 12), "gone")]
@@ -155,7 +155,7 @@ async def test_last_lines_of_stderr_are_told() -> None:
 async def test_long_last_words_are_told_below() -> None:
     """Whole: a part of a secret would not be found and concealed (issue 22)."""
     code = "import sys; sys.exit('x' * 161)"
-    run = replace(stage("echo"), command=(sys.executable, "-S", "-c", code))
+    run = replace(stage("echo"), worker=(sys.executable, "-S", "-c", code))
     (text,) = errors(await submit(run, [b"one"]))
     first, *story = text.splitlines()
     assert "xx" not in first.partition("command")[0]
@@ -374,7 +374,7 @@ async def test_partial_message_in_a_full_pipe_is_lost_with_the_worker(
 async def test_cause_leads_the_error() -> None:
     """What to mend is said first, in each place where it is said (issue 11)."""
     code = "import sys, json; json.loads(sys.stdin.readline())"
-    run = Stage(name="t", command=(sys.executable, "-c", code))
+    run = Stage(name="t", worker=(sys.executable, "-c", code))
     with anyio.fail_after(15):
         supervisor = AsyncSupervisor(run)
         with supervisor.events() as events:
@@ -396,7 +396,7 @@ async def test_exception_that_was_survived_is_no_cause() -> None:
         "import os, sys, traceback\ntry:\n  {}['key']\nexcept KeyError:\n"
         "  traceback.print_exc()\nsys.stdin.readline(); os._exit(7)"
     )
-    run = Stage(name="t", command=(sys.executable, "-c", code))
+    run = Stage(name="t", worker=(sys.executable, "-c", code))
     with anyio.fail_after(15):
         async with AsyncSupervisor(run) as supervisor:
             (result,) = await supervisor.submit([b"x"])

@@ -34,7 +34,7 @@ async def test_second_reply_is_not_that_of_the_next_message(window: int) -> None
                 return 1
         return 0
 
-    stage = Stage(name="t", command=("no-such-program",), window=window)
+    stage = Stage(name="t", worker=("no-such-program",), window=window)
     launch = ScriptedLaunch(answer_twice)
     with capture_logs(), anyio.fail_after(60):
         async with AsyncSupervisor(stage, launch=launch) as supervisor:
@@ -57,7 +57,7 @@ async def test_who_answers_and_exits_is_restarted(status: int) -> None:
                 return status
         return 0
 
-    stage = Stage(name="t", command=("no-such-program",), window=2)
+    stage = Stage(name="t", worker=("no-such-program",), window=2)
     messages = [b"%d" % n for n in range(20)]
     with capture_logs(), anyio.fail_after(60):
         async with AsyncSupervisor(
@@ -89,7 +89,7 @@ async def test_block_before_an_exit_with_a_probe_is_not_redone_for_ever(
 
     stage = Stage(
         name="t",
-        command=("no-such-program",),
+        worker=("no-such-program",),
         window=window,
         restart=RestartPolicy(max=1000, delay=0.01, max_delay=0.01),
     )
@@ -123,7 +123,7 @@ async def test_late_second_reply_of_a_dying_worker_is_not_the_next_ones(
             rest = b""
         return 0
 
-    stage = Stage(name="t", command=("no-such-program",))
+    stage = Stage(name="t", worker=("no-such-program",))
     launch = ScriptedLaunch(answer_late_again)
     made = []
     with capture_logs(), anyio.fail_after(60):
@@ -154,7 +154,7 @@ async def test_late_second_reply_in_lock_step_is_its_messages_own_fault() -> Non
 
     stage = Stage(
         name="t",
-        command=("no-such-program",),
+        worker=("no-such-program",),
         restart=RestartPolicy(max=1000, delay=0.01, max_delay=0.01),
     )
     launch = ScriptedLaunch(answer_late_again)

@@ -490,7 +490,7 @@ async def test_round_that_failed_is_tried_again() -> None:
     )
     run = Stage(
         name="e",
-        command=(sys.executable, "-S", "-c", code),
+        worker=(sys.executable, "-S", "-c", code),
         kind=StageKind.EXTRACT,
         dialect=MarkerDialect(mode=Mode.PLAIN),
         restart=RestartPolicy(max=1, delay=0.01),

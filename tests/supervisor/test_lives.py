@@ -36,6 +36,7 @@ from etlstage.supervisor import (
     WorkerWorn,
 )
 from etlstage.telemetry import PrometheusMeter
+from tests.staged import staged
 from tests.supervisor.workers import numbers, outputs, stage
 
 ECHO = """
@@ -55,7 +56,7 @@ for line in sys.stdin:
 def script(code: str, **policies: object) -> Stage:
     """Return a stage whose workers run some code, with all defaults."""
     command = (sys.executable, "-S", "-c", ECHO + code)
-    return Stage(name="t", command=command, **policies)  # type: ignore[arg-type]
+    return staged(command, **policies)
 
 
 async def lives(
@@ -129,7 +130,7 @@ async def test_program_that_is_removed_is_tried_again(tmp_path: object) -> None:
     program.write_text(text)
     program.chmod(0o755)
     run = Stage(
-        name="t", command=(str(program),), restart=RestartPolicy(max=1, delay=0.01)
+        name="t", worker=(str(program),), restart=RestartPolicy(max=1, delay=0.01)
     )
     events, outcomes = await lives(run, [b"one"])
 

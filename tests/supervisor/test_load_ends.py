@@ -38,7 +38,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 def stage(kind: StageKind = StageKind.LOAD) -> Stage:
     """Return a stage called ``l``; what runs is up to its launch."""
     command = ("no-such-program",)
-    return Stage(name="l", kind=kind, command=command, timeout=Timeouts(stop=5))
+    return Stage(name="l", kind=kind, worker=command, timeout=Timeouts(stop=5))
 
 
 def ending(status: int) -> Script:

@@ -35,7 +35,7 @@ async def test_who_refuses_its_last_message_is_replaced(batches: bool) -> None:
 
     stage = Stage(
         name="t",
-        command=("no-such-program",),
+        worker=("no-such-program",),
         dialect=MarkerDialect(mode=Mode.BATCH_SUPERVISOR if batches else Mode.SINGLE),
         batch=BatchPolicy(size=2, seconds=0.1),
         on_error=ErrorPolicy(retries_refused=1),

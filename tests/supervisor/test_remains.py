@@ -117,7 +117,7 @@ async def test_killing_them_makes_what_was_loaded_doubtful() -> None:
     """One of them may have been loading what its worker had answered (issue 22)."""
     script = f"while read -r x; do {ENDLESS}; printf '\\0'; done"
     run = Stage(
-        name="l", kind=StageKind.LOAD, command=("sh", "-c", script), timeout=QUICK
+        name="l", kind=StageKind.LOAD, worker=("sh", "-c", script), timeout=QUICK
     )
     with anyio.fail_after(15), capture_logs():
         async with AsyncSupervisor(run) as supervisor:
@@ -135,7 +135,7 @@ async def test_killing_them_makes_what_was_loaded_doubtful() -> None:
 async def test_what_does_not_end_in_time_is_killed_and_told(command: str) -> None:
     """In the events and in the log; also what has left the session (issue 10)."""
     script = f"read x; {command}; printf '\\0'"
-    run = Stage(name="t", command=("sh", "-c", script), timeout=QUICK)
+    run = Stage(name="t", worker=("sh", "-c", script), timeout=QUICK)
     with anyio.fail_after(15), capture_logs() as logs:
         async with AsyncSupervisor(run) as supervisor:
             events = supervisor.events()
@@ -181,7 +181,7 @@ async def test_what_is_written_behind_the_end_is_dropped_and_told(
 async def test_cancelling_ends_their_time() -> None:
     """They are killed at once, and told (issue 10)."""
     script = f"read x; {ENDLESS}; printf '\\0'"
-    run = Stage(name="t", command=("sh", "-c", script), timeout=LONG)
+    run = Stage(name="t", worker=("sh", "-c", script), timeout=LONG)
     with anyio.fail_after(15), capture_logs() as logs:
         with anyio.CancelScope() as scope:
             async with AsyncSupervisor(run) as supervisor:
@@ -195,7 +195,7 @@ async def test_cancelling_ends_their_time() -> None:
 
 async def test_cancelling_the_end_ends_all_patience() -> None:
     """A worker that is deaf to the end of its input gets its signal (issue 10)."""
-    run = Stage(name="t", command=("sleep", "3600"), timeout=LONG)
+    run = Stage(name="t", worker=("sleep", "3600"), timeout=LONG)
     with anyio.fail_after(15):
         async with AsyncSupervisor(run) as supervisor:
             async with anyio.create_task_group() as tasks:
@@ -267,7 +267,7 @@ def test_not_too_many_have_time_at_once() -> None:
         return wire, Leaving(child)  # type: ignore[return-value]
 
     async def main() -> None:
-        run = Stage(name="t", command=("x",), timeout=LONG)
+        run = Stage(name="t", worker=("x",), timeout=LONG)
         async with AsyncSupervisor(run, launch=leave) as supervisor:
             for message in numbers(100):
                 outputs(await supervisor.submit([message]))

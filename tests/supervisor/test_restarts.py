@@ -34,6 +34,7 @@ from etlstage.stage import (
     RestartPolicy,
     Stage,
     Timeouts,
+    WorkerProgram,
 )
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.lifecycle.events import (
@@ -94,12 +95,11 @@ class Scenario:
         choice = dice.choice
         self.stage = Stage(
             name="t",
-            command=("scripted",),
+            worker=WorkerProgram(command=("scripted",), ready=choice([False, True])),
             dialect=self.dialect,
             workers=choice([1] * 8 + [2, 3]),
             window=choice([None, 1, 3]),
             order=choice([Order.TOTAL, Order.NONE]),
-            ready=choice([False, True]),
             restart=RestartPolicy(
                 policy=_policy(dice),
                 max=choice([0, 1, 3, 5]),

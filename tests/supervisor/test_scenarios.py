@@ -25,6 +25,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage
 from etlstage.supervisor import AsyncSupervisor
 from tests.examples.languages import ALL, ANY_MARKERS, PYTHONS, Language
+from tests.staged import staged
 from tests.supervisor.workers import Settings, outputs
 
 each_language = pytest.mark.parametrize("language", ALL, ids=str)
@@ -60,7 +61,7 @@ def example(
     root = Path(etlstage.__file__).parent.parent
     env = {"PATH": f"{tools}:/usr/bin:/bin", "PYTHONPATH": str(root)}
     settings |= {"name": worker, "env": env}
-    return Stage(command=tuple(map(str, command)), **settings)
+    return staged(tuple(map(str, command)), **settings)
 
 
 async def submit(stage: Stage, messages: list[bytes]) -> list[tuple[bytes, ...]]:

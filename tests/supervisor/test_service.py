@@ -63,7 +63,7 @@ async def mute(worker: ScriptedWorker) -> int:
 
 
 def service(
-    stage: Stage = Stage(name="t", command=("none",), window=1),  # noqa: B008 - frozen
+    stage: Stage = Stage(name="t", worker=("none",), window=1),  # noqa: B008 - frozen
     max_pending: int | None = None,
 ) -> AsyncSupervisor:
     """Return a supervisor of such a worker."""
@@ -108,7 +108,7 @@ async def test_question_without_an_answer(
 async def test_error_of_all_does_not_grow_with_each_who_is_told() -> None:
     """A service may ask a stage that has failed for years."""
     once = RestartPolicy(policy="temporary")
-    stage = Stage(name="t", command=("none",), window=1, restart=once)
+    stage = Stage(name="t", worker=("none",), window=1, restart=once)
     async with service(stage) as supervisor:
         with pytest.raises((WorkerLost, StageFailed)):
             await supervisor.ask(b"die")
@@ -125,7 +125,7 @@ async def test_question_to_a_stage_with_batches() -> None:
     """Outputs are those of a batch there; a guess would be another caller's."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     async with service(
-        Stage(name="t", command=("none",), dialect=dialect)
+        Stage(name="t", worker=("none",), dialect=dialect)
     ) as supervisor:
         with pytest.raises(LocalProtocolError, match="answers in batches"):
             await supervisor.ask(b"1")
@@ -186,7 +186,7 @@ async def test_properties_are_read_in_any_thread() -> None:
         name for name, of in vars(AsyncSupervisor).items() if isinstance(of, property)
     ]
     assert {"health", "slowest", "faults", "doubtful", "skipped"} <= {*names}
-    silent = Stage(name="t", command=("none",), timeout=Timeouts(stop=2, message=None))
+    silent = Stage(name="t", worker=("none",), timeout=Timeouts(stop=2, message=None))
     supervisor = AsyncSupervisor(silent, launch=ScriptedLaunch(mute))
 
     def read() -> dict[str, object]:
@@ -231,7 +231,7 @@ async def test_stage_in_lock_step_is_degraded() -> None:
                 await worker.reply(b"more")
         return 0
 
-    stage = Stage(name="t", command=("none",))
+    stage = Stage(name="t", worker=("none",))
     launch = ScriptedLaunch(talks_too_much)
     async with AsyncSupervisor(stage, launch=launch) as supervisor:
         await supervisor.submit([b"1"] * 9)
@@ -345,7 +345,7 @@ async def test_worker_that_gets_on_has_more_time() -> None:
 
     stage = Stage(
         name="t",
-        command=("none",),
+        worker=("none",),
         timeout=Timeouts(message=5),
         on_error=ErrorPolicy(retries=0),
     )
@@ -367,7 +367,7 @@ async def test_progress_extends_a_deadline_up_to_a_limit() -> None:
 
     stage = Stage(
         name="t",
-        command=("none",),
+        worker=("none",),
         timeout=Timeouts(message=5, total=60),
         on_error=ErrorPolicy(retries=0),
     )
@@ -387,7 +387,7 @@ async def test_total_is_a_limit_of_its_own() -> None:
     """Also where none is for an answer, and for each message alone (issue 22)."""
     stage = Stage(
         name="t",
-        command=("none",),
+        worker=("none",),
         timeout=Timeouts(message=None, total=60),
         on_error=ErrorPolicy(retries=0),
     )
@@ -406,7 +406,7 @@ async def test_worker_that_never_reads_makes_no_progress() -> None:
 
     stage = Stage(
         name="t",
-        command=("none",),
+        worker=("none",),
         timeout=Timeouts(message=5),
         restart=RestartPolicy(max=2, delay=1),
     )
@@ -428,7 +428,7 @@ async def test_worker_counts_what_it_likes() -> None:
         return 0
 
     meter = PrometheusMeter()
-    stage = Stage(name="t", command=("none",))
+    stage = Stage(name="t", worker=("none",))
     launch = ScriptedLaunch(counts)
     async with AsyncSupervisor(stage, launch=launch, meter=meter) as supervisor:
         await supervisor.submit([b"2", b"40"])
@@ -447,7 +447,7 @@ async def test_worker_that_does_not_answer_is_told_of_once() -> None:
             await worker.write(message + b"\n")
         return 0
 
-    stage = Stage(name="t", command=("none",), on_error=ErrorPolicy(retries=0))
+    stage = Stage(name="t", worker=("none",), on_error=ErrorPolicy(retries=0))
     supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(forgets))
     with supervisor.events() as events, capture_logs() as logs:
         async with supervisor:
@@ -480,7 +480,7 @@ async def test_nobody_is_told_of_a_worker_that_answers_now_and_then() -> None:
 @pytest.mark.parametrize(("since", "takes"), [(100, 2), (1, 29)])
 async def test_hurry_leaves_who_has_never_answered(since: float, takes: float) -> None:
     """All messages end; none is tried again, as the next would be silent (issue 11)."""
-    stage = Stage(name="t", command=("none",), timeout=Timeouts(stop=2, message=None))
+    stage = Stage(name="t", worker=("none",), timeout=Timeouts(stop=2, message=None))
     supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(mute))
     errors: list[type[Exception]] = []
 
@@ -502,7 +502,7 @@ async def test_hurry_leaves_who_has_never_answered(since: float, takes: float) -
 
 async def test_hurry_changes_no_shorter_deadline() -> None:
     """Who would be given up before is."""
-    stage = Stage(name="t", command=("none",), timeout=Timeouts(stop=2, message=9))
+    stage = Stage(name="t", worker=("none",), timeout=Timeouts(stop=2, message=9))
     supervisor = AsyncSupervisor(stage, launch=ScriptedLaunch(sleeper))
     async with supervisor, anyio.create_task_group() as tasks:
 
@@ -535,7 +535,7 @@ async def test_nobody_is_started_for_the_keys_of_another() -> None:
     launch = ScriptedLaunch(sleeper)
     pool = PoolPolicy(min=1, max=3, grow_at=1, idle=1)
     stage = Stage(
-        name="t", command=("none",), window=1, order=Order.KEY, key="", workers=pool
+        name="t", worker=("none",), window=1, order=Order.KEY, key="", workers=pool
     )
     async with AsyncSupervisor(stage, launch=launch) as supervisor:
         await supervisor.submit([b"5"] * 5)
@@ -546,7 +546,7 @@ async def test_workers_come_and_go_with_the_work() -> None:
     """From one to eight, and back; each message has its result (issue 15)."""
     launch = ScriptedLaunch(sleeper)
     pool = PoolPolicy(min=1, max=8, grow_at=2, idle=20)
-    stage = Stage(name="t", command=("none",), window=1, workers=pool)
+    stage = Stage(name="t", worker=("none",), window=1, workers=pool)
     messages = [b"%d" % (5 + n % 7) for n in range(100)]
     async with AsyncSupervisor(stage, launch=launch) as supervisor:
         await anyio.sleep(1)

@@ -425,7 +425,7 @@ async def test_session_that_outlives_the_supervisor_is_lost() -> None:
 @virtually
 async def test_what_can_not_be_a_session_is_said() -> None:
     """By the dialect, by the kind of the stage, by how much is pending."""
-    marker = Stage(name="m", command=("w",))
+    marker = Stage(name="m", worker=("w",))
     extract = stage(kind=StageKind.EXTRACT)
     for run, text in (
         (marker, "stage m can't have sessions: a worker of dialect marker answers one"),

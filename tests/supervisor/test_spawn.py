@@ -28,6 +28,7 @@ from etlstage.transport import (
     Wire,
     launch_over_pipes,
 )
+from tests.staged import staged
 from tests.supervisor.workers import Settings, command, outputs, plain, stage
 
 
@@ -42,7 +43,7 @@ async def refusal(run: Stage, launch: Launch = launch_over_pipes) -> str:
 
 def stage_of(*words: object, **settings: object) -> Stage:
     """Return a stage, called ``clean``, with this command."""
-    return Stage(name="clean", command=tuple(map(str, words)), **settings)  # type: ignore[arg-type]
+    return staged(tuple(map(str, words)), name="clean", **settings)
 
 
 # --- programs that can't be started --------------------------------------------------
@@ -158,7 +159,7 @@ async def test_extract_program_that_does_not_exist() -> None:
         async with AsyncSupervisor(
             Stage(
                 name="e",
-                command=("no-such-program",),
+                worker=("no-such-program",),
                 kind=plain("extract").kind,
                 dialect=plain("extract").dialect,
             )
@@ -254,7 +255,7 @@ async def test_markers_replace_placeholders() -> None:
     words = ("-e", "{eom}", "--eop={eop},{eob}", "{bnc}", "{other}", "${PATH}", "{}")
     run = Stage(
         name="t",
-        command=(*command("arguments"), *words),
+        worker=(*command("arguments"), *words),
         dialect=MarkerDialect(markers=Markers(eom=b"{bnc}", eob=b"\\")),
     )
     async with AsyncSupervisor(run) as supervisor:
@@ -303,7 +304,7 @@ async def test_eop_may_be_eom() -> None:
 
 def shell(script: str, **settings: object) -> Stage:
     """Return a stage, called ``clean``, that is a shell script."""
-    return Stage(name="clean", command=("sh", "-c", script), **settings)  # type: ignore[arg-type]
+    return staged(("sh", "-c", script), name="clean", **settings)
 
 
 async def test_limits_are_those_of_the_worker() -> None:
@@ -464,4 +465,4 @@ def test_stage_that_contradicts_itself(
 ) -> None:
     """It is refused when it is made."""
     with pytest.raises(ConfigError, match=problem):
-        Stage(**{"name": "s", "command": ("sh",)} | settings)  # type: ignore[arg-type]
+        staged(("sh",), **{"name": "s"} | settings)

@@ -73,7 +73,7 @@ def virtually(test: Test) -> Callable[[Backend], None]:
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
     """Return a stage whose workers speak the toy dialect."""
-    return Stage(name="t", command=("toy",), dialect=ToyDialect(), **settings)
+    return Stage(name="t", worker=("toy",), dialect=ToyDialect(), **settings)
 
 
 async def capitals(worker: ScriptedWorker) -> int:

@@ -30,7 +30,7 @@ def planted(code: str, **settings: object) -> Stage:
     """Return a stage whose worker runs some code."""
     command = (sys.executable, "-S", "-c", HEAD + code)
     restart = RestartPolicy(delay=0.001)
-    return Stage(name="t", command=command, restart=restart, **settings)  # type: ignore[arg-type]
+    return Stage(name="t", worker=command, restart=restart, **settings)  # type: ignore[arg-type]
 
 
 def single(fault: str, *, before: str = "pass", every: int = 50) -> str:

@@ -30,6 +30,7 @@ from etlstage.stage import (
     Timeouts,
 )
 from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
+from tests.staged import staged
 
 __all__ = (
     "ONCE",
@@ -172,10 +173,10 @@ ONCE: Final[Settings] = {
 
 def stage(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:
     """Return a transform stage, called ``t``, whose workers behave so."""
-    settings = {"name": "t", **ONCE, **settings}
+    settings = {**ONCE, **settings}
     dialect = settings.get("dialect")
     mode = dialect.mode if isinstance(dialect, MarkerDialect) else Mode.SINGLE
-    return Stage(command=command(behaviour, *arguments, mode=mode), **settings)
+    return staged(command(behaviour, *arguments, mode=mode), **settings)
 
 
 def load(behaviour: str, *arguments: object, **settings: Unpack[Settings]) -> Stage:

@@ -77,7 +77,7 @@ import sys, anyio
 from etlstage import AsyncSupervisor, ErrorPolicy, Stage
 async def main():
     command = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)")
-    stage = Stage(name="t", command=command, on_error=ErrorPolicy(retries=0))
+    stage = Stage(name="t", worker=command, on_error=ErrorPolicy(retries=0))
     async with AsyncSupervisor(stage) as supervisor:
         await supervisor.submit([b"a"])
 anyio.run(main)

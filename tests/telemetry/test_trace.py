@@ -14,12 +14,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from etlstage import AsyncSupervisor, ErrorPolicy, Pipeline, Stage
+from etlstage import AsyncSupervisor, ErrorPolicy, Pipeline, Stage, WorkerProgram
 from etlstage.errors import LocalProtocolError
 from etlstage.telemetry import trace
 from etlstage.testing import MemorySink, MemorySource, ScriptedLaunch, ScriptedWorker
 
-STAGE = Stage(name="t", command=("none",), on_error=ErrorPolicy(retries=0))
+STAGE = Stage(name="t", worker=("none",), on_error=ErrorPolicy(retries=0))
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -73,7 +73,9 @@ async def test_submission_is_a_span_of_its_caller(spans: InMemorySpanExporter) -
 
 async def test_worker_is_told_its_trace(spans: InMemorySpanExporter) -> None:
     """That in which its supervisor was entered; ``env:`` may say another."""
-    own = Stage(name="t", command=("none",), env={"TRACEPARENT": PARENT})
+    own = Stage(
+        name="t", worker=WorkerProgram(command=("none",), env={"TRACEPARENT": PARENT})
+    )
     with tracer().start_as_current_span("service") as service:
         async with (
             AsyncSupervisor(STAGE, launch=ScriptedLaunch(tell)) as supervisor,
@@ -131,7 +133,7 @@ def test_stages_are_within_their_run(spans: InMemorySpanExporter) -> None:
     """A run is one trace."""
 
     async def main() -> None:
-        stage = Stage(name="t", command=("cat",))
+        stage = Stage(name="t", worker=("cat",))
         source, sink = MemorySource([[b"a"]]), MemorySink()
         launch = ScriptedLaunch(tell)
         await Pipeline(

@@ -25,6 +25,7 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor, SupervisorEvent, WorkerStarted
 from etlstage.testing import Fault, FaultPlan, hostile_worker
+from tests.staged import staged
 
 __all__ = (
     "MODES",
@@ -86,13 +87,12 @@ def hostile(
     """Return a stage, called ``t``, whose workers misbehave so."""
     options.setdefault("batch", BatchPolicy(size=4, seconds=0.05))
     options.setdefault("restart", RestartPolicy(delay=0.01))
-    return Stage(
-        name="t",
-        command=hostile_worker(FaultPlan(faults, seed), mode=mode, batch=4),
+    return staged(
+        hostile_worker(FaultPlan(faults, seed), mode=mode, batch=4),
         dialect=MarkerDialect(mode=mode, markers=markers),
         workers=workers,
         timeout=timeout,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 
@@ -124,7 +124,9 @@ async def supervised(
 ) -> AsyncIterator[tuple[AsyncSupervisor, Outcome]]:
     """Run the block with a supervisor; behind it, nothing may be left."""
     token, outcome = uuid.uuid4().hex, Outcome()
-    stage = replace(stage, env={**stage.env, RUN: token})
+    stage = replace(
+        stage, worker=replace(stage.program, env={**stage.program.env, RUN: token})
+    )
     began, memory = time.monotonic(), _memory()
     try:
         with anyio.fail_after(within):

@@ -46,7 +46,7 @@ def echo(*faults: Fault, mode: Mode = Mode.SINGLE) -> Stage:
     return Stage(
         name="t",
         dialect=MarkerDialect(mode=mode),
-        command=hostile_worker(FaultPlan.of(*faults), mode=mode),
+        worker=hostile_worker(FaultPlan.of(*faults), mode=mode),
         timeout=Timeouts(stop=0.1),
     )
 
@@ -144,7 +144,7 @@ async def test_message_is_cut_as_it_was() -> None:
     cut = [Entry(Channel.STDIN, b"one\ntw"), Entry(Channel.STDOUT, b"one\n\0")]
     cut += [Entry(Channel.STDIN, b"o\n"), Entry(Channel.STDOUT, b"two\n\0")]
     whole = replace(answered(), entries=(*cut, *answered(b"three").entries))
-    stage = replace(echo(), command=(sys.executable, "-c", program))
+    stage = replace(echo(), worker=(sys.executable, "-c", program))
     found = await shrink(whole, stage)
     pieces = [entry.data for entry in found.entries if entry.channel is Channel.STDIN]
     assert pieces == [b"tw", b"o\n", b""]

@@ -28,6 +28,7 @@ from etlstage.testing import (
     virtual_time,
 )
 from etlstage.testing.transcript import BYTEWISE, Channel
+from tests.staged import staged
 
 WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
 
@@ -35,12 +36,12 @@ WORDS: Final = Markers(b"EOM", b"EOP", b"EOB", b"BNC")
 def hostile(*faults: Fault, mode: Mode = Mode.SINGLE, **dialect: Any) -> Stage:  # noqa: ANN401
     """Return a stage of a worker that answers in capitals, but for its faults."""
     command = hostile_worker(FaultPlan(faults), mode=mode, batch=2, transform="upper")
-    return Stage(name="t", command=command, dialect=MarkerDialect(mode=mode, **dialect))
+    return Stage(name="t", worker=command, dialect=MarkerDialect(mode=mode, **dialect))
 
 
 def python(program: str, **settings: Any) -> Stage:  # noqa: ANN401
     """Return a stage that runs a program in Python."""
-    return Stage(name="t", command=(sys.executable, "-c", program), **settings)
+    return staged((sys.executable, "-c", program), **settings)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -240,7 +241,7 @@ async def test_ready_worker_is_waited_for(tmp_path: Path) -> None:
 
 async def test_program_that_does_not_start() -> None:
     """The error is that of a supervisor (issue 12)."""
-    stage = Stage(name="t", command=("no-such-program",))
+    stage = Stage(name="t", worker=("no-such-program",))
     with pytest.raises(WorkerStartFailed, match="there is no program"):
         async with WorkerUnderTest(stage):
             pass
@@ -264,7 +265,7 @@ class TestScripted:
                 await anyio.sleep(5)
                 await worker.reply(message.upper())
 
-        stage = Stage(name="t", command=("nobody-runs-this",))
+        stage = Stage(name="t", worker=("nobody-runs-this",))
         async with WorkerUnderTest(stage, launch=ScriptedLaunch(script)) as worker:
             assert await worker.exchange([b"a"], cuts=BYTEWISE) == [Reply((b"A",))]
             with pytest.raises(WorkerFailed, match="owes 2 replies: for 10 seconds"):

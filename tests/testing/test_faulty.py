@@ -30,6 +30,7 @@ from etlstage.testing import Fault, FaultKind, FaultPlan, Moment, hostile_worker
 from etlstage.testing.fault import CONNECTED
 from etlstage.testing.faulty.launch import OUTSIDE, FaultyLaunch
 from etlstage.transport import Launch, launch_over_pipes
+from tests.staged import staged
 from tests.testing.supervised import MODES, WORDS, numbers
 
 MB = 1_000_000
@@ -64,11 +65,10 @@ def worker(plan: FaultPlan, mode: Mode, **settings: object) -> Stage:
         "max_message": 4 * MB,
         "max_reply": 8 * MB,
     }
-    return Stage(
-        name="t",
-        command=hostile_worker(plan, mode=mode, batch=4),
+    return staged(
+        hostile_worker(plan, mode=mode, batch=4),
         dialect=MarkerDialect(mode=mode, markers=WORDS),
-        **(defaults | settings),  # type: ignore[arg-type]
+        **(defaults | settings),
     )
 
 
@@ -248,7 +248,7 @@ async def test_extraction_ends_where_its_worker_was_killed() -> None:
         name="source",
         kind=StageKind.EXTRACT,
         dialect=MarkerDialect(mode=Mode.PLAIN),
-        command=("sh", "-c", "echo a; echo b; echo c; echo d"),
+        worker=("sh", "-c", "echo a; echo b; echo c; echo d"),
         restart=RestartPolicy(policy="temporary"),
     )
     plan = FaultPlan.of(Fault(FaultKind.KILL, message=3))
@@ -270,7 +270,7 @@ async def test_any_worker_suffers_and_it_is_told_of_what() -> None:
     program = 'while read -r line; do printf "%s\\n\\0" "$line"; done'
     stage = replace(
         worker(FaultPlan(), Mode.SINGLE),
-        command=("sh", "-c", program),
+        worker=("sh", "-c", program),
         dialect=MarkerDialect(),
     )
     stubborn = Fault(FaultKind.IGNORE_SIGTERM)

@@ -103,7 +103,7 @@ async def account(
         "on_error": ErrorPolicy(retries=1),
         **settings,
     }
-    made = Stage(name="app", command=("no-such-program",), **given)
+    made = Stage(name="app", worker=("no-such-program",), **given)
     inner, found = ScriptedLaunch(answer), Account()
     launch = FaultyLaunch(inner, {"app": FaultPlan.of(*faults)})
     with capture_logs(), anyio.fail_after(1000):

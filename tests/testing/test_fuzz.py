@@ -86,7 +86,7 @@ def search(
     """Return what is found in a buggy worker."""
     dialect = MarkerDialect(mode=mode, markers=markers or Markers())
     fuzzer = Fuzzer(
-        Stage(name="worker", command=(*COMMAND, name), dialect=dialect),
+        Stage(name="worker", worker=(*COMMAND, name), dialect=dialect),
         cases(dialect, drawn=json_messages if as_json else messages),
         Oracles(**oracles),
         size=0 if mode is Mode.SINGLE else 3,

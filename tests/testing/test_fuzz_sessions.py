@@ -99,7 +99,7 @@ def search(worker: type[Worker], examples: int = 100, **oracles: Any) -> Found |
     """Return what is found in a script."""
     dialect = CocaineDialect()
     fuzzer = Fuzzer(
-        Stage(name="worker", command=("no-such-program",), dialect=dialect),
+        Stage(name="worker", worker=("no-such-program",), dialect=dialect),
         session_cases(dialect),
         Oracles(**oracles),
         timeout=0.1,

@@ -43,7 +43,7 @@ def found(
 ) -> tuple[Kind, str] | None:
     """Return what is found in a worker, and how it is told."""
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR if batches else Mode.SINGLE)
-    made = Stage(name="w", command=("w",), dialect=dialect, **(stage or {}))
+    made = Stage(name="w", worker=("w",), dialect=dialect, **(stage or {}))
     launch = ScriptedLaunch(script)
 
     def start() -> WorkerUnderTest:

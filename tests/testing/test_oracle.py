@@ -34,7 +34,7 @@ def scenario(*messages: bytes, order: Order = Order.TOTAL, **given: Any) -> Scen
     """Return a pipeline of one stage."""
     stage = Stage(
         name="t",
-        command=("x",),
+        worker=("x",),
         order=order,
         key="/0" if order is Order.KEY else None,
     )

@@ -34,6 +34,7 @@ from etlstage.testing.faulty.launch import FaultyLaunch
 from etlstage.testing.faulty.victim import Occurrence
 from etlstage.testing.scripted import Script
 from etlstage.transport import Child, Wire
+from tests.staged import staged
 from tests.testing.check.answerers import echo
 
 pytestmark = pytest.mark.core
@@ -49,7 +50,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401
     """Return a stage of scripts."""
-    return Stage(name="t", command=("no-such-program",), **settings)
+    return staged(("no-such-program",), **settings)
 
 
 class Talk:

@@ -14,7 +14,7 @@ async def test_what_comes_between_two_looks_is_not_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Behind the time that is waited, and ahead of the look at the process (issue 12)."""
-    stage = Stage(name="p", kind=StageKind.TRANSFORM, command=("cat",))
+    stage = Stage(name="p", kind=StageKind.TRANSFORM, worker=("cat",))
     process = Process(stage, launch_worker, lambda _: True)
 
     def late(_pid: int) -> bool:

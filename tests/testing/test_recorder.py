@@ -43,7 +43,7 @@ async def recorded(folder: RecordingFolder, stage: Stage) -> None:
 def upper(*faults: Fault) -> Stage:
     """Return a stage that turns messages into capitals, but for these faults."""
     command = hostile_worker(FaultPlan.of(*faults), transform="upper")
-    return Stage(name="clean", command=command)
+    return Stage(name="clean", worker=command)
 
 
 async def test_conversation_is_kept_byte_for_byte(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ async def test_worker_that_was_killed_says_so(tmp_path: Path) -> None:
 
 async def test_secrets_of_the_command_are_concealed(tmp_path: Path) -> None:
     """As errors conceal them."""
-    stage = Stage(name="clean", command=(*upper().command, "--key=hunter22"))
+    stage = Stage(name="clean", worker=(*upper().program.command, "--key=hunter22"))
     folder = RecordingFolder(tmp_path)
     folder.secrets = Secrets({"hunter22": "${PASSWORD}"})
     await recorded(folder, stage)

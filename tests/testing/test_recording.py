@@ -170,7 +170,7 @@ def test_stage_speaks_as_the_one_that_was_recorded() -> None:
     stage = RECORDING.stage_of(["./other", "x"])
     assert (stage.name, stage.kind) == ("clean", StageKind.LOAD)
     assert stage.dialect == RECORDING.dialect
-    assert stage.command == ("./other", "x")
+    assert stage.program.command == ("./other", "x")
 
 
 def test_what_has_passed_is_told_by_channel() -> None:

@@ -34,7 +34,7 @@ def asked(*pieces: bytes) -> Recording:
 
 def quick(command: tuple[str, ...]) -> Stage:
     """Return a stage whose worker is killed soon."""
-    return Stage(name="t", command=command, timeout=Timeouts(stop=0.1))
+    return Stage(name="t", worker=command, timeout=Timeouts(stop=0.1))
 
 
 def python(program: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from etlstage.supervisor import AsyncSupervisor
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 from etlstage.testing.scripted import Script
 from etlstage.transport import Child, LaunchRequest, Wire
+from tests.staged import staged
 from tests.supervisor.workers import errors, outputs
 
 pytestmark = pytest.mark.core
@@ -31,7 +32,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 def stage(**settings: Any) -> Stage:  # noqa: ANN401
     """Return a stage whose command nobody runs."""
-    return Stage(name="t", command=("no-such-program",), **settings)
+    return staged(("no-such-program",), **settings)
 
 
 async def upper(worker: ScriptedWorker) -> None:

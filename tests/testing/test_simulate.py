@@ -295,7 +295,7 @@ def number(message: bytes) -> list[bytes]:
 
 def clean(**settings: Any) -> Stage:  # noqa: ANN401
     """Return a stage."""
-    return Stage(name="clean", command=("no-such-program",), on_error=ALL, **settings)
+    return Stage(name="clean", worker=("no-such-program",), on_error=ALL, **settings)
 
 
 def scenario(**changes: Any) -> Callable[[random.Random], Scenario]:  # noqa: ANN401
@@ -329,12 +329,12 @@ def test_both_ends_may_be_workers() -> None:
             stages=[
                 Stage(
                     name="extract",
-                    command=("no-such-program",),
+                    worker=("no-such-program",),
                     kind=StageKind.EXTRACT,
                     dialect=MarkerDialect(mode=MarkerDialect().mode.CYCLIC),
                 ),
                 clean(),
-                Stage(name="load", command=("no-such-program",), kind=StageKind.LOAD),
+                Stage(name="load", worker=("no-such-program",), kind=StageKind.LOAD),
             ]
         ),
         range(5),
@@ -428,7 +428,7 @@ def test_end_that_fails_makes_the_run_fail(broken: str) -> None:
 def test_letter_of_a_load_worker_can_not_be_kept() -> None:
     """The run fails, and leaves nothing open in the middle (issue 12)."""
     load = Stage(
-        name="load", command=("no-such-program",), kind=StageKind.LOAD, on_error=ALL
+        name="load", worker=("no-such-program",), kind=StageKind.LOAD, on_error=ALL
     )
     killed = Fault(FaultKind.KILL, equals=b"3")
     simulate(

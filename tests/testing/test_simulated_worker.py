@@ -26,6 +26,7 @@ from etlstage.testing import (
 )
 from etlstage.testing.simulate.worker import SimulatedWorker
 from etlstage.transport.base import LaunchRequest
+from tests.staged import staged
 
 pytestmark = pytest.mark.core
 
@@ -66,7 +67,7 @@ async def run(
         "restart": RestartPolicy(delay=0.001, max=100),
         "on_error": ErrorPolicy(retries=1),
     }
-    stage = Stage(name="t", command=("simulated",), **(given | settings))
+    stage = staged(("simulated",), **(given | settings))
     with capture_logs(), anyio.fail_after(600):
         async with AsyncSupervisor(stage, launch=ScriptedLaunch(script)) as supervisor:
             return await supervisor.submit(messages)
@@ -176,7 +177,7 @@ async def test_one_message_a_reply_where_eop_is_eom() -> None:
 @pytest.mark.parametrize("kind", [FaultKind.GRANDCHILD, FaultKind.LEAK])
 async def test_what_takes_a_process_is_refused(kind: FaultKind) -> None:
     """Before anything is run."""
-    stage = Stage(name="t", command=("simulated",))
+    stage = Stage(name="t", worker=("simulated",))
 
     async def script(worker: ScriptedWorker) -> int:
         plan = FaultPlan.of(Fault(kind))
@@ -203,7 +204,7 @@ async def test_reply_too_many_is_made_up_for(
     """Where it can pass for the end of a batch that goes on for us (issue 12)."""
     told: list[str] = []
     dialect = MarkerDialect(mode=mode)
-    stage = Stage(name="t", command=("simulated",), dialect=dialect)
+    stage = Stage(name="t", worker=("simulated",), dialect=dialect)
     found: list[bool] = []
 
     async def script(worker: ScriptedWorker) -> None:

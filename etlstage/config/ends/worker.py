@@ -133,8 +133,8 @@ class WorkerSinkKeys(SinkKeys):
         if stage.commit and stage.abort:
             return EpochSink(
                 made,
-                commit=command_of(stage.commit, made.cwd),
-                abort=command_of(stage.abort, made.cwd),
+                commit=command_of(stage.commit, made.program.cwd),
+                abort=command_of(stage.abort, made.program.cwd),
                 dead_letters=site.letters,
                 meter=site.meter,
                 launch=site.launch,

@@ -23,7 +23,7 @@ from etlstage.telemetry import PrometheusMeter
 
 STAGE = Stage(
     name="answer",
-    command=[sys.executable, str(Path(__file__).with_name("worker.py"))],
+    worker=[sys.executable, str(Path(__file__).with_name("worker.py"))],
     workers=2,
     timeout=Timeouts(message=10),
     max_message=1024 * 1024,

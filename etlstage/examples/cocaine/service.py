@@ -26,7 +26,7 @@ from etlstage import (
 
 STAGE = Stage(
     name="sum",
-    command=(sys.executable, str(Path(__file__).with_name("worker.py"))),
+    worker=(sys.executable, str(Path(__file__).with_name("worker.py"))),
     dialect=CocaineDialect(),
 )
 

@@ -30,7 +30,7 @@ joined = strikes.join(sf.broadcast(regions), "state")
 # %% A worker is given the species and answers with JSON; no answer, no row
 classify = Stage(
     name="classify",
-    command=(sys.executable, str(Path("animal.py").resolve())),
+    worker=(sys.executable, str(Path("animal.py").resolve())),
 )
 classified = transform(
     joined,

@@ -24,7 +24,7 @@ from etlstage import AsyncSupervisor, EtlstageError, Overloaded, Stage, Timeouts
 
 STAGE = Stage(
     name="answer",
-    command=(sys.executable, str(Path(__file__).with_name("worker.py"))),
+    worker=(sys.executable, str(Path(__file__).with_name("worker.py"))),
     workers=2,
     timeout=Timeouts(message=10),
 )

@@ -279,7 +279,9 @@ def letter_time() -> str:
 
 def config_of(stage: Stage) -> dict[str, Any]:
     """Return a stage as plain JSON, without the values of its environment."""
-    return {**_plain(stage), "env": sorted(stage.env)}
+    plain: dict[str, Any] = _plain(stage)
+    plain["worker"]["env"] = sorted(stage.program.env)
+    return plain
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a stage holds

@@ -233,14 +233,13 @@ def _staged(path: Path | None, write: str, attempt: str) -> Iterator[Path | None
 
 
 def _stage(stage: Stage, about: dict[str, str], folder: Path | None) -> Stage:
-    command = stage.command
+    command = stage.program.command
     if folder is not None:
         command = tuple(word.replace("{staging}", str(folder)) for word in command)
-    env = about | dict(stage.env)
+    env = about | dict(stage.program.env)
     return replace(
         stage,
-        command=command,
-        env=env,
+        worker=replace(stage.program, command=command, env=env),
         # In the order of the input: so a message's place is that of its row.
         order=Order.TOTAL,
         key=None,

@@ -45,7 +45,7 @@ from etlstage.settings.units import (
     Count,
 )
 from etlstage.spark.ship.artifact import place
-from etlstage.stage import OffsetPolicy, RestartPolicy, Stage
+from etlstage.stage import OffsetPolicy, RestartPolicy, Stage, WorkerProgram
 from etlstage.stage.stage import PYTHONS
 
 __all__ = ("Reading", "Writing", "reading", "writing")
@@ -225,10 +225,11 @@ def _stage(given: dict[str, Any], kind: StageKind) -> Stage:
         dialect = section.read(spoken).fitted(batches=batches, heartbeat=None)
     except Invalid as error:
         raise _refusal("; ".join(problem.say() for problem in error.problems)) from None
-    if "cwd" in values:
+    program = {key: values.pop(key) for key in _PROGRAM if key in values}
+    if "cwd" in program:
         # Where tasks run is not where the driver runs.
-        values["cwd"] = values["cwd"].absolute()
-    return Stage(**values, dialect=dialect)
+        program["cwd"] = program["cwd"].absolute()
+    return Stage(**values, worker=WorkerProgram(**program), dialect=dialect)
 
 
 def _spoken(kind: StageKind) -> dict[str, str]:
@@ -313,11 +314,15 @@ def _refusal(text: str) -> ConfigError:
     return ConfigError(f"format etlstage: {text}")
 
 
+_PROGRAM: Final = settings_of(WorkerProgram)
+"""They are options by their own names: no option holds others."""
+
+
 def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
     """Return the options of a read or a write, by name."""
     found: dict[str, Setting] = {}
-    for name, setting in settings_of(Stage).items():
-        if setting.place & place:
+    for name, setting in {**_PROGRAM, **settings_of(Stage)}.items():
+        if setting.place & place and name != "worker":
             inner = section_in(placed(setting, place).kind)
             if inner is None:
                 found[name] = setting

@@ -200,7 +200,9 @@ def _rows(
         "ETLSTAGE_PARTITIONS": str(part.of),
     }
     stage = reading.place(reading.stage)
-    stage = replace(stage, env=about | dict(stage.env))
+    stage = replace(
+        stage, worker=replace(stage.program, env=about | dict(stage.program.env))
+    )
     rows = Rows(stage.name, schema)
     # Closed here and not when it is collected: its worker is to be gone.
     with closing(extracted(stage, part, reading.offsets)) as runs:

@@ -193,7 +193,7 @@ def _tell(
         return
     stage = replace(
         writing.stage,
-        command=command,
+        worker=replace(writing.stage.program, command=command),
         dialect=writing.stage.dialect.one_by_one(),
         workers=1,
         restart=RestartPolicy(),

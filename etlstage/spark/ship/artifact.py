@@ -55,7 +55,7 @@ def ship(
     ::
 
         ship(spark, "clean.py")
-        transform(frame, Stage(name="clean", command=("./clean.py",)))
+        transform(frame, Stage(name="clean", worker=("./clean.py",)))
 
     Call it before :func:`~etlstage.spark.transform`: Spark has a plan remember which
     packages were shipped when it was made.
@@ -182,14 +182,16 @@ def place(stage: Stage, *, remedy: str | None = None) -> Stage:
     if TaskContext.get() is None:
         return stage
     folder = SparkFiles.getRootDirectory()
-    if stage.cwd is None and any(_is_shipped(folder, word) for word in stage.command):
-        stage = replace(stage, cwd=Path(folder).absolute())
+    worker = stage.program
+    if worker.cwd is None and any(_is_shipped(folder, word) for word in worker.command):
+        worker = replace(worker, cwd=Path(folder).absolute())
     packed = Path(etlstage.__file__).absolute().parents[1]
     if packed.is_file():
         # We came in a zip: that is where Python among the workers finds the SDK.
-        inherited = stage.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        inherited = worker.env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         path = f"{packed}{os.pathsep}{inherited}" if inherited else str(packed)
-        stage = replace(stage, env={**stage.env, "PYTHONPATH": path})
+        worker = replace(worker, env={**worker.env, "PYTHONPATH": path})
+    stage = replace(stage, worker=worker)
     _check_program(stage, remedy)
     return stage
 
@@ -201,13 +203,13 @@ def _is_shipped(folder: str, word: str) -> bool:
 
 
 def _check_program(stage: Stage, remedy: str | None) -> None:
-    program = stage.command[0]
+    worker, program = stage.program, stage.program.command[0]
     name = os.path.basename(program)
     call = "" if remedy else f" and call it './{name}'"
     remedy = remedy or f"ship it with etlstage.spark.ship(spark, {name!r})"
     host = socket.gethostname()
     if os.sep not in program:
-        path = stage.env.get("PATH", os.environ.get("PATH"))
+        path = worker.env.get("PATH", os.environ.get("PATH"))
         if shutil.which(program, path=path) is None:
             raise WorkerStartFailed(
                 f"stage {stage.name}: there is no program {program!r} on PATH on host"
@@ -215,7 +217,7 @@ def _check_program(stage: Stage, remedy: str | None) -> None:
                 stage=stage.name,
             )
         return
-    folder = str(stage.cwd or os.getcwd())
+    folder = str(worker.cwd or os.getcwd())
     path = os.path.join(folder, program)
     if not os.path.exists(path):
         where = "" if os.path.isabs(program) else f" in {folder}"

@@ -72,20 +72,22 @@ class Shipment:
 
     def place(self, stage: Stage) -> Stage:
         """Return ``stage`` as it runs in a task; raises as :func:`place`."""
-        program, *arguments = stage.command
+        worker = stage.program
+        program, *arguments = worker.command
         if program == self._python:
             program = sys.executable
-        there = [self._name(stage.cwd, word) for word in stage.command]
+        there = [self._name(worker.cwd, word) for word in worker.command]
         if any(there):
             first, *rest = there
             program = f"./{first}" if first else program
             arguments = [
                 name or word for name, word in zip(rest, arguments, strict=True)
             ]
-            stage = replace(stage, cwd=None)
-        elif stage.cwd == self._folder and not self._folder.is_dir():
-            stage = replace(stage, cwd=None)
-        stage = replace(stage, command=(program, *arguments))
+            worker = replace(worker, cwd=None)
+        elif worker.cwd == self._folder and not self._folder.is_dir():
+            worker = replace(worker, cwd=None)
+        worker = replace(worker, command=(program, *arguments))
+        stage = replace(stage, worker=worker)
         return place(stage, remedy="name it in spark.files")
 
     def _name(self, cwd: Path | None, word: str) -> str | None:

@@ -45,7 +45,7 @@ def transform(
 
     ::
 
-        cleaned = transform(frame, Stage(name="clean", command=("./clean.py",)))
+        cleaned = transform(frame, Stage(name="clean", worker=("./clean.py",)))
 
     Nothing runs before the result is asked for; then every task has workers of its
     own. A row gives as many rows as its reply has messages, none included; those of a

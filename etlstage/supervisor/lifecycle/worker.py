@@ -182,7 +182,7 @@ class WorkerLife:
         self.pid = event.pid
         self.story.note(now, f"started (pid {event.pid}, start {event.start})")
         self._out.append(Tell(event))
-        if not (self._stage.ready or self._stage.dialect.announces):
+        if not (self._stage.program.ready or self._stage.dialect.announces):
             self._run(now)
         elif self._stage.timeout.start is not None:
             self._set_timer(now + self._stage.timeout.start)

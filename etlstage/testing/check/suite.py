@@ -193,9 +193,7 @@ def assert_conforms(
     """
     if not isinstance(command, Stage):
         dialect = dialect_class(DEFAULT).section(kind).read({})
-        command = Stage(
-            name="worker", command=tuple(command), kind=kind, dialect=dialect
-        )
+        command = Stage(name="worker", worker=command, kind=kind, dialect=dialect)
     subject = Subject(command, sample=sample, ranges=ranges, timeout=timeout)
     findings = anyio.run(check_worker, subject)
     failed = [item for item in findings if item.verdict is Verdict.FAILED]

@@ -119,7 +119,7 @@ class Failure:
             yield f"dialect = dialect_from_plain({ {'name': dialect.name, **own} })"
             kind = f"StageKind.{self.stage.kind.name}"
             yield f"command = {tuple(words)}"
-            yield f"stage = Stage(name='worker', kind={kind}, command=command, dialect=dialect)"
+            yield f"stage = Stage(name='worker', kind={kind}, worker=command, dialect=dialect)"
         more = "".join(f", {name}={value!r}" for name, value in given.items())
         yield f"verify({worker}, {case!r}{more})"
 
@@ -225,7 +225,7 @@ class Failures:
                 stage = Stage(
                     name="worker",
                     kind=StageKind(worker["kind"]),
-                    command=origin.words,
+                    worker=origin.words,
                     dialect=dialect_from_plain(worker["dialect"]),
                 )
             return Failure(
@@ -292,7 +292,7 @@ async def _record(failure: Failure, secrets: Secrets) -> Recording:
         stage=stage.name,
         kind=stage.kind,
         dialect=stage.dialect,
-        command=tuple(map(secrets.conceal, stage.command)),
+        command=tuple(map(secrets.conceal, stage.program.command)),
         entries=tuple(notes.entries),
         exit=notes.exit,
         stopped=notes.stopped,

@@ -101,7 +101,7 @@ def verify(
         command = Stage(
             name="worker",
             kind=StageKind(kind),
-            command=tuple(command),
+            worker=command,
             dialect=MarkerDialect(mode=_MODES[batch]),
         )
     stage = case.on(command)

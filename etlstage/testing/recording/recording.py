@@ -83,7 +83,7 @@ class Recording:
             name=self.stage,
             kind=self.kind,
             dialect=self.dialect,
-            command=tuple(command),
+            worker=command,
         )
 
     def save(self, path: Path) -> None:

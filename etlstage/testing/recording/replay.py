@@ -141,7 +141,7 @@ class _Player:
             recording,
             stage=stage.name,
             dialect=stage.dialect,
-            command=tuple(stage.command),
+            command=tuple(stage.program.command),
             entries=tuple(self._entries),
             exit=self._exit,
             stopped=self._stopped,

@@ -28,6 +28,7 @@ from etlstage.stage import (
     RestartPolicy,
     Stage,
     Timeouts,
+    WorkerProgram,
 )
 from etlstage.testing.fault import Fault, FaultKind, FaultPlan, Moment
 from etlstage.testing.simulate.scenario import Scenario
@@ -208,13 +209,12 @@ def _stage(draw: random.Random, name: str, kind: StageKind) -> Stage:
     beats = kind is not StageKind.EXTRACT and draw.random() < 0.1
     return Stage(
         name=name,
-        command=("simulated",),
         kind=kind,
         dialect=MarkerDialect(mode=mode, markers=draw.choice(_MARKERS)),
         timeout=Timeouts(
             message=2.0, stop=0.1, start=2.0, heartbeat=2.0 if beats else None
         ),
-        ready=draw.random() < 0.2,
+        worker=WorkerProgram(command=("simulated",), ready=draw.random() < 0.2),
         restart=RestartPolicy(max=_MANY, delay=0.01, max_delay=0.05),
         **given,
     )
@@ -261,7 +261,7 @@ def miscounting(draw: random.Random) -> Scenario:
     mode = draw.choice((Mode.SINGLE, Mode.SINGLE, Mode.SINGLE, Mode.BATCH_SUPERVISOR))
     stage = Stage(
         name="a",
-        command=("simulated",),
+        worker=("simulated",),
         dialect=MarkerDialect(mode=mode),
         window=draw.choice((None, 1, 2, 4, 8)),
         workers=draw.choice((1, 1, 2)),

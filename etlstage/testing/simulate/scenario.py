@@ -25,7 +25,7 @@ class Scenario:
 
         Scenario(
             messages=[b"%d" % n for n in range(10)],
-            stages=[Stage(name="clean", command=("./clean",))],
+            stages=[Stage(name="clean", worker=("./clean",))],
             work={"clean": lambda message: [message.upper()]},
             faults={"clean": FaultPlan.of(Fault(FaultKind.KILL, probability=0.1))},
         )

@@ -37,7 +37,13 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
 from etlstage.pipeline.pipeline import _flushed
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import ErrorBudget, ErrorPolicy, ResourceLimits, RestartPolicy
+from etlstage.stage import (
+    ErrorBudget,
+    ErrorPolicy,
+    ResourceLimits,
+    RestartPolicy,
+    WorkerProgram,
+)
 from etlstage.stage import Stage as Configured
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.stderr.throttle import Throttle
@@ -384,11 +390,13 @@ def test_stage_as_plain_json() -> None:
     config = config_of(
         Configured(
             name="s",
-            command=("a", "b"),
-            env={"TOKEN": "hunter2", "A": "b"},
-            cwd=Path("/w"),
+            worker=WorkerProgram(
+                command=("a", "b"),
+                env={"TOKEN": "hunter2", "A": "b"},
+                cwd=Path("/w"),
+                limits=ResourceLimits(memory=5),
+            ),
             restart=RestartPolicy(never_on=frozenset({3})),
-            limits=ResourceLimits(memory=5),
         )
     )
     assert json.loads(json.dumps(config)) == config
@@ -396,11 +404,10 @@ def test_stage_as_plain_json() -> None:
     wanted = {
         "name": "s",
         "kind": "transform",
-        "command": ["a", "b"],
-        "env": ["A", "TOKEN"],
-        "cwd": "/w",
         "dialect": MarkerDialect().plain(),
     }
     assert {name: config[name] for name in wanted} == wanted
     assert config["restart"]["never_on"] == [3]
-    assert config["limits"]["memory"] == 5
+    worker = config["worker"]
+    assert (worker["command"], worker["cwd"]) == (["a", "b"], "/w")
+    assert (worker["env"], worker["limits"]["memory"]) == (["A", "TOKEN"], 5)

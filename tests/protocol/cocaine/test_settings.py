@@ -85,7 +85,7 @@ def test_batches_that_a_worker_drives_are_refused_with_the_reason() -> None:
 @KINDS
 def test_any_kind_of_stage_can_speak_it(kind: StageKind) -> None:
     """The event is the kind unless there is another."""
-    stage = Stage(name="s", command=("w",), kind=kind, dialect=CocaineDialect())
+    stage = Stage(name="s", worker=("w",), kind=kind, dialect=CocaineDialect())
 
     assert stage.dialect.problem(kind) is None
     assert stage.dialect.announces

@@ -57,7 +57,7 @@ def stage(
 ) -> Stage:
     """Return a stage whose workers speak the dialect."""
     return Stage(
-        name="t", command=("w",), dialect=dialect or CocaineDialect(), **settings
+        name="t", worker=("w",), dialect=dialect or CocaineDialect(), **settings
     )
 
 

@@ -20,7 +20,7 @@ def test_replies_that_are_doubtful_fail_the_task() -> None:
     stage = Stage(
         name="e",
         kind=StageKind.EXTRACT,
-        command=AGAIN,
+        worker=AGAIN,
         dialect=MarkerDialect(mode=Mode.CYCLIC),
     )
     policy = OffsetPolicy(by="supervisor", start=0, end=3, step=1)

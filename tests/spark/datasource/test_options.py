@@ -26,9 +26,9 @@ def refusal(**options: str) -> str:
 
 def test_command_is_words_or_a_list() -> None:
     """No shell runs; python is the interpreter that runs us."""
-    found = reading({"command": "python 'a b.py' -x"}).stage.command
+    found = reading({"command": "python 'a b.py' -x"}).stage.program.command
     assert found == (sys.executable, "a b.py", "-x")
-    found = reading({"command": '["./run", "a  b", "$HOME"]'}).stage.command
+    found = reading({"command": '["./run", "a  b", "$HOME"]'}).stage.program.command
     assert found == ("./run", "a  b", "$HOME")
 
 
@@ -64,15 +64,19 @@ def test_options_of_a_read_have_the_words_of_the_file() -> None:
         }
     )
     stage, offsets = made.stage, made.offsets
-    assert (stage.name, stage.ready) == ("fetch", True)
-    assert (stage.env, stage.cwd) == ({"Token": "x"}, Path("/srv"))
+    assert (stage.name, stage.program.ready) == ("fetch", True)
+    assert (stage.program.env, stage.program.cwd) == ({"Token": "x"}, Path("/srv"))
     assert stage.dialect == MarkerDialect(
         mode=Mode.CYCLIC, markers=Markers(eom=b"\r\n")
     )
     timeout = stage.timeout
     assert (timeout.start, timeout.message, timeout.stop) == (5.0, None, 0.5)
-    assert stage.limits.memory == 2**30
-    assert (stage.user, stage.group, stage.umask) == ("nobody", "nogroup", 0o77)
+    assert stage.program.limits.memory == 2**30
+    assert (stage.program.user, stage.program.group, stage.program.umask) == (
+        "nobody",
+        "nogroup",
+        0o77,
+    )
     assert stage.restart == RestartPolicy(max=0, never_on=frozenset({3}))
     assert (stage.max_message, stage.max_reply) == (2**20, 2**21)
     assert offsets is not None

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
-from etlstage import Stage, StageKind
+from etlstage import Stage, StageKind, WorkerProgram
 from etlstage.errors import ConfigError
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
@@ -234,8 +234,7 @@ def test_stage_is_read_without_options(spark: SparkSession) -> None:
         name="fetch",
         kind=StageKind.EXTRACT,
         dialect=MarkerDialect(mode=Mode.CYCLIC),
-        command=tuple(json.loads(numbers())),
-        env={"LANG": "C"},
+        worker=WorkerProgram(command=tuple(json.loads(numbers())), env={"LANG": "C"}),
     )
     offsets = OffsetPolicy(by="supervisor", start=1, end=8, step=2)
     source = bound(stage, offsets=offsets, partitions=3)
@@ -246,7 +245,7 @@ def test_stage_is_read_without_options(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="fetch: mode cyclic and offsets don't go"):
         bound(stage, offsets=OffsetPolicy(by="worker"))
     with pytest.raises(ConfigError, match="of kind transform, expected load"):
-        bound(Stage(name="t", command=("x",)))
+        bound(Stage(name="t", worker=("x",)))
 
 
 # --- as a stream ------------------------------------------------------------------

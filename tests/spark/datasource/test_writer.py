@@ -244,7 +244,7 @@ def test_stage_with_a_report_keeps_whole_letters(
     stage = Stage(
         name="load",
         kind=StageKind.LOAD,
-        command=tuple(json.loads(command(TABLE, tmp_path))),
+        worker=tuple(json.loads(command(TABLE, tmp_path))),
         restart=RestartPolicy(delay=0.01),
         on_error=ErrorPolicy(retries=1),
     )

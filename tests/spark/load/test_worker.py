@@ -39,7 +39,7 @@ def stage(tmp_path: Path) -> Stage:
     folder = tmp_path / "loaded"
     folder.mkdir()
     command = (sys.executable, "-c", LOAD, str(folder))
-    return Stage(name="load", kind=StageKind.LOAD, command=command)
+    return Stage(name="load", kind=StageKind.LOAD, worker=command)
 
 
 def loaded(folder: Path) -> list[list[int]]:

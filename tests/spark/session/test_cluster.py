@@ -57,7 +57,7 @@ def transformed(program: str, place: Path, rows: int = 2) -> str:
 from etlstage.spark import transform
 from etlstage.stage import Stage, Timeouts
 
-stage = Stage(name="t", command={command!r}, timeout=Timeouts(message=None))
+stage = Stage(name="t", worker={command!r}, timeout=Timeouts(message=None))
 rows = spark.range(0, {rows}, 1, 2).selectExpr("id", "concat('row ', id) as text")
 made = transform(rows, stage, message="text", keep=["id"])
 """

@@ -17,7 +17,7 @@ from etlstage.spark import ship, transform
 from etlstage.spark.errors import PACKAGES, explain
 from etlstage.spark.ship.artifact import _packed
 from etlstage.spark.ship.plan import Shipment
-from etlstage.stage import Stage
+from etlstage.stage import Stage, WorkerProgram
 from tests.spark.driver import Driver, Failed
 
 pytestmark = pytest.mark.spark
@@ -30,7 +30,9 @@ UPPER = (
 def values(spark: SparkSession, *command: str, cwd: Path | None = None) -> list[str]:
     """Return what a stage makes of one row."""
     frame = spark.range(0, 1, 1, 1).selectExpr("concat('row ', id) as text")
-    made = transform(frame, Stage(name="t", command=command, cwd=cwd))
+    made = transform(
+        frame, Stage(name="t", worker=WorkerProgram(command=command, cwd=cwd))
+    )
     return [row.value for row in made.collect()]
 
 
@@ -183,7 +185,7 @@ def test_executors_need_neither_program_nor_etlstage(tmp_path: Path) -> None:
     from etlstage.spark import transform
     from etlstage.stage import Stage
     rows = spark.range(0, 1, 1, 1).selectExpr("concat('row ', id) as text")
-    made = transform(rows, Stage(name="t", command={command!r}))
+    made = transform(rows, Stage(name="t", worker={command!r}))
     result = [row.value for row in made.collect()]
     """
     config = {"spark.pyspark.python": bare_python(tmp_path)}

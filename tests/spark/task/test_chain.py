@@ -44,7 +44,7 @@ def stage(
     """Return a stage whose worker answers with ``function`` of ``m``."""
     command = (sys.executable, "-c", SDK.format(call, function))
     quick = {"restart": RestartPolicy(delay=0.01), **more}
-    return Stage(name=name, command=command, **quick)  # type: ignore[arg-type]
+    return Stage(name=name, worker=command, **quick)  # type: ignore[arg-type]
 
 
 def passed(
@@ -182,7 +182,7 @@ def test_error_keeps_what_is_its_own() -> None:
     assert "refused the message" in str(outcome.error)
     assert outcome.error.reason == "IndexError: list index out of range"
     assert outcome.error.stage == "t"
-    *_, outcome = passed([Stage(name="t", command=AGAIN)], given(b"a"))
+    *_, outcome = passed([Stage(name="t", worker=AGAIN)], given(b"a"))
     assert isinstance(outcome.error, RepliesDoubtful)
     assert "stage t: results of 1 message may be mismatched" in str(outcome.error)
     assert outcome.accounts[1][COUNTS.index("doubtful")] == 1
@@ -191,7 +191,7 @@ def test_error_keeps_what_is_its_own() -> None:
 def test_program_that_is_not_there_fails_the_task() -> None:
     """Spark may find it on another machine."""
     with pytest.raises(WorkerStartFailed, match="there is no program"):
-        passed([Stage(name="t", command=("no-such-program",))], given(*numbers(9)))
+        passed([Stage(name="t", worker=("no-such-program",))], given(*numbers(9)))
 
 
 def test_keys_keep_their_order() -> None:
@@ -262,7 +262,7 @@ def test_errors_hold_no_secrets() -> None:
     outcome = TaskEnd.from_note(0, batch.column(3)[0].as_py())
     assert "exited with status 3" in str(outcome.error)
     assert "s3cr3t" not in str(outcome.error)
-    chain = Chain("extract", [Stage(name="t", command=("no-s3cr3t",))], letters)
+    chain = Chain("extract", [Stage(name="t", worker=("no-s3cr3t",))], letters)
     with pytest.raises(WorkerStartFailed, match=r"no-\$\{TOKEN\}") as raised:
         list(chain.run(iter([given(b"m")])))
     assert "s3cr3t" not in "".join(traceback.format_exception(raised.value))

@@ -26,7 +26,7 @@ SDK = "import os, sys; from etlstage import worker; worker.{}({})"
 def stage(function: str, call: str = "transform", **options: object) -> Stage:
     """Return a stage whose worker answers with ``function`` of ``m``."""
     command = (sys.executable, "-c", SDK.format(call, function))
-    return Stage(name="t", command=command, **options)  # type: ignore[arg-type]
+    return Stage(name="t", worker=command, **options)  # type: ignore[arg-type]
 
 
 def given(*batches: list[bytes]) -> Iterator[pa.RecordBatch]:
@@ -153,14 +153,14 @@ def test_errors_are_rows_if_they_are_to_be() -> None:
 
 def test_errors_of_a_stage_are_no_rows() -> None:
     """They say nothing of a message."""
-    task = Task(Stage(name="t", command=("no-such-program",)), texts=False, errors=True)
+    task = Task(Stage(name="t", worker=("no-such-program",)), texts=False, errors=True)
     with pytest.raises(WorkerStartFailed, match="there is no program"):
         rows(task.run(given([b"a"])))
 
 
 def test_program_that_is_not_there_is_missed() -> None:
     """However many batches there are to come."""
-    task = Task(Stage(name="t", command=("no-such-program",)), texts=False)
+    task = Task(Stage(name="t", worker=("no-such-program",)), texts=False)
     with pytest.raises(WorkerStartFailed, match="there is no program"):
         rows(task.run(given(*[[b"a"]] * 20)))
 
@@ -188,7 +188,7 @@ def test_much_from_little_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) 
 
 def test_replies_that_are_doubtful_fail_the_task() -> None:
     """A row may have the value of another, and it showed too late (issue 10)."""
-    task = Task(Stage(name="t", command=AGAIN), texts=False)
+    task = Task(Stage(name="t", worker=AGAIN), texts=False)
     with pytest.raises(
         RepliesDoubtful, match="stage t: results of 1 message may be mismatched"
     ):

@@ -25,7 +25,7 @@ def stage(function: str, **options: object) -> Stage:
     """Return a stage whose worker answers with ``function`` of ``m``."""
     program = f"import os; from etlstage import worker; worker.transform({function})"
     command = (sys.executable, "-c", program)
-    return Stage(name="t", command=command, **options)  # type: ignore[arg-type]
+    return Stage(name="t", worker=command, **options)  # type: ignore[arg-type]
 
 
 def failure(frame: DataFrame) -> str:
@@ -39,7 +39,7 @@ def hanging(place: Path, **options: object) -> Stage:
     """Return a stage whose worker tells its pids in a file, and never answers."""
     (program := place / "hanging.py").write_text(HANGING)
     command = (sys.executable, "-S", str(program), str(place))
-    return Stage(name="t", command=command, **options)  # type: ignore[arg-type]
+    return Stage(name="t", worker=command, **options)  # type: ignore[arg-type]
 
 
 def test_rows_pass_through_workers_in_order(spark: SparkSession) -> None:
@@ -92,7 +92,7 @@ def test_replies_in_json_become_typed_columns(spark: SparkSession) -> None:
 def test_nothing_runs_before_it_is_asked_for(spark: SparkSession) -> None:
     """A program that is not there is missed by the job, and not by the plan."""
     frame = spark.range(0, 2, 1, 1).selectExpr("cast(id as string)")
-    made = transform(frame, Stage(name="t", command=("no-such-program",)))
+    made = transform(frame, Stage(name="t", worker=("no-such-program",)))
     assert "there is no program 'no-such-program' on PATH" in failure(made)
     empty = frame.where("false")
     assert transform(empty, stage("lambda m: (m,)")).collect() == []
@@ -153,14 +153,14 @@ def test_no_value_comes_into_another_row(spark: SparkSession) -> None:
     frame = spark.range(0, 400, 1, 2).selectExpr("id", "cast(id as string) as m")
     command = (sys.executable, "-c", TWICE)
     again = RestartPolicy(delay=0.01)
-    twice = Stage(name="t", command=(*command, ""), restart=again)
+    twice = Stage(name="t", worker=(*command, ""), restart=again)
     made = transform(frame, twice, message="m", keep=["id"], errors="column").collect()
     found = {row.id: row.value for row in made if row.error is None}
     assert {row.id for row in made} - set(found) == {99, 199, 299, 399}
     assert found == {n: str(n) for n in range(400) if n % 100 != 99}
     assert all("1 reply too many" in row.error for row in made if row.error)
     greeting = Stage(
-        name="t", command=(*command, "hello"), restart=RestartPolicy(max=1, delay=0.01)
+        name="t", worker=(*command, "hello"), restart=RestartPolicy(max=1, delay=0.01)
     )
     text = failure(transform(frame, greeting, message="m"))
     assert "wrote what nobody asked for: hello" in text

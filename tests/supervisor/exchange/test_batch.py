@@ -57,7 +57,7 @@ class Asking:
     def __init__(self, *messages: bytes, size: int = 3, **dialect: bool) -> None:
         run = Stage(
             name="t",
-            command=("true",),
+            worker=("true",),
             dialect=MarkerDialect(mode=Mode.BATCH_WORKER, **dialect),  # type: ignore[arg-type]
             batch=BatchPolicy(size=size),
             window=9,

@@ -34,6 +34,7 @@ from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.pairing import Block
 from etlstage.supervisor.exchange.submission import Submission
+from tests.staged import staged
 from tests.supervisor.refusing import refusing
 
 DISPATCHERS = {
@@ -55,7 +56,7 @@ def refusal() -> WorkerRefusal:
 def stage(mode: Mode = Mode.SINGLE, **settings: object) -> Stage:
     """Return a stage that is never started."""
     dialect = settings.pop("dialect", MarkerDialect(mode=mode))
-    return Stage(name="t", command=("true",), dialect=dialect, **settings)  # type: ignore[arg-type]
+    return staged(("true",), dialect=dialect, **settings)
 
 
 @dataclass

@@ -56,7 +56,7 @@ class Worker:
         policy = ErrorPolicy(retries=retries)
         stage = Stage(
             name="t",
-            command=("true",),
+            worker=("true",),
             on_error=policy,
             max_reply=max_reply,
             **settings,  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from etlstage.supervisor.exchange.round import Repeat, Round
 ATTEMPT = Attempt("e-1", 7, "died", (), ())
 STAGE = Stage(
     name="e",
-    command=("true",),
+    worker=("true",),
     kind=StageKind.EXTRACT,
     dialect=MarkerDialect(mode=Mode.CYCLIC),
 )

@@ -139,7 +139,7 @@ async def test_events_behind_the_end_are_none() -> None:
 async def test_lines_of_stderr_are_logged() -> None:
     """With stage, worker and pid; empty ones are not, and the last may have no end."""
     script = r"printf 'one\r\n\ntwo \377\nthree' >&2; cat >/dev/null"
-    supervisor = AsyncSupervisor(Stage(name="clean", command=("sh", "-c", script)))
+    supervisor = AsyncSupervisor(Stage(name="clean", worker=("sh", "-c", script)))
     with capture_logs() as logs, supervisor.events() as events:
         async with supervisor:
             started = events.receive_nowait()

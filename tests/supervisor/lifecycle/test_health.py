@@ -6,7 +6,7 @@ from etlstage.errors import WorkerLost
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import RecyclePolicy, RestartPolicy, Stage
+from etlstage.stage import RecyclePolicy, RestartPolicy
 from etlstage.supervisor.lifecycle.events import (
     Event,
     StopRequested,
@@ -18,6 +18,7 @@ from etlstage.supervisor.lifecycle.events import (
 )
 from etlstage.supervisor.lifecycle.health import Health
 from etlstage.supervisor.lifecycle.pool import PoolState
+from tests.staged import staged
 
 READY = Health("ready")
 
@@ -25,7 +26,7 @@ READY = Health("ready")
 def pool(*events: Event, **settings: object) -> PoolState:
     """Return two workers to whom that has happened at 0 seconds."""
     settings = {"workers": 2, **settings}
-    state = PoolState(Stage(name="t", command=("true",), **settings))  # type: ignore[arg-type]
+    state = PoolState(staged(("true",), **settings))
     state.begin()
     for event in events:
         state.handle(event, 0.0)

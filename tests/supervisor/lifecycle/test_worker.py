@@ -10,7 +10,7 @@ from etlstage.errors import WorkerLost
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import RestartPolicy, Stage
+from etlstage.stage import RestartPolicy
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
@@ -33,6 +33,7 @@ from etlstage.supervisor.lifecycle.instructions import (
 )
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.lifecycle.worker import WorkerLife
+from tests.staged import staged
 
 STARTED = WorkerStarted("t-1", 7)
 FAILED = WorkerFailed("t-1", 7, WorkerLost("lost", stage="t"), "died")
@@ -42,7 +43,7 @@ class Life:
     """A worker that was started, and what it wants to be done."""
 
     def __init__(self, **settings: object) -> None:
-        stage = Stage(name="t", command=("true",), **settings)  # type: ignore[arg-type]
+        stage = staged(("true",), **settings)
         self.out: list[Instruction] = []
         self.worker = WorkerLife("t-1", stage, lambda: 0.0, self.out)
         self.worker.spawn()

@@ -55,7 +55,7 @@ def checked(
     """
     made = Stage(
         name="w",
-        command=tuple(map(str, command)),
+        worker=tuple(map(str, command)),
         kind=kind,
         dialect=dialect or MarkerDialect(mode=mode, markers=markers or Markers()),
         **(stage or {}),

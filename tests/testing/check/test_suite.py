@@ -318,7 +318,7 @@ def test_load_worker_with_outputs_is_told() -> None:
 def test_findings_are_told_in_order_as_they_come() -> None:
     """Whichever is ready first (issue 12)."""
     told: list[str] = []
-    stage = Stage(name="w", command=("w",))
+    stage = Stage(name="w", worker=("w",))
 
     async def main() -> list[str]:
         findings = await check_worker(
@@ -370,6 +370,6 @@ def test_one_call_checks_a_worker_in_a_suite() -> None:
     assert text.startswith("23 checks: 1 failed, 22 not applicable\nFAIL   answers: ")
     assert "exited with status 7" in text
     assert "command: " in text
-    stage = Stage(name="w", command=command, dialect=MarkerDialect())
+    stage = Stage(name="w", worker=command, dialect=MarkerDialect())
     with pytest.raises(AssertionError, match="status 7"):
         assert_conforms(stage)
