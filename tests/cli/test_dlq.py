@@ -58,8 +58,7 @@ def state(tmp_path: Path, pipeline: Path) -> Path:
             letters = DeadLetters(folder, pipeline="letters", run=run)
             config: dict[str, Any] = {
                 "name": stage,
-                "command": ["a", "\x1b[1m"],
-                "env": ["TOKEN"],
+                "worker": {"command": ["a", "\x1b[1m"], "env": ["TOKEN"]},
             }
             made = letters.letter(
                 stage,
@@ -359,8 +358,7 @@ def test_show(etlstage: Etlstage, state: Path) -> None:
         "          story   killed\\x07\n"
         "config\n"
         '          name: "upper"\n'
-        '          command: ["a", "\\u001b[1m"]\n'
-        '          env: ["TOKEN"]\n'
+        '          worker: {"command": ["a", "\\u001b[1m"], "env": ["TOKEN"]}\n'
     )
 
 
@@ -539,8 +537,8 @@ def test_run_puts_aside_and_goes_on(
     listed = etlstage("dlq", "ls", "pipeline.yaml", "--json", env=env)
     assert "hunter2" not in listed.stdout
     letter = json.loads(listed.stdout)
-    assert letter["config"]["command"] == ["python", "upper.py", "${TOKEN}"]
-    assert letter["config"]["env"] == ["TOKEN"]
+    assert letter["config"]["worker"]["command"] == ["python", "upper.py", "${TOKEN}"]
+    assert letter["config"]["worker"]["env"] == ["TOKEN"]
     assert letter["attempts"][-1]["stderr"] == ["no b, please"]
     message = raw(tmp_path, "dlq", "show", ".etlstage/letters", letter["id"], "--raw")
     assert message.stdout == b"b\n"

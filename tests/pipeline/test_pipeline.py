@@ -854,7 +854,7 @@ async def test_messages_that_kill_are_put_aside(
     assert found["dies", 1].message == b"end"
     assert found["dies", 1].kind == "WorkerLost"
     assert len(found["dies", 1].attempts) == 2
-    assert '"equals":"end"' in found["dies", 1].config["command"][-1]
+    assert '"equals":"end"' in found["dies", 1].config["worker"]["command"][-1]
 
 
 async def test_run_without_dead_letters_says_nothing_of_them(

@@ -440,10 +440,10 @@ async def test_status_is_there_when_it_is_asked_for(
     ("settings", "problem"),
     [
         ({"name": ""}, "stage: name: expected a name of up to 64 letters"),
-        ({"command": ()}, "stage s: command: expected a program and its arguments"),
+        ({"command": ()}, "worker.command: expected a program and its arguments"),
         (
             {"command": "python clean.py"},
-            r"stage s: command: expected a list such as \[python, clean.py\], got 'python cl",
+            r"worker.command: expected a list such as \[python, clean.py\], got 'python cl",
         ),
         ({"workers": 0}, "stage s: workers: expected 1 or more, got 0"),
         (

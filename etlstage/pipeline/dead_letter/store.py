@@ -310,7 +310,8 @@ class DeadLetters:
         if known is None or known[0] is not config:
             written = dict(self._configs.get(stage, config))
             if stage in self._commands:
-                written["command"] = list(self._commands[stage])
+                command = list(self._commands[stage])
+                written["worker"] = {**written.get("worker", {}), "command": command}
             known = config, self.secrets.concealed(written)
             self._shown_configs[stage] = known
         return known[1]

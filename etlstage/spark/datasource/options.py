@@ -321,7 +321,7 @@ _PROGRAM: Final = settings_of(WorkerProgram)
 def _known(kind: StageKind, place: Place, own: type) -> dict[str, Setting]:
     """Return the options of a read or a write, by name."""
     found: dict[str, Setting] = {}
-    for name, setting in {**_PROGRAM, **settings_of(Stage)}.items():
+    for name, setting in {**settings_of(Stage), **_PROGRAM}.items():
         if setting.place & place and name != "worker":
             inner = section_in(placed(setting, place).kind)
             if inner is None:

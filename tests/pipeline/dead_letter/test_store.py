@@ -298,7 +298,7 @@ async def test_secrets_are_not_stored(tmp_path: Path) -> None:
     assert letter.attempts == (
         Attempt("w", 1, "${TOKEN}!", ("a ${TOKEN}",), ("token=${TOKEN}",)),
     )
-    assert letter.config["command"] == ["sort", "-k${N}", "${TOKEN}"]
+    assert letter.config["worker"]["command"] == ["sort", "-k${N}", "${TOKEN}"]
     # The message is as it came.
     assert letter.message == b"hunter2"
     assert b"hunter2" not in file_of(letters).read_bytes()

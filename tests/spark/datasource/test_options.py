@@ -11,7 +11,7 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.settings.definition import section_in, settings_of
 from etlstage.spark.datasource.options import _READ, _WRITE, reading, writing
-from etlstage.stage import PoolPolicy, RestartPolicy, Stage
+from etlstage.stage import PoolPolicy, RestartPolicy, Stage, WorkerProgram
 from tests.readme import README
 
 RUN = {"command": "./run"}
@@ -117,7 +117,10 @@ def test_settings_of_a_stage_are_options() -> None:
         writing(RUN | {"qqq": ""})
     options = str(raised.value).partition("expected one of ")[2].split(", ")
     missing = []
-    for name, setting in settings_of(Stage).items():
+    of_worker = settings_of(WorkerProgram)
+    for name, setting in {**settings_of(Stage), **of_worker}.items():
+        if name == "worker":
+            continue  # its settings are options by their own names
         inner = section_in(setting.kind)
         ats = [name] if inner is None else [f"{name}.{key}" for key in inner.keys]
         missing += [at for at in ats if setting.place and at not in options]

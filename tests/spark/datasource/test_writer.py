@@ -261,8 +261,8 @@ def test_stage_with_a_report_keeps_whole_letters(
     assert len(first.attempts) == 2
     assert "exited with status 7" in first.attempts[0].error
     assert first.config["name"] == "load"
-    assert "ETLSTAGE_ATTEMPT" not in first.config["env"]
-    assert "$SECRET" in first.config["command"][2]
+    assert "ETLSTAGE_ATTEMPT" not in first.config["worker"]["env"]
+    assert "$SECRET" in first.config["worker"]["command"][2]
     failing = replace(stage, on_error=ErrorPolicy(retries=0, then="fail"))
     with pytest.raises(Exception, match=r"\(message 4 of partition 0\)") as raised:
         write_worker(frame.coalesce(1), failing, letters=letters)

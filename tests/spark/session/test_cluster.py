@@ -134,8 +134,8 @@ def test_worker_that_hangs_on_an_executor_is_named(
         + f"""
 from dataclasses import replace
 from etlstage.stage import ErrorPolicy
-command = (*stage.command[:1], {str(program)!r}, *stage.command[-1:])
-stage = replace(stage, command=command, on_error=ErrorPolicy(retries=0),
+was = stage.program.command
+stage = replace(stage, worker=(*was[:1], {str(program)!r}, *was[-1:]), on_error=ErrorPolicy(retries=0),
     timeout=Timeouts(message=1, stop=0.2))
 transform(rows.coalesce(1), stage, message="text").collect()
 """
