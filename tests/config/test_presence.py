@@ -290,3 +290,12 @@ def test_what_can_not_be_sent_to_executors(
         f"spark.archives[1]: {twice}",
         f"spark.archives[2]: {there} no #1/a.zip",
     ]
+
+
+def test_command_alone_is_sought_where_it_stands(path: Path) -> None:
+    """The error is at the word that the user wrote."""
+    path.write_text(f"{MINIMAL}transform: [{{worker: [python, nope.py]}}]\n")
+    with pytest.raises(ConfigError) as caught:
+        examine(path)
+    (problem,) = caught.value.problems
+    assert ":4:31: transform[0].worker[1]: there is no file" in problem
