@@ -39,7 +39,11 @@ OF_PROCESSES: Final = (
     "worker",
 )
 """Folders whose tests start processes if they don't say otherwise."""
-WITHOUT: Final = ("supervisor/exchange", "supervisor/lifecycle", "supervisor/stderr")
+WITHOUT: Final = (
+    "supervisor/exchange",
+    "supervisor/lifecycle",
+    "supervisor/test_diagnostic.py",
+)
 """Those of them that decide and do nothing."""
 STARTS: Final = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}

@@ -23,9 +23,9 @@ from etlstage.errors import (
 )
 from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
+from etlstage.supervisor.diagnostic import cause_of
 from etlstage.supervisor.spawn import command_line, spawn
-from etlstage.supervisor.stderr.cause import cause_of
-from etlstage.supervisor.stderr.log import StderrLog
+from etlstage.supervisor.stderr import StderrLog
 from etlstage.telemetry.log import Log
 from etlstage.telemetry.terminal import harmless
 from etlstage.transport import Child, Launch, Wire

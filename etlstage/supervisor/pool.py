@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from etlstage.errors import EtlstageError, StageError, StageFailed, WorkerStartFailed
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.deadline import Deadline
+from etlstage.supervisor.diagnostic import SKIPPED
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.lifecycle.events import (
     DemandSeen,
@@ -52,7 +53,6 @@ from etlstage.supervisor.lifecycle.pool import PoolState
 from etlstage.supervisor.lifecycle.transition import State
 from etlstage.supervisor.running import RunningWorker
 from etlstage.supervisor.spawn import traced
-from etlstage.supervisor.status import SKIPPED
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_worker
 from etlstage.transport.descent import resident_bytes

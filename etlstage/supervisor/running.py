@@ -26,6 +26,7 @@ from etlstage.protocol.base import Shape
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.child import ChildProcess
 from etlstage.supervisor.connection import Connection
+from etlstage.supervisor.diagnostic import StatusReader
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.lifecycle.events import (
@@ -37,7 +38,6 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerReady,
     WorkerSilent,
 )
-from etlstage.supervisor.status import StatusReader
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, Readable
 

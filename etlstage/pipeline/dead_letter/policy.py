@@ -33,8 +33,8 @@ from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.ledger import Account
 from etlstage.protocol.base import Dialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
+from etlstage.supervisor.diagnostic import Throttle
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.stderr.throttle import Throttle
 from etlstage.telemetry.log import Log
 
 __all__ = (

@@ -45,8 +45,8 @@ from etlstage.stage import (
     WorkerProgram,
 )
 from etlstage.stage import Stage as Configured
+from etlstage.supervisor.diagnostic import Throttle
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.stderr.throttle import Throttle
 from tests.supervisor.refusing import refusing
 
 OF_A_MESSAGE = [

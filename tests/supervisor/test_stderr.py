@@ -1,3 +1,5 @@
+"""TODO."""
+
 from __future__ import annotations
 
 import sys
@@ -13,7 +15,7 @@ import structlog
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from etlstage.supervisor.stderr.log import StderrLog
+from etlstage.supervisor.stderr import StderrLog
 from etlstage.transport import LaunchRequest, launch_over_pipes
 from etlstage.transport.pipe import PipeChild
 

@@ -2,7 +2,7 @@
 What a worker writes to stderr: always read, logged, and its end kept.
 
 A worker whose stderr nobody reads stops forever after 64 KiB of warnings. What is
-logged of it, and how, is decided in ``line.py``.
+logged of it, and how, is decided in ``diagnostic.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
-from etlstage.supervisor.stderr.line import Diagnostic, DiagnosticReader, LineWritten
-from etlstage.supervisor.stderr.throttle import Throttle
+from etlstage.supervisor.diagnostic import (
+    Diagnostic,
+    DiagnosticReader,
+    LineWritten,
+    Throttle,
+)
 from etlstage.telemetry.log import Log
 from etlstage.transport import Readable
 

@@ -1,0 +1,361 @@
+"""
+What a worker writes beside its replies: lines for people, and for us.
+
+On stderr: cut into lines, with the level that each names, what is too much dropped and
+counted, and the error that it died of found at the end. A level counts in four places:
+as a key of JSON, as ``level=`` of logfmt, before a colon at the head of the line
+(``ERROR: ...``), and as syslog's prefix (``<3>``). A word in a sentence is not a level.
+
+Over ``ETLSTAGE_STATUS``: whatever comes is a heartbeat. A line of JSON may hold more::
+
+    {"metric": "rows_skipped", "add": 3}
+    {"progress": 0.4}
+
+A line that is no JSON, or of which we do not know the meaning, is a heartbeat and
+nothing else. Reading the bytes and logging the lines is ``stderr.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from etlstage.telemetry.terminal import harmless
+
+__all__ = (
+    "SKIPPED",
+    "Diagnostic",
+    "DiagnosticReader",
+    "Level",
+    "LineWritten",
+    "LinesDropped",
+    "StatusReader",
+    "Throttle",
+    "Told",
+    "cause_of",
+    "level_of",
+)
+
+_LINE: Final = 8192  # bytes of a line; a longer one comes in pieces
+_TAIL_LINES: Final = 10
+_TAIL_BYTES: Final = 8192
+
+
+class LineWritten(NamedTuple):
+    """A line, safe to be shown on a terminal."""
+
+    level: Level
+    text: str
+
+
+class LinesDropped(NamedTuple):
+    """Lines were written that are not passed on."""
+
+    lines: int
+    bytes: int
+
+
+Diagnostic: TypeAlias = LineWritten | LinesDropped
+
+
+class DiagnosticReader:
+    """
+    Reads what one worker writes to stderr.
+
+    Args:
+        throttle: What may pass.
+
+    """
+
+    def __init__(self, throttle: Throttle) -> None:
+        self._throttle = throttle
+        self._rest = b""
+        self._dropped = LinesDropped(0, 0)
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self.lines: int = 0
+        """Lines so far, dropped or not; pieces of a long one count one each."""
+
+    @property
+    def owing(self) -> bool:
+        """Whether lines were dropped that nobody was told about."""
+        return self._dropped.lines > 0
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines, dropped or not; of very long ones their ends."""
+        kept: list[str] = []
+        room = _TAIL_BYTES
+        for line in reversed(self._tail):
+            if room <= 0:
+                break
+            # Long ones leave room for others.
+            kept.append(_text(line[-min(room, _TAIL_BYTES // 4) :]))
+            room -= len(line)
+        return tuple(reversed(kept))
+
+    def receive(self, data: bytes, now: float) -> list[Diagnostic]:
+        """
+        Return what is to be logged of ``data`` and what came before it.
+
+        Args:
+            data: What was written.
+            now: The time, in seconds.
+
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        seen: list[Diagnostic] = []
+        for line in lines:
+            self._cut(line, now, seen)
+        while len(self._rest) > _LINE:
+            self._take(self._rest[:_LINE], now, seen)
+            self._rest = self._rest[_LINE:]
+        return seen
+
+    def settle(self) -> list[Diagnostic]:
+        """Return how much was dropped, if anybody is to be told yet."""
+        if not self.owing:
+            return []
+        owed, self._dropped = self._dropped, LinesDropped(0, 0)
+        return [owed]
+
+    def finish(self, now: float) -> list[Diagnostic]:
+        """
+        Return what has no line end, and how much was dropped.
+
+        Args:
+            now: The time, in seconds.
+
+        """
+        seen: list[Diagnostic] = []
+        rest, self._rest = self._rest, b""
+        self._cut(rest, now, seen)
+        return seen + self.settle()
+
+    def _cut(self, line: bytes, now: float, seen: list[Diagnostic]) -> None:
+        line = line.rstrip(b"\r")
+        for at in range(0, len(line), _LINE):
+            self._take(line[at : at + _LINE], now, seen)
+
+    def _take(self, line: bytes, now: float, seen: list[Diagnostic]) -> None:
+        self.lines += 1
+        self._tail.append(line)
+        if not self._throttle.allows(len(line), now):
+            lines, size = self._dropped
+            self._dropped = LinesDropped(lines + 1, size + len(line))
+            return
+        if self.owing:
+            seen.extend(self.settle())
+        text = _text(line)
+        seen.append(LineWritten(level_of(text), text))
+
+
+def _text(line: bytes) -> str:
+    return harmless(line.decode("utf-8", "backslashreplace").rstrip("\r"))
+
+
+Level: TypeAlias = Literal["debug", "info", "warning", "error", "critical"]
+
+_LEVELS: Final[dict[str, Level]] = {
+    "trace": "debug",
+    "debug": "debug",
+    "verbose": "debug",
+    "warn": "warning",
+    "warning": "warning",
+    "err": "error",
+    "error": "error",
+    "severe": "error",
+    "crit": "critical",
+    "critical": "critical",
+    "fatal": "critical",
+    "panic": "critical",
+    "emerg": "critical",
+    "emergency": "critical",
+    "alert": "critical",
+}
+"""Those that are not ``info``."""
+_SYSLOG: Final[tuple[Level, ...]] = (
+    *("critical", "critical", "critical", "error"),
+    *("warning", "info", "info", "debug"),
+)
+_NUMBERS: Final[tuple[tuple[int, Level], ...]] = (
+    *((60, "critical"), (50, "error"), (40, "warning"), (30, "info")),
+)
+"""What bunyan and pino mean by numbers from these up; below them is ``debug``."""
+_KEYS: Final = ("level", "severity", "levelname", "log.level", "lvl", "loglevel")
+
+_PRIORITY: Final = re.compile(r"<(\d{1,3})>")
+_HEAD: Final = re.compile(r"([A-Za-z]+):")
+_LOGFMT: Final = re.compile(r"[\w.]+=")
+_LOGFMT_LEVEL: Final = re.compile(
+    r'(?:^|\s)(?:level|severity|lvl|loglevel|levelname)="?(\w+)"?(?=\s|$)',
+    re.IGNORECASE,
+)
+
+
+def level_of(line: str) -> Level:
+    """Return the level that ``line`` names, ``info`` if it names none."""
+    if found := _PRIORITY.match(line):
+        return _SYSLOG[int(found[1]) % 8]
+    if line.startswith("{"):
+        return _level_of_json(line)
+    found = _LOGFMT_LEVEL.search(line) if _LOGFMT.match(line) else _HEAD.match(line)
+    return _named(found[1]) if found else "info"
+
+
+def _level_of_json(line: str) -> Level:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return "info"
+    for key in _KEYS:
+        value = entry.get(key)
+        if isinstance(value, str):
+            return _named(value)
+        if type(value) is int:
+            return next((level for least, level in _NUMBERS if value >= least), "debug")
+    return "info"
+
+
+def _named(word: str) -> Level:
+    return _LEVELS.get(word.lower(), "info")
+
+
+_BYTES: Final = 1024  # that cost as much as a line
+_CLOSED: Final = 1.0  # seconds for which it stays closed, at least
+
+
+class Throttle:
+    """
+    Decides which lines of a talkative worker are logged, and which only counted.
+
+    A token bucket that, once it is empty, stays closed until it holds something to
+    speak of: a flood comes through as a block of lines a second, each block behind a
+    count of what is missing, not as single lines out of context.
+
+    Args:
+        rate: Lines a second that pass in the long run; a line of several KiB counts
+            once per KiB.
+        burst: Lines that pass at once after a time of silence.
+
+    Raises:
+        ValueError: If one of them is not positive.
+
+    """
+
+    def __init__(self, *, rate: float, burst: float) -> None:
+        if rate <= 0 or burst < 1:
+            raise ValueError(
+                f"rate must be positive and burst 1 or more, got {rate} and {burst}"
+            )
+        self._rate = rate
+        self._burst = burst
+        self._tokens = float(burst)
+        self._reopen = min(burst, max(1.0, rate * _CLOSED))
+        self._closed = False
+        self._at: float | None = None
+
+    def allows(self, size: int, now: float) -> bool:
+        """
+        Return whether a line may pass, and count it if so.
+
+        Args:
+            size: Its length, in bytes.
+            now: The time, in seconds.
+
+        """
+        self._refill(now)
+        if self._closed and self._tokens < self._reopen:
+            return False
+        # What costs more than there ever is passes when the bucket is full.
+        cost = min(self._burst, max(1.0, size / _BYTES))
+        self._closed = self._tokens < cost
+        if self._closed:
+            return False
+        self._tokens -= cost
+        return True
+
+    def _refill(self, now: float) -> None:
+        if self._at is not None and now > self._at:
+            self._tokens = min(
+                self._burst, self._tokens + (now - self._at) * self._rate
+            )
+        self._at = now if self._at is None else max(now, self._at)
+
+
+_ERROR: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?")
+"""The last line of a Python traceback, as ``KeyError: 'date'``."""
+_FRAME: Final = '  File "'
+
+
+def cause_of(lines: Sequence[str]) -> str:
+    """
+    Return the error of an uncaught exception in Python, or an empty text.
+
+    Args:
+        lines: The last ones that a program has written to stderr, oldest first. The
+            traceback may begin before them.
+
+    """
+    for at in range(len(lines) - 1, 0, -1):
+        # A frame, its line of code, or the marks below that.
+        if lines[at - 1].startswith("  ") and _ERROR.fullmatch(lines[at]):
+            framed = any(line.startswith(_FRAME) for line in lines[:at])
+            return lines[at] if framed else ""
+    return ""
+
+
+SKIPPED: Final = "skipped"
+"""The metric of messages that were answered without a look at them."""
+_STATUS_LINE: Final = 4096  # bytes; of a longer line nothing is understood
+_MOST: Final = 10**12  # at once: more would be a joke
+_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
+
+
+@dataclass
+class Told:
+    """What a worker has told in some lines."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """How much is to be added to its metrics, by name."""
+    progress: float | None = None
+    """How much is done of what it does now, from 0 to 1, as far as it says so."""
+
+
+class StatusReader:
+    """Reads the lines of one worker."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._too_long = False
+
+    def receive(self, data: bytes) -> Told:
+        """Return what the worker tells in the lines that end in ``data``."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        told = Told()
+        for line in lines:
+            if line and not self._too_long and len(line) <= _STATUS_LINE:
+                _understand(line, told)
+            self._too_long = False
+        if len(self._rest) > _STATUS_LINE:
+            self._rest, self._too_long = b"", True
+        return told
+
+
+def _understand(line: bytes, told: Told) -> None:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    match said:
+        case {"metric": str(name), "add": int(count)} if (
+            _NAME.fullmatch(name) and count is not True and 0 < count <= _MOST
+        ):
+            told.counts[name] += count
+        case {"progress": float(share) | int(share)} if (
+            not isinstance(share, bool) and 0 <= share <= 1
+        ):
+            told.progress = float(share)

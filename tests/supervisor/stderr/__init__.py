@@ -1,1 +1,0 @@
-"""What a worker writes to stderr."""
