@@ -16,8 +16,8 @@ from etlstage.supervisor.lifecycle.events import WorkerRestarting as WorkerResta
 from etlstage.supervisor.lifecycle.events import WorkerSilent as WorkerSilent
 from etlstage.supervisor.lifecycle.events import WorkerStarted as WorkerStarted
 from etlstage.supervisor.lifecycle.events import WorkerWorn as WorkerWorn
-from etlstage.supervisor.lifecycle.health import Health as Health
-from etlstage.supervisor.lifecycle.health import Silence as Silence
+from etlstage.supervisor.lifecycle.pool import Health as Health
+from etlstage.supervisor.lifecycle.pool import Silence as Silence
 from etlstage.supervisor.session import WorkerSession as WorkerSession
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 

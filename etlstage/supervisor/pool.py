@@ -25,11 +25,20 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.lifecycle.events import (
     DemandSeen,
     Event,
+    Fail,
+    Feed,
+    GiveUp,
+    Instruction,
     RemainsEnded,
+    Retire,
     ScaleRequested,
+    SetTimer,
+    Spawn,
     StartFailed,
+    Stop,
     StopRequested,
     SupervisorEvent,
+    Tell,
     TimerRang,
     WorkerExited,
     WorkerFailedPermanently,
@@ -37,20 +46,8 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.lifecycle.health import Health, Silence
-from etlstage.supervisor.lifecycle.instructions import (
-    Fail,
-    Feed,
-    GiveUp,
-    Instruction,
-    Retire,
-    SetTimer,
-    Spawn,
-    Stop,
-    Tell,
-)
-from etlstage.supervisor.lifecycle.pool import PoolState
-from etlstage.supervisor.lifecycle.transition import State
+from etlstage.supervisor.lifecycle.pool import Health, PoolState, Silence
+from etlstage.supervisor.lifecycle.worker import State
 from etlstage.supervisor.running import RunningWorker
 from etlstage.supervisor.spawn import traced
 from etlstage.telemetry import StageMetrics

@@ -38,7 +38,7 @@ from etlstage.supervisor.callers import Callers, results_of
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.submission import Collected
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
-from etlstage.supervisor.lifecycle.health import Health, Silence
+from etlstage.supervisor.lifecycle.pool import Health, Silence
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
 from etlstage.supervisor.program import missing

@@ -31,7 +31,7 @@ from etlstage.errors import (
 )
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.supervisor.lifecycle.health import Silence
+from etlstage.supervisor.lifecycle.pool import Silence
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import ScriptedLaunch, ScriptedWorker, virtual_time
 

@@ -30,23 +30,49 @@ when none is left. An extractor runs when it is asked, so none may be there at a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
+from etlstage.messages import counted
 from etlstage.protocol.base import Shape
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
     DemandSeen,
     Event,
+    GiveUp,
+    Instruction,
     ScaleRequested,
     StopRequested,
     TimerRang,
     WorkerFailed,
 )
-from etlstage.supervisor.lifecycle.health import Health, examine
-from etlstage.supervisor.lifecycle.instructions import GiveUp, Instruction
-from etlstage.supervisor.lifecycle.transition import State
-from etlstage.supervisor.lifecycle.worker import WorkerLife
+from etlstage.supervisor.lifecycle.worker import State, WorkerLife
 
-__all__ = ("PoolState",)
+__all__ = (
+    "Health",
+    "PoolState",
+    "Silence",
+)
+
+
+class Health(NamedTuple):
+    """How a stage is."""
+
+    state: Literal["starting", "ready", "degraded", "failed"]
+    """*starting* until a worker is ready; *ready* when all are; *degraded* when some
+    are not, or messages go one at a time; *failed* when none is left, or it is
+    closed."""
+    reason: str = ""
+    """Why it is not ready; empty if it is."""
+
+
+class Silence(NamedTuple):
+    """For whose answer it is waited."""
+
+    worker: str
+    seconds: float
+    """For how long."""
+    received: int
+    """Bytes that have come of it."""
 
 
 class PoolState:
@@ -110,17 +136,7 @@ class PoolState:
         return self._drain()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """
-        Return what to do about ``event``, in this order.
-
-        Args:
-            event: What happened.
-            now: When, in seconds.
-
-        Raises:
-            AssertionError: If it can't have happened.
-
-        """
+        """Return what to do, in order; an AssertionError if it can't have happened."""
         match event:
             case StopRequested(patient):
                 self.stopping = True
@@ -158,7 +174,18 @@ class PoolState:
         if self.given_up:
             ends = "; ".join(life.end for life in wanted)
             return Health("failed", f"no worker is left: {ends}")
-        return examine(wanted, now)
+        running = [
+            life for life in wanted if life.state is State.RUNNING or life.retiring
+        ]
+        troubled = [life for life in wanted if life not in running and _troubled(life)]
+        if troubled:
+            told = "; ".join(_tell(life, now) for life in troubled)
+            workers = counted(len(wanted), "worker")
+            return Health("degraded", f"{len(running)} of {workers} running: {told}")
+        if wanted and not running:
+            names = ", ".join(life.name for life in wanted)
+            return Health("starting", f"waits for {names} to be ready")
+        return Health("ready")
 
     def validate(self) -> None:
         """Assert what always holds between two events."""
@@ -250,3 +277,20 @@ class PoolState:
         out = self._out[:]
         self._out.clear()
         return out
+
+
+def _troubled(life: WorkerLife) -> bool:
+    """Return whether a worker that does not run has run, or has tried to."""
+    return life.state is not State.STARTING or life.starts > 1
+
+
+def _tell(life: WorkerLife, now: float) -> str:
+    match life.state:
+        case State.BACKOFF:
+            # Read from another thread, it may have rung in this moment.
+            wait = max(0.0, (life.timer or now) - now)
+            return f"{life.name} is restarted in {wait:.1f} s"
+        case State.FATAL | State.EXITED:
+            return life.end
+        case _:
+            return f"{life.name} is being replaced"

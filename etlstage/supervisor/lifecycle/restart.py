@@ -69,14 +69,11 @@ class Tally:
 
     def forgive(self, tries: int, *, jitter: float) -> float | None:
         """
-        Start anew, and return how long to wait with a restart, in seconds.
+        Start anew, and return the delay of the restart; None: there is to be none.
 
         Args:
             tries: How often the message that is to be tried next has failed.
             jitter: See :func:`wait_time`.
-
-        Returns:
-            None if there are to be no restarts at all.
 
         """
         self._restarts.clear()
@@ -86,15 +83,12 @@ class Tally:
 
     def next_delay(self, now: float, *, useful: bool, jitter: float) -> float | None:
         """
-        Count a restart and return how long to wait with it, in seconds.
+        Count a restart and return its delay; None: there were too many already.
 
         Args:
             now: The time, in seconds.
             useful: Whether the start that has just ended made progress.
             jitter: See :func:`wait_time`.
-
-        Returns:
-            None if there were too many already: the worker has failed permanently.
 
         """
         restarts = self._restarts

@@ -1,24 +1,37 @@
 """
-One worker over all its starts: what to do about what happens to it.
+One worker over all its starts: its states, its last events, and what follows each.
 
-How its states follow each other is drawn in ``pool.py``, which decides what
-concerns several workers at once.
+How the states follow each other is drawn in ``pool.py``, which decides what concerns
+several workers at once. ``TRANSITIONS`` holds which states an event may lead to. One
+change comes with no event of its own: a worn worker goes from RUNNING to STOPPING when
+the others can spare it.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final
+from enum import Enum
+from typing import Final, TypeAlias
 
+from etlstage.errors import StageFailed
 from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
+    Fail,
+    Feed,
+    Instruction,
     RemainsEnded,
+    Retire,
+    SetTimer,
+    Spawn,
     StartFailed,
+    Stop,
     StopRequested,
+    Tell,
     TimerRang,
     WorkerExited,
     WorkerFailed,
@@ -28,21 +41,90 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.lifecycle.instructions import (
-    Fail,
-    Feed,
-    Instruction,
-    Retire,
-    SetTimer,
-    Spawn,
-    Stop,
-    Tell,
-)
 from etlstage.supervisor.lifecycle.restart import Tally
-from etlstage.supervisor.lifecycle.story import History, failure, fate_of, named
-from etlstage.supervisor.lifecycle.transition import TRANSITIONS, State
 
-__all__ = ("WorkerLife",)
+__all__ = ("TRANSITIONS", "History", "State", "WorkerLife")
+
+
+class State(Enum):
+    """Where a worker is in its life."""
+
+    EXITED = "exited"
+    """There is no process, and none is wanted."""
+    STARTING = "starting"
+    """The process runs, or is about to; it is not ready."""
+    RUNNING = "running"
+    """It is given messages."""
+    STOPPING = "stopping"
+    """It is given no more; its process is on its way out."""
+    BACKOFF = "backoff"
+    """It is started again when the delay is over."""
+    FATAL = "fatal"
+    """It failed permanently: too many restarts without progress."""
+
+
+_GONE: Final = frozenset({State.EXITED, State.BACKOFF, State.STARTING, State.FATAL})
+_S: TypeAlias = State
+
+TRANSITIONS: Final[Mapping[tuple[State, type[Event]], frozenset[State]]] = {
+    (_S.STARTING, WorkerStarted): frozenset({_S.STARTING, _S.RUNNING}),
+    (_S.STARTING, StartFailed): _GONE,
+    (_S.STARTING, WorkerReady): frozenset({_S.RUNNING}),
+    (_S.STARTING, AliveSeen): frozenset({_S.STARTING}),
+    (_S.STARTING, TimerRang): frozenset({_S.STARTING}),
+    (_S.STARTING, WorkerFailed): frozenset({_S.STOPPING}),
+    (_S.STARTING, WorkerExited): _GONE,
+    (_S.STARTING, StopRequested): frozenset({_S.STOPPING}),
+    (_S.RUNNING, WorkerReady): frozenset({_S.RUNNING}),
+    (_S.RUNNING, AliveSeen): frozenset({_S.RUNNING}),
+    (_S.RUNNING, TimerRang): frozenset({_S.RUNNING}),
+    (_S.RUNNING, WorkerFailed): frozenset({_S.STOPPING}),
+    (_S.RUNNING, WorkerWorn): frozenset({_S.RUNNING}),
+    (_S.RUNNING, WorkerExited): _GONE,
+    (_S.RUNNING, StopRequested): frozenset({_S.STOPPING}),
+    (_S.STOPPING, StartFailed): _GONE,
+    (_S.STOPPING, WorkerReady): frozenset({_S.STOPPING}),
+    (_S.STOPPING, AliveSeen): frozenset({_S.STOPPING}),
+    (_S.STOPPING, WorkerFailed): frozenset({_S.STOPPING}),
+    (_S.STOPPING, WorkerWorn): frozenset({_S.STOPPING}),
+    (_S.STOPPING, WorkerExited): _GONE,
+    (_S.STOPPING, StopRequested): frozenset({_S.STOPPING}),
+    (_S.BACKOFF, TimerRang): frozenset({_S.STARTING}),
+    (_S.BACKOFF, StopRequested): frozenset({_S.EXITED}),
+    (_S.EXITED, StopRequested): frozenset({_S.EXITED}),
+    (_S.FATAL, StopRequested): frozenset({_S.FATAL}),
+    # What an earlier start has left behind.
+    **{(state, RemainsEnded): frozenset({state}) for state in State},
+}
+"""Into which states each event may lead; an event that is not here can't happen."""
+
+
+_LENGTH: Final = 16  # events of a history; five starts that fail
+
+
+class History:
+    """Keeps the last events of one worker, over all its starts."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[float, str]] = deque(maxlen=_LENGTH)
+
+    def note(self, now: float, text: str) -> None:
+        """Add what happened at ``now``, in seconds."""
+        self._events.append((now, text))
+
+    def tell(self, now: float) -> tuple[str, ...]:
+        """Return what happened and how long ago, oldest first."""
+        return tuple(f"{text} {now - at:.2f} s ago" for at, text in self._events)
+
+
+def fate_of(event: WorkerExited) -> str:
+    """Return what became of a worker, and what it leaves."""
+    parts = [event.fate or f"ended with status {event.status}"]
+    if event.answered:
+        parts.append(f"{counted(event.answered, 'message')} answered")
+    if event.lost:
+        parts.append(f"{event.lost} held")
+    return ", ".join(parts)
 
 
 class WorkerLife:
@@ -50,7 +132,7 @@ class WorkerLife:
     Decides over one worker.
 
     Args:
-        name: Of the worker.
+        name: Such as ``clean-1``.
         stage: Its policies.
         random: Returns a number from 0 to 1, for jitter and variance.
         out: Where instructions are appended.
@@ -81,7 +163,8 @@ class WorkerLife:
         self._stage = stage
         self._random = random
         self._out = out
-        self._start = 0
+        self.starts: int = 0
+        """How often it was started."""
         self._stopping = False
         self._at_fault = False  # this start did something wrong
         self._ran = False  # this start became ready
@@ -92,7 +175,7 @@ class WorkerLife:
 
     def __repr__(self) -> str:
         pid = f" pid={self.pid}" if self.pid is not None else ""
-        return f"<Worker {self.name!r} {self.state.name}{pid} starts={self._start}>"
+        return f"<Worker {self.name!r} {self.state.name}{pid} starts={self.starts}>"
 
     @property
     def alive(self) -> bool:
@@ -100,23 +183,12 @@ class WorkerLife:
         return self.state in (State.STARTING, State.RUNNING, State.STOPPING)
 
     @property
-    def starts(self) -> int:
-        """How often it was started."""
-        return self._start
-
-    @property
     def finished(self) -> bool:
         """Whether there is no process, and none will be started."""
         return self.state in (State.EXITED, State.FATAL)
 
     def handle(self, event: Event, now: float) -> None:
-        """
-        Take note of ``event``, and say what to do about it.
-
-        Raises:
-            AssertionError: If it can't have happened.
-
-        """
+        """Handle ``event``; an AssertionError if it can't have happened."""
         before = self.state
         allowed = TRANSITIONS.get((before, type(event)))
         assert allowed is not None, f"can't handle {type(event).__name__} in {self}"
@@ -126,12 +198,12 @@ class WorkerLife:
     def spawn(self) -> None:
         """Have the program started."""
         self.state = State.STARTING
-        self._start += 1
+        self.starts += 1
         self._at_fault = self._ran = False
         self.worn = None
         most = self._stage.recycle.max_messages
         limit = math.inf if most is None else max(1, int(most * self._less()))
-        self._out.append(Spawn(self.name, self._start, limit))
+        self._out.append(Spawn(self.name, self.starts, limit))
 
     def want(self) -> None:
         """Have a worker that was not wanted started."""
@@ -329,14 +401,8 @@ class WorkerLife:
         """
         Decide what follows the end of a process.
 
-        Args:
-            now: The time, in seconds.
-            fate: What became of it.
-            wanted: Whether it may be started again.
-            useful: Whether it made progress.
-            blamed: Whether a message is to blame for its end.
-            tries: How often that message has failed.
-
+        ``useful``: it made progress. ``blamed``: a message, which has failed ``tries``
+        times, is to blame for its end.
         """
         pid, self.pid = self.pid, None
         self._set_timer(None)
@@ -358,7 +424,8 @@ class WorkerLife:
                 self._restart(now, delay)
                 return
             self.state = State.FATAL
-        self.end = f"{named(self.name, pid)} {fate}"
+        who = self.name if pid is None else f"{self.name} (pid {pid})"
+        self.end = f"worker {who} {fate}"
         if self.state is State.FATAL:
             self._give_up(now, span)
 
@@ -367,7 +434,11 @@ class WorkerLife:
         if count:
             restarts = counted(count, "restart")
             self.end += f" after {restarts} without progress in {span:.1f} s"
-        error = failure(self._stage.name, self.end, self.story.tell(now))
+        name = self._stage.name
+        error = StageFailed(
+            f"stage {name}: {self.end}; not restarted again", stage=name
+        )
+        error.story = tuple(f"event: {event}" for event in self.story.tell(now))
         self._out.append(Tell(WorkerFailedPermanently(self.name, error)))
 
     def _restart(self, now: float, delay: float) -> None:

@@ -16,9 +16,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.lifecycle.health import Health
-from etlstage.supervisor.lifecycle.pool import PoolState
-from tests.staged import staged
+from etlstage.supervisor.lifecycle.pool import Health, PoolState
 
 READY = Health("ready")
 

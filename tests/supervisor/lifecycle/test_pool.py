@@ -44,10 +44,19 @@ from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     DemandSeen,
     Event,
+    Fail,
+    Feed,
+    GiveUp,
+    Instruction,
+    Retire,
     ScaleRequested,
+    SetTimer,
+    Spawn,
     StartFailed,
+    Stop,
     StopRequested,
     SupervisorEvent,
+    Tell,
     TimerRang,
     WorkerExited,
     WorkerFailed,
@@ -56,19 +65,8 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.lifecycle.instructions import (
-    Fail,
-    Feed,
-    GiveUp,
-    Instruction,
-    Retire,
-    SetTimer,
-    Spawn,
-    Stop,
-    Tell,
-)
 from etlstage.supervisor.lifecycle.pool import PoolState
-from etlstage.supervisor.lifecycle.transition import State
+from etlstage.supervisor.lifecycle.worker import State
 from tests.supervisor.exchange.test_dispatch import DISPATCHERS, Peer, give, stage
 
 LOST = WorkerLost("lost", stage="t")
@@ -213,6 +211,7 @@ def test_starts_without_progress_wait_longer_and_longer() -> None:
     last = d.told[-1]
     assert isinstance(last, WorkerFailedPermanently)
     assert isinstance(last.error, StageFailed)
+    assert str(last.error) == f"stage t: {given_up.reason}; not restarted again"
     assert last.error.story[0] == "event: started (pid 7, start 1) 3.00 s ago"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import pytest
 
@@ -14,8 +15,14 @@ from etlstage.stage import RestartPolicy
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
+    Feed,
+    Instruction,
     RemainsEnded,
+    Retire,
+    Spawn,
+    Stop,
     StopRequested,
+    Tell,
     TimerRang,
     WorkerExited,
     WorkerFailed,
@@ -23,17 +30,13 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerStarted,
     WorkerWorn,
 )
-from etlstage.supervisor.lifecycle.instructions import (
-    Feed,
-    Instruction,
-    Retire,
-    Spawn,
-    Stop,
-    Tell,
+from etlstage.supervisor.lifecycle.worker import (
+    TRANSITIONS,
+    History,
+    State,
+    WorkerLife,
+    fate_of,
 )
-from etlstage.supervisor.lifecycle.transition import State
-from etlstage.supervisor.lifecycle.worker import WorkerLife
-from tests.staged import staged
 
 STARTED = WorkerStarted("t-1", 7)
 FAILED = WorkerFailed("t-1", 7, WorkerLost("lost", stage="t"), "died")
@@ -242,3 +245,78 @@ def test_extractor_that_says_that_none_could_work_is_not_asked_again() -> None:
     life.handle(STARTED, FAILED._replace(cause="abnormal"))
     life.handle(WorkerExited("t-1", 7, 1, lost=1))
     assert (life.worker.state, life.worker.wanted) == (State.FATAL, True)
+
+
+def reached(start: State) -> set[State]:
+    """Return the states to which events lead from ``start``, in any number."""
+    found, new = {start}, deque([start])
+    while new:
+        state = new.popleft()
+        ways = (to for (at, _), to in TRANSITIONS.items() if at is state)
+        for to in frozenset().union(*ways) - found:
+            found.add(to)
+            new.append(to)
+    return found
+
+
+def test_every_state_is_left_by_something_and_entered_by_something() -> None:
+    """None is forgotten."""
+    assert {state for state, _ in TRANSITIONS} == set(State)
+    assert frozenset().union(*TRANSITIONS.values()) == set(State)
+
+
+def test_first_start_may_lead_anywhere() -> None:
+    """To the end, to another start, and to being given up."""
+    assert reached(State.STARTING) == set(State)
+
+
+@pytest.mark.parametrize("end", [State.EXITED, State.FATAL])
+def test_who_has_ended_stays_there(end: State) -> None:
+    """Only the supervisor starts a worker that was never started."""
+    assert reached(end) == {end}
+
+
+@pytest.mark.parametrize("state", State)
+def test_stop_may_be_requested_at_any_time(state: State) -> None:
+    """And nobody is started after it."""
+    assert (state, StopRequested) in TRANSITIONS
+    after = TRANSITIONS[state, StopRequested]
+    assert after <= {State.STOPPING, State.EXITED, State.FATAL}
+
+
+def test_history_is_told_from_now() -> None:
+    """Oldest first."""
+    history = History()
+    history.note(1.0, "started")
+    history.note(2.5, "ready")
+
+    assert history.tell(3.0) == ("started 2.00 s ago", "ready 0.50 s ago")
+
+
+def test_history_forgets_what_is_long_ago() -> None:
+    """Sixteen events: five starts that fail."""
+    history = History()
+    for number in range(20):
+        history.note(0.0, f"event {number}")
+
+    story = history.tell(0.0)
+    assert len(story) == 16
+    assert story[-1] == "event 19 0.00 s ago"
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (WorkerExited("t-1", 7, 3, lost=0), "ended with status 3"),
+        (WorkerExited("t-1", 7, -9, lost=2, fate="died"), "died, 2 held"),
+        (
+            WorkerExited("t-1", 7, 0, lost=0, answered=1),
+            "ended with status 0, 1 message",
+        ),
+    ],
+)
+def test_fate_tells_what_was_answered_and_what_was_not(
+    event: WorkerExited, text: str
+) -> None:
+    """As far as there was anything."""
+    assert fate_of(event).startswith(text)
