@@ -22,8 +22,7 @@ from copy import copy
 from pathlib import Path
 from typing import Final, Self
 
-from etlstage.transport.scratch import scratch
-from etlstage.transport.watchdog import VARIABLE, WATCHDOG
+from etlstage.transport.watchdog import VARIABLE, WATCHDOG, scratch
 
 __all__ = ("PostgreSQL", "SQLite", "drivers", "postgresql")
 

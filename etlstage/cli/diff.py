@@ -37,7 +37,7 @@ from etlstage.pipeline.interfaces import Sink
 from etlstage.pipeline.report import Report
 from etlstage.pipeline.runner import Runner
 from etlstage.stage import Order
-from etlstage.transport.scratch import scratch
+from etlstage.transport.watchdog import scratch
 
 __all__ = ("Build", "compare", "diff")
 

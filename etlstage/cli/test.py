@@ -27,7 +27,7 @@ from etlstage.errors import ConfigError
 from etlstage.messages import counted
 from etlstage.pipeline.secret import Secrets
 from etlstage.telemetry.terminal import harmless
-from etlstage.transport.scratch import scratch
+from etlstage.transport.watchdog import scratch
 
 __all__ = ("test",)
 

@@ -33,7 +33,7 @@ from etlstage.supervisor.program import (
     script,
     search_path,
 )
-from etlstage.transport.identity import UnknownIdentity, look_up
+from etlstage.transport.launcher import UnknownIdentity, look_up
 
 __all__ = ("Look", "executors_here", "missing", "unspoken")
 

@@ -315,7 +315,7 @@ class ChildProcess:
 
     def beside(self, fate: str) -> str:
         """Return what happened, and who else came if the worker did not connect."""
-        return "; ".join(filter(None, (fate, self.wire.missed())))
+        return "; ".join(filter(None, (fate, self.wire.mismatch_hint())))
 
     def refused(self, code: int, category: int, reason: str) -> WorkerRefusal:
         """Return the error of a message to which the worker said no."""

@@ -52,7 +52,7 @@ from etlstage.supervisor.verifier import Verifier
 from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Wire
-from etlstage.transport.loop import clock
+from etlstage.transport.process import clock
 
 __all__ = ("Connection",)
 

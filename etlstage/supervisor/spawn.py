@@ -21,7 +21,7 @@ from etlstage.transport import (
     TermsRefused,
     Wire,
 )
-from etlstage.transport.identity import Identity, UnknownIdentity, look_up
+from etlstage.transport.launcher import Identity, UnknownIdentity, look_up
 
 __all__ = ("command_line", "spawn", "substituted", "traced")
 

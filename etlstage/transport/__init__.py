@@ -9,9 +9,9 @@ from etlstage.transport.base import Readable as Readable
 from etlstage.transport.base import Wire as Wire
 from etlstage.transport.launcher import Terms as Terms
 from etlstage.transport.launcher import TermsRefused as TermsRefused
-from etlstage.transport.listener import SocketLaunch as SocketLaunch
-from etlstage.transport.listener import launch_worker as launch_worker
-from etlstage.transport.pipe import launch_over_pipes as launch_over_pipes
+from etlstage.transport.process import launch_over_pipes as launch_over_pipes
+from etlstage.transport.socket import SocketLaunch as SocketLaunch
+from etlstage.transport.socket import launch_worker as launch_worker
 
 __all__ = (
     "Child",

@@ -89,7 +89,7 @@ class Wire(Readable, Protocol):
         """Return how many bytes wait for the worker, or 0 when that can't be told."""
         ...
 
-    def missed(self) -> str:
+    def mismatch_hint(self) -> str:
         """Say who came in place of a worker that has not connected, if anybody did."""
         ...
 

@@ -57,13 +57,7 @@ class MemoryPipe:
             await self._wait()
 
     def write(self, data: memoryview | bytes, /) -> int:
-        """
-        Take as much as there is room for and return how many bytes that were.
-
-        Raises:
-            BrokenPipeError: If either end is closed.
-
-        """
+        """Take what there is room for; a BrokenPipeError once either end is closed."""
         if self._ended or self._deserted:
             raise BrokenPipeError
         taken = min(len(data), self._size - len(self._data))
@@ -125,7 +119,7 @@ class MemoryWire:
         """Return how many bytes the other end has not read."""
         return len(self._outgoing)
 
-    def missed(self) -> str:
+    def mismatch_hint(self) -> str:
         """Return nothing: both ends are there from the start."""
         return ""
 

@@ -13,32 +13,52 @@ end. A forked child that does not exec gets a watchdog of its own. One that some
 has killed, or stopped, is replaced: at the next start or end of a worker, and as long
 as workers run it is asked now and then whether it is there.
 
-It also ends the Java of a Spark session, and removes folders that hold messages; see
-``scratch.py``.
+It also ends the Java of a Spark session, and removes the scratch folders, which hold
+messages for as long as this process runs, however it ends. Should the watchdog have
+ended before, the next process that makes such a folder at the same place removes what
+it finds there of the dead: a folder is named after who made it, by pid, start time, and
+where that pid counts, for ``/tmp`` may be shared with another container or machine.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from errno import ENOSYS
 from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from signal import SIGKILL
 from typing import Final
 
 from etlstage.transport.descent import started_at
+from etlstage.transport.guard import remove
 
-__all__ = ("VARIABLE", "WATCHDOG", "Watchdog", "program", "python")
+__all__ = (
+    "VARIABLE",
+    "WATCHDOG",
+    "Watchdog",
+    "discard_scratch",
+    "make_scratch",
+    "program",
+    "python",
+    "scratch",
+    "sweep_scratch",
+)
 
 VARIABLE: Final = "ETLSTAGE_SUPERVISOR"
 """Marks a worker, and all that inherits its environment, as ours."""
 _ASK_EVERY: Final = 1.0  # seconds
 _OVERDUE: Final = 3.0  # seconds, for an answer
+_NAME: Final = re.compile(r"etlstage-[a-z]+-(\d+)-(\d+)-([0-9a-f]{8})-\w+")
 _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -264,3 +284,70 @@ def program(name: str) -> tuple[str, ...]:
 WATCHDOG: Final = Watchdog()
 """That of this process. One for all: it is the process whose end it waits for."""
 os.register_at_fork(after_in_child=WATCHDOG.forget)
+
+
+# --- scratch folders ------------------------------------------------------------------
+
+
+@contextmanager
+def scratch(kind: str) -> Iterator[Path]:
+    """Give a folder of that kind for a while."""
+    path = make_scratch(kind)
+    try:
+        yield path
+    finally:
+        discard_scratch(path)
+
+
+def make_scratch(kind: str, parent: Path | None = None) -> Path:
+    """
+    Make a folder for us alone, and remove what the dead have left beside it.
+
+    Args:
+        kind: What it is for, a word; what is in a ``warehouse`` is the user's.
+        parent: Where; by default where temporary files are.
+
+    """
+    place = Path(tempfile.gettempdir() if parent is None else parent).absolute()
+    sweep_scratch(place)
+    pid = os.getpid()
+    prefix = f"etlstage-{kind}-{pid}-{started_at(pid) or 0}-{_where()}-"
+    path = tempfile.mkdtemp(prefix=prefix, dir=place)
+    WATCHDOG.add_folder(path)
+    return Path(path)
+
+
+def discard_scratch(path: Path) -> None:
+    """Remove a folder, as far as that can be done."""
+    remove(os.fspath(path))
+    if not path.exists():
+        WATCHDOG.drop_folder(os.fspath(path))
+
+
+def sweep_scratch(parent: Path) -> None:
+    """Remove the folders in there of processes that are dead, if they were ours."""
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            named = _NAME.fullmatch(entry.name)
+            if named is None or named[3] != _where():
+                continue
+            alive = started_at(int(named[1])) in (int(named[2]), None)
+            if alive and os.path.exists(f"/proc/{named[1]}"):
+                continue
+            with suppress(OSError):
+                ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                if ours and entry.is_dir(follow_symlinks=False):
+                    remove(entry.path)
+
+
+def _where() -> str:
+    """Return a word for this boot of this machine, and our container."""
+    said = []
+    for name in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        with suppress(OSError):
+            said.append(os.readlink(name) if "/ns/" in name else _text(name))
+    return sha256(" ".join(said).encode()).hexdigest()[:8]
+
+
+def _text(name: str) -> str:
+    return Path(name).read_text(encoding="ascii")

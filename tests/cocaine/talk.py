@@ -18,8 +18,8 @@ from etlstage.protocol.events import (
     Ready,
 )
 from etlstage.transport import LaunchRequest, SocketLaunch
-from etlstage.transport.pipe import PipeChild
-from etlstage.transport.wire import SocketWire
+from etlstage.transport.process import PipeChild
+from etlstage.transport.socket import SocketWire
 
 __all__ = ("Talk", "talking")
 

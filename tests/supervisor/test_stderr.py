@@ -17,7 +17,7 @@ from structlog.typing import EventDict
 
 from etlstage.supervisor.stderr import StderrLog
 from etlstage.transport import LaunchRequest, launch_over_pipes
-from etlstage.transport.pipe import PipeChild
+from etlstage.transport.process import PipeChild
 
 pytestmark = pytest.mark.process
 

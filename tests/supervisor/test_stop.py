@@ -11,7 +11,7 @@ from etlstage import errors as faults
 from etlstage.messages import Result
 from etlstage.stage import Timeouts
 from etlstage.supervisor import AsyncSupervisor, WorkerExited, WorkerStarted
-from etlstage.transport.pipe import PipeWire
+from etlstage.transport.process import PipeWire
 from tests.supervisor.workers import QUICK, ends, errors, numbers, outputs, runs, stage
 
 

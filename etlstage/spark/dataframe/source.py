@@ -39,7 +39,7 @@ from etlstage.spark.dataframe.spool import (
 from etlstage.spark.errors import explain
 from etlstage.spark.session.job import run_job
 from etlstage.spark.session.session import Session
-from etlstage.transport import scratch
+from etlstage.transport.watchdog import discard_scratch, make_scratch
 
 __all__ = ("RUN_BYTES", "RUN_MESSAGES", "DataFrameSource")
 
@@ -256,7 +256,7 @@ class DataFrameSource(Source):
         if self._kept is not None:
             spool = self._kept.make()
         else:
-            spool = self._spool = scratch.make("spool", self._spool_dir)
+            spool = self._spool = make_scratch("spool", self._spool_dir)
         nonce = secrets.token_hex()
         (spool / NONCE).write_text(nonce)
         return spool, nonce
@@ -265,7 +265,7 @@ class DataFrameSource(Source):
         # A task that was interrupted may still write for some seconds.
         spool, self._spool = self._spool, None
         if spool is not None:
-            scratch.discard(spool)
+            discard_scratch(spool)
 
     async def _spooled_runs(
         self, spool: Path, parts: Sequence[Spooled]

@@ -35,7 +35,7 @@ from etlstage.spark.datasource.reader import Reader, RefusedStream, StreamReader
 from etlstage.spark.datasource.writer import Loaded, StreamWriter, Writer
 from etlstage.spark.ship.artifact import place
 from etlstage.stage import OffsetPolicy, Stage
-from etlstage.transport.scratch import scratch
+from etlstage.transport.watchdog import scratch
 
 __all__ = (
     "WorkerDataSource",

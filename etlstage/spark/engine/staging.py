@@ -31,7 +31,7 @@ from etlstage.spark.dataframe.fit import with_text
 from etlstage.spark.errors import explain
 from etlstage.spark.task.chain import ROWS, Chain, TaskEnd
 from etlstage.telemetry.log import Log
-from etlstage.transport.scratch import scratch
+from etlstage.transport.watchdog import scratch
 
 __all__ = ("Keeper", "Pages", "StagedLoad", "Staging", "staging_for")
 

@@ -16,7 +16,7 @@ from pyspark.find_spark_home import _find_spark_home
 
 from etlstage.spark.session.java import Java
 from etlstage.spark.session.launch import write_java
-from etlstage.transport.scratch import discard, make
+from etlstage.transport.watchdog import discard_scratch, make_scratch
 
 __all__ = ("ClusterHome",)
 
@@ -32,9 +32,9 @@ class ClusterHome:
     """
 
     def __init__(self, java: Java) -> None:
-        home = make("cluster")
+        home = make_scratch("cluster")
         # The JVM lives on until then, and may start more executors.
-        atexit.register(discard, home)
+        atexit.register(discard_scratch, home)
         for path in Path(_find_spark_home()).iterdir():
             if path.name != "work":
                 (home / path.name).symlink_to(path)

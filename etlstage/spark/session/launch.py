@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from etlstage.spark.session.java import VECTOR_MODULE, Java
-from etlstage.transport.scratch import discard, make
+from etlstage.transport.watchdog import discard_scratch, make_scratch
 
 __all__ = ("launching", "write_java")
 
@@ -79,7 +79,7 @@ def launching(
         environ: More variables.
 
     """
-    shim = make("java")
+    shim = make_scratch("java")
     try:
         _write_shim(shim, java, log_path)
         changes = {"JAVA_HOME": str(shim), **(environ or {})}
@@ -92,7 +92,7 @@ def launching(
         with _changed(changes):
             yield
     finally:
-        discard(shim)
+        discard_scratch(shim)
 
 
 def write_java(home: Path, java: Java) -> None:

@@ -33,8 +33,7 @@ from etlstage.spark.session.java import find_java
 from etlstage.spark.session.job import over_connect
 from etlstage.spark.session.launch import launching
 from etlstage.spark.session.log import divert, jvm_log, keep
-from etlstage.transport.scratch import discard, make
-from etlstage.transport.watchdog import WATCHDOG
+from etlstage.transport.watchdog import WATCHDOG, discard_scratch, make_scratch
 
 __all__ = ("Session",)
 
@@ -205,7 +204,7 @@ class Session:
     def _drop_warehouse(self) -> None:
         if self._warehouse is not None:
             # Only when empty: a table in there is the user's.
-            discard(self._warehouse)
+            discard_scratch(self._warehouse)
 
     @property
     def _local(self) -> bool:
@@ -227,7 +226,7 @@ class Session:
         elif self._master is not None:
             settings["spark.master"] = self._master
         if self._local:
-            self._warehouse = make("warehouse")
+            self._warehouse = make_scratch("warehouse")
             settings |= {
                 "spark.ui.enabled": "false",
                 "spark.driver.host": "127.0.0.1",

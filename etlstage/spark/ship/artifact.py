@@ -32,7 +32,7 @@ import etlstage
 from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.spark.errors import PACKAGES, explain
 from etlstage.stage import Stage
-from etlstage.transport.scratch import discard, make
+from etlstage.transport.watchdog import discard_scratch, make_scratch
 
 __all__ = ("place", "ship")
 
@@ -127,8 +127,8 @@ def _copy(path: str) -> Path:
 @cache
 def _folder() -> Path:
     """Return where copies are; removed at the end of the process."""
-    folder = make("ship")
-    atexit.register(discard, folder)
+    folder = make_scratch("ship")
+    atexit.register(discard_scratch, folder)
     return folder
 
 

@@ -70,7 +70,7 @@ class FaultyWire(ABC):
         self._end_seen = False
         self._moved = anyio.Event()
         self.unread: Callable[[], int] = wire.unread
-        self.missed: Callable[[], str] = wire.missed
+        self.mismatch_hint: Callable[[], str] = wire.mismatch_hint
         self.writable: Callable[[], Coroutine[Any, Any, None]] = wire.writable
         self.close: Callable[[], None] = wire.close
         self.follow(request)

@@ -106,7 +106,7 @@ class _RecordedWire(_RecordedReadable):
         self._wire = wire
         self.writable = wire.writable
         self.unread = wire.unread
-        self.missed = wire.missed
+        self.mismatch_hint = wire.mismatch_hint
         self.close = wire.close
 
     def write(self, data: memoryview | bytes, /) -> int:

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from etlstage.transport.loop import Puller
+from etlstage.transport.process import Puller
 
 pytestmark = pytest.mark.core
 

@@ -4,17 +4,28 @@ A child process and its pipes: what starts workers unless something else is give
 The pipes are raw and do not block: reading and writing are tried first and waited for
 only when the pipe says so. That is faster than the streams of either event loop, and
 needs no thread.
+
+Lock-step waits for two things more, which are done without anyio where the event loop
+is asyncio's. An exchange asks for the time once: there the clock is a method of the
+loop. And it waits for a reply once: there the loop can call who takes it, and need not
+wake a task for that, nor register the descriptor anew. On any other loop nothing is
+different.
+
+The end of a process is waited for without reaping it: until :meth:`PipeChild.kill` its
+pid can't be another's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from contextvars import copy_context
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -26,12 +37,18 @@ import anyio
 
 from etlstage.transport.base import ClosableReadable, LaunchRequest, describe_status
 from etlstage.transport.descent import descendants, heirs, lives, session_members
-from etlstage.transport.ending import POLL, ended, look_again, signal_all, status_of
 from etlstage.transport.launcher import Launcher, Terms
-from etlstage.transport.loop import Puller
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 
-__all__ = ("PipeChild", "PipeReader", "PipeWire", "launch_over_pipes", "start_program")
+__all__ = (
+    "PipeChild",
+    "PipeReader",
+    "PipeWire",
+    "Puller",
+    "clock",
+    "launch_over_pipes",
+    "start_program",
+)
 
 _PIPE_SIZE: Final = 1024 * 1024  # what Linux allows without privileges
 PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
@@ -39,6 +56,9 @@ PROCESS_VARIABLE: Final = "ETLSTAGE_PROCESS"
 STATUS_VARIABLE: Final = "ETLSTAGE_STATUS"
 """Names a file: whatever a worker writes there says that it is ready, and alive."""
 _numbers: Final = count(1)
+_CHECK: Final = 1.0  # seconds between two looks at the watchdog
+_POLL: Final = 0.02
+"""Seconds between two looks, where the kernel has no pidfd."""
 _F_SETPIPE_SZ: Final = getattr(fcntl, "F_SETPIPE_SZ", None)
 
 
@@ -99,13 +119,7 @@ class PipeWire(PipeReader):
             _enlarge(stdin.fileno())
 
     def write(self, data: memoryview | bytes, /) -> int:
-        """
-        Write as much as the pipe takes and return how many bytes that were.
-
-        Raises:
-            BrokenPipeError: If the worker, or we, closed its stdin.
-
-        """
+        """Write what the pipe takes; a BrokenPipeError once either side closed it."""
         stdin = self._stdin
         if stdin is None:
             raise BrokenPipeError
@@ -134,7 +148,7 @@ class PipeWire(PipeReader):
             return 0
         return int.from_bytes(answer, sys.byteorder)
 
-    def missed(self) -> str:
+    def mismatch_hint(self) -> str:
         """Return nothing: a pipe is there from the start."""
         return ""
 
@@ -205,13 +219,13 @@ class PipeChild:
         group and session, can't be another's.
         """
         if self._pidfd is not None:
-            await ended(self._pidfd)
+            await _wait_ended(self._pidfd)
         else:
-            while status_of(self.pid) is None:
+            while _status_of(self.pid) is None:
                 WATCHDOG.check(monotonic())
-                await anyio.sleep(POLL)
+                await anyio.sleep(_POLL)
         try:
-            self._ended = status_of(self.pid)
+            self._ended = _status_of(self.pid)
         except ChildProcessError:  # the host reaps whatever ends
             self.kill()
             return self._popen.returncode
@@ -221,7 +235,7 @@ class PipeChild:
     async def deserted(self) -> None:
         """Wait, behind its exit, until nothing is left of its group and session."""
         while others := self._others():
-            await look_again(others[0])
+            await _look_again(others[0])
 
     def kill(self) -> int:
         """
@@ -242,7 +256,7 @@ class PipeChild:
 
     def kill_heirs(self) -> int:
         """Kill what it has left in other sessions, if it still bears our mark."""
-        return signal_all(heirs(self._mark), SIGKILL)
+        return _signal_all(heirs(self._mark), SIGKILL)
 
     def _others(self) -> list[int]:
         """Return what it has started, where that can be told, the eldest first."""
@@ -254,7 +268,7 @@ class PipeChild:
     def _send(self, number: Signals, others: list[int]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-        signal_all(others, number)
+        _signal_all(others, number)
 
     def close(self) -> None:
         """Close all that is open here; call it when nobody waits any more."""
@@ -298,8 +312,7 @@ def start_program(
         join: Returns what is read for its stderr, given the pipe.
 
     Raises:
-        OSError: If the program can't be started; as :class:`subprocess.Popen`.
-        TermsRefused: If it is not allowed to be started on these terms.
+        OSError: As :func:`launch_over_pipes`.
 
     """
     command = (*request.command, *words)
@@ -388,3 +401,125 @@ def _enlarge(fd: int) -> None:
     if _F_SETPIPE_SZ is not None:
         with suppress(OSError):
             fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_SIZE)
+
+
+# --- ends, and what is waited for ----------------------------------------------------
+
+
+def _signal_all(pids: Iterable[int], number: Signals) -> int:
+    """Send a signal to processes; return how many got it."""
+    count = 0
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            count += 1
+    return count
+
+
+async def _wait_ended(pidfd: int) -> None:
+    """Wait until a process has ended; meanwhile see to it that the watchdog lives."""
+    while True:
+        began = monotonic()
+        with anyio.move_on_after(_CHECK):
+            await anyio.wait_readable(pidfd)
+            return
+        now = monotonic()
+        if now - began < 0.9 * _CHECK:
+            # The clock of the event loop is a test's, which jumps to whatever time
+            # somebody waits for.
+            await anyio.wait_readable(pidfd)
+            return
+        WATCHDOG.check(now)
+
+
+async def _look_again(pid: int) -> None:
+    """Wait until a process has ended, or for a moment if that can't be told."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        await anyio.sleep(_POLL)
+        return
+    try:
+        await anyio.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def _status_of(pid: int) -> int | None:
+    """Return the exit status of a child that is not reaped; None if it runs."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    if ended is None:
+        return None
+    well = ended.si_code == os.CLD_EXITED
+    return ended.si_status if well else -ended.si_status
+
+
+def clock() -> Callable[[], float]:
+    """Return what tells the time of :func:`anyio.current_time`, in this event loop."""
+    return asyncio.get_running_loop().time if _is_ours() else anyio.current_time
+
+
+class Puller:
+    """Has what can be read taken at once, and not when a task gets its turn."""
+
+    def __init__(self) -> None:
+        self._stopped: asyncio.Future[None] | None = None
+
+    async def run(self, fd: int, take: Callable[[], bool]) -> None:
+        """
+        Wait until a descriptor can be read, or :meth:`stop`.
+
+        Args:
+            fd: The descriptor.
+            take: On asyncio it is called instead, as often as there is something to
+                read, until it returns False; what it raises is raised here.
+
+        """
+        if not _is_ours():
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_readable(fd)
+            return
+        loop, failed = asyncio.get_running_loop(), list[Exception]()
+        self._stopped = stopped = loop.create_future()
+
+        def ready() -> None:
+            try:
+                if take():
+                    return
+            except Exception as error:
+                failed.append(error)
+            loop.remove_reader(fd)
+            if not stopped.done():
+                stopped.set_result(None)
+
+        context = copy_context()
+        context.run(_say_asyncio)
+        context.run(loop.add_reader, fd, ready)
+        try:
+            await stopped
+        finally:
+            self._stopped = None
+            loop.remove_reader(fd)
+            if failed:
+                raise failed[0]
+
+    def stop(self) -> None:
+        """Wake who waits on asyncio; others are woken by ``anyio.notify_closing``."""
+        if self._stopped is not None and not self._stopped.done():
+            self._stopped.set_result(None)
+
+
+def _is_ours() -> bool:
+    # A host of trio's may be asyncio: its loop runs then, but none of its tasks.
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False
+
+
+def _say_asyncio() -> None:
+    """Tell anyio which loop it is, where it asks the task: in here there is none."""
+    with suppress(ImportError):
+        from sniffio import current_async_library_cvar
+
+        current_async_library_cvar.set("asyncio")

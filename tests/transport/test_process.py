@@ -13,7 +13,7 @@ import pytest
 
 from etlstage.transport import Child, LaunchRequest, Wire, launch_over_pipes
 from etlstage.transport.base import describe_status
-from etlstage.transport.pipe import PipeChild, PipeWire
+from etlstage.transport.process import PipeChild, PipeWire
 from etlstage.transport.watchdog import WATCHDOG
 from tests.supervisor.workers import ends, open_files, runs
 
@@ -94,10 +94,10 @@ async def test_pipe_that_can_not_be_enlarged_stays_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The user has too many, or the system can't: it works all the same."""
-    monkeypatch.setattr("etlstage.transport.pipe._PIPE_SIZE", 1 << 62)
+    monkeypatch.setattr("etlstage.transport.process._PIPE_SIZE", 1 << 62)
     with started("cat", "-") as (wire, _child):
         assert wire.write(b"hello") == 5
-    monkeypatch.setattr("etlstage.transport.pipe._F_SETPIPE_SZ", None)
+    monkeypatch.setattr("etlstage.transport.process._F_SETPIPE_SZ", None)
     with started("cat", "-") as (wire, _child):
         assert wire.write(b"hello") == 5
 

@@ -1,0 +1,573 @@
+"""
+A child process that connects to a socket of ours: for dialects in which workers do.
+
+One listener, in a private folder, serves all workers of an event loop that speak the
+same dialect as the same user; so each task of Spark, which has a loop of its own, has a
+folder of its own. It lives as long as a wire of it does.
+
+Which connection is whose only the dialect can tell. The seam is two methods of it:
+:meth:`~etlstage.protocol.base.Dialect.arguments` says how a worker is told a token, and
+:meth:`~etlstage.protocol.base.Dialect.identity` finds that token in the first bytes of
+a connection. Those are then handed on, for the session to read like all others: here
+nothing is known of frames.
+
+Where a worker asks for services is a server of its own, on the loopback interface, for
+one worker alone: so its lines are known to be that worker's, and come out between those
+that it writes to stderr. What is asked and answered is a matter of the dialect; see
+:meth:`~etlstage.protocol.base.Dialect.services`.
+
+Nothing runs here by itself. Whoever waits for one of the workers waits for all that
+are expected, and serves whoever comes; whoever reads a worker's stderr serves its
+locator.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import selectors
+import socket
+import sys
+import termios
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final, Self
+from uuid import uuid4
+
+import anyio
+from anyio.lowlevel import RunVar
+
+from etlstage.errors import ProtocolError
+from etlstage.protocol.base import Dialect, Services
+from etlstage.transport.base import Child, Launch, LaunchRequest, Wire
+from etlstage.transport.process import (
+    PipeChild,
+    PipeReader,
+    Puller,
+    launch_over_pipes,
+    start_program,
+)
+from etlstage.transport.watchdog import discard_scratch, make_scratch
+
+__all__ = (
+    "Listener",
+    "LocatorServer",
+    "SocketLaunch",
+    "SocketWire",
+    "launch_over_socket",
+    "launch_worker",
+)
+
+_LOG: Final = logging.getLogger("etlstage")
+_IDENTITY: Final = 64 * 1024  # bytes in which a worker says who it is
+_UNIDENTIFIED: Final = 64  # connections that have not said who they are
+_NAME: Final = "workers"
+_LONGEST: Final = 100  # bytes of a path that any system takes for a socket
+_BUFFER: Final = 1024 * 1024  # bytes; the kernel may give less
+_NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
+_CLIENTS: Final = 16
+_CHUNK: Final = 65536  # bytes a read
+_HOST: Final = "127.0.0.1"
+
+
+class SocketWire:
+    """
+    The conversation with a worker that connects to us, before and after it does.
+
+    Until then nothing is to be read, and there is no room to write.
+
+    Args:
+        listener: Where it connects.
+        token: What it is told to call itself there.
+
+    """
+
+    def __init__(self, listener: Listener, token: str) -> None:
+        self.token = token
+        self._listener: Listener | None = listener
+        self._wakeup_fd = listener.wakeup_fd()
+        self._socket: socket.socket | None = None
+        self._said = b""  # read already
+        self._connected = anyio.Event()  # or never
+        self._ended = False  # we write no more
+        self._gone = False  # the worker does not connect, or is no more
+        self._reset = False  # and left something unread
+        self._last = 0  # bytes that the last write took
+        self._puller = Puller()
+        self._mistaken = False  # somebody came under a name that nobody has
+
+    @property
+    def endpoint(self) -> str:
+        """Where it connects."""
+        assert self._listener is not None, "it is not closed"
+        return self._listener.endpoint
+
+    def connect(self, connection: socket.socket, said: bytes) -> None:
+        """Be connected to a worker that has said this."""
+        with suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._said = said
+        self._mistaken = False
+        self._wake()
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return what is there, ``b""`` at the end, None when reading would block."""
+        self._look()
+        if self._socket is None or self._gone:
+            return b"" if self._gone else None
+        if self._said:
+            said, self._said = self._said[:size], self._said[size:]
+            return said
+        try:
+            data = self._socket.recv(size)
+        except BlockingIOError:
+            return None
+        except OSError:
+            # So the end of one looks that had not read everything.
+            self._reset = True
+            data = b""
+        self._gone = not data
+        return data
+
+    async def readable(self) -> None:
+        """Wait until reading would not block, or :meth:`stop_waiting`."""
+        self._look()
+        if self._gone or self._said:
+            return
+        waited = self._wakeup_fd if self._socket is None else self._socket.fileno()
+        with suppress(anyio.ClosedResourceError):
+            await anyio.wait_readable(waited)
+        self._look()
+
+    async def pull(self, take: Callable[[], bool], /) -> None:
+        """Wait likewise; where the loop can, it calls ``take`` instead, until False."""
+        if self._socket is None:
+            await self.readable()
+        else:
+            await self._puller.run(self._socket.fileno(), take)
+
+    def stop_waiting(self) -> None:
+        """Wake who waits to read; safe once it is closed."""
+        self._puller.stop()
+        if self._listener is not None:
+            own = self._socket.fileno() if self._socket is not None else self._wakeup_fd
+            anyio.notify_closing(own)
+
+    def write(self, data: memoryview | bytes, /) -> int:
+        """Write what there is room for; a BrokenPipeError once either side closed it."""
+        if self._ended or self._gone:
+            raise BrokenPipeError
+        if self._socket is None:
+            return 0
+        try:
+            written = self._socket.send(data, _NO_SIGNAL)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise BrokenPipeError from error
+        self._last = written
+        return written
+
+    async def writable(self) -> None:
+        """
+        Wait until there is room, or until writing would fail.
+
+        It lets nobody in: for that, somebody has to wait to read.
+        """
+        await self._connected.wait()
+        if self._socket is not None and not (self._ended or self._gone):
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_writable(self._socket.fileno())
+
+    def close_write(self) -> None:
+        """Tell the worker that no more comes; one that has not come is not admitted."""
+        if self._ended:
+            return
+        self._look()  # it may have come, said all, and gone
+        self._ended = True
+        if self._socket is None:
+            self._give_up()
+        else:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def unread(self) -> int:
+        """
+        Return how many bytes wait for the worker, at least; 0 when that can't be told.
+
+        The kernel tells that there are some, and not how many: the last to be written
+        are among them. What waits in TCP it does not tell.
+        """
+        if self._socket is None:
+            return 0
+        return self._last if self._reset or self._queued(self._socket) else 0
+
+    def mismatch_hint(self) -> str:
+        """Say who came in place of a worker that has not connected, if anybody did."""
+        return "somebody connected under another name" if self._mistaken else ""
+
+    def mistake(self) -> None:
+        """Record that somebody came under a name that no worker has, or has any more."""
+        self._mistaken = True
+
+    def close(self) -> None:
+        """Close both directions; call it when nobody waits any more."""
+        if self._listener is None:
+            return
+        if self._socket is not None:
+            self._socket.close()
+        self._give_up()
+        os.close(self._wakeup_fd)
+        listener, self._listener = self._listener, None
+        listener.release()
+
+    def _look(self) -> None:
+        if self._socket is None and not self._gone and self._listener is not None:
+            self._listener.serve()
+
+    def _give_up(self) -> None:
+        assert self._listener is not None, "it is not closed"
+        self._ended = self._gone = True
+        self._listener.forget(self.token)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._connected.set()
+        anyio.notify_closing(self._wakeup_fd)
+
+    @staticmethod
+    def _queued(connection: socket.socket) -> int:
+        with suppress(OSError):
+            answer = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0" * 4)
+            return int.from_bytes(answer, sys.byteorder)
+        return 0
+
+
+class Listener:
+    """
+    Where workers connect.
+
+    Args:
+        dialect: What they speak; its settings don't matter.
+        tcp: Whether they come by TCP, on the loopback interface.
+        user: Who they are, if not we.
+
+    """
+
+    def __init__(
+        self, dialect: Dialect, *, tcp: bool = False, user: int | None = None
+    ) -> None:
+        self._dialect = dialect
+        self._expected: dict[str, SocketWire] = {}
+        self._unidentified: dict[socket.socket, bytes] = {}
+        self._wires = 0
+        self.folder: Path | None = None
+        """Where the socket is, unless it is one of TCP."""
+        with ExitStack() as failed:
+            self._socket = failed.enter_context(
+                socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
+            )
+            self._socket.setblocking(False)
+            if tcp:
+                self._socket.bind(("127.0.0.1", 0))
+                self.endpoint: str = "{}:{}".format(*self._socket.getsockname())
+            else:
+                self.folder = _private_folder()
+                failed.callback(discard_scratch, self.folder)
+                self.endpoint = os.fspath(self.folder / _NAME)
+                self._bind(self.folder, user)
+            self._socket.listen(128)
+            self._selector = selectors.DefaultSelector()
+            self._selector.register(self._socket, selectors.EVENT_READ)
+            failed.pop_all()
+
+    def __repr__(self) -> str:
+        return f"<Listener {self.endpoint} wires={self._wires}>"
+
+    def _bind(self, folder: Path, user: int | None) -> None:
+        # Nobody else gets into the folder; so there is no moment at which it is open.
+        self._socket.bind(self.endpoint)
+        os.chmod(self.endpoint, 0o600)
+        if user is not None:
+            os.chown(self.endpoint, user, -1)
+            os.chown(folder, user, -1)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no wire needs it any more; it is closed then."""
+        return not self._wires
+
+    def expect(self) -> SocketWire:
+        """Return the wire of a worker that is to connect."""
+        wire = SocketWire(self, str(uuid4()))
+        self._expected[wire.token] = wire
+        self._wires += 1
+        return wire
+
+    def wakeup_fd(self) -> int:
+        """Return a descriptor of one's own to wait for: reading rings for all."""
+        return os.dup(self._selector.fileno())
+
+    def serve(self) -> None:
+        """Take who has come."""
+        if self.idle:
+            return
+        for key, _ in self._selector.select(0):
+            assert isinstance(key.fileobj, socket.socket), "that is all we register"
+            if key.fileobj is self._socket:
+                self._accept()
+            else:
+                self._hear(key.fileobj)
+
+    def forget(self, token: str) -> None:
+        """Expect a worker no more."""
+        self._expected.pop(token, None)
+
+    def release(self) -> None:
+        """Let go of a wire that is closed; the last one takes all with it."""
+        self._wires -= 1
+        if self._wires:
+            return
+        for connection in list(self._unidentified):
+            self._dismiss(connection)
+        self._selector.close()
+        self._socket.close()
+        if self.folder is not None:
+            discard_scratch(self.folder)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # too many open files, or it has gone again
+                _LOG.warning("can't take a worker's connection: %s", error)
+                return
+            connection.setblocking(False)
+            if len(self._unidentified) == _UNIDENTIFIED:
+                self._refuse(
+                    next(iter(self._unidentified)), "said nothing for too long"
+                )
+            self._unidentified[connection] = b""
+            self._selector.register(connection, selectors.EVENT_READ)
+            self._hear(connection)
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Let somebody say who it is."""
+        try:
+            data = connection.recv(_IDENTITY)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._dismiss(connection)
+            return
+        said = self._unidentified[connection] = self._unidentified[connection] + data
+        try:
+            token = self._dialect.identity(said)
+        except ProtocolError as error:
+            self._refuse(connection, str(error))
+            return
+        if token is not None:
+            self._admit(connection, token, said)
+        elif len(said) > _IDENTITY:
+            self._refuse(connection, f"did not say who it is in {len(said)} bytes")
+
+    def _admit(self, connection: socket.socket, token: str, said: bytes) -> None:
+        wire = self._expected.pop(token, None)
+        if wire is None:
+            # Not the token: it may be that of a worker which is connected.
+            self._refuse(connection, "is no worker that we wait for")
+            for waiting in self._expected.values():
+                waiting.mistake()
+            return
+        self._selector.unregister(connection)
+        del self._unidentified[connection]
+        wire.connect(connection, said)
+
+    def _refuse(self, connection: socket.socket, reason: str) -> None:
+        _LOG.warning("refused a connection to %s: it %s", self.endpoint, reason)
+        self._dismiss(connection)
+
+    def _dismiss(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._unidentified[connection]
+        connection.close()
+
+
+class LocatorServer:
+    """
+    A worker's stderr, and what it says to the services that it finds.
+
+    Args:
+        dialect: What the worker speaks.
+
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._clients: dict[socket.socket, Services] = {}
+        self._pipe: PipeReader | None = None
+        self._lines = b""
+        self._whole = True  # what was read last ends a line
+        self._selector = selectors.DefaultSelector()
+        self._socket = socket.create_server((_HOST, 0))
+        self._socket.setblocking(False)
+        self._port: int = self._socket.getsockname()[1]
+        self._selector.register(self._socket, selectors.EVENT_READ)
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is."""
+        return f"{_HOST}:{self._port}"
+
+    def join(self, pipe: PipeReader) -> Self:
+        """Be read for what comes out of a pipe, too; the pipe becomes ours."""
+        self._pipe = pipe
+        self._selector.register(pipe.fileno(), selectors.EVENT_READ)
+        return self
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return what is there, ``b""`` at the end, None when reading would block."""
+        if self._pipe is None:
+            return b""
+        self._serve()
+        if self._lines:
+            # The worker may be in the middle of one.
+            lines = self._lines if self._whole else b"\n" + self._lines
+            self._whole = True
+            data, self._lines = lines[:size], lines[size:]
+            return data
+        piped = self._pipe.read(size)
+        if piped:
+            self._whole = piped.endswith(b"\n")
+        return piped
+
+    async def readable(self) -> None:
+        """Wait until reading would not block, or :meth:`stop_waiting`."""
+        if self._pipe is not None and not self._lines:
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_readable(self._selector.fileno())
+
+    def stop_waiting(self) -> None:
+        """Wake who waits; safe once it is closed."""
+        if self._pipe is not None:
+            anyio.notify_closing(self._selector.fileno())
+
+    def close(self) -> None:
+        """Close all; call it when nobody waits any more."""
+        self._selector.close()
+        self._socket.close()
+        for client in self._clients:
+            client.close()
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close()
+
+    def _serve(self) -> None:
+        for key, _ in self._selector.select(0):
+            if key.fileobj is self._socket:
+                self._accept()
+            elif isinstance(key.fileobj, socket.socket):
+                self._hear(key.fileobj)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            client, _ = self._socket.accept()
+            client.setblocking(False)
+            services = self._dialect.services(_HOST, self._port)
+            if services is None or len(self._clients) == _CLIENTS:
+                client.close()
+                return
+            self._clients[client] = services
+            self._selector.register(client, selectors.EVENT_READ)
+
+    def _hear(self, client: socket.socket) -> None:
+        services = self._clients[client]
+        try:
+            data = client.recv(_CHUNK)
+            answer = services.receive_data(data)
+            # It is short; who does not read what he asks for has to do without.
+            served = client.send(answer) == len(answer)
+        except (OSError, ProtocolError):
+            data, served = b"", False
+        self._lines += services.lines()
+        if not (data and served):
+            self._selector.unregister(client)
+            del self._clients[client]
+            client.close()
+
+
+class SocketLaunch:
+    """
+    Starts programs that connect to a socket of ours; a :class:`Launch`.
+
+    What they write to stdout goes with what they write to stderr; their stdin is empty.
+
+    Args:
+        tcp: Whether they connect by TCP, on the loopback interface, where any user of
+            the machine may try; else a socket in a private folder.
+
+    """
+
+    def __init__(self, *, tcp: bool = False) -> None:
+        self._tcp = tcp
+
+    def __call__(self, request: LaunchRequest, /) -> tuple[SocketWire, PipeChild]:
+        """Start a program, and wait for it to connect while its wire is waited for."""
+        wire = self._listener(request).expect()
+        with ExitStack() as failed:
+            failed.callback(wire.close)
+            locator = LocatorServer(request.dialect)
+            failed.callback(locator.close)
+            told = request.dialect.arguments(
+                app=request.stage,
+                identity=wire.token,
+                endpoint=wire.endpoint,
+                locator=locator.endpoint,
+            )
+            child = start_program(request, told, locator.join)
+            failed.pop_all()
+        return wire, child
+
+    def _listener(self, request: LaunchRequest) -> Listener:
+        user = request.terms.user
+        listeners = _LISTENERS.get({})
+        _LISTENERS.set(listeners)
+        key = (request.dialect.name, self._tcp, user)
+        found = listeners.get(key)
+        if found is None or found.idle:
+            found = Listener(request.dialect, tcp=self._tcp, user=user)
+            listeners[key] = found
+        return found
+
+
+launch_over_socket: Final = SocketLaunch()
+"""Starts programs that connect to a socket in a private folder."""
+
+_LISTENERS: Final[RunVar[dict[tuple[str, bool, int | None], Listener]]] = RunVar(
+    "listeners"
+)
+
+
+def _private_folder() -> Path:
+    folder = make_scratch("socket")
+    if len(os.fsencode(folder / _NAME)) <= _LONGEST:
+        return folder
+    discard_scratch(folder)
+    return make_scratch("socket", Path("/tmp"))  # noqa: S108 - it is private in there, too
+
+
+def launch_worker(request: LaunchRequest, /) -> tuple[Wire, Child]:
+    """Start a worker as its dialect has it: on pipes, or to connect to a socket."""
+    launch: Launch = launch_over_pipes
+    if request.dialect.connects:
+        launch = launch_over_socket
+    return launch(request)
