@@ -16,7 +16,7 @@ from etlstage.cli.signals import interruptible
 from etlstage.cli.subject import Options, Program, program_of
 from etlstage.errors import ConfigError
 from etlstage.messages import counted
-from etlstage.supervisor.spawn import command_line
+from etlstage.supervisor.process import command_line
 from etlstage.testing.check.suite import (
     Finding,
     Subject,

@@ -30,8 +30,7 @@ from etlstage.protocol.base import Dialect
 from etlstage.settings.definition import settings_of
 from etlstage.settings.problem import Loc
 from etlstage.stage import BatchPolicy, RestartPolicy, Stage, Timeouts
-from etlstage.supervisor.program import on_path, search_path
-from etlstage.supervisor.spawn import substituted
+from etlstage.supervisor.process import on_path, search_path, substituted
 
 __all__ = ("Edge", "Part", "Plan", "plan_of")
 

@@ -26,7 +26,7 @@ from etlstage.protocol.base import Limits, Side
 from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
 from etlstage.stage.stage import PYTHONS
-from etlstage.supervisor.program import (
+from etlstage.supervisor.process import (
     absent_from_path,
     names,
     runs,

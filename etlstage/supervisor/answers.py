@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from etlstage.errors import EtlstageError, PayloadTooBig
 from etlstage.messages import counted
@@ -41,10 +41,12 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Refused
 from etlstage.supervisor.exchange.named import NamedDispatcher
-from etlstage.supervisor.host import Host
 from etlstage.supervisor.lifecycle.events import AliveSeen, WorkerWorn
 from etlstage.supervisor.patience import Patience
 from etlstage.telemetry import StageMetrics
+
+if TYPE_CHECKING:
+    from etlstage.supervisor.worker import WorkerProcess
 
 __all__ = ("Answers",)
 
@@ -68,7 +70,7 @@ class Answers:
 
     def __init__(
         self,
-        host: Host,
+        host: WorkerProcess,
         stage: Stage,
         session: Session,
         dispatch: Dispatcher,

@@ -3,7 +3,7 @@ The session with one worker, and the bytes between.
 
 The connection alone owns the session of the dialect: it asks the dispatcher what to
 send, matches every event that comes back, and tells what has ended. What the process
-does beside that is a matter of ``running.py``; when bytes come and go, of ``reader.py``
+does beside that is a matter of ``worker.py``; when bytes come and go, of ``reader.py``
 and ``writer.py``; how long a worker may take, of ``patience.py``.
 
 In the common case everything happens in the task that reads: a reply comes in, its
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.lowlevel
@@ -45,7 +45,6 @@ from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.exchange.streaming import StreamDispatcher
-from etlstage.supervisor.host import Host
 from etlstage.supervisor.patience import Patience
 from etlstage.supervisor.reader import Reader
 from etlstage.supervisor.verifier import Verifier
@@ -53,6 +52,9 @@ from etlstage.supervisor.writer import Writer
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Wire
 from etlstage.transport.process import clock
+
+if TYPE_CHECKING:
+    from etlstage.supervisor.worker import WorkerProcess
 
 __all__ = ("Connection",)
 
@@ -81,7 +83,7 @@ class Connection:
 
     def __init__(
         self,
-        host: Host,
+        host: WorkerProcess,
         stage: Stage,
         backlog: Backlog,
         wire: Wire,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -20,7 +20,9 @@ from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.named import NamedDispatcher
-from etlstage.supervisor.host import Host
+
+if TYPE_CHECKING:
+    from etlstage.supervisor.worker import WorkerProcess
 
 __all__ = ("Patience",)
 
@@ -44,7 +46,7 @@ class Patience:
 
     def __init__(
         self,
-        host: Host,
+        host: WorkerProcess,
         stage: Stage,
         session: Session,
         dispatch: Dispatcher,

@@ -47,9 +47,9 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerWorn,
 )
 from etlstage.supervisor.lifecycle.pool import Health, PoolState, Silence
-from etlstage.supervisor.lifecycle.worker import State
-from etlstage.supervisor.running import RunningWorker
-from etlstage.supervisor.spawn import traced
+from etlstage.supervisor.lifecycle.worker import History, State
+from etlstage.supervisor.process import traced
+from etlstage.supervisor.worker import WorkerProcess
 from etlstage.telemetry import StageMetrics
 from etlstage.transport import Launch, launch_worker
 from etlstage.transport.descent import resident_bytes
@@ -91,8 +91,8 @@ class WorkerPool:
         self._tasks: TaskGroup  # from the start on
         self._tell = tell
         self._state = PoolState(stage, random.random)
-        self._running: dict[str, RunningWorker] = {}
-        self._served: dict[RunningWorker, None] = {}  # and what others left behind
+        self._running: dict[str, WorkerProcess] = {}
+        self._served: dict[WorkerProcess, None] = {}  # and what others left behind
         self._timers: dict[str, Deadline] = {}
         self._instructions: deque[Instruction] = deque()
         self._performing = False
@@ -171,12 +171,12 @@ class WorkerPool:
             await self._gone.wait()
 
     def handle(self, event: Event) -> None:
-        """Take note of what happened, and act upon it."""
+        """Handle what happened, and perform what follows."""
         self._instructions.extend(self._state.handle(event, anyio.current_time()))
         self._perform_all()
 
     def tell(self, event: WorkerSilent) -> None:
-        """Tell the host what concerns nobody here."""
+        """Publish an event that does not change the lifecycle."""
         self._tell(event)
 
     def slowest(self, now: float) -> Silence | None:
@@ -195,9 +195,9 @@ class WorkerPool:
         for running in self._running.values():
             running.connection.patience.hurry(now)
 
-    def story(self, worker: str) -> tuple[str, ...]:
-        """Return the last things that happened to a worker."""
-        return self._state.story(worker, anyio.current_time())
+    def history(self, worker: str) -> History:
+        """Return what remembers the last things that happened to a worker."""
+        return self._state.history(worker)
 
     def health(self, now: float) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""
@@ -280,7 +280,7 @@ class WorkerPool:
         # One that crashes again and again must not fill the machine with its children.
         self._clear_remains(_MOST_REMAINS)
         try:
-            running = RunningWorker(
+            running = WorkerProcess(
                 self,
                 name,
                 number=_number(name),
@@ -299,7 +299,7 @@ class WorkerPool:
         self._tasks.start_soon(self._serve, running)
         self.handle(WorkerStarted(name, running.pid, wanted.start))
 
-    async def _serve(self, running: RunningWorker) -> None:
+    async def _serve(self, running: WorkerProcess) -> None:
         try:
             await running.run()
         except Exception as error:

@@ -8,15 +8,17 @@ reading waits while outputs lie unread that nobody has room for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.lowlevel
 
 from etlstage.supervisor.exchange.dispatch import Dispatcher
-from etlstage.supervisor.host import Host
 from etlstage.transport import Wire
 from etlstage.transport.base import Pulled
+
+if TYPE_CHECKING:
+    from etlstage.supervisor.worker import WorkerProcess
 
 __all__ = ("Reader",)
 
@@ -44,7 +46,7 @@ class Reader:
     def __init__(
         self,
         wire: Wire,
-        host: Host,
+        host: WorkerProcess,
         dispatch: Dispatcher,
         received: Callable[[bytes], None],
         waits: Callable[[bool], None],

@@ -41,9 +41,8 @@ from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.lifecycle.pool import Health, Silence
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
-from etlstage.supervisor.program import missing
+from etlstage.supervisor.process import command_line, missing
 from etlstage.supervisor.session import WorkerSession
-from etlstage.supervisor.spawn import command_line
 from etlstage.supervisor.stream import in_runs
 from etlstage.telemetry import Meter, StageMetrics
 from etlstage.transport import Launch, launch_worker

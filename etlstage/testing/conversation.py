@@ -30,7 +30,7 @@ from etlstage.messages import Run, counted
 from etlstage.protocol.base import Limits, Session, Shape
 from etlstage.protocol.events import BatchEnded, Event, Farewell, MessagesPassed, Ready
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.spawn import command_line
+from etlstage.supervisor.process import command_line
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.answering import Answers
 from etlstage.testing.process import DRAIN, Process

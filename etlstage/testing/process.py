@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 from etlstage.protocol.base import Shape
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.spawn import spawn
+from etlstage.supervisor.process import spawn
 from etlstage.testing.transcript import Channel, Entry, Transcript
 from etlstage.transport import Child, Launch, Readable, Wire
 from etlstage.transport.base import describe_status

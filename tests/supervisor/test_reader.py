@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from etlstage.supervisor.exchange.dispatch import Dispatcher
-from etlstage.supervisor.host import Host
 from etlstage.supervisor.reader import Reader
+from etlstage.supervisor.worker import WorkerProcess
 from etlstage.transport import Wire
 
 pytestmark = pytest.mark.core
@@ -48,7 +48,7 @@ class Scene:
         self.later, self.stops = later, stalled
         await Reader(
             cast("Wire", self),
-            cast("Host", self),
+            cast("WorkerProcess", self),
             cast("Dispatcher", self),
             self.receive,
             lambda _: None,

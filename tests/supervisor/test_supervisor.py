@@ -470,7 +470,7 @@ async def test_repr_tells_what_a_worker_owes() -> None:
         text = repr(running)
 
     assert re.fullmatch(
-        r"<RunningWorker <Worker 't-1' <PipeChild pid=\d+ running>> owed=0>", text
+        r"<WorkerProcess 't-1' <PipeChild pid=\d+ running> owed=0>", text
     )
 
 

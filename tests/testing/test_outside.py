@@ -20,7 +20,7 @@ from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import RestartPolicy, Stage, Timeouts
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.supervisor.spawn import spawn
+from etlstage.supervisor.process import spawn
 from etlstage.testing import (
     Fault,
     FaultKind,

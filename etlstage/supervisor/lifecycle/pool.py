@@ -45,7 +45,7 @@ from etlstage.supervisor.lifecycle.events import (
     TimerRang,
     WorkerFailed,
 )
-from etlstage.supervisor.lifecycle.worker import State, WorkerLife
+from etlstage.supervisor.lifecycle.worker import History, State, WorkerLife
 
 __all__ = (
     "Health",
@@ -162,9 +162,9 @@ class PoolState:
         """Return whether a worker is to be there."""
         return self._lives[worker].wanted
 
-    def story(self, worker: str, now: float) -> tuple[str, ...]:
-        """Return the last things that happened to a worker, oldest first."""
-        return self._lives[worker].story.tell(now)
+    def history(self, worker: str) -> History:
+        """Return what remembers the last things that happened to a worker."""
+        return self._lives[worker].story
 
     def health(self, now: float) -> Health:
         """Return whether the workers can do their work, and why not."""

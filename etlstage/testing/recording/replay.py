@@ -17,7 +17,7 @@ import anyio
 
 from etlstage.protocol.base import Dialect, Side
 from etlstage.stage import Stage
-from etlstage.supervisor.spawn import spawn
+from etlstage.supervisor.process import spawn
 from etlstage.testing.recording.recorder import RecordedLaunch
 from etlstage.testing.recording.recording import Recording
 from etlstage.testing.transcript import Channel, Entry

@@ -552,8 +552,8 @@ def test_story_of_a_worker_is_its_own() -> None:
     d = driver(workers=2)
     d.start("t-1")
 
-    assert d.state.story("t-1", 2.0) == ("started (pid 7, start 1) 2.00 s ago",)
-    assert d.state.story("t-2", 2.0) == ()
+    assert d.state.history("t-1").tell(2.0) == ("started (pid 7, start 1) 2.00 s ago",)
+    assert d.state.history("t-2").tell(2.0) == ()
 
 
 # --- any interleaving ----------------------------------------------------------------

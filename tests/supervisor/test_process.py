@@ -6,6 +6,7 @@ import os
 import pwd
 import resource
 import shlex
+import stat
 import sys
 from pathlib import Path
 from typing import Unpack
@@ -14,12 +15,14 @@ import anyio
 import pytest
 
 from etlstage.errors import ConfigError, WorkerStartFailed
-from etlstage.protocol.marker import Markers
+from etlstage.messages import StageKind
+from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
 from etlstage.stage.policy import ResourceLimits, Timeouts
 from etlstage.supervisor import AsyncSupervisor
-from etlstage.supervisor.spawn import spawn
+from etlstage.supervisor.process import missing, script, spawn
+from etlstage.testing import ScriptedLaunch, ScriptedWorker
 from etlstage.transport import (
     Child,
     Launch,
@@ -465,4 +468,82 @@ def test_stage_that_contradicts_itself(
 ) -> None:
     """It is refused when it is made."""
     with pytest.raises(ConfigError, match=problem):
-        staged(("sh",), **{"name": "s"} | settings)
+        Stage(**{"name": "s", "command": ("sh",)} | settings)  # type: ignore[arg-type]
+
+
+def flaw(folder: Path, *command: str, **env: str) -> str | None:
+    """Return what is missing of a command that runs in ``folder``."""
+    return missing(Stage(name="t", command=command, cwd=folder, env=env))
+
+
+async def test_script_that_is_not_there(tmp_path: Path) -> None:
+    """The caller is told at once, and not after six starts (issue 22)."""
+    (tmp_path / "clean.py").touch()
+    stage = Stage(name="clean", command=["python3", "claen.py"], cwd=tmp_path)
+    with pytest.raises(WorkerStartFailed) as caught:
+        await AsyncSupervisor(stage).__aenter__()
+    assert str(caught.value) == (
+        f"stage clean: can't start its workers: there is no file {tmp_path}/claen.py"
+        " (did you mean 'clean.py'?); command: python3 claen.py"
+    )
+    assert caught.value.stage == "clean"
+
+
+async def test_extractor_is_sought_before_it_is_asked() -> None:
+    """Its program is started when it is wanted; that it is missing is known before."""
+    plain = MarkerDialect(mode=Mode.PLAIN)
+    stage = Stage(
+        name="e", kind=StageKind.EXTRACT, dialect=plain, command=["no-such-program"]
+    )
+    with pytest.raises(WorkerStartFailed, match="no program 'no-such-program' on PATH"):
+        await AsyncSupervisor(stage).__aenter__()
+
+
+async def test_only_processes_have_a_program() -> None:
+    """What is started by other means may be called anything."""
+
+    async def echo(worker: ScriptedWorker) -> int:
+        async for message in worker.messages():
+            await worker.reply(message)
+        return 0
+
+    stage = Stage(name="t", command=["python3", "no-such-file.py"])
+    async with AsyncSupervisor(stage, launch=ScriptedLaunch(echo)) as supervisor:
+        assert await supervisor.ask(b"a") == (b"a",)
+
+
+def test_what_is_missing(tmp_path: Path) -> None:
+    """With what may have been meant, as validate says it."""
+    run = tmp_path / "run.sh"
+    run.write_text("#!/bin/sh\n")
+    run.chmod(stat.S_IRWXU)
+    assert flaw(tmp_path, "./run.sh") is None
+    assert flaw(tmp_path, "./rnu.sh") == (
+        f"there is no file {tmp_path}/rnu.sh (did you mean 'run.sh'?)"
+    )
+    assert flaw(tmp_path, "run.sh") == (
+        "there is no program 'run.sh' on PATH (did you mean './run.sh'?)"
+    )
+    assert flaw(tmp_path, "rnu.sh", PATH=str(tmp_path)) == (
+        "there is no program 'rnu.sh' on PATH (did you mean 'run.sh'?)"
+    )
+    assert flaw(tmp_path / "gone", "sh") == f"there is no folder {tmp_path}/gone"
+    assert flaw(tmp_path, "{program}") is None
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        ("python3 clean.py", 1),
+        ("/usr/bin/python3.11 -u clean.py x", 2),
+        ("bash -eu run.sh", 2),
+        ("python3 -m clean", None),
+        ("sh -c true", None),
+        ("node {script}", None),
+        ("python3", None),
+        ("cat clean.py", None),
+    ],
+)
+def test_which_word_is_a_script(command: str, place: int | None) -> None:
+    """One behind a flag that is not known may be anything."""
+    assert script(command.split()) == place

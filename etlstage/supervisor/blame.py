@@ -1,0 +1,185 @@
+"""
+What errors say of one worker: who it was, what became of it, and its last words.
+
+It is told the facts once, by ``worker.py``, and refers to nothing but them: whom the
+end of a worker is blamed on is decided there.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import anyio
+
+from etlstage.errors import (
+    Attempt,
+    EtlstageError,
+    RemoteProtocolError,
+    WorkerLost,
+    WorkerRefusal,
+)
+from etlstage.messages import StageKind, counted
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.diagnostic import cause_of
+from etlstage.supervisor.lifecycle.worker import History
+from etlstage.supervisor.process import command_line
+from etlstage.supervisor.stderr import StderrLog
+from etlstage.telemetry.terminal import harmless
+from etlstage.transport.base import describe_status
+
+__all__ = ("Blame",)
+
+_Error = TypeVar("_Error", bound=EtlstageError)
+
+_SHOWN: Final = 5  # events of its history that an error shows
+_LONGEST: Final = 160  # characters of last words that begin an error
+_REFUSALS: Final = 128  # whose texts are kept
+
+
+class Blame:
+    """
+    Makes the errors of one worker.
+
+    Args:
+        stage: Of the worker.
+        name: Such as ``clean-1``.
+        pid: Of its process.
+        stderr: What it writes there.
+        history: The last things that happened to it.
+
+    """
+
+    def __init__(
+        self, stage: Stage, name: str, pid: int, stderr: StderrLog, history: History
+    ) -> None:
+        self._stage = stage
+        self._name = name
+        self._pid = pid
+        self._stderr = stderr
+        self._history = history
+        # By code, category and reason: the text, and the attempt.
+        self._refusal_cache: dict[tuple[int, int, str], tuple[str, tuple[Attempt]]] = {}
+        self.status: int | None = None
+        """Exit status, negative for a signal, once the process is gone."""
+        self.signalled: bool = False
+        """We have sent it a signal."""
+
+    def lost(self, fate: str, held: int = 0, tries: int = 1) -> WorkerLost:
+        """
+        Return the error for messages that the worker held when it met its fate.
+
+        Args:
+            fate: What happened, as a part of a sentence.
+            held: How many messages it held.
+            tries: How often they were tried.
+
+        """
+        what = f" while it held {counted(held, 'message')}" if held else ""
+        text = self._describe(f"{fate}{what}", tries)
+        return self._with_story(WorkerLost(text, stage=self._stage.name))
+
+    def breach(self, fate: str, tries: int = 1) -> RemoteProtocolError:
+        """Return the error of a worker that broke the protocol."""
+        return self._with_story(RemoteProtocolError(self._describe(fate, tries)))
+
+    def refused(self, code: int, category: int, reason: str) -> WorkerRefusal:
+        """Return the error of a message that the worker refused."""
+        name = self._stage.name
+        # A bad column is bad in every row, for the same reason.
+        key = (code, category, reason)
+        if key not in self._refusal_cache:
+            if len(self._refusal_cache) == _REFUSALS:
+                self._refusal_cache.clear()
+            self._refusal_cache[key] = self._describe_refusal(*key)
+        text, attempts = self._refusal_cache[key]
+        error = WorkerRefusal(
+            text, stage=name, code=code, reason=reason, category=category
+        )
+        error.attempts = attempts
+        return error
+
+    def attempt(self, fate: str) -> Attempt:
+        """Return the record of this worker's failure at what it held."""
+        self._stderr.drain()
+        stderr = tuple(self._stderr.tail)
+        error = "; ".join(filter(None, (self.cause, fate)))
+        return Attempt(self._name, self._pid, error, self._story(), stderr)
+
+    def fate(self, closed: str = "") -> str:
+        """
+        Return what became of a worker that is gone without being told to.
+
+        Args:
+            closed: The pipe that it closed before; if it went no further by itself,
+                this is what it died of.
+
+        """
+        assert self.status is not None
+        if closed and self.signalled:
+            return f"closed its {closed}, but did not exit, and was stopped"
+        return describe_status(self.status)
+
+    def end(self) -> str:
+        """Return how a worker has ended that was told to."""
+        assert self.status is not None
+        if not self.signalled:
+            return describe_status(self.status)
+        seconds = f"{self._stage.timeout.stop:g} s"
+        return (
+            f"did not exit within {seconds} of the end of its input and"
+            f" {describe_status(self.status)}"
+        )
+
+    @property
+    def cause(self) -> str:
+        """The error that ended it, where its stderr says so; else empty."""
+        # So Python ends of what nobody has caught. With any other status, a traceback
+        # is that of an exception which it has survived.
+        if self.status != 1 or self.signalled:
+            return ""
+        return cause_of(self._stderr.tail)
+
+    def _describe_refusal(
+        self, code: int, category: int, reason: str
+    ) -> tuple[str, tuple[Attempt]]:
+        what = "request" if self._stage.kind is StageKind.EXTRACT else "message"
+        number = f"code {code}" + f", category {category}" * bool(category)
+        given = reason or "it gave no reason"
+        if code:
+            given = f"{reason} ({number})" if reason else number
+        fate = f"refused the {what}: {harmless(' '.join(given.split()))}"
+        who = f"stage {self._stage.name}: worker {self._name} (pid {self._pid})"
+        # The reason is its own. There may be thousands a second: its stderr is logged.
+        return f"{who} {fate}", (Attempt(self._name, self._pid, fate),)
+
+    def _describe(self, fate: str, tries: int) -> str:
+        self._stderr.drain()
+        again = f", after {tries} tries" if tries > 1 else ""
+        word = f"{self._word}; " if self._word else ""
+        who = f"worker {self._name} (pid {self._pid})"
+        return f"stage {self._stage.name}: {word}{who} {fate}{again}"
+
+    @property
+    def _word(self) -> str:
+        """Its last line, if it failed by itself: that is why, more often than not."""
+        tail = self._stderr.tail
+        word = self.cause
+        if not word and tail and (self.status or 0) > 0 and not self.signalled:
+            # An exception that it has survived is not what it failed of.
+            word = "" if cause_of(tail) else tail[-1].strip()
+        # Not a part of a longer one: secrets are found as a whole. It is in the story.
+        return word if len(word) <= _LONGEST else ""
+
+    def _story(self) -> tuple[str, ...]:
+        return self._history.tell(anyio.current_time())
+
+    def _with_story(self, error: _Error) -> _Error:
+        """Add below an error what is known of the worker."""
+        stderr = [f"stderr: {line}" for line in self._stderr.tail]
+        error.word = self._word
+        error.story = (
+            *(stderr or ["no stderr output"]),
+            *(f"event: {event}" for event in self._story()[-_SHOWN:]),
+            f"command: {command_line(self._stage)}",
+        )
+        return error

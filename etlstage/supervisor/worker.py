@@ -1,0 +1,618 @@
+"""
+One process of a stage, from its start until nothing of it is left.
+
+Who owns what: the *worker* owns the process, its stderr and its status pipe, decides
+how it is ended and whom its end is blamed on, and reports all that to the pool as
+events. Its *connection* owns the bytes and the session: what the process is fed and
+what it answers is not known here. Its *blame* is a value, which words the errors. The
+*pool* decides, by its lifecycle, when a worker is started and stopped; what it decides
+comes here as a call of :meth:`WorkerProcess.stop` or :meth:`WorkerProcess.fail`.
+
+The end of a process has four steps, each bounded: farewell in its dialect, end of its
+stdin, SIGTERM, SIGKILL. Behind its exit its output is read to the end, for what it
+wrote itself counts; then its end is reported, so that others go on; then what it has
+left behind gets ``timeout.stop`` to end, and is killed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from signal import SIGKILL, SIGTERM
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import anyio
+
+from etlstage.errors import (
+    Attempt,
+    EtlstageError,
+    FailureCause,
+    StageFailed,
+    WorkerLost,
+)
+from etlstage.messages import StageKind, counted
+from etlstage.protocol.base import Shape
+from etlstage.supervisor.blame import Blame
+from etlstage.supervisor.connection import Connection
+from etlstage.supervisor.diagnostic import StatusReader
+from etlstage.supervisor.exchange.retry import Loss
+from etlstage.supervisor.lifecycle.events import (
+    AliveSeen,
+    Event,
+    RemainsEnded,
+    WorkerExited,
+    WorkerFailed,
+    WorkerReady,
+    WorkerSilent,
+)
+from etlstage.supervisor.process import spawn
+from etlstage.supervisor.stderr import StderrLog
+from etlstage.telemetry.log import Log
+from etlstage.transport import Readable
+
+if TYPE_CHECKING:
+    from etlstage.supervisor.pool import WorkerPool
+
+__all__ = ("WorkerProcess",)
+
+_log = Log()
+
+_Task: TypeAlias = Callable[[], Coroutine[Any, Any, object]]
+
+_DRAIN: Final = (0.1, 1.0)  # seconds for the pipes of a dead process to end
+_CHUNK: Final = 4096  # bytes of its status a read
+_TURN: Final = 16  # reads in a row
+
+
+class WorkerProcess:
+    """
+    Starts one worker, and serves it until it is gone.
+
+    Args:
+        pool: Where it belongs.
+        name: Such as ``clean-1``.
+        number: The same, from 0.
+        start: How often it was started, this time included.
+        max_messages: Messages after which it is worn.
+
+    Raises:
+        WorkerStartFailed: If the program can't be run.
+
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        name: str,
+        *,
+        number: int = 0,
+        start: int = 1,
+        max_messages: float = math.inf,
+    ) -> None:
+        self._pool = pool
+        self._stage = stage = pool.stage
+        self._streams = stage.dialect.shape is Shape.STREAM
+        self._timeout = stage.timeout.stop
+        self.name: str = name
+        self.start: int = start
+        self._wire, self._child = spawn(
+            stage, name, pool.launch, start=start, stdin=not self._streams
+        )
+        self.pid: int = self._child.pid
+        metrics = pool.metrics
+        self._stderr = StderrLog(
+            self._child.stderr,
+            stage=stage.name,
+            worker=name,
+            pid=self.pid,
+            counted=partial(metrics.stderr_lines, name) if metrics else None,
+        )
+        self._blame = Blame(stage, name, self.pid, self._stderr, pool.history(name))
+        self.connection: Connection = Connection(
+            self,
+            stage,
+            pool.backlog,
+            self._wire,
+            metrics,
+            number=number,
+            max_messages=max_messages,
+        )
+        self.error: EtlstageError | None = None
+        """Why the worker is of no more use, unless it was told to stop."""
+        self.ended: bool = False
+        """Its end was reported; what it has left behind may live."""
+        self._open = False  # it is given messages
+        self._status = StatusReader()
+        self._announced = not stage.program.ready
+        # How it is brought to its end:
+        self._told_to_stop = False  # by the pool
+        self._ending = False  # it is to go, or it is gone: it is given nothing more
+        self._quit = anyio.Event()
+        self._patient = True  # it may finish by itself
+        self._waiting = anyio.CancelScope()  # what impatience ends
+        self._gone = anyio.Event()  # the process is; what it has left behind may live
+        self._by_us = False  # it was we who ended it
+        self._stderr_ended = anyio.Event()
+        self._stdout_ended = anyio.Event()
+        # What its end is judged by:
+        self._reason = ""  # why it is of no more use, as a part of a sentence
+        self._breach: EtlstageError | None = None  # how it broke the protocol
+        self._closed = ""  # the pipe that it closed first
+        self._unread = 0  # bytes that it left in its stdin, when it ended by itself
+        self._ignored = False  # it had read nothing of what it did not answer
+        self._all_read = False
+        self._late = 0  # bytes that had come too late at its end
+        self._doubted = False  # what it has answered may not be loaded
+
+    def __repr__(self) -> str:
+        owed = self.connection.owed
+        return f"<WorkerProcess {self.name!r} {self._child!r} owed={owed}>"
+
+    @property
+    def usable(self) -> bool:
+        """Whether the worker may be given messages."""
+        return self._open and self.error is None and not self._ending
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was at fault, or is gone: what is written then is no reply."""
+        return self.error is not None or self.ended
+
+    @property
+    def exited(self) -> bool:
+        """Whether its process is gone."""
+        return self._gone.is_set()
+
+    # --- what the pool decides -----------------------------------------------
+
+    def open(self) -> None:
+        """Give the worker messages from now on."""
+        self._open = True
+        self.connection.pump_all(anyio.current_time())
+
+    def stop(self, *, patient: bool = True) -> None:
+        """
+        Let :meth:`run` stop the worker, but not what it has left behind.
+
+        ``patient``: it may finish by itself, once its stdin is closed; and so may what
+        it leaves behind, once it has ended by itself.
+        """
+        self._told_to_stop = True
+        if self.exited:
+            return
+        # In the middle of a round there is nothing that it could finish.
+        extracts = self._stage.kind is StageKind.EXTRACT
+        busy = extracts and self.connection.dispatch.busy
+        self.connection.stop_verifying()
+        self._end_process(patient=patient and not busy)
+
+    def hurry(self) -> None:
+        """Let :meth:`run` wait no more for what the worker has left behind."""
+        self._end_process(patient=False)
+
+    def fail(
+        self, reason: str, cause: FailureCause, blame: EtlstageError | None = None
+    ) -> None:
+        """Declare the worker at fault: ``reason`` is what it did, in a sentence."""
+        if self.error is not None:
+            return
+        if cause == "start" and self._stage.dialect.announces:
+            received = self.connection.patience.received
+            reason += f": it {self._stage.dialect.unready(received)}"
+        self._ignored = cause == "silent" and self.connection.unread(
+            self._wire.unread()
+        )
+        self._reason, self._breach = self._with_hint(reason), blame
+        self.error = self._describe(0)
+        self.connection.stop_verifying()
+        self._pool.handle(WorkerFailed(self.name, self.pid, self.error, cause))
+
+    # --- what the connection finds out ---------------------------------------
+
+    def broke(self, pipe: str) -> None:
+        """Record that the worker closed a pipe; it is stopped if it does not exit."""
+        if not self._ending or pipe == "stdin":
+            self._closed = self._closed or pipe
+        # Its exit follows, or else it is told to; replies may still come.
+        self._end_process()
+
+    def handle(self, event: Event) -> None:
+        """Have the pool handle what happened."""
+        self._pool.handle(event)
+
+    def announce(self) -> None:
+        """Report that the worker is ready."""
+        self._pool.handle(WorkerReady(self.name, self.pid))
+
+    def silent(self, seconds: float, hint: str, *, progressing: bool = False) -> None:
+        """Report that the worker has not answered for so long."""
+        self._pool.tell(WorkerSilent(self.name, self.pid, seconds, hint, progressing))
+
+    def despair(self, reason: str) -> None:
+        """End all that is submitted: no other worker is waited for."""
+        name = self._stage.name
+        text = f"stage {name}: no worker has ever answered: worker {self.name} {reason}"
+        self._pool.backlog.fail(StageFailed(text, stage=name))
+
+    def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
+        """Have a position stored, then call ``answer``, with the error if it failed."""
+        self._pool.commit(position, answer)
+
+    def refused(self, code: int, category: int, reason: str) -> EtlstageError:
+        """Return the error of a message that the worker refused."""
+        return self._blame.refused(code, category, reason)
+
+    def cancelled(
+        self, reason: str
+    ) -> tuple[Attempt, Callable[[tuple[Attempt, ...]], EtlstageError]]:
+        """Return the attempt at an exchange that took too long, and its last error."""
+
+        def last_error(attempts: tuple[Attempt, ...]) -> EtlstageError:
+            error = self._blame.lost(reason, tries=len(attempts))
+            error.attempts = attempts
+            return error
+
+        return self._blame.attempt(reason), last_error
+
+    # --- the process ----------------------------------------------------------
+
+    async def run(self) -> None:
+        """
+        Serve the worker, and see it and what it leaves behind to their end.
+
+        Cancelling has no effect: call :meth:`stop`, after which this is bounded.
+        """
+        try:
+            with anyio.CancelScope(shield=True):
+                killed = await self._run()
+        finally:
+            try:
+                self._wire.close()
+            finally:
+                self._child.close()
+        late = self.connection.late - self._late
+        if killed or late:
+            doubt = self._doubt_remains(killed) if killed else None
+            doubtful = self._unproven if doubt is not None else 0
+            self._pool.handle(
+                RemainsEnded(self.name, self.pid, killed, late, doubtful, doubt)
+            )
+
+    async def _run(self) -> int:
+        """Return how many processes were killed that the worker had left behind."""
+        try:
+            killed = await self._serve()
+            self._stderr.drain()
+            self._wire.stop_waiting()
+            if self._child.status is not None:
+                self._child.status.stop_waiting()
+        except BaseException:
+            # An error of ours, for none of theirs is raised: it must neither
+            # leave the process behind nor anybody who waits for its end.
+            await self._abandon()
+            raise
+        finally:
+            self._gone.set()
+        return killed
+
+    async def _serve(self) -> int:
+        connection, status_pipe = self.connection, self._child.status
+        async with anyio.create_task_group() as readers:
+            readers.start_soon(self._read_stderr)
+            readers.start_soon(self._read_stdout)
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._stop_when_told)
+                group.start_soon(connection.write)
+                group.start_soon(connection.watch)
+                group.start_soon(connection.verify)
+                if status_pipe is not None:
+                    group.start_soon(self._read_status, status_pipe)
+                status = await self._child.wait()
+                until = anyio.current_time() + self._timeout
+                self._note_exit(status)
+                await self._read_rest(status, until)
+                group.cancel_scope.cancel()
+            # Whoever follows it need not wait for what it has left behind.
+            self._end(status)
+            killed = await self._outlast(until)
+            readers.cancel_scope.cancel()
+        return killed
+
+    async def _read_stderr(self) -> None:
+        await self._stderr.run()
+        self._stderr_ended.set()
+
+    async def _read_stdout(self) -> None:
+        await self.connection.read()
+        self._all_read = True
+        # Normally the process exits now; if it doesn't, it is stopped.
+        self.broke("stdout")
+        self._stdout_ended.set()
+
+    async def _read_status(self, status: Readable) -> None:
+        while self._take_status(status):
+            await status.readable()
+
+    def _take_status(self, status: Readable) -> bool:
+        """Read what the worker has written there; return whether there may be more."""
+        for _ in range(_TURN):
+            data = status.read(_CHUNK)
+            if not data:
+                return data is None
+            told = self._status.receive(data)
+            if told.counts:
+                self._pool.count(self.name, told.counts)
+            if told.progress is not None:
+                self.connection.patience.progressed(anyio.current_time())
+            if self._announced:
+                self._pool.handle(AliveSeen(self.name))
+            else:
+                self._announced = True
+                self.announce()
+        return True
+
+    # --- bringing it to its end -----------------------------------------------
+
+    def _end_process(self, *, patient: bool = True) -> None:
+        self._patient = self._patient and patient
+        self._ending = True
+        self._quit.set()
+        if not patient:
+            self._waiting.cancel()
+
+    async def _stop_when_told(self) -> None:
+        await self._quit.wait()
+        if self.exited:
+            return
+        if self._patient and self.connection.say_farewell():
+            self._log_step("the farewell of its dialect")
+            await self._wait(self._timeout, self._gone.wait)
+        if self._patient and not self.exited:
+            # What it has not read is of interest, and gone with the pipe.
+            self._note_unread()
+            self._wire.close_write()
+            if not self._streams:
+                self._log_step("the end of its input")
+            # One that has not come by now would find nobody who told it anything.
+            if not self.connection.unmet:
+                await self._wait(self._timeout, self._gone.wait)
+        for signal in (SIGTERM, SIGKILL):
+            if self.exited:
+                return
+            self._blame.signalled = True
+            self._log_step(signal.name)
+            self._child.signal(signal)
+            # Behind the signal: which of the two it dies of is then no matter of
+            # chance.
+            self._wire.close_write()
+            with anyio.move_on_after(self._timeout):
+                await self._gone.wait()
+
+    def _log_step(self, sent: str) -> None:
+        # Where the host logs to may be gone; the worker is stopped all the same.
+        with suppress(Exception):
+            _log.debug(
+                "worker is stopped",
+                stage=self._stage.name,
+                worker=self.name,
+                pid=self.pid,
+                sent=sent,
+            )
+
+    async def _wait(self, seconds: float, what: _Task) -> None:
+        """Wait for something, but neither too long nor when there is no patience."""
+        with anyio.move_on_after(seconds) as self._waiting:
+            if self._patient:
+                await what()
+
+    # --- behind its exit ------------------------------------------------------
+
+    def _note_unread(self) -> None:
+        if not self._blame.signalled:
+            self._unread = max(self._unread, self._wire.unread())
+
+    def _note_exit(self, status: int) -> None:
+        self._blame.status = status
+        self._note_unread()
+        # One that is asked for nothing has perhaps written all of a round that is to
+        # begin now.
+        self._ending = self._ending or not self._streams
+        # Who shares its stdin would else wait for more.
+        self._wire.close_write()
+        self._gone.set()
+        self._by_us = self._blame.signalled or not self._patient
+        if self._by_us:
+            # We have ended it: that goes for its whole group.
+            self._child.kill()
+        if self._stage.kind is StageKind.EXTRACT:
+            self.connection.read_on()
+
+    async def _read_rest(self, status: int, until: float) -> None:
+        """Read what it has written, and what others write on its behalf."""
+        if self._by_us:
+            await self._drain()
+            return
+        with anyio.move_on_after(_DRAIN[0]):
+            await self._both_ended()
+            return
+        # Somebody else has its pipes: what it wrote itself is in them.
+        if self._owes(status):
+            await self._wait(until - anyio.current_time(), self._stdout_ended.wait)
+
+    def _owes(self, status: int) -> bool:
+        """Read what is there; return whether others may still write what it owes."""
+        self._catch_up(status)
+        # One that failed is not waited for. What it had not begun nobody else will.
+        if status or self.error is not None or not self.connection.dispatch.busy:
+            return False
+        return self._streams or not self.connection.unread(self._unread)
+
+    async def _outlast(self, until: float) -> int:
+        """Wait for what it has left behind, then kill it; return how many that were."""
+        if self._by_us:
+            return 0
+
+        async def desertion() -> None:
+            await self._child.deserted()
+            await self._both_ended()
+
+        await self._wait(until - anyio.current_time(), desertion)
+        return self._child.kill() + await self._drain()
+
+    async def _drain(self) -> int:
+        """Wait for the end of the pipes; return how many were killed that had them."""
+        killed = 0
+        # If they don't end now, then somebody in a session of its own has them: a part
+        # of this worker.
+        for patience in _DRAIN:
+            with anyio.move_on_after(patience):
+                await self._both_ended()
+                break
+            killed += self._child.kill_heirs()
+        return killed
+
+    async def _both_ended(self) -> None:
+        await self._stderr_ended.wait()
+        await self._stdout_ended.wait()
+
+    async def _abandon(self) -> None:
+        """Kill the process, whatever else goes wrong."""
+        with suppress(Exception):
+            self._child.signal(SIGKILL)
+        with suppress(Exception), anyio.move_on_after(self._timeout):
+            await self._child.wait()
+        with suppress(Exception):
+            self._child.kill()
+        status = self._child.returncode
+        self._blame.status = -SIGKILL if status is None else status
+
+    # --- what its end means ---------------------------------------------------
+
+    def _catch_up(self, status: int) -> None:
+        sound = not status or self._told_to_stop
+        self.connection.catch_up(sound=sound, left=self._unread)
+
+    def _end(self, status: int) -> None:
+        """Report its end, with what it held and whom that is blamed on."""
+        if self._child.status is not None:
+            self._take_status(self._child.status)
+        self._catch_up(status)
+        fate = self._fate()
+        if not self._told_to_stop and self._streams and not status:
+            if self._all_read:
+                self.connection.complete_stream()
+            else:
+                fate += (
+                    ", but what it had started held its stdout open for"
+                    f" {self._timeout:g} s"
+                )
+        if self.error is None:
+            self._reason = "was stopped" if self._told_to_stop else fate
+        told = self._told_to_stop and self.error is None
+        doubt = self._doubt_end(status) if told else None
+        untouched = self._untouched
+        doubtful = self.connection.dispatch.doubtful
+        if doubt is not None:
+            told, doubtful, fate = False, self._unproven, self._blame.end()
+        loss = self._lose(untouched=untouched)
+        if self.error is None and not told:
+            self.error = doubt or self._describe(loss.held)
+        self.ended = True
+        self._late = self.connection.late
+        # What it held is with others before anybody hears of its end.
+        self._pool.handle(
+            WorkerExited(
+                self.name,
+                self.pid,
+                status,
+                lost=loss.held,
+                answered=self.connection.answered,
+                retried=loss.retried,
+                failed=loss.failed,
+                tries=loss.tries,
+                progress=loss.progress,
+                untouched=untouched,
+                told=told,
+                late=self.connection.late,
+                doubtful=doubtful,
+                doubt=doubt,
+                fate=fate,
+                cause=self._blame.cause,
+            )
+        )
+
+    def _fate(self) -> str:
+        closed = self._closed if self.error is None else ""
+        fate = self._blame.fate(closed)
+        return fate if closed and self._blame.signalled else self._with_hint(fate)
+
+    @property
+    def _untouched(self) -> bool:
+        """Whether it had not begun to read what it held: that can't have killed it."""
+        if self._streams:
+            return False
+        block, ahead = self.connection.dispatch.block, self.connection.ahead
+        if self._ignored or (ahead and block.doubted and not block.holds):
+            return True
+        return self.error is None and (ahead or self.connection.unread(self._unread))
+
+    @property
+    def _unproven(self) -> int:
+        """Messages that it has answered, and only a good end shows to be loaded."""
+        # One that was stopped by force had no time to end well.
+        if self._stage.kind is not StageKind.LOAD or self._pool.forced:
+            return 0
+        return self.connection.answered
+
+    def _doubt_end(self, status: int) -> WorkerLost | None:
+        """Return why what it has answered may not be loaded, if it did not end well."""
+        unproven = self._unproven
+        if not self._stage.dialect.failed(status, told=True, held=0, unproven=unproven):
+            return None
+        return self._doubt(f"{self._blame.end()} while it ended")
+
+    def _doubt_remains(self, killed: int) -> WorkerLost | None:
+        """Return the same for processes that were killed behind its end."""
+        if not self._unproven or self._doubted:
+            return None
+        left = counted(killed, "process", "processes")
+        return self._doubt(
+            f"left {left} behind, killed after timeout.stop ({self._timeout:g} s)"
+        )
+
+    def _doubt(self, what: str) -> WorkerLost:
+        self._doubted = True
+        messages = counted(self._unproven, "message")
+        reason = f"{what}; {messages} that it had answered may not be loaded"
+        error = self._blame.lost(reason)
+        error.attempts = (self._blame.attempt(what),)
+        return error
+
+    def _lose(self, *, untouched: bool) -> Loss:
+        dispatch = self.connection.dispatch
+        if self._pool.stopping:
+            held = dispatch.abandon(self._describe(dispatch.held))
+            return Loss(held=held, retried=0)
+        attempt = self._blame.attempt(self._reason)
+        return dispatch.lose(attempt, self._last_error, untouched=untouched)
+
+    def _describe(self, held: int, tries: int = 1) -> EtlstageError:
+        """Return the error of what the worker held, or the one that it failed with."""
+        if self._breach is not None:
+            fate = self._with_hint(f"broke the protocol: {self._breach}")
+            return self._blame.breach(fate, tries)
+        held = held if self.error is None else 0
+        return self._blame.lost(self._reason, held, tries)
+
+    def _last_error(self, attempts: tuple[Attempt, ...]) -> EtlstageError:
+        """Return the error of a message that this worker was the last to try."""
+        held = 0 if self._streams else 1
+        error = self._describe(held, len(attempts))
+        error.attempts = attempts
+        return error
+
+    def _with_hint(self, fate: str) -> str:
+        """Return what happened, and who else came if the worker did not connect."""
+        return "; ".join(filter(None, (fate, self._wire.mismatch_hint())))
