@@ -18,7 +18,7 @@ from etlstage.supervisor.lifecycle.events import WorkerStarted as WorkerStarted
 from etlstage.supervisor.lifecycle.events import WorkerWorn as WorkerWorn
 from etlstage.supervisor.lifecycle.pool import Health as Health
 from etlstage.supervisor.lifecycle.pool import Silence as Silence
-from etlstage.supervisor.session import WorkerSession as WorkerSession
+from etlstage.supervisor.stream import WorkerSession as WorkerSession
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 
 __all__ = (

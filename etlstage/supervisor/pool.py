@@ -9,19 +9,29 @@ timer for each worker.
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from typing import Final, assert_never
 
 import anyio
 from anyio.abc import TaskGroup
 
-from etlstage.errors import EtlstageError, StageError, StageFailed, WorkerStartFailed
+from etlstage.errors import (
+    EtlstageError,
+    StageError,
+    StageFailed,
+    WorkerLost,
+    WorkerStartFailed,
+)
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.deadline import Deadline
 from etlstage.supervisor.diagnostic import SKIPPED
 from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.submission import Submission
 from etlstage.supervisor.lifecycle.events import (
     DemandSeen,
     Event,
@@ -66,7 +76,6 @@ class WorkerPool:
 
     Args:
         stage: What to run.
-        backlog: Where the workers take messages from.
         tell: Called with what the host may want to know.
         metrics: What is counted, if anything is.
         launch: What starts the workers.
@@ -77,14 +86,16 @@ class WorkerPool:
     def __init__(
         self,
         stage: Stage,
-        backlog: Backlog,
         tell: Callable[[SupervisorEvent], None],
         metrics: StageMetrics | None,
         launch: Launch = launch_worker,
         commit: Callable[[object], Awaitable[None]] | None = None,
     ) -> None:
         self.stage = stage
-        self.backlog = backlog
+        self.backlog: Backlog = Backlog()
+        """Where the workers take messages from."""
+        self.closing: bool = False
+        """Nothing new is taken."""
         self.metrics = metrics
         self.launch: Launch = launch
         self._commit = commit
@@ -100,6 +111,8 @@ class WorkerPool:
         self._kick_due = False  # what a worker had, others may take
         self._broken: Exception | None = None  # our own fault, which ends everything
         self._gone = anyio.Event()
+        self._drained = anyio.Event()  # nothing is under way any more
+        self._clock = _Clock()
         self._last_errors: dict[str, EtlstageError] = {}
         self._doubtful = 0  # of workers that have ended
         self.doubt: StageError | None = None
@@ -146,6 +159,7 @@ class WorkerPool:
 
         """
         self._tasks = tasks
+        self._clock.start()
         self.launch = traced(self.launch)
         if self.stage.recycle.max_rss is not None:
             tasks.start_soon(self._watch_memory, self.stage.recycle.max_rss)
@@ -170,6 +184,29 @@ class WorkerPool:
         while self._served or not (self._state.finished or self._broken):
             await self._gone.wait()
 
+    def open(self, submission: Submission) -> None:
+        """Let the workers take what is submitted."""
+        self.backlog.open(submission)
+        if self.closing:
+            submission.fail(self.closed())
+
+    def drop(self, submission: Submission) -> None:
+        """Forget what was submitted: its results are not waited for any more."""
+        self.backlog.drop(submission)
+        if not self.backlog.occupied:
+            self._drained.set()
+            self._drained = anyio.Event()
+
+    async def drain(self) -> None:
+        """Wait until all that was submitted is done."""
+        while self.backlog.occupied:
+            await self._drained.wait()
+
+    def closed(self) -> WorkerLost:
+        """Return the error of what is submitted when there are no workers any more."""
+        name = self.stage.name
+        return WorkerLost(f"stage {name}: the supervisor is closed", stage=name)
+
     def handle(self, event: Event) -> None:
         """Handle what happened, and perform what follows."""
         self._instructions.extend(self._state.handle(event, anyio.current_time()))
@@ -179,8 +216,9 @@ class WorkerPool:
         """Publish an event that does not change the lifecycle."""
         self._tell(event)
 
-    def slowest(self, now: float) -> Silence | None:
+    def slowest(self) -> Silence | None:
         """Return for whose answer it is waited longest; from any thread."""
+        now = self._clock.now()
         found = [
             Silence(running.name, *silence)
             for running in list(self._running.values())
@@ -199,9 +237,13 @@ class WorkerPool:
         """Return what remembers the last things that happened to a worker."""
         return self._state.history(worker)
 
-    def health(self, now: float) -> Health:
+    def health(self) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""
-        return self._state.health(now)
+        health = self._state.health(self._clock.now())
+        if health.state == "ready" and self.backlog.in_step:
+            reason = "messages go one at a time: replies could not be told apart"
+            return Health("degraded", reason)
+        return health
 
     def scale(self, workers: int) -> None:
         """Have so many workers from now on; who is too many finishes what it has."""
@@ -416,3 +458,24 @@ class WorkerPool:
 def _number(worker: str) -> int:
     """Return the number of a worker, from 0."""
     return int(worker.rpartition("-")[2]) - 1
+
+
+class _Clock:
+    """The time of the event loop, for other threads too."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._ahead = 0.0  # of the machine's clock
+
+    def start(self) -> None:
+        """Take the loop that runs in this thread."""
+        self._thread = get_ident()
+        self._ahead = anyio.current_time() - time.monotonic()
+
+    def now(self) -> float:
+        """Return the time, in seconds."""
+        if get_ident() == self._thread:
+            # The loop may have ended: health is asked for behind it, too.
+            with suppress(anyio.NoEventLoopError):
+                return anyio.current_time()
+        return time.monotonic() + self._ahead

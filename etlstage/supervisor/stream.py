@@ -1,13 +1,18 @@
 """
-One caller's input, read ahead as far as there is room.
+What stands between the callers of a supervisor and its pool: one class per way to ask.
 
-It runs as a task of the supervisor, so that a slow input and a slow consumer do not
-wait for each other.
+A *submission* holds what was asked and what has come of it; here is what waits for it.
+:class:`Intake` feeds a stream, as a task of the supervisor, so that a slow input and a
+slow consumer do not wait for each other; it reads ahead as far as there is room.
+:class:`WorkerSession` is an exchange that its caller keeps open. Who is given what, the
+dispatcher decides.
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -18,22 +23,48 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import islice
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from etlstage.messages import Position, Run, refuse_one, sound
+from etlstage.errors import InvalidMessage, LocalProtocolError
+from etlstage.messages import Position, Result, Run, refuse_one, sound
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.stage.policy import Order
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.exchange.dialogue import Dialogue
+from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
+from etlstage.supervisor.exchange.round import Repeat, Round
 from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("Intake", "Signal", "as_run", "in_runs")
+if TYPE_CHECKING:
+    from etlstage.supervisor.pool import WorkerPool
 
+__all__ = (
+    "Intake",
+    "Signal",
+    "WorkerSession",
+    "as_run",
+    "in_runs",
+    "results_of",
+    "round_for",
+    "submission_for",
+)
+
+# Of each lane one exchange is open where they end in any order: enough lanes that a
+# worker rarely has fewer than it may, and few enough to look at all of them.
+_LANES: Final = 16  # a worker
+_ROUND_UNREAD: Final = 256 * 1024  # bytes of outputs, until no more are read
+_SESSION_UNREAD: Final = 256 * 1024  # bytes each way, until the other side waits
 _RUN: Final = 1024  # messages taken at once from an iterable
 _RUN_BYTES: Final = 1024 * 1024  # which is about as many bytes, unless one has more
 
 _T = TypeVar("_T")
+_to_result = partial(tuple.__new__, Result)
 
 
 class Signal:
@@ -63,33 +94,34 @@ class Intake:
     Feeds one submission.
 
     Args:
+        pool: Whose workers are to take it.
         submission: What to feed.
         items: The caller's input: runs of messages, and positions among them.
-        has_room: Whether the submission may take a run.
-        fed: Called when there is something for the workers.
-        closed: The error of a stream whose supervisor is closed first.
+        max_messages: That the submission may hold.
+        max_bytes: Likewise.
 
     """
 
     def __init__(
         self,
+        pool: WorkerPool,
         submission: Submission | Lanes,
         items: Iterable[Run | Position] | AsyncIterable[Run | Position],
         *,
-        has_room: Callable[[Submission | Lanes], bool],
-        fed: Callable[[], None],
-        closed: Exception,
+        max_messages: int,
+        max_bytes: int,
     ) -> None:
         self.room: Signal = Signal()
         """Set it when there may be room again."""
         self.scope: anyio.CancelScope = anyio.CancelScope()
         self.ended: anyio.Event = anyio.Event()
-        self.error: BaseException | None = closed
+        self.error: BaseException | None = pool.closed()
         """What ended the input, or None when it ended by itself."""
         self._submission = submission
         self._items = items
-        self._has_room = has_room
-        self._fed = fed
+        self._pool = pool
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
         self._count = 0  # messages fed
 
     async def run(self) -> None:
@@ -120,21 +152,212 @@ class Intake:
         else:
             self.error = None
         self._submission.close()
-        self._fed()
+        self._pool.kick()
 
     async def _feed(self, item: Run | Position) -> None:
         if isinstance(item, Position):
             self._submission.mark(item)
-            self._fed()  # a batch in front of it is filled no more
+            self._pool.kick()  # a batch in front of it is filled no more
             return
         run, error = sound(item, self._count)
-        while not self._has_room(self._submission):
+        submission = self._submission
+        while (
+            submission.held >= self._max_messages
+            or submission.held_bytes >= self._max_bytes
+        ):
             await self.room.wait()
-        self._submission.feed(run, anyio.current_time())
+        submission.feed(run, anyio.current_time())
         self._count += len(run)
-        self._fed()
+        self._pool.kick()
         if error is not None:
             raise error
+
+
+class WorkerSession:
+    """
+    One exchange with a worker that stays open: both sides speak when they like.
+
+    ::
+
+        async with supervisor.session("echo") as session:
+            await session.send(b"one")
+            await session.choke()
+            async for chunk in session:
+                ...
+
+    Iterate over it for what the worker says. That ends when the worker has said all,
+    and raises what else becomes of the session; so does :meth:`send`:
+
+    - WorkerRefusal: the worker said no, and lives on;
+    - TimeoutError: it took longer than ``timeout.message``, and was cancelled;
+    - WorkerLost, or RemoteProtocolError: its worker died, or broke the protocol;
+    - StageFailed: there is no worker left.
+
+    Sessions share the connection to their worker: while the reply of one lies
+    unread, the others wait for theirs. So have a task for each of them.
+
+    Args:
+        pool: Of the worker.
+        event: What the worker is asked for; empty: as the stage says.
+
+    """
+
+    def __init__(self, pool: WorkerPool, event: str) -> None:
+        self._changed: anyio.Event | None = None
+        self.dialogue: Dialogue = Dialogue(
+            self._wake, event, max_waiting=_SESSION_UNREAD
+        )
+        """What the workers take."""
+        self._pool = pool
+        self._stage = pool.stage
+        self._heard: deque[bytes] = deque()
+
+    async def send(self, chunk: bytes) -> None:
+        """
+        Send a chunk; wait while too much is on its way.
+
+        What is sent after the worker has ended its reply is dropped.
+
+        Raises:
+            TypeError: If it is not bytes.
+            InvalidMessage: If it is longer than ``max_message``.
+            LocalProtocolError: If the input was ended.
+
+        """
+        run, error = sound([chunk])
+        if error is not None:
+            raise error
+        if len(run[0]) > (most := self._stage.max_message):
+            raise InvalidMessage(
+                f"stage {self._stage.name}: chunk is {len(run[0])} bytes long,"
+                f" expected no more than {most}; see max_message",
+                index=0,
+            )
+        while self.dialogue.full:
+            await self._change()
+        self._raise_error()
+        if self.dialogue.ended:
+            raise LocalProtocolError("can't send: the input of the session was ended")
+        self.dialogue.say(run[0])
+        self._pool.kick()
+
+    async def choke(self) -> None:
+        """End the input; the worker may still answer. Safe to call twice."""
+        self.dialogue.end()
+        self._pool.kick()
+
+    async def error(self, code: int, reason: str) -> None:
+        """End the session; the worker is told why, and says no more of it."""
+        self.dialogue.parting = code, reason
+        self.close()
+
+    def close(self) -> None:
+        """End the session, unless it has ended: nobody waits for it."""
+        if not self.dialogue.forgotten:
+            self._pool.drop(self.dialogue)
+            self._pool.kick()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._heard:
+            over, stalled = self.dialogue.over, self.dialogue.stalled
+            for run in self.dialogue.outputs():
+                self._heard.extend(run)
+            if stalled:
+                self._pool.kick()  # what could not be read, can be now
+            if self._heard:
+                break
+            if over:
+                self._raise_error()
+                raise StopAsyncIteration
+            await self._change()
+        return self._heard.popleft()
+
+    def _raise_error(self) -> None:
+        dialogue = self.dialogue
+        if dialogue.error is None:
+            return
+        error = dialogue.error.with_traceback(None)
+        if dialogue.expired:
+            name, limit = self._stage.name, self._stage.timeout.message
+            text = f"stage {name}: the session did not end within {limit} s"
+            raise TimeoutError(text) from error
+        raise error
+
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = anyio.Event()
+        await self._changed.wait()
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+
+def submission_for(
+    stage: Stage, wake: Callable[[], None], max_bytes: int
+) -> Submission | Lanes:
+    """
+    Return what takes messages and has their results in the stage's order.
+
+    Args:
+        stage: Where they go.
+        wake: Called when there are results.
+        max_bytes: Of results, until no more are read.
+
+    """
+    if stage.order is not Order.KEY:
+        return Submission(
+            wake,
+            max_unread=max_bytes,
+            max_reply=stage.max_reply,
+            ordered=stage.order is Order.TOTAL,
+        )
+    count = max(1, stage.pool.max)
+    if not stage.dialect.open(Side.SUPERVISOR, Limits()).in_order:
+        count *= _LANES
+    return Lanes(stage, count, wake, max_unread=max_bytes, max_reply=stage.max_reply)
+
+
+def round_for(
+    stage: Stage, wake: Callable[[], None], start: object, end: object, text: str | None
+) -> Round:
+    """
+    Return what asks for one round of extraction and has its outputs.
+
+    Args:
+        stage: Who is asked.
+        wake: Called when there are outputs.
+        start: First offset of the round.
+        end: End of the round, as the worker understands it.
+        text: Template of the request; the default is JSON.
+
+    """
+    if text is not None:
+        text = text.replace("{start}", str(start)).replace("{end}", str(end))
+    elif start is None and end is None:
+        text = ""
+    else:
+        text = json.dumps({"start": start, "end": end})
+    repeat = Repeat.ANEW if start is None and end is None else Repeat.BEHIND
+    if stage.dialect.shape is Shape.STREAM:
+        repeat = Repeat.NEVER
+    return Round(
+        wake,
+        text.encode(),
+        max_unread=_ROUND_UNREAD,
+        repeat=repeat,
+        stage=stage.name,
+    )
+
+
+def results_of(outcome: Outcome) -> list[Result]:
+    """Return what became of each message of an outcome."""
+    rows = zip(outcome.messages, outcome.replies, outcome.errors, strict=True)
+    return list(map(_to_result, rows))
 
 
 async def in_runs(

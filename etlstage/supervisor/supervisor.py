@@ -7,16 +7,21 @@ and what it started is gone when its block ends, however it ends.
 
 from __future__ import annotations
 
-import time
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
+    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
+    Iterator,
 )
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from threading import get_ident
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from types import TracebackType
 from typing import Self, overload
 
@@ -28,23 +33,34 @@ from etlstage.errors import (
     Faults,
     InvalidState,
     LocalProtocolError,
+    Overloaded,
     RepliesDoubtful,
     StageError,
     WorkerStartFailed,
 )
-from etlstage.messages import Position, Result, Run, StageKind
+from etlstage.messages import Position, Result, Run, StageKind, counted, sound
+from etlstage.protocol.base import Limits, Side
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.callers import Callers, results_of
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.exchange.submission import Collected
+from etlstage.supervisor.exchange.keyed import Lanes
+from etlstage.supervisor.exchange.submission import Collected, Submission
 from etlstage.supervisor.lifecycle.events import SupervisorEvent
 from etlstage.supervisor.lifecycle.pool import Health, Silence
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.pool import WorkerPool
 from etlstage.supervisor.process import command_line, missing
-from etlstage.supervisor.session import WorkerSession
-from etlstage.supervisor.stream import in_runs
+from etlstage.supervisor.stream import (
+    Intake,
+    Signal,
+    WorkerSession,
+    as_run,
+    in_runs,
+    results_of,
+    round_for,
+    submission_for,
+)
 from etlstage.telemetry import Meter, StageMetrics
+from etlstage.telemetry.trace import Span, span
 from etlstage.transport import Launch, launch_worker
 
 __all__ = ("AsyncSupervisor",)
@@ -104,21 +120,13 @@ class AsyncSupervisor:
         self._looks = launch is launch_worker
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._observers = Observers(stage, self._metrics)
-        self._callers = Callers(
-            stage,
-            self._kick,
-            self._observers,
-            self._metrics,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            max_pending=max_pending,
-        )
-        self._pool = WorkerPool(
-            stage, self._callers.backlog, self._tell, self._metrics, launch, commit
-        )
+        self._pool = WorkerPool(stage, self._tell, self._metrics, launch, commit)
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._max_pending = max_pending
+        self._intakes: set[Intake] = set()
         self._tasks: TaskGroup | None = None
         self._ended = False
-        self._clock = _Clock()
 
     def __repr__(self) -> str:
         return f"<AsyncSupervisor {self.stage.name!r} workers={self._pool.alive}>"
@@ -136,7 +144,6 @@ class AsyncSupervisor:
                 f" command: {command_line(self.stage)}",
                 stage=self.stage.name,
             )
-        self._clock.start()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
@@ -167,7 +174,11 @@ class AsyncSupervisor:
                 taken then, and streams read no more of their input.
 
         """
-        await self._callers.drain(drain)
+        self._pool.closing = True
+        for intake in self._intakes:
+            intake.scope.cancel()
+        with anyio.move_on_after(drain):
+            await self._pool.drain()
         await self._stop(patient=True)
 
     async def _stop(self, *, patient: bool) -> None:
@@ -179,7 +190,7 @@ class AsyncSupervisor:
         finally:
             with anyio.CancelScope(shield=True):
                 await self._pool.stop(patient=False)
-                self._callers.fail()
+                self._pool.backlog.fail(self._pool.closed())
 
     def scale(self, workers: int) -> None:
         """
@@ -205,13 +216,9 @@ class AsyncSupervisor:
         """Whether it can do its work: starting, ready, degraded or failed, and why."""
         if self._tasks is None:
             return Health("starting", "is not entered")
-        if self._callers.closing or self._ended:
+        if self._pool.closing or self._ended:
             return Health("failed", "the supervisor is closed")
-        health = self._pool.health(self._clock.now())
-        if health.state == "ready" and self._callers.backlog.in_step:
-            reason = "messages go one at a time: replies could not be told apart"
-            return Health("degraded", reason)
-        return health
+        return self._pool.health()
 
     @property
     def faults(self) -> Faults:
@@ -223,7 +230,7 @@ class AsyncSupervisor:
         """For whose answer it is waited longest, how long, and what has come of it."""
         if self._tasks is None or self._ended:
             return None
-        return self._pool.slowest(self._clock.now())
+        return self._pool.slowest()
 
     def hurry(self) -> None:
         """
@@ -276,7 +283,29 @@ class AsyncSupervisor:
 
         """
         self._running()
-        return await self._callers.submit(messages)
+        run, error = sound(await as_run(messages))
+        if error is not None:
+            raise error
+        self._admit(len(run))
+        results: dict[int, list[Result]] = {}
+        failed = 0
+        with self._submission("submit") as (submission, changed, noted):
+            submission.feed(run, anyio.current_time())
+            submission.close()
+            self._pool.kick()
+            while True:
+                stalled = submission.stalled
+                for outcome in self._collect(submission):
+                    assert isinstance(outcome, Outcome), "no positions were submitted"
+                    results[outcome.start] = results_of(outcome)
+                    failed += outcome.failed
+                if submission.finished:
+                    break
+                if stalled:
+                    self._pool.kick()
+                await changed.wait()
+            noted.note(messages=len(run), failed=failed)
+        return [result for start in sorted(results) for result in results[start]]
 
     async def ask(
         self,
@@ -301,7 +330,20 @@ class AsyncSupervisor:
 
         """
         self._running()
-        return await self._callers.ask(message, timeout)
+        if self.stage.dialect.shape.batches:
+            raise LocalProtocolError(
+                f"stage {self.stage.name} answers in batches: which outputs are those"
+                " of one message is not known; use submit()"
+            )
+        with anyio.move_on_after(timeout):
+            (result,) = await self.submit([message])
+            if result.error is not None:
+                # It may be that of others, too: without their tracebacks.
+                raise result.error.with_traceback(None)
+            return result.outputs
+        raise TimeoutError(
+            f"stage {self.stage.name}: no result of the message within {timeout} s"
+        )
 
     async def stream(
         self, messages: Iterable[bytes] | AsyncIterable[bytes]
@@ -336,7 +378,7 @@ class AsyncSupervisor:
         A position among the runs is yielded when all messages before it have ended,
         whatever the order of the others; no position overtakes another.
         """
-        return self._callers.answers(items, self._running())
+        return self._answers(items, self._running())
 
     async def extract(
         self, *, start: object = None, end: object = None
@@ -384,7 +426,7 @@ class AsyncSupervisor:
                 f"stage {self.stage.name} is of kind {self.stage.kind.value}:"
                 " it can't extract"
             )
-        return self._callers.extract(start, end, template)
+        return self._extract(start, end, template)
 
     def session(self, event: str = "") -> AbstractAsyncContextManager[WorkerSession]:
         """
@@ -402,7 +444,7 @@ class AsyncSupervisor:
 
         """
         self._running()
-        return self._callers.session(event)
+        return self._session(event)
 
     def events(self) -> MemoryObjectReceiveStream[SupervisorEvent]:
         """
@@ -414,6 +456,131 @@ class AsyncSupervisor:
         return self._observers.listen(self._pool.running())
 
     # --- inside -------------------------------------------------------------
+
+    async def _answers(
+        self,
+        items: Iterable[Run | Position] | AsyncIterable[Run | Position],
+        tasks: TaskGroup,
+    ) -> AsyncGenerator[Collected, None]:
+        with self._submission("stream") as (submission, changed, _):
+            intake = Intake(
+                self._pool,
+                submission,
+                items,
+                max_messages=self._max_messages,
+                max_bytes=self._max_bytes,
+            )
+            self._intakes.add(intake)
+            tasks.start_soon(intake.run)
+            try:
+                while True:
+                    stalled = submission.stalled
+                    collected = self._collect(submission)
+                    if stalled:
+                        self._pool.kick()
+                    for item in collected:
+                        intake.room.set()
+                        yield item
+                    if submission.finished:
+                        break
+                    await changed.wait()
+                if intake.error is not None:
+                    raise intake.error
+            finally:
+                self._intakes.remove(intake)
+                intake.scope.cancel()
+                # Who closes the stream may close its input next: leave it alone.
+                with anyio.CancelScope(shield=True):
+                    await intake.ended.wait()
+
+    async def _extract(
+        self, start: object, end: object, template: str | None
+    ) -> AsyncGenerator[Run, None]:
+        changed = Signal()
+        asked = round_for(self.stage, changed.set, start, end, template)
+        self._pool.open(asked)
+        try:
+            with span("extract", stage=self.stage.name):
+                while True:
+                    finished = asked.finished
+                    for run in asked.outputs():
+                        yield run
+                    if finished:
+                        break
+                    self._pool.kick()
+                    await changed.wait()
+                if asked.error is not None:
+                    raise asked.error
+        finally:
+            self._pool.drop(asked)
+            self._pool.kick()
+
+    @asynccontextmanager
+    async def _session(self, event: str) -> AsyncIterator[WorkerSession]:
+        stage = self.stage
+        if stage.kind is StageKind.EXTRACT:
+            raise LocalProtocolError(
+                f"stage {stage.name} extracts: it takes no sessions; use extract()"
+            )
+        if stage.dialect.open(Side.SUPERVISOR, Limits()).in_order:
+            raise LocalProtocolError(
+                f"stage {stage.name} can't have sessions: a worker of dialect"
+                f" {stage.dialect.name} answers one message after the other, and"
+                " nothing tells which of them a part of a reply is for; use submit()"
+            )
+        self._admit(1)
+        session = WorkerSession(self._pool, event)
+        self._pool.open(session.dialogue)
+        try:
+            with span("session", stage=stage.name):
+                self._pool.kick()
+                yield session
+        finally:
+            session.close()
+
+    @contextmanager
+    def _submission(
+        self, what: str
+    ) -> Iterator[tuple[Submission | Lanes, Signal, Span]]:
+        if self.stage.kind is StageKind.EXTRACT:
+            raise LocalProtocolError(
+                f"stage {self.stage.name} extracts: it takes no messages"
+            )
+        changed = Signal()
+        submission = submission_for(self.stage, changed.set, self._max_bytes)
+        lanes = submission.lanes if isinstance(submission, Lanes) else [submission]
+        for lane in lanes:
+            self._pool.open(lane)
+        try:
+            with span(what, stage=self.stage.name) as noted:
+                yield submission, changed, noted
+        finally:
+            stalled = submission.stalled
+            for lane in lanes:
+                self._pool.drop(lane)
+            if stalled:
+                self._pool.kick()  # what waited for its consumer waits for nobody now
+            if isinstance(submission, Lanes) and submission.unkeyed:
+                self._observers.warn_of_unkeyed(submission.unkeyed, self.stage.key)
+
+    def _admit(self, count: int) -> None:
+        pending, most = self._pool.backlog.pending, self._max_pending
+        if most is not None and pending + count > most:
+            name = self.stage.name
+            raise Overloaded(
+                f"stage {name}: {counted(pending, 'message')} pending, {count:,} more"
+                f" would be over max_pending ({most:,}); try again later, raise it, or"
+                " have more workers",
+                stage=name,
+            )
+
+    def _collect(self, submission: Submission | Lanes) -> list[Collected]:
+        collected = submission.collect()
+        if self._metrics is not None:
+            for item in collected:
+                if isinstance(item, Outcome) and item.failed:
+                    self._metrics.failed(item.failed)
+        return collected
 
     async def _finish(self, *, patient: bool) -> None:
         assert self._tasks is not None
@@ -435,29 +602,5 @@ class AsyncSupervisor:
             )
         return self._tasks
 
-    def _kick(self) -> None:
-        self._pool.kick()
-
     def _tell(self, event: SupervisorEvent) -> None:
         self._observers.tell(event, alive=self._pool.alive)
-
-
-class _Clock:
-    """The time of the event loop, for other threads too."""
-
-    def __init__(self) -> None:
-        self._thread: int | None = None
-        self._ahead = 0.0  # of the machine's clock
-
-    def start(self) -> None:
-        """Take the loop that runs in this thread."""
-        self._thread = get_ident()
-        self._ahead = anyio.current_time() - time.monotonic()
-
-    def now(self) -> float:
-        """Return the time, in seconds."""
-        if get_ident() == self._thread:
-            # The loop may have ended: health is asked for behind it, too.
-            with suppress(anyio.NoEventLoopError):
-                return anyio.current_time()
-        return time.monotonic() + self._ahead
