@@ -21,7 +21,7 @@ from etlstage.errors import (
 from etlstage.messages import StageKind, counted
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.diagnostic import cause_of
-from etlstage.supervisor.lifecycle.worker import History
+from etlstage.supervisor.lifecycle.worker import WorkerHistory
 from etlstage.supervisor.process import command_line
 from etlstage.supervisor.stderr import StderrLog
 from etlstage.telemetry.terminal import harmless
@@ -50,7 +50,12 @@ class Blame:
     """
 
     def __init__(
-        self, stage: Stage, name: str, pid: int, stderr: StderrLog, history: History
+        self,
+        stage: Stage,
+        name: str,
+        pid: int,
+        stderr: StderrLog,
+        history: WorkerHistory,
     ) -> None:
         self._stage = stage
         self._name = name

@@ -36,7 +36,7 @@ from etlstage.supervisor.lifecycle.events import (
     DemandSeen,
     Event,
     Fail,
-    Feed,
+    FeedWorker,
     GiveUp,
     Instruction,
     RemainsEnded,
@@ -45,19 +45,19 @@ from etlstage.supervisor.lifecycle.events import (
     SetTimer,
     Spawn,
     StartFailed,
-    Stop,
     StopRequested,
+    StopWorker,
     SupervisorEvent,
     Tell,
-    TimerRang,
     WorkerExited,
     WorkerFailedPermanently,
     WorkerSilent,
     WorkerStarted,
+    WorkerTimerRang,
     WorkerWorn,
 )
 from etlstage.supervisor.lifecycle.pool import Health, PoolState, Silence
-from etlstage.supervisor.lifecycle.worker import History, State
+from etlstage.supervisor.lifecycle.worker import WorkerHistory, WorkerState
 from etlstage.supervisor.process import traced
 from etlstage.supervisor.worker import WorkerProcess
 from etlstage.telemetry import StageMetrics
@@ -233,7 +233,7 @@ class WorkerPool:
         for running in self._running.values():
             running.connection.patience.hurry(now)
 
-    def history(self, worker: str) -> History:
+    def history(self, worker: str) -> WorkerHistory:
         """Return what remembers the last things that happened to a worker."""
         return self._state.history(worker)
 
@@ -296,14 +296,14 @@ class WorkerPool:
         match instruction:
             case Spawn():
                 self._spawn(instruction)
-            case Feed(worker):
+            case FeedWorker(worker):
                 self._running[worker].open()
                 self._tell_demand()
             case Fail(worker, reason, cause):
                 self._running[worker].fail(reason, cause)
             case Retire(worker):
                 self._running[worker].connection.retire()
-            case Stop(worker, patient):
+            case StopWorker(worker, patient):
                 self._stop(worker, patient=patient)
             case SetTimer(worker, at):
                 self._timer(worker).set(at)
@@ -407,7 +407,7 @@ class WorkerPool:
                 self._last_errors[event.worker] = error
             if not self._state.wanted(event.worker):
                 self.backlog.leave(_number(event.worker), failed=False)
-            elif self._state[event.worker] in {State.EXITED, State.FATAL}:
+            elif self._state[event.worker] in {WorkerState.EXITED, WorkerState.FATAL}:
                 self._bury(event.worker)
         elif isinstance(event, WorkerFailedPermanently):
             self._bury(event.worker)
@@ -442,13 +442,13 @@ class WorkerPool:
         running = self._running.get(worker)
         patience = running.connection.patience if running is not None else None
         idle_since = patience.idle_since if patience is not None else None
-        self.handle(TimerRang(worker, idle_since))
+        self.handle(WorkerTimerRang(worker, idle_since))
 
     async def _watch_memory(self, limit: int) -> None:
         while True:
             await anyio.sleep(_LOOK)
             for name, running in list(self._running.items()):
-                if not running.usable or self._state[name] is not State.RUNNING:
+                if not running.usable or self._state[name] is not WorkerState.RUNNING:
                     continue
                 size = resident_bytes(running.pid)
                 if size is not None and size > limit:

@@ -27,7 +27,7 @@ from etlstage.transport import (
     Child,
     Launch,
     LaunchRequest,
-    Terms,
+    LaunchTerms,
     TermsRefused,
     Wire,
 )
@@ -173,14 +173,14 @@ def _environment(
     )
 
 
-def _terms(stage: Stage, identity: Identity) -> Terms:
-    limits = stage.program.limits
+def _terms(stage: Stage, identity: Identity) -> LaunchTerms:
+    limits = stage.limits
     values = {
         number: value
         for name, number in _LIMITS.items()
         if (value := getattr(limits, name)) is not None
     }
-    return Terms(
+    return LaunchTerms(
         limits=values,
         nice=limits.nice,
         user=identity.user,

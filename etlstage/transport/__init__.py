@@ -7,7 +7,7 @@ from etlstage.transport.base import Launch as Launch
 from etlstage.transport.base import LaunchRequest as LaunchRequest
 from etlstage.transport.base import Readable as Readable
 from etlstage.transport.base import Wire as Wire
-from etlstage.transport.launcher import Terms as Terms
+from etlstage.transport.launcher import LaunchTerms as LaunchTerms
 from etlstage.transport.launcher import TermsRefused as TermsRefused
 from etlstage.transport.process import launch_over_pipes as launch_over_pipes
 from etlstage.transport.socket import SocketLaunch as SocketLaunch
@@ -17,9 +17,9 @@ __all__ = (
     "Child",
     "Launch",
     "LaunchRequest",
+    "LaunchTerms",
     "Readable",
     "SocketLaunch",
-    "Terms",
     "TermsRefused",
     "Wire",
     "launch_over_pipes",

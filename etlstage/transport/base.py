@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.registry import default_dialect
-from etlstage.transport.launcher import Terms
+from etlstage.transport.launcher import LaunchTerms
 
 __all__ = (
     "Child",
@@ -160,7 +160,7 @@ class LaunchRequest:
     """Whether it is given any."""
     status: bool = False
     """Whether it can say that it is ready, and alive."""
-    terms: Terms = field(default_factory=Terms)
+    terms: LaunchTerms = field(default_factory=LaunchTerms)
     """Limits and identity."""
     stage: str = ""
     """Name of the stage."""

@@ -41,8 +41,8 @@ from etlstage.transport.watchdog import program, python
 
 __all__ = (
     "Identity",
+    "LaunchTerms",
     "Launcher",
-    "Terms",
     "TermsRefused",
     "UnknownIdentity",
     "look_up",
@@ -61,7 +61,7 @@ _TIGHT: Final = 64 * 1024 * 1024  # bytes of memory in which an exec may fail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
+class LaunchTerms:
     """On what terms a program runs; None, or no entry, is ours."""
 
     limits: Mapping[int, int] | None = None
@@ -95,11 +95,11 @@ class Launcher:
         *,
         env: Mapping[str, str],
         cwd: Path | None = None,
-        terms: Terms | None = None,
+        terms: LaunchTerms | None = None,
     ) -> None:
         self._report: int | None = None
         self._said: int | None = None
-        terms = terms or Terms()
+        terms = terms or LaunchTerms()
         words = _quick(command, env, cwd, terms)
         if words is None:
             try:
@@ -138,7 +138,7 @@ class Launcher:
                 os.close(descriptor)
         self._report = self._said = None
 
-    def _thorough(self, env: Mapping[str, str], terms: Terms) -> list[str]:
+    def _thorough(self, env: Mapping[str, str], terms: LaunchTerms) -> list[str]:
         words = [*python(), *program("shim")]
         settings = ["deathsig"]
         for number, (soft, hard) in _pairs(terms).items():
@@ -157,13 +157,13 @@ class Launcher:
         return [*words, str(self._said), str(os.getpid()), *settings, "--"]
 
 
-def _needs_shim(terms: Terms) -> bool:
+def _needs_shim(terms: LaunchTerms) -> bool:
     wanted = (terms.nice, terms.user, terms.group, terms.limits or None)
     return any(value is not None for value in wanted)
 
 
 def _quick(
-    command: Sequence[str], env: Mapping[str, str], cwd: Path | None, terms: Terms
+    command: Sequence[str], env: Mapping[str, str], cwd: Path | None, terms: LaunchTerms
 ) -> list[str] | None:
     """Return the words to put before a command that will surely start, else None."""
     if terms.nice is not None or terms.user is not None or terms.group is not None:
@@ -180,7 +180,7 @@ def _quick(
     return words
 
 
-def _prlimit_words(terms: Terms) -> list[str] | None:
+def _prlimit_words(terms: LaunchTerms) -> list[str] | None:
     """Return the words that set limits without a doubt, else None."""
     path = _find("prlimit")
     pairs = _pairs(terms)
@@ -206,7 +206,7 @@ def _raises(number: int, pair: tuple[int, int]) -> bool:
     return hard != resource.RLIM_INFINITY and pair[1] > hard
 
 
-def _pairs(terms: Terms) -> dict[int, tuple[int, int]]:
+def _pairs(terms: LaunchTerms) -> dict[int, tuple[int, int]]:
     """Return the soft and the hard limit for each."""
     pairs = {number: (value, value) for number, value in (terms.limits or {}).items()}
     cpu = resource.RLIMIT_CPU

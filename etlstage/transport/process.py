@@ -37,7 +37,7 @@ import anyio
 
 from etlstage.transport.base import ClosableReadable, LaunchRequest, describe_status
 from etlstage.transport.descent import descendants, heirs, lives, session_members
-from etlstage.transport.launcher import Launcher, Terms
+from etlstage.transport.launcher import Launcher, LaunchTerms
 from etlstage.transport.watchdog import VARIABLE, WATCHDOG
 
 __all__ = (
@@ -389,7 +389,7 @@ def _keep_freed_memory() -> None:
     bytes(16 * _PIPE_SIZE)
 
 
-def _give(fd: int, terms: Terms) -> None:
+def _give(fd: int, terms: LaunchTerms) -> None:
     # Else another user could not open it by name, such as /dev/stderr.
     if terms.user is not None:
         with suppress(OSError, OverflowError):

@@ -19,7 +19,7 @@ import pytest
 
 from etlstage.transport import (
     LaunchRequest,
-    Terms,
+    LaunchTerms,
     TermsRefused,
     launch_over_pipes,
     launcher,
@@ -47,18 +47,18 @@ def wrapper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def start(
     *command: str,
     env: Mapping[str, str] = ENV,
-    terms: Terms | None = None,
+    terms: LaunchTerms | None = None,
     stdin: bool = True,
     cwd: Path | None = None,
 ) -> tuple[PipeWire, PipeChild]:
     """Start a program."""
-    terms = terms or Terms()
+    terms = terms or LaunchTerms()
     request = LaunchRequest(command, env, cwd=cwd, stdin=stdin, terms=terms)
     return launch_over_pipes(request)
 
 
 async def output_of(
-    *command: str, env: Mapping[str, str] = ENV, terms: Terms | None = None
+    *command: str, env: Mapping[str, str] = ENV, terms: LaunchTerms | None = None
 ) -> str:
     """Return what a program says on stdout; it must end well."""
     wire, child = start(*command, stdin=False, env=env, terms=terms)
@@ -76,7 +76,7 @@ async def output_of(
     return said.decode()
 
 
-async def output_of_shell(script: str, *, terms: Terms | None = None) -> str:
+async def output_of_shell(script: str, *, terms: LaunchTerms | None = None) -> str:
     """Return what a shell script says."""
     return (await output_of("sh", "-c", script, terms=terms)).strip()
 
@@ -86,7 +86,7 @@ def is_quick(
     *,
     env: Mapping[str, str] = ENV,
     cwd: Path | None = None,
-    terms: Terms | None = None,
+    terms: LaunchTerms | None = None,
 ) -> bool:
     """Return whether a command is not given to the shim."""
     one = Launcher((command,), env=env, cwd=cwd, terms=terms)
@@ -310,11 +310,13 @@ def test_what_will_surely_start_is_quick(tmp_path: Path) -> None:
     assert is_quick(sys.executable)
     assert is_quick(script)
     assert is_quick("./program", cwd=tmp_path)
-    assert is_quick("true", terms=Terms(limits={resource.RLIMIT_CORE: 0}, umask=0))
+    assert is_quick(
+        "true", terms=LaunchTerms(limits={resource.RLIMIT_CORE: 0}, umask=0)
+    )
     assert not is_quick("true", env={})
-    assert not is_quick("true", terms=Terms(nice=1))
-    assert not is_quick("true", terms=Terms(user=1))
-    assert not is_quick("true", terms=Terms(limits={resource.RLIMIT_AS: MiB}))
+    assert not is_quick("true", terms=LaunchTerms(nice=1))
+    assert not is_quick("true", terms=LaunchTerms(user=1))
+    assert not is_quick("true", terms=LaunchTerms(limits={resource.RLIMIT_AS: MiB}))
     assert not is_quick("tr\0ue")
 
 
@@ -388,10 +390,13 @@ async def test_program_without_python_runs_plainly(
 
     monkeypatch.setattr(launcher, "python", refuse)
     assert await output_of("echo", "x") == "x\n"
-    assert await output_of_shell("umask", terms=Terms(umask=0o27, limits={})) == "0027"
+    assert (
+        await output_of_shell("umask", terms=LaunchTerms(umask=0o27, limits={}))
+        == "0027"
+    )
     with pytest.raises(FileNotFoundError):
         start("no-such-program")
-    for terms in (Terms(nice=1), Terms(limits={resource.RLIMIT_AS: MiB})):
+    for terms in (LaunchTerms(nice=1), LaunchTerms(limits={resource.RLIMIT_AS: MiB})):
         with pytest.raises(OSError, match="there is no Python"):
             start("echo", "x", terms=terms)
 
@@ -409,7 +414,7 @@ LIMITS = {
 
 async def test_limits_are_seen_by_the_program(wrapper: str) -> None:
     """Both the soft and the hard ones; SIGXCPU comes a second before its end."""
-    terms = Terms(limits=LIMITS)
+    terms = LaunchTerms(limits=LIMITS)
     assert is_quick("sh", terms=terms) == (wrapper == "setpriv")
     script = "for l in v t n c; do ulimit -S$l; ulimit -H$l; done"
     seen = (await output_of_shell(script, terms=terms)).split()
@@ -422,15 +427,15 @@ async def test_hard_limit_of_ours_is_not_passed(
 ) -> None:
     """Where there is no second more, there is no warning; nor does that need root."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
-    terms = Terms(limits={resource.RLIMIT_CPU: 100})
+    terms = LaunchTerms(limits={resource.RLIMIT_CPU: 100})
     assert is_quick("sh", terms=terms)
     assert await output_of_shell("ulimit -Ht", terms=terms) == "100"
-    assert not is_quick("sh", terms=Terms(limits={resource.RLIMIT_CPU: 101}))
+    assert not is_quick("sh", terms=LaunchTerms(limits={resource.RLIMIT_CPU: 101}))
 
 
 async def test_limits_that_are_not_named_stay(wrapper: str) -> None:
     """As ours are."""
-    terms = Terms(limits={resource.RLIMIT_NOFILE: 64})
+    terms = LaunchTerms(limits={resource.RLIMIT_NOFILE: 64})
     script = "ulimit -v; ulimit -t; ulimit -c"
 
     assert (await output_of_shell(script, terms=terms)) == bare(
@@ -440,7 +445,7 @@ async def test_limits_that_are_not_named_stay(wrapper: str) -> None:
 
 async def test_end_by_the_cpu_limit_says_what_it_was(wrapper: str) -> None:
     """SIGKILL would not."""
-    terms = Terms(limits={resource.RLIMIT_CPU: 1})
+    terms = LaunchTerms(limits={resource.RLIMIT_CPU: 1})
     wire, child = start("sh", "-c", "while :; do :; done", terms=terms)
     with anyio.fail_after(15):
         assert await child.wait() == -signal.SIGXCPU
@@ -452,27 +457,27 @@ async def test_end_by_the_cpu_limit_says_what_it_was(wrapper: str) -> None:
 async def test_niceness_is_added_to_ours(wrapper: str) -> None:
     """19 is the kindest."""
     ours = os.getpriority(os.PRIO_PROCESS, 0)
-    seen = await output_of_shell("nice", terms=Terms(nice=3))
+    seen = await output_of_shell("nice", terms=LaunchTerms(nice=3))
 
     assert int(seen) == min(ours + 3, 19)
 
 
 async def test_umask(wrapper: str) -> None:
     """Zero is one, too."""
-    assert await output_of_shell("umask", terms=Terms(umask=0)) == "0000"
-    assert await output_of_shell("umask", terms=Terms(umask=0o27)) == "0027"
+    assert await output_of_shell("umask", terms=LaunchTerms(umask=0)) == "0000"
+    assert await output_of_shell("umask", terms=LaunchTerms(umask=0o27)) == "0027"
 
 
 @root_only
 async def test_user_and_groups(wrapper: str) -> None:
     """Nothing of ours is left; the program may open its pipes by name."""
-    terms = Terms(user=54321, group=12345, groups=(12345, 12346))
+    terms = LaunchTerms(user=54321, group=12345, groups=(12345, 12346))
     script = "id -u; id -g; id -G; grep ^Uid /proc/$$/status"
     seen = (await output_of_shell(script, terms=terms)).split()
     assert seen[:4] == ["54321", "12345", "12345", "12346"]
     assert seen[5:] == ["54321"] * 4
     assert await output_of_shell("echo x > /dev/stdout", terms=terms) == "x"
-    alone = await output_of_shell("id -g; id -G", terms=Terms(group=12345))
+    alone = await output_of_shell("id -g; id -G", terms=LaunchTerms(group=12345))
     assert alone.split()[0] == "12345"
 
 
@@ -481,9 +486,9 @@ async def test_user_gets_no_new_privileges(wrapper: str) -> None:
     """A set-user-ID program would undo the change; who is as we are may (issue 10)."""
     script = "grep ^NoNewPrivs /proc/$$/status"
     ours = await output_of_shell(script)
-    other = Terms(user=54321, group=12345, groups=())
+    other = LaunchTerms(user=54321, group=12345, groups=())
     assert (await output_of_shell(script, terms=other)).split() == ["NoNewPrivs:", "1"]
-    alone = Terms(group=12345, groups=())
+    alone = LaunchTerms(group=12345, groups=())
     assert await output_of_shell(script, terms=alone) == ours
 
 
@@ -494,7 +499,11 @@ async def test_parent_death_signal_survives_a_change_of_user(wrapper: str) -> No
         "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n));"
         " print(n.value)"
     )
-    for terms in (Terms(user=54321, group=12345, groups=()), Terms(nice=0), Terms()):
+    for terms in (
+        LaunchTerms(user=54321, group=12345, groups=()),
+        LaunchTerms(nice=0),
+        LaunchTerms(),
+    ):
         seen = await output_of("/usr/bin/python3", "-c", code, terms=terms)
         assert int(seen) == signal.SIGKILL
 
@@ -505,10 +514,10 @@ def test_program_that_the_user_may_not_run(tmp_path: Path) -> None:
     program = shutil.copy("/bin/true", tmp_path / "program")
     os.chmod(program, 0o700)
     with pytest.raises(PermissionError):
-        start(str(program), terms=Terms(user=54321, group=12345, groups=()))
+        start(str(program), terms=LaunchTerms(user=54321, group=12345, groups=()))
 
 
-def refused(terms: Terms) -> tuple[str, int | None]:
+def refused(terms: LaunchTerms) -> tuple[str, int | None]:
     """Return which of the terms is refused, and by what error; nothing stays open."""
     before = open_files()
     with pytest.raises(TermsRefused) as caught:
@@ -520,12 +529,16 @@ def refused(terms: Terms) -> tuple[str, int | None]:
 @pytest.mark.parametrize(
     ("terms", "what", "number"),
     [
-        (Terms(limits={resource.RLIMIT_NOFILE: 1 << 60}), "limit=7,", errno.EPERM),
-        (Terms(user=1 << 40), f"user={1 << 40}", errno.EINVAL),
-        (Terms(group=(1 << 32) - 1), f"group={(1 << 32) - 1}", errno.EINVAL),
+        (
+            LaunchTerms(limits={resource.RLIMIT_NOFILE: 1 << 60}),
+            "limit=7,",
+            errno.EPERM,
+        ),
+        (LaunchTerms(user=1 << 40), f"user={1 << 40}", errno.EINVAL),
+        (LaunchTerms(group=(1 << 32) - 1), f"group={(1 << 32) - 1}", errno.EINVAL),
     ],
 )
-def test_terms_that_nobody_may_set(terms: Terms, what: str, number: int) -> None:
+def test_terms_that_nobody_may_set(terms: LaunchTerms, what: str, number: int) -> None:
     """What the system does not grant is named."""
     found, why = refused(terms)
 

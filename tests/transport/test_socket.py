@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.registry import default_dialect
-from etlstage.transport import LaunchRequest, SocketLaunch, Terms
+from etlstage.transport import LaunchRequest, LaunchTerms, SocketLaunch
 from etlstage.transport.process import PipeChild, PipeReader, PipeWire
 from etlstage.transport.socket import (
     Listener,
@@ -375,7 +375,7 @@ async def test_full_socket_takes_a_part_and_then_nothing() -> None:
 
 async def test_dialect_decides_what_a_worker_is_given() -> None:
     """One that does not connect has pipes."""
-    wire, child = launch_worker(LaunchRequest(("true",), ENV, terms=Terms()))
+    wire, child = launch_worker(LaunchRequest(("true",), ENV, terms=LaunchTerms()))
     assert isinstance(wire, PipeWire)
     await child.wait()
     child.kill()

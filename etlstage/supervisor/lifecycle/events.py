@@ -17,7 +17,7 @@ __all__ = (
     "DemandSeen",
     "Event",
     "Fail",
-    "Feed",
+    "FeedWorker",
     "GiveUp",
     "Instruction",
     "RemainsEnded",
@@ -26,11 +26,10 @@ __all__ = (
     "SetTimer",
     "Spawn",
     "StartFailed",
-    "Stop",
     "StopRequested",
+    "StopWorker",
     "SupervisorEvent",
     "Tell",
-    "TimerRang",
     "WorkerExited",
     "WorkerFailed",
     "WorkerFailedPermanently",
@@ -38,6 +37,7 @@ __all__ = (
     "WorkerRestarting",
     "WorkerSilent",
     "WorkerStarted",
+    "WorkerTimerRang",
     "WorkerWorn",
 )
 
@@ -71,7 +71,7 @@ class AliveSeen(NamedTuple):
     worker: str
 
 
-class TimerRang(NamedTuple):
+class WorkerTimerRang(NamedTuple):
     """The time has come that a ``SetTimer`` named."""
 
     worker: str
@@ -200,7 +200,7 @@ Event: TypeAlias = (
     | StartFailed
     | WorkerReady
     | AliveSeen
-    | TimerRang
+    | WorkerTimerRang
     | WorkerFailed
     | WorkerWorn
     | WorkerExited
@@ -238,7 +238,7 @@ class Spawn(NamedTuple):
     """Messages after which it is worn."""
 
 
-class Feed(NamedTuple):
+class FeedWorker(NamedTuple):
     """Give the worker messages from now on."""
 
     worker: str
@@ -259,7 +259,7 @@ class Retire(NamedTuple):
     worker: str
 
 
-class Stop(NamedTuple):
+class StopWorker(NamedTuple):
     """Stop the process, step by step; answer with WorkerExited when it is gone."""
 
     worker: str
@@ -268,7 +268,7 @@ class Stop(NamedTuple):
 
 
 class SetTimer(NamedTuple):
-    """Answer with TimerRang at that time; it replaces the worker's last timer."""
+    """Answer with WorkerTimerRang at that time; it replaces the worker's last timer."""
 
     worker: str
     at: float | None
@@ -290,4 +290,6 @@ class GiveUp(NamedTuple):
     """Why it is not started again, as a part of a sentence."""
 
 
-Instruction: TypeAlias = Spawn | Feed | Fail | Retire | Stop | SetTimer | Tell | GiveUp
+Instruction: TypeAlias = (
+    Spawn | FeedWorker | Fail | Retire | StopWorker | SetTimer | Tell | GiveUp
+)

@@ -42,10 +42,10 @@ from etlstage.supervisor.lifecycle.events import (
     Instruction,
     ScaleRequested,
     StopRequested,
-    TimerRang,
     WorkerFailed,
+    WorkerTimerRang,
 )
-from etlstage.supervisor.lifecycle.worker import History, State, WorkerLife
+from etlstage.supervisor.lifecycle.worker import WorkerHistory, WorkerLife, WorkerState
 
 __all__ = (
     "Health",
@@ -105,7 +105,7 @@ class PoolState:
     def __repr__(self) -> str:
         return f"<PoolState {list(self._lives.values())}>"
 
-    def __getitem__(self, worker: str) -> State:
+    def __getitem__(self, worker: str) -> WorkerState:
         """Return the state of a worker."""
         return self._lives[worker].state
 
@@ -150,7 +150,7 @@ class PoolState:
             case _:
                 life = self._lives[event.worker]
                 life.handle(event, now)
-                if isinstance(event, TimerRang):
+                if isinstance(event, WorkerTimerRang):
                     self._spare(life, event.idle_since, now)
                 if isinstance(event, WorkerFailed) and event.cause == "abnormal":
                     self._break(life, now)
@@ -162,7 +162,7 @@ class PoolState:
         """Return whether a worker is to be there."""
         return self._lives[worker].wanted
 
-    def history(self, worker: str) -> History:
+    def history(self, worker: str) -> WorkerHistory:
         """Return what remembers the last things that happened to a worker."""
         return self._lives[worker].story
 
@@ -175,7 +175,9 @@ class PoolState:
             ends = "; ".join(life.end for life in wanted)
             return Health("failed", f"no worker is left: {ends}")
         running = [
-            life for life in wanted if life.state is State.RUNNING or life.retiring
+            life
+            for life in wanted
+            if life.state is WorkerState.RUNNING or life.retiring
         ]
         troubled = [life for life in wanted if life not in running and _troubled(life)]
         if troubled:
@@ -215,7 +217,7 @@ class PoolState:
     def _start_one(self) -> None:
         """Start one more worker: under the name of one that went, if there is one."""
         for life in self._lives.values():
-            if not life.wanted and life.state is State.EXITED:
+            if not life.wanted and life.state is WorkerState.EXITED:
                 life.want()
                 return
         self._add().spawn()
@@ -225,7 +227,7 @@ class PoolState:
         if self.stopping or len(wanted) >= self._max:
             return
         # One at a time: what the last one brings is not known before it runs.
-        busy = all(life.state is State.RUNNING for life in wanted)
+        busy = all(life.state is WorkerState.RUNNING for life in wanted)
         if waiting and busy and waiting >= self._stage.pool.grow_at * len(wanted):
             self._start_one()
 
@@ -234,7 +236,7 @@ class PoolState:
         policy = self._stage.pool
         if (
             policy.varies
-            and life.state is State.RUNNING
+            and life.state is WorkerState.RUNNING
             and idle_since is not None
             and now >= idle_since + policy.idle
             and len(self._wanted()) > self._min
@@ -255,7 +257,7 @@ class PoolState:
     def _retire_one(self, now: float) -> None:
         """Replace a worn worker, if the others are all there."""
         others = [life for life in self._wanted() if not life.finished]
-        if all(life.state is State.RUNNING for life in others):
+        if all(life.state is WorkerState.RUNNING for life in others):
             worn = next((life for life in others if life.worn is not None), None)
             if worn is not None:
                 worn.retire(now)
@@ -281,16 +283,16 @@ class PoolState:
 
 def _troubled(life: WorkerLife) -> bool:
     """Return whether a worker that does not run has run, or has tried to."""
-    return life.state is not State.STARTING or life.starts > 1
+    return life.state is not WorkerState.STARTING or life.starts > 1
 
 
 def _tell(life: WorkerLife, now: float) -> str:
     match life.state:
-        case State.BACKOFF:
+        case WorkerState.BACKOFF:
             # Read from another thread, it may have rung in this moment.
             wait = max(0.0, (life.timer or now) - now)
             return f"{life.name} is restarted in {wait:.1f} s"
-        case State.FATAL | State.EXITED:
+        case WorkerState.FATAL | WorkerState.EXITED:
             return life.end
         case _:
             return f"{life.name} is being replaced"

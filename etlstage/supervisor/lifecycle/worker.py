@@ -22,31 +22,31 @@ from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
     Fail,
-    Feed,
+    FeedWorker,
     Instruction,
     RemainsEnded,
     Retire,
     SetTimer,
     Spawn,
     StartFailed,
-    Stop,
     StopRequested,
+    StopWorker,
     Tell,
-    TimerRang,
     WorkerExited,
     WorkerFailed,
     WorkerFailedPermanently,
     WorkerReady,
     WorkerRestarting,
     WorkerStarted,
+    WorkerTimerRang,
     WorkerWorn,
 )
 from etlstage.supervisor.lifecycle.restart import Tally
 
-__all__ = ("TRANSITIONS", "History", "State", "WorkerLife")
+__all__ = ("TRANSITIONS", "WorkerHistory", "WorkerLife", "WorkerState")
 
 
-class State(Enum):
+class WorkerState(Enum):
     """Where a worker is in its life."""
 
     EXITED = "exited"
@@ -63,21 +63,23 @@ class State(Enum):
     """It failed permanently: too many restarts without progress."""
 
 
-_GONE: Final = frozenset({State.EXITED, State.BACKOFF, State.STARTING, State.FATAL})
-_S: TypeAlias = State
+_GONE: Final = frozenset(
+    {WorkerState.EXITED, WorkerState.BACKOFF, WorkerState.STARTING, WorkerState.FATAL}
+)
+_S: TypeAlias = WorkerState
 
-TRANSITIONS: Final[Mapping[tuple[State, type[Event]], frozenset[State]]] = {
+TRANSITIONS: Final[Mapping[tuple[WorkerState, type[Event]], frozenset[WorkerState]]] = {
     (_S.STARTING, WorkerStarted): frozenset({_S.STARTING, _S.RUNNING}),
     (_S.STARTING, StartFailed): _GONE,
     (_S.STARTING, WorkerReady): frozenset({_S.RUNNING}),
     (_S.STARTING, AliveSeen): frozenset({_S.STARTING}),
-    (_S.STARTING, TimerRang): frozenset({_S.STARTING}),
+    (_S.STARTING, WorkerTimerRang): frozenset({_S.STARTING}),
     (_S.STARTING, WorkerFailed): frozenset({_S.STOPPING}),
     (_S.STARTING, WorkerExited): _GONE,
     (_S.STARTING, StopRequested): frozenset({_S.STOPPING}),
     (_S.RUNNING, WorkerReady): frozenset({_S.RUNNING}),
     (_S.RUNNING, AliveSeen): frozenset({_S.RUNNING}),
-    (_S.RUNNING, TimerRang): frozenset({_S.RUNNING}),
+    (_S.RUNNING, WorkerTimerRang): frozenset({_S.RUNNING}),
     (_S.RUNNING, WorkerFailed): frozenset({_S.STOPPING}),
     (_S.RUNNING, WorkerWorn): frozenset({_S.RUNNING}),
     (_S.RUNNING, WorkerExited): _GONE,
@@ -89,12 +91,12 @@ TRANSITIONS: Final[Mapping[tuple[State, type[Event]], frozenset[State]]] = {
     (_S.STOPPING, WorkerWorn): frozenset({_S.STOPPING}),
     (_S.STOPPING, WorkerExited): _GONE,
     (_S.STOPPING, StopRequested): frozenset({_S.STOPPING}),
-    (_S.BACKOFF, TimerRang): frozenset({_S.STARTING}),
+    (_S.BACKOFF, WorkerTimerRang): frozenset({_S.STARTING}),
     (_S.BACKOFF, StopRequested): frozenset({_S.EXITED}),
     (_S.EXITED, StopRequested): frozenset({_S.EXITED}),
     (_S.FATAL, StopRequested): frozenset({_S.FATAL}),
     # What an earlier start has left behind.
-    **{(state, RemainsEnded): frozenset({state}) for state in State},
+    **{(state, RemainsEnded): frozenset({state}) for state in WorkerState},
 }
 """Into which states each event may lead; an event that is not here can't happen."""
 
@@ -102,7 +104,7 @@ TRANSITIONS: Final[Mapping[tuple[State, type[Event]], frozenset[State]]] = {
 _LENGTH: Final = 16  # events of a history; five starts that fail
 
 
-class History:
+class WorkerHistory:
     """Keeps the last events of one worker, over all its starts."""
 
     def __init__(self) -> None:
@@ -147,9 +149,9 @@ class WorkerLife:
         out: list[Instruction],
     ) -> None:
         self.name = name
-        self.state: State = State.EXITED
+        self.state: WorkerState = WorkerState.EXITED
         self.tally: Tally = Tally(stage.restart)
-        self.story: History = History()
+        self.story: WorkerHistory = WorkerHistory()
         self.pid: int | None = None
         self.timer: float | None = None
         """When it wants to be told the time."""
@@ -180,12 +182,16 @@ class WorkerLife:
     @property
     def alive(self) -> bool:
         """Whether there is a process, or is about to be."""
-        return self.state in (State.STARTING, State.RUNNING, State.STOPPING)
+        return self.state in (
+            WorkerState.STARTING,
+            WorkerState.RUNNING,
+            WorkerState.STOPPING,
+        )
 
     @property
     def finished(self) -> bool:
         """Whether there is no process, and none will be started."""
-        return self.state in (State.EXITED, State.FATAL)
+        return self.state in (WorkerState.EXITED, WorkerState.FATAL)
 
     def handle(self, event: Event, now: float) -> None:
         """Handle ``event``; an AssertionError if it can't have happened."""
@@ -197,7 +203,7 @@ class WorkerLife:
 
     def spawn(self) -> None:
         """Have the program started."""
-        self.state = State.STARTING
+        self.state = WorkerState.STARTING
         self.starts += 1
         self._at_fault = self._ran = False
         self.worn = None
@@ -207,7 +213,7 @@ class WorkerLife:
 
     def want(self) -> None:
         """Have a worker that was not wanted started."""
-        assert self.state is State.EXITED
+        assert self.state is WorkerState.EXITED
         assert not self.wanted
         self.wanted = True
         self.spawn()
@@ -215,18 +221,18 @@ class WorkerLife:
     def dismiss(self, now: float) -> None:
         """Let the worker go for good, when it has answered what it has."""
         self.wanted = False
-        if self.state is State.RUNNING:
+        if self.state is WorkerState.RUNNING:
             self.story.note(now, "not needed any more")
             self._retire()
-        elif self.state is State.STARTING:
+        elif self.state is WorkerState.STARTING:
             self._stop(patient=True)
-        elif self.state is State.BACKOFF:
+        elif self.state is WorkerState.BACKOFF:
             self._set_timer(None)
-            self.state = State.EXITED
+            self.state = WorkerState.EXITED
 
     def retire(self, now: float) -> None:
         """Have the worker, which is worn, replaced."""
-        assert self.state is State.RUNNING
+        assert self.state is WorkerState.RUNNING
         assert self.worn is not None
         self.story.note(now, f"retired: {self.worn}")
         self._out.append(Tell(WorkerWorn(self.name, self.worn)))
@@ -236,10 +242,10 @@ class WorkerLife:
     def validate(self) -> None:
         """Assert what always holds between two events."""
         state = self.state
-        timed = {State.STARTING, State.RUNNING, State.BACKOFF}
+        timed = {WorkerState.STARTING, WorkerState.RUNNING, WorkerState.BACKOFF}
         assert self.alive or self.pid is None, f"{self} has a process"
         assert self.alive or not self.retiring, f"{self} retires"
-        assert state is not State.BACKOFF or self.timer is not None, (
+        assert state is not WorkerState.BACKOFF or self.timer is not None, (
             f"{self} would never be started again"
         )
         assert state in timed or self.timer is None, f"{self} has a timer"
@@ -268,7 +274,7 @@ class WorkerLife:
     def _ready(self, event: WorkerReady, now: float) -> None:
         # It may say so twice: by its status, and in its dialect.
         self._alive_at = now
-        if self.state is State.STARTING:
+        if self.state is WorkerState.STARTING:
             self.story.note(now, "ready")
             self._out.append(Tell(event))
             self._run(now)
@@ -286,7 +292,7 @@ class WorkerLife:
         self._stop(patient=False)
 
     def _worn(self, event: WorkerWorn, _now: float) -> None:
-        if self.state is State.RUNNING:
+        if self.state is WorkerState.RUNNING:
             self.worn = event.reason
 
     def _exited(self, event: WorkerExited, now: float) -> None:
@@ -323,11 +329,11 @@ class WorkerLife:
             self.story.note(now, f"{left} killed")
         self._out.append(Tell(event))
 
-    def _rang(self, event: TimerRang, now: float) -> None:
+    def _rang(self, event: WorkerTimerRang, now: float) -> None:
         self.timer = None
-        if self.state is State.BACKOFF:
+        if self.state is WorkerState.BACKOFF:
             self.spawn()
-        elif self.state is State.STARTING:
+        elif self.state is WorkerState.STARTING:
             limit = self._stage.timeout.start
             reason = f"was not ready within {limit} s"
             self._out.append(Fail(self.name, reason, "start"))
@@ -339,26 +345,26 @@ class WorkerLife:
 
     def _told_to_stop(self, event: StopRequested, now: float) -> None:
         self._stopping = True
-        if self.state in {State.STARTING, State.RUNNING}:
+        if self.state in {WorkerState.STARTING, WorkerState.RUNNING}:
             self.story.note(now, "told to stop")
             self._stop(patient=event.patient)
-        elif self.state is State.STOPPING:
+        elif self.state is WorkerState.STOPPING:
             # It may be waited for to answer what it has: no longer.
             patient = event.patient and not self._at_fault
-            self._out.append(Stop(self.name, patient))
-        elif self.state is State.BACKOFF:
+            self._out.append(StopWorker(self.name, patient))
+        elif self.state is WorkerState.BACKOFF:
             self._set_timer(None)
-            self.state = State.EXITED
+            self.state = WorkerState.EXITED
 
     # --- what follows -------------------------------------------------------
 
     def _run(self, now: float) -> None:
-        self.state = State.RUNNING
+        self.state = WorkerState.RUNNING
         self._ran = True
         self._alive_at = now
         age = self._stage.recycle.max_age
         self._worn_at = math.inf if age is None else now + age * self._less()
-        self._out.append(Feed(self.name))
+        self._out.append(FeedWorker(self.name))
         self._watch(now, now)
 
     def _watch(self, now: float, idle_since: float | None) -> None:
@@ -380,13 +386,13 @@ class WorkerLife:
 
     def _retire(self) -> None:
         self._set_timer(None)
-        self.state = State.STOPPING
+        self.state = WorkerState.STOPPING
         self._out.append(Retire(self.name))
 
     def _stop(self, *, patient: bool) -> None:
         self._set_timer(None)
-        self.state = State.STOPPING
-        self._out.append(Stop(self.name, patient))
+        self.state = WorkerState.STOPPING
+        self._out.append(StopWorker(self.name, patient))
 
     def _after(
         self,
@@ -406,7 +412,7 @@ class WorkerLife:
         """
         pid, self.pid = self.pid, None
         self._set_timer(None)
-        self.state = State.EXITED
+        self.state = WorkerState.EXITED
         if self._stopping:
             return
         if not self.wanted:
@@ -423,10 +429,10 @@ class WorkerLife:
             if delay is not None and not self._hopeless:
                 self._restart(now, delay)
                 return
-            self.state = State.FATAL
+            self.state = WorkerState.FATAL
         who = self.name if pid is None else f"{self.name} (pid {pid})"
         self.end = f"worker {who} {fate}"
-        if self.state is State.FATAL:
+        if self.state is WorkerState.FATAL:
             self._give_up(now, span)
 
     def _give_up(self, now: float, span: float) -> None:
@@ -444,7 +450,7 @@ class WorkerLife:
     def _restart(self, now: float, delay: float) -> None:
         self._out.append(Tell(WorkerRestarting(self.name, delay)))
         if delay:
-            self.state = State.BACKOFF
+            self.state = WorkerState.BACKOFF
             self.story.note(now, f"back-off of {delay:.2f} s began")
             self._set_timer(now + delay)
         else:
@@ -464,7 +470,7 @@ _HANDLERS: Final[Mapping[type[Event], Callable[..., None]]] = {
     StartFailed: WorkerLife._not_started,
     WorkerReady: WorkerLife._ready,
     AliveSeen: WorkerLife._alive,
-    TimerRang: WorkerLife._rang,
+    WorkerTimerRang: WorkerLife._rang,
     WorkerFailed: WorkerLife._failed,
     WorkerWorn: WorkerLife._worn,
     WorkerExited: WorkerLife._exited,

@@ -45,7 +45,7 @@ from etlstage.supervisor.lifecycle.events import (
     DemandSeen,
     Event,
     Fail,
-    Feed,
+    FeedWorker,
     GiveUp,
     Instruction,
     Retire,
@@ -53,20 +53,20 @@ from etlstage.supervisor.lifecycle.events import (
     SetTimer,
     Spawn,
     StartFailed,
-    Stop,
     StopRequested,
+    StopWorker,
     SupervisorEvent,
     Tell,
-    TimerRang,
     WorkerExited,
     WorkerFailed,
     WorkerFailedPermanently,
     WorkerReady,
     WorkerStarted,
+    WorkerTimerRang,
     WorkerWorn,
 )
 from etlstage.supervisor.lifecycle.pool import PoolState
-from etlstage.supervisor.lifecycle.worker import State
+from etlstage.supervisor.lifecycle.worker import WorkerState
 from tests.supervisor.exchange.test_dispatch import DISPATCHERS, Peer, give, stage
 
 LOST = WorkerLost("lost", stage="t")
@@ -141,8 +141,8 @@ def test_started_means_ready_where_nothing_else_is_said() -> None:
     """It is fed at once."""
     d = driver()
 
-    assert d.start() == [Feed("t-1")]
-    assert d.state["t-1"] is State.RUNNING
+    assert d.start() == [FeedWorker("t-1")]
+    assert d.state["t-1"] is WorkerState.RUNNING
 
 
 def test_worker_that_announces_itself_is_waited_for() -> None:
@@ -151,7 +151,7 @@ def test_worker_that_announces_itself_is_waited_for() -> None:
 
     assert d.start() == [SetTimer("t-1", 10.0)]
     d.now = 3.0
-    assert d.handle(WorkerReady("t-1", 7)) == [Feed("t-1"), SetTimer("t-1", None)]
+    assert d.handle(WorkerReady("t-1", 7)) == [FeedWorker("t-1"), SetTimer("t-1", None)]
 
 
 def test_worker_that_does_not_get_ready_is_given_up() -> None:
@@ -160,10 +160,10 @@ def test_worker_that_does_not_get_ready_is_given_up() -> None:
     d.start()
     d.now = 10.0
 
-    assert d.handle(TimerRang("t-1")) == [
+    assert d.handle(WorkerTimerRang("t-1")) == [
         Fail("t-1", "was not ready within 10.0 s", "start")
     ]
-    assert d.handle(WorkerFailed("t-1", 7, LOST)) == [Stop("t-1", patient=False)]
+    assert d.handle(WorkerFailed("t-1", 7, LOST)) == [StopWorker("t-1", patient=False)]
 
 
 def test_nobody_waits_for_ever_for_readiness_unless_told_to() -> None:
@@ -195,13 +195,13 @@ def test_starts_without_progress_wait_longer_and_longer() -> None:
         d.start()
         d.end()
         assert d.out == [SetTimer("t-1", d.now + delay)]
-        assert d.state["t-1"] is State.BACKOFF
+        assert d.state["t-1"] is WorkerState.BACKOFF
         d.now += delay
-        assert isinstance(d.handle(TimerRang("t-1"))[0], Spawn)
+        assert isinstance(d.handle(WorkerTimerRang("t-1"))[0], Spawn)
     d.start()
     d.end()
 
-    assert d.state["t-1"] is State.FATAL
+    assert d.state["t-1"] is WorkerState.FATAL
     (given_up,) = d.out
     assert isinstance(given_up, GiveUp)
     assert given_up.reason == (
@@ -227,7 +227,7 @@ def test_worker_that_died_of_a_message_has_made_progress() -> None:
             d.end(lost=1, tries=tries)
             assert d.out == [SetTimer("t-1", d.now + delay)]
             d.now += delay
-            d.handle(TimerRang("t-1"))
+            d.handle(WorkerTimerRang("t-1"))
         d.start()
         d.end(lost=1, failed=1)
         assert isinstance(d.out[0], Spawn)
@@ -240,7 +240,7 @@ def test_worker_that_read_nothing_has_made_no_progress() -> None:
         d.start()
         d.end(lost=5, untouched=True)
 
-    assert d.state["t-1"] is State.FATAL
+    assert d.state["t-1"] is WorkerState.FATAL
 
 
 def test_no_restarts_means_none() -> None:
@@ -249,7 +249,7 @@ def test_no_restarts_means_none() -> None:
     d.start()
     d.end(lost=1, tries=1, answered=5)
 
-    assert d.state["t-1"] is State.FATAL
+    assert d.state["t-1"] is WorkerState.FATAL
 
 
 def test_one_of_two_workers_may_be_fatal() -> None:
@@ -258,7 +258,7 @@ def test_one_of_two_workers_may_be_fatal() -> None:
     d.start("t-1")
     d.start("t-2")
     d.end("t-1")
-    assert (d.state["t-1"], d.out, d.state.given_up) == (State.FATAL, [], False)
+    assert (d.state["t-1"], d.out, d.state.given_up) == (WorkerState.FATAL, [], False)
     d.end("t-2")
 
     assert d.state.given_up
@@ -271,9 +271,9 @@ def test_worker_that_says_that_none_could_work_ends_the_stage() -> None:
         d.start(name)
     out = d.handle(WorkerFailed("t-2", 7, LOST, "abnormal"))
     assert [i for i in out if not isinstance(i, SetTimer)] == [
-        Stop("t-2", patient=False),
+        StopWorker("t-2", patient=False),
         Retire("t-1"),
-        Stop("t-3", patient=True),
+        StopWorker("t-3", patient=True),
     ]
     d.end("t-1", answered=1)
     assert not d.out
@@ -292,7 +292,7 @@ def test_transient_worker_may_end_well() -> None:
     d.start()
     d.end(status=0)
 
-    assert d.state["t-1"] is State.EXITED
+    assert d.state["t-1"] is WorkerState.EXITED
     assert d.out == [GiveUp("t-1", "worker t-1 (pid 7) ended with status 0")]
 
 
@@ -303,7 +303,7 @@ def test_program_that_is_gone_makes_no_progress() -> None:
     d.end()
     d.handle(StartFailed("t-1", OSError("gone")))
 
-    assert d.state["t-1"] is State.FATAL
+    assert d.state["t-1"] is WorkerState.FATAL
     assert "could not be started after 1 restart without progress in" in str(d.out)
 
 
@@ -323,15 +323,15 @@ def test_one_fault_is_enough() -> None:
 def test_idle_worker_must_give_signs_of_life() -> None:
     """Each of them moves the deadline; without one it is given up."""
     d = driver(timeout=Timeouts(heartbeat=10.0))
-    assert d.start() == [Feed("t-1"), SetTimer("t-1", 10.0)]
+    assert d.start() == [FeedWorker("t-1"), SetTimer("t-1", 10.0)]
     d.now = 4.0
     assert d.handle(AliveSeen("t-1")) == []
     d.now = 10.0
-    assert d.handle(TimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 14.0)]
+    assert d.handle(WorkerTimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 14.0)]
     d.now = 14.0
 
     reason = "missed its heartbeat (10.0 s) while idle"
-    assert d.handle(TimerRang("t-1", idle_since=0.0)) == [
+    assert d.handle(WorkerTimerRang("t-1", idle_since=0.0)) == [
         Fail("t-1", reason, "heartbeat")
     ]
 
@@ -343,7 +343,7 @@ def test_busy_worker_owes_no_sign_of_life(idle_since: float | None, due: float) 
     d.start()
     d.now = 10.0
 
-    assert d.handle(TimerRang("t-1", idle_since)) == [SetTimer("t-1", due)]
+    assert d.handle(WorkerTimerRang("t-1", idle_since)) == [SetTimer("t-1", due)]
 
 
 # --- worn workers --------------------------------------------------------------------
@@ -393,7 +393,7 @@ def test_worker_that_fails_while_it_retires_has_failed() -> None:
     d.handle(WorkerWorn("t-1", "was old"))
     d.end(status=78, lost=1)
 
-    assert d.state["t-1"] is State.EXITED
+    assert d.state["t-1"] is WorkerState.EXITED
 
 
 def test_retirement_is_not_forgotten() -> None:
@@ -412,7 +412,7 @@ def test_forced_stop_is_not_patient() -> None:
     d = driver()
     d.start()
 
-    assert d.handle(StopRequested(patient=False)) == [Stop("t-1", patient=False)]
+    assert d.handle(StopRequested(patient=False)) == [StopWorker("t-1", patient=False)]
 
 
 def test_age_and_messages_vary() -> None:
@@ -420,10 +420,10 @@ def test_age_and_messages_vary() -> None:
     policy = RecyclePolicy(max_messages=1000, max_age=100.0, variance=0.2)
     d = Driver(stage(recycle=policy), lambda: 0.5)
     assert d.out == [Spawn("t-1", 1, 900)]
-    assert d.start() == [Feed("t-1"), SetTimer("t-1", 90.0)]
+    assert d.start() == [FeedWorker("t-1"), SetTimer("t-1", 90.0)]
     d.now = 90.0
 
-    assert d.handle(TimerRang("t-1", 0.0)) == [Retire("t-1")]
+    assert d.handle(WorkerTimerRang("t-1", 0.0)) == [Retire("t-1")]
     assert d.told[-1] == WorkerWorn("t-1", "lived 100.0 s")
 
 
@@ -458,11 +458,11 @@ def test_idle_worker_goes_and_comes_back_under_its_name() -> None:
     d.handle(DemandSeen(2))
     assert d.start("t-2")[-1] == SetTimer("t-2", 10.0)
     d.now = 10.0
-    assert d.handle(TimerRang("t-1", idle_since=None)) == [SetTimer("t-1", 20.0)]
-    assert d.handle(TimerRang("t-2", idle_since=0.0))[-1] == Retire("t-2")
+    assert d.handle(WorkerTimerRang("t-1", idle_since=None)) == [SetTimer("t-1", 20.0)]
+    assert d.handle(WorkerTimerRang("t-2", idle_since=0.0))[-1] == Retire("t-2")
     assert d.state.workers == ("t-1",)
     assert not d.state.wanted("t-2")
-    assert d.handle(TimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 20.0)]
+    assert d.handle(WorkerTimerRang("t-1", idle_since=0.0)) == [SetTimer("t-1", 20.0)]
     d.end("t-2", 0, told=True)
 
     assert d.handle(DemandSeen(2)) == [Spawn("t-2", 2, math.inf)]
@@ -510,10 +510,10 @@ def test_stop_stops_everybody() -> None:
     d.end("t-2")
     d.start("t-2")
     d.end("t-2")
-    assert d.state["t-2"] is State.BACKOFF
+    assert d.state["t-2"] is WorkerState.BACKOFF
 
     assert d.handle(StopRequested()) == [
-        Stop("t-1", patient=True),
+        StopWorker("t-1", patient=True),
         SetTimer("t-2", None),
     ]
     d.end("t-1", status=0)
@@ -661,14 +661,14 @@ class Supervision(RuleBasedStateMachine):
                     self.run, self.backlog, number, instruction
                 )
                 self._handle(WorkerStarted(worker, 1, start))
-            case Feed(worker):
+            case FeedWorker(worker):
                 self.processes[worker].fed = True
             case Fail(worker, reason):
                 self._fail(self.processes[worker], reason)
             case Retire(worker):
                 process = self.processes[worker]
                 process.retiring = process.dispatcher.retiring = True
-            case Stop(worker):
+            case StopWorker(worker):
                 self.processes[worker].told = True
             case SetTimer(worker, at):
                 self.timers.pop(worker, None)
@@ -679,7 +679,7 @@ class Supervision(RuleBasedStateMachine):
                 self.dead = StageFailed("none left", stage="t")
                 self.backlog.fail(self.dead)
             case Tell(WorkerFailedPermanently(worker) | WorkerExited(worker)):
-                if self.state[worker] in {State.EXITED, State.FATAL}:
+                if self.state[worker] in {WorkerState.EXITED, WorkerState.FATAL}:
                     self.backlog.leave(number_of(worker))
 
     def _pump(self, process: Process) -> None:
@@ -751,7 +751,7 @@ class Supervision(RuleBasedStateMachine):
     def announce(self, data: st.DataObject) -> None:
         """A worker sends a heartbeat, which may be its first."""
         process = self._choose(data)
-        starting = self.state[process.name] is State.STARTING
+        starting = self.state[process.name] is WorkerState.STARTING
         event = WorkerReady(process.name, 1) if starting else AliveSeen(process.name)
         self._handle(event)
         self._pump_all()
@@ -765,7 +765,7 @@ class Supervision(RuleBasedStateMachine):
             self.now = max(self.now, self.timers.pop(worker))
             process = self.processes.get(worker)
             idle_since = process.idle_since if process is not None else None
-            self._handle(TimerRang(worker, idle_since))
+            self._handle(WorkerTimerRang(worker, idle_since))
         self.now = until
         self._pump_all()
 
@@ -830,7 +830,7 @@ class Supervision(RuleBasedStateMachine):
                     continue
                 if process.told or process.error is not None:
                     self._end(process, 0)
-                elif self.state[process.name] is State.STARTING:
+                elif self.state[process.name] is WorkerState.STARTING:
                     self._handle(WorkerReady(process.name, 1))
                 else:
                     self._answer_all(process)

@@ -15,26 +15,26 @@ from etlstage.stage import RestartPolicy
 from etlstage.supervisor.lifecycle.events import (
     AliveSeen,
     Event,
-    Feed,
+    FeedWorker,
     Instruction,
     RemainsEnded,
     Retire,
     Spawn,
-    Stop,
     StopRequested,
+    StopWorker,
     Tell,
-    TimerRang,
     WorkerExited,
     WorkerFailed,
     WorkerReady,
     WorkerStarted,
+    WorkerTimerRang,
     WorkerWorn,
 )
 from etlstage.supervisor.lifecycle.worker import (
     TRANSITIONS,
-    History,
-    State,
+    WorkerHistory,
     WorkerLife,
+    WorkerState,
     fate_of,
 )
 
@@ -78,7 +78,7 @@ def test_readiness_comes_too_late_for_a_worker_that_is_stopped() -> None:
     assert (
         life.handle(STARTED, StopRequested(patient=True), WorkerReady("t-1", 7)) == []
     )
-    assert life.worker.state is State.STOPPING
+    assert life.worker.state is WorkerState.STOPPING
 
 
 def test_worker_that_is_stopped_is_not_worn() -> None:
@@ -104,7 +104,7 @@ def test_worker_at_fault_is_not_waited_for(
     life = Life()
 
     out = life.handle(STARTED, *events, StopRequested(patient=True))
-    assert out[-1] == Stop("t-1", patient)
+    assert out[-1] == StopWorker("t-1", patient)
 
 
 def test_worker_that_is_started_again_is_fed_again() -> None:
@@ -113,7 +113,7 @@ def test_worker_that_is_started_again_is_fed_again() -> None:
 
     out = life.handle(STARTED, WorkerExited("t-1", 7, 1, lost=0, answered=3))
     assert [i for i in out if isinstance(i, Spawn)] == [Spawn("t-1", 2, float("inf"))]
-    assert Feed("t-1") in life.handle(WorkerStarted("t-1", 8, 2))
+    assert FeedWorker("t-1") in life.handle(WorkerStarted("t-1", 8, 2))
 
 
 def test_what_an_earlier_start_left_behind_is_told_in_any_state() -> None:
@@ -157,7 +157,7 @@ def test_extractor_that_gets_no_further_fails_permanently() -> None:
     gone = WorkerExited("t-1", 7, -9, lost=1, retried=1)
     assert Spawn("t-1", 2, math.inf) in life.handle(STARTED, gone)
     life.handle(WorkerStarted("t-1", 7, 2), gone)
-    assert life.worker.state is State.FATAL
+    assert life.worker.state is WorkerState.FATAL
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -172,9 +172,9 @@ def test_extractor_that_ends_before_it_is_ready_makes_no_progress(status: int) -
     gone = WorkerExited("t-1", 7, status, lost=0)
     assert Spawn("t-1", 2, math.inf) in life.handle(STARTED, gone)
     life.handle(STARTED, gone)
-    assert (life.worker.state, life.worker.timer) == (State.BACKOFF, 3)
-    life.handle(TimerRang("t-1"), STARTED, gone)
-    assert (life.worker.state, life.worker.wanted) == (State.FATAL, True)
+    assert (life.worker.state, life.worker.timer) == (WorkerState.BACKOFF, 3)
+    life.handle(WorkerTimerRang("t-1"), STARTED, gone)
+    assert (life.worker.state, life.worker.wanted) == (WorkerState.FATAL, True)
 
 
 def test_worker_that_is_not_needed_answers_what_it_has() -> None:
@@ -199,7 +199,7 @@ def test_worker_that_is_not_needed_before_it_is_ready_is_stopped() -> None:
     life.handle(STARTED)
 
     life.worker.dismiss(0.0)
-    assert life.out[-1] == Stop("t-1", patient=True)
+    assert life.out[-1] == StopWorker("t-1", patient=True)
 
 
 def test_worker_that_is_not_needed_is_not_waited_for() -> None:
@@ -210,7 +210,7 @@ def test_worker_that_is_not_needed_is_not_waited_for() -> None:
 
     life.worker.dismiss(0.0)
     life.worker.validate()
-    assert life.worker.state is State.EXITED
+    assert life.worker.state is WorkerState.EXITED
 
 
 def test_worker_that_is_on_its_way_out_is_not_stopped_twice() -> None:
@@ -244,10 +244,10 @@ def test_extractor_that_says_that_none_could_work_is_not_asked_again() -> None:
     life = Life(kind=StageKind.EXTRACT, dialect=MarkerDialect(mode=Mode.CYCLIC))
     life.handle(STARTED, FAILED._replace(cause="abnormal"))
     life.handle(WorkerExited("t-1", 7, 1, lost=1))
-    assert (life.worker.state, life.worker.wanted) == (State.FATAL, True)
+    assert (life.worker.state, life.worker.wanted) == (WorkerState.FATAL, True)
 
 
-def reached(start: State) -> set[State]:
+def reached(start: WorkerState) -> set[WorkerState]:
     """Return the states to which events lead from ``start``, in any number."""
     found, new = {start}, deque([start])
     while new:
@@ -261,32 +261,32 @@ def reached(start: State) -> set[State]:
 
 def test_every_state_is_left_by_something_and_entered_by_something() -> None:
     """None is forgotten."""
-    assert {state for state, _ in TRANSITIONS} == set(State)
-    assert frozenset().union(*TRANSITIONS.values()) == set(State)
+    assert {state for state, _ in TRANSITIONS} == set(WorkerState)
+    assert frozenset().union(*TRANSITIONS.values()) == set(WorkerState)
 
 
 def test_first_start_may_lead_anywhere() -> None:
     """To the end, to another start, and to being given up."""
-    assert reached(State.STARTING) == set(State)
+    assert reached(WorkerState.STARTING) == set(WorkerState)
 
 
-@pytest.mark.parametrize("end", [State.EXITED, State.FATAL])
-def test_who_has_ended_stays_there(end: State) -> None:
+@pytest.mark.parametrize("end", [WorkerState.EXITED, WorkerState.FATAL])
+def test_who_has_ended_stays_there(end: WorkerState) -> None:
     """Only the supervisor starts a worker that was never started."""
     assert reached(end) == {end}
 
 
-@pytest.mark.parametrize("state", State)
-def test_stop_may_be_requested_at_any_time(state: State) -> None:
+@pytest.mark.parametrize("state", WorkerState)
+def test_stop_may_be_requested_at_any_time(state: WorkerState) -> None:
     """And nobody is started after it."""
     assert (state, StopRequested) in TRANSITIONS
     after = TRANSITIONS[state, StopRequested]
-    assert after <= {State.STOPPING, State.EXITED, State.FATAL}
+    assert after <= {WorkerState.STOPPING, WorkerState.EXITED, WorkerState.FATAL}
 
 
 def test_history_is_told_from_now() -> None:
     """Oldest first."""
-    history = History()
+    history = WorkerHistory()
     history.note(1.0, "started")
     history.note(2.5, "ready")
 
@@ -295,7 +295,7 @@ def test_history_is_told_from_now() -> None:
 
 def test_history_forgets_what_is_long_ago() -> None:
     """Sixteen events: five starts that fail."""
-    history = History()
+    history = WorkerHistory()
     for number in range(20):
         history.note(0.0, f"event {number}")
 
