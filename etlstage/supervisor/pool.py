@@ -58,6 +58,7 @@ from etlstage.supervisor.lifecycle.events import (
 )
 from etlstage.supervisor.lifecycle.pool import Health, PoolState, Silence
 from etlstage.supervisor.lifecycle.worker import WorkerHistory, WorkerState
+from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.process import traced
 from etlstage.supervisor.worker import WorkerProcess
 from etlstage.telemetry import StageMetrics
@@ -76,7 +77,7 @@ class WorkerPool:
 
     Args:
         stage: What to run.
-        tell: Called with what the host may want to know.
+        observers: Of what happens to the workers.
         metrics: What is counted, if anything is.
         launch: What starts the workers.
         commit: Stores a position that a worker asks to have stored; None: nobody can.
@@ -86,7 +87,7 @@ class WorkerPool:
     def __init__(
         self,
         stage: Stage,
-        tell: Callable[[SupervisorEvent], None],
+        observers: Observers,
         metrics: StageMetrics | None,
         launch: Launch = launch_worker,
         commit: Callable[[object], Awaitable[None]] | None = None,
@@ -100,7 +101,7 @@ class WorkerPool:
         self.launch: Launch = launch
         self._commit = commit
         self._tasks: TaskGroup  # from the start on
-        self._tell = tell
+        self._observers = observers
         self._state = PoolState(stage, random.random)
         self._running: dict[str, WorkerProcess] = {}
         self._served: dict[WorkerProcess, None] = {}  # and what others left behind
@@ -214,7 +215,7 @@ class WorkerPool:
 
     def tell(self, event: WorkerSilent) -> None:
         """Publish an event that does not change the lifecycle."""
-        self._tell(event)
+        self._observers.tell(event, alive=self.alive)
 
     def slowest(self) -> Silence | None:
         """Return for whose answer it is waited longest; from any thread."""
@@ -411,7 +412,7 @@ class WorkerPool:
                 self._bury(event.worker)
         elif isinstance(event, WorkerFailedPermanently):
             self._bury(event.worker)
-        self._tell(event)
+        self._observers.tell(event, alive=self.alive)
 
     def _bury(self, worker: str) -> None:
         self.backlog.leave(_number(worker))

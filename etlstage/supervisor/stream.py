@@ -107,7 +107,6 @@ class Intake:
         pool: WorkerPool,
         submission: Submission | Lanes,
         items: Iterable[Run | Position] | AsyncIterable[Run | Position],
-        *,
         max_messages: int,
         max_bytes: int,
     ) -> None:

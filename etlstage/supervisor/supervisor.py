@@ -120,7 +120,7 @@ class AsyncSupervisor:
         self._looks = launch is launch_worker
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._observers = Observers(stage, self._metrics)
-        self._pool = WorkerPool(stage, self._tell, self._metrics, launch, commit)
+        self._pool = WorkerPool(stage, self._observers, self._metrics, launch, commit)
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._max_pending = max_pending
@@ -463,13 +463,8 @@ class AsyncSupervisor:
         tasks: TaskGroup,
     ) -> AsyncGenerator[Collected, None]:
         with self._submission("stream") as (submission, changed, _):
-            intake = Intake(
-                self._pool,
-                submission,
-                items,
-                max_messages=self._max_messages,
-                max_bytes=self._max_bytes,
-            )
+            room = self._max_messages, self._max_bytes
+            intake = Intake(self._pool, submission, items, *room)
             self._intakes.add(intake)
             tasks.start_soon(intake.run)
             try:
@@ -601,6 +596,3 @@ class AsyncSupervisor:
                 f"{self!r} is not running; use it as `async with AsyncSupervisor(...)`"
             )
         return self._tasks
-
-    def _tell(self, event: SupervisorEvent) -> None:
-        self._observers.tell(event, alive=self._pool.alive)
