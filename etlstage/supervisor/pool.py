@@ -57,7 +57,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerWorn,
 )
 from etlstage.supervisor.lifecycle.pool import Health, PoolState, Silence
-from etlstage.supervisor.lifecycle.worker import WorkerHistory, WorkerState
+from etlstage.supervisor.lifecycle.worker import WorkerState
 from etlstage.supervisor.observers import Observers
 from etlstage.supervisor.process import traced
 from etlstage.supervisor.worker import WorkerProcess
@@ -102,7 +102,8 @@ class WorkerPool:
         self._commit = commit
         self._tasks: TaskGroup  # from the start on
         self._observers = observers
-        self._state = PoolState(stage, random.random)
+        self.state: PoolState = PoolState(stage, random.random)
+        """What decides; only :meth:`handle` may change it."""
         self._running: dict[str, WorkerProcess] = {}
         self._served: dict[WorkerProcess, None] = {}  # and what others left behind
         self._timers: dict[str, Deadline] = {}
@@ -122,26 +123,11 @@ class WorkerPool:
         """Messages that workers say that they have skipped."""
 
     @property
-    def alive(self) -> int:
-        """How many workers have a process, or are about to."""
-        return self._state.alive
-
-    @property
     def doubtful(self) -> int:
         """Messages of which the replies, or the effects, may not be what they seem."""
         # Who is found out lives on until it is stopped.
         running = self._running.values()
         return self._doubtful + sum(r.connection.dispatch.doubtful for r in running)
-
-    @property
-    def stopping(self) -> bool:
-        """Whether messages that are lost now are tried no more."""
-        return self._state.stopping
-
-    @property
-    def forced(self) -> bool:
-        """Whether workers are stopped without the time to end by themselves."""
-        return self._state.forced
 
     def running(self) -> list[WorkerStarted]:
         """Return the processes that run."""
@@ -164,7 +150,7 @@ class WorkerPool:
         self.launch = traced(self.launch)
         if self.stage.recycle.max_rss is not None:
             tasks.start_soon(self._watch_memory, self.stage.recycle.max_rss)
-        self._instructions.extend(self._state.begin())
+        self._instructions.extend(self.state.begin())
         try:
             self._perform_all()
         except BaseException:
@@ -182,7 +168,7 @@ class WorkerPool:
         self.handle(StopRequested(patient))
         if not patient:
             self._clear_remains(0)
-        while self._served or not (self._state.finished or self._broken):
+        while self._served or not (self.state.finished or self._broken):
             await self._gone.wait()
 
     def open(self, submission: Submission) -> None:
@@ -210,12 +196,12 @@ class WorkerPool:
 
     def handle(self, event: Event) -> None:
         """Handle what happened, and perform what follows."""
-        self._instructions.extend(self._state.handle(event, anyio.current_time()))
+        self._instructions.extend(self.state.handle(event, anyio.current_time()))
         self._perform_all()
 
     def tell(self, event: WorkerSilent) -> None:
         """Publish an event that does not change the lifecycle."""
-        self._observers.tell(event, alive=self.alive)
+        self._observers.tell(event, alive=self.state.alive)
 
     def slowest(self) -> Silence | None:
         """Return for whose answer it is waited longest; from any thread."""
@@ -234,13 +220,9 @@ class WorkerPool:
         for running in self._running.values():
             running.connection.patience.hurry(now)
 
-    def history(self, worker: str) -> WorkerHistory:
-        """Return what remembers the last things that happened to a worker."""
-        return self._state.history(worker)
-
     def health(self) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""
-        health = self._state.health(self._clock.now())
+        health = self.state.health(self._clock.now())
         if health.state == "ready" and self.backlog.in_step:
             reason = "messages go one at a time: replies could not be told apart"
             return Health("degraded", reason)
@@ -317,7 +299,7 @@ class WorkerPool:
 
     def _spawn(self, wanted: Spawn) -> None:
         name = wanted.worker
-        if self._state.stopping:
+        if self.state.stopping:
             self._never_started(name)
             return
         # One that crashes again and again must not fill the machine with its children.
@@ -369,7 +351,7 @@ class WorkerPool:
             running.hurry()
 
     def _tell_demand(self) -> None:
-        if self._elastic and self._state.may_grow and (demand := self.backlog.demand):
+        if self._elastic and self.state.may_grow and (demand := self.backlog.demand):
             self.handle(DemandSeen(demand))
 
     def _stop(self, worker: str, *, patient: bool) -> None:
@@ -406,13 +388,13 @@ class WorkerPool:
             self._kick_due = True
             if error is not None:
                 self._last_errors[event.worker] = error
-            if not self._state.wanted(event.worker):
+            if not self.state.wanted(event.worker):
                 self.backlog.leave(_number(event.worker), failed=False)
-            elif self._state[event.worker] in {WorkerState.EXITED, WorkerState.FATAL}:
+            elif self.state[event.worker] in {WorkerState.EXITED, WorkerState.FATAL}:
                 self._bury(event.worker)
         elif isinstance(event, WorkerFailedPermanently):
             self._bury(event.worker)
-        self._observers.tell(event, alive=self.alive)
+        self._observers.tell(event, alive=self.state.alive)
 
     def _bury(self, worker: str) -> None:
         self.backlog.leave(_number(worker))
@@ -449,7 +431,7 @@ class WorkerPool:
         while True:
             await anyio.sleep(_LOOK)
             for name, running in list(self._running.items()):
-                if not running.usable or self._state[name] is not WorkerState.RUNNING:
+                if not running.usable or self.state[name] is not WorkerState.RUNNING:
                     continue
                 size = resident_bytes(running.pid)
                 if size is not None and size > limit:

@@ -129,7 +129,7 @@ class AsyncSupervisor:
         self._ended = False
 
     def __repr__(self) -> str:
-        return f"<AsyncSupervisor {self.stage.name!r} workers={self._pool.alive}>"
+        return f"<AsyncSupervisor {self.stage.name!r} workers={self._pool.state.alive}>"
 
     async def __aenter__(self) -> Self:
         """Start the workers."""

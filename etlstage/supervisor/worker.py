@@ -109,7 +109,9 @@ class WorkerProcess:
             pid=self.pid,
             counted=partial(metrics.stderr_lines, name) if metrics else None,
         )
-        self._blame = Blame(stage, name, self.pid, self._stderr, pool.history(name))
+        self._blame = Blame(
+            stage, name, self.pid, self._stderr, pool.state.history(name)
+        )
         self.connection: Connection = Connection(
             self,
             stage,
@@ -562,7 +564,7 @@ class WorkerProcess:
     def _unproven(self) -> int:
         """Messages that it has answered, and only a good end shows to be loaded."""
         # One that was stopped by force had no time to end well.
-        if self._stage.kind is not StageKind.LOAD or self._pool.forced:
+        if self._stage.kind is not StageKind.LOAD or self._pool.state.forced:
             return 0
         return self.connection.answered
 
@@ -592,7 +594,7 @@ class WorkerProcess:
 
     def _lose(self, *, untouched: bool) -> Loss:
         dispatch = self.connection.dispatch
-        if self._pool.stopping:
+        if self._pool.state.stopping:
             held = dispatch.abandon(self._describe(dispatch.held))
             return Loss(held=held, retried=0)
         attempt = self._blame.attempt(self._reason)
