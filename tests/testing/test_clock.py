@@ -89,3 +89,14 @@ def test_loop_waits_for_a_thread_when_it_has_no_timer() -> None:
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(main()) == 0
+
+
+def test_timer_rings_however_late_it_is() -> None:
+    """A float that far ahead is coarser than the loop's resolution: it hung."""
+
+    async def main() -> float:
+        await anyio.sleep(2**28)
+        await anyio.sleep(1)
+        return anyio.current_time()
+
+    assert run_virtually(main) == pytest.approx(2**28 + 1)
