@@ -174,7 +174,7 @@ def _environment(
 
 
 def _terms(stage: Stage, identity: Identity) -> LaunchTerms:
-    limits = stage.limits
+    limits = stage.program.limits
     values = {
         number: value
         for name, number in _LIMITS.items()

@@ -18,7 +18,7 @@ from etlstage.errors import ConfigError, WorkerStartFailed
 from etlstage.messages import StageKind
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import Stage
+from etlstage.stage import Stage, WorkerProgram
 from etlstage.stage.policy import ResourceLimits, Timeouts
 from etlstage.supervisor import AsyncSupervisor
 from etlstage.supervisor.process import missing, script, spawn
@@ -473,13 +473,21 @@ def test_stage_that_contradicts_itself(
 
 def flaw(folder: Path, *command: str, **env: str) -> str | None:
     """Return what is missing of a command that runs in ``folder``."""
-    return missing(Stage(name="t", command=command, cwd=folder, env=env))
+    return missing(
+        Stage(
+            name="t",
+            worker=WorkerProgram(command=command, env=env, cwd=folder),
+        )
+    )
 
 
 async def test_script_that_is_not_there(tmp_path: Path) -> None:
     """The caller is told at once, and not after six starts (issue 22)."""
     (tmp_path / "clean.py").touch()
-    stage = Stage(name="clean", command=["python3", "claen.py"], cwd=tmp_path)
+    stage = Stage(
+        name="clean",
+        worker=WorkerProgram(command=["python3", "claen.py"], cwd=tmp_path),
+    )
     with pytest.raises(WorkerStartFailed) as caught:
         await AsyncSupervisor(stage).__aenter__()
     assert str(caught.value) == (
@@ -493,7 +501,7 @@ async def test_extractor_is_sought_before_it_is_asked() -> None:
     """Its program is started when it is wanted; that it is missing is known before."""
     plain = MarkerDialect(mode=Mode.PLAIN)
     stage = Stage(
-        name="e", kind=StageKind.EXTRACT, dialect=plain, command=["no-such-program"]
+        name="e", kind=StageKind.EXTRACT, dialect=plain, worker=["no-such-program"]
     )
     with pytest.raises(WorkerStartFailed, match="no program 'no-such-program' on PATH"):
         await AsyncSupervisor(stage).__aenter__()
@@ -507,7 +515,7 @@ async def test_only_processes_have_a_program() -> None:
             await worker.reply(message)
         return 0
 
-    stage = Stage(name="t", command=["python3", "no-such-file.py"])
+    stage = Stage(name="t", worker=["python3", "no-such-file.py"])
     async with AsyncSupervisor(stage, launch=ScriptedLaunch(echo)) as supervisor:
         assert await supervisor.ask(b"a") == (b"a",)
 

@@ -17,6 +17,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerWorn,
 )
 from etlstage.supervisor.lifecycle.pool import Health, PoolState
+from tests.staged import staged
 
 READY = Health("ready")
 

@@ -37,6 +37,7 @@ from etlstage.supervisor.lifecycle.worker import (
     WorkerState,
     fate_of,
 )
+from tests.staged import staged
 
 STARTED = WorkerStarted("t-1", 7)
 FAILED = WorkerFailed("t-1", 7, WorkerLost("lost", stage="t"), "died")
