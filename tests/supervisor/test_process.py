@@ -468,7 +468,7 @@ def test_stage_that_contradicts_itself(
 ) -> None:
     """It is refused when it is made."""
     with pytest.raises(ConfigError, match=problem):
-        Stage(**{"name": "s", "command": ("sh",)} | settings)  # type: ignore[arg-type]
+        staged(("sh",), **{"name": "s"} | settings)
 
 
 def flaw(folder: Path, *command: str, **env: str) -> str | None:
