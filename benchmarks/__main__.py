@@ -25,6 +25,7 @@ QUESTIONS = (
     "pairing",
     "supervision",
     "sequencer",
+    "journal",
     "growth",
     "import_time",
     "local_engine",
@@ -42,6 +43,7 @@ COMPARABLE = (
     "cocaine",
     "sdk_worker",
     "sequencer",
+    "journal",
     "local_engine",
     "executor",
 )

@@ -12,7 +12,8 @@ block that is whole and is not what was written is an error that names it.
 
     "ETB1"  messages: u32  bytes: u64  first: u64  crc of the bytes: u32  of the head: u32
 
-Numbers are little-endian. Executors write blocks without having this package: what
+Numbers are little-endian. A checksum of 0 is none: what the block is a part of has one
+of all its bytes, and a second would be half of the cost of a journal. Executors write blocks without having this package: what
 makes a block is a function that travels by value.
 """
 
@@ -49,12 +50,16 @@ class Block(NamedTuple):
         return Column(self.batch.column(0))
 
 
-def making() -> Callable[[pa.RecordBatch, int], list[bytes]]:
+def making(*, summed: bool = True) -> Callable[[pa.RecordBatch, int], list[bytes]]:
     """
     Return the function that makes a block of a batch, in parts to be written in turn.
 
     Its arguments are the batch, whose first column is binary, and the number of its
     first message in the file.
+
+    Args:
+        summed: Whether there is a checksum of the messages.
+
     """
     magic, shape = _MAGIC, _HEAD
 
@@ -68,7 +73,7 @@ def making() -> Callable[[pa.RecordBatch, int], list[bytes]]:
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
         body = sink.getvalue()
-        crc = crc32(body)
+        crc = crc32(body) if summed else 0
         head = struct.pack(shape, magic, batch.num_rows, len(body), first, crc)
         return [head + struct.pack("<I", crc32(head)), body]
 
@@ -76,13 +81,15 @@ def making() -> Callable[[pa.RecordBatch, int], list[bytes]]:
 
 
 _made: Final = making()
+_unsummed: Final = making(summed=False)
 
 
-def block_of(run: Run, first: int) -> list[bytes]:
+def block_of(run: Run, first: int, *, summed: bool = True) -> list[bytes]:
     """Return the block of some messages; arguments as for :func:`making`."""
     run = plain(run)
     array = run.array if isinstance(run, Column) else pa.array(run, pa.binary())
-    return _made(pa.record_batch([array], ["message"]), first)
+    made = _made if summed else _unsummed
+    return made(pa.record_batch([array], ["message"]), first)
 
 
 class Blocks:
@@ -108,7 +115,7 @@ class Blocks:
 
     def __init__(
         self,
-        read: Callable[[int], bytes],
+        read: Callable[[int], bytes | memoryview],
         *,
         name: str,
         start: int = 0,
@@ -137,7 +144,7 @@ class Blocks:
         body = self._read(size)
         if len(body) < size:
             return None
-        if crc32(body) != sum_:
+        if sum_ and crc32(body) != sum_:
             raise self._damaged(f"its {count} messages are not what was written", first)
         with pa.ipc.open_stream(body) as stream:
             batch = stream.read_next_batch()

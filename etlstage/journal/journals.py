@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
@@ -124,18 +123,19 @@ class _LockedSection:
     def __init__(self, journals: Journals, journal: str) -> None:
         self._journals = journals
         self._journal = journal
-        self._stack = ExitStack()
-        log = journals.log(journal)
-        self._stack.enter_context(journals.storage.locked(log.lock))
+        self._lock = journals.storage.locked(journals.log(journal).lock)
+        self._lock.__enter__()
 
-    def release(self, data: bytes) -> _Appended:
+    def release(self, *data: bytes) -> _Appended:
         """Append."""
-        with self._stack:
-            return self._journals._append(self._journal, data)
+        try:
+            return self._journals._append(self._journal, *data)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Let the lock go."""
-        self._stack.close()
+        self._lock.__exit__(None, None, None)
 
 
 class Journals:
@@ -259,7 +259,7 @@ class Journals:
 
     def refresh(self) -> None:
         """Look whether the set has changed."""
-        raw = self.storage.read(_SPEC, 0, 1 << 20)
+        raw = self.storage.load(_SPEC)
         if raw == self._raw:
             return
         try:
@@ -391,10 +391,10 @@ class Journals:
             return False
         return True
 
-    def _append(self, journal: str, data: bytes) -> _Appended:
+    def _append(self, journal: str, *data: bytes) -> _Appended:
         log = self.log(journal)
         now = self._now()
-        begin, end = log.append(data, now)
+        begin, end = log.append(now, *data)
         since = self._dirty.setdefault(journal, now)
         error = None
         if now - since >= self._sync_every:

@@ -38,6 +38,7 @@ HEAD: Final = _SHAPE.size + 4
 MAX_GROUP: Final = 128 << 20
 """Bytes that may be appended at once; a head that says more is damaged."""
 _CHUNK: Final = 1 << 20
+_LARGE: Final = 1 << 16
 _MARK: Final = 1 << 20
 """Bytes between two places in a segment where groups are known to begin."""
 
@@ -128,23 +129,27 @@ class Log:
         """Return how many bytes the segments have."""
         return sum(self._storage.size(self._path(one)) or 0 for one in self.segments())
 
-    def append(self, data: bytes, now: int) -> tuple[int, int]:
+    def append(self, now: int, *data: bytes) -> tuple[int, int]:
         """
         Append bytes as a group, and return where they begin and end.
 
         The caller holds the lock.
 
         Args:
-            data: Whole frames.
             now: The time in nanoseconds since 1970.
+            data: Whole frames, in pieces.
 
         Raises:
             OSError: If they can't be written; nothing of them is there then.
 
         """
-        if len(data) > MAX_GROUP:
+        size, crc = 0, 0
+        for piece in data:
+            size += len(piece)
+            crc = crc32(piece, crc)
+        if size > MAX_GROUP:
             raise ValueError(
-                f"{self.name}: {len(data)} bytes to be appended at once, expected no"
+                f"{self.name}: {size} bytes to be appended at once, expected no"
                 f" more than {MAX_GROUP}"
             )
         segment, begin, last = self._recovered()
@@ -152,16 +157,17 @@ class Log:
         if self.rolled:
             segment = begin
         time = max(now, last)
-        head = _SHAPE.pack(_MAGIC, len(data), begin, time, crc32(data))
+        head = _SHAPE.pack(_MAGIC, size, begin, time, crc)
+        head += struct.pack("<I", crc32(head))
         path = self._path(segment)
         try:
-            self._storage.append(path, head + struct.pack("<I", crc32(head)) + data)
+            self._storage.append(path, head, *data)
         except BaseException:
             self._tail = None
             with suppress(OSError):  # the next who appends does it
                 self._storage.truncate(path, begin - segment)
             raise
-        end = begin + HEAD + len(data)
+        end = begin + HEAD + size
         self._tail = segment, end, time
         return begin + HEAD, end
 
@@ -300,23 +306,27 @@ class Log:
         Damage before the offset ``passed`` is passed over.
         """
         path, at = self._path(segment), start
+        read, size = self._storage.read, 0
         held, held_at = b"", start
         while True:
             # All that is looked at is in ``held``, which begins at ``held_at``.
             if len(held) - (at - held_at) < HEAD:
-                held, held_at = self._storage.read(path, at - segment, _CHUNK), at
+                # Behind a large group stands another, which is read by itself.
+                ahead = HEAD if size > _LARGE else _CHUNK
+                held, held_at = read(path, at - segment, ahead), at
                 if len(held) < HEAD:
                     break
             place = at - held_at
             try:
                 size, time, crc = _parsed(held[place : place + HEAD], at)
-                if len(held) - place < HEAD + size:
-                    want = max(_CHUNK, HEAD + size)
-                    held, held_at = self._storage.read(path, at - segment, want), at
-                    place = 0
-                    if len(held) < HEAD + size:
+                place += HEAD
+                if len(held) - place >= size:
+                    data = held[place : place + size]
+                else:
+                    data = read(path, at + HEAD - segment, size)
+                    if len(data) < size:
                         break
-                data = _checked(held[place + HEAD : place + HEAD + size], crc)
+                _check(data, crc)
             except _Bad as error:
                 if at >= passed:
                     raise self._damaged(segment, at, str(error)) from None
@@ -357,10 +367,9 @@ class Log:
         return JournalDamaged(self.name, f"{segment:020}.log", at, why)
 
 
-def _checked(data: bytes, crc: int) -> bytes:
+def _check(data: bytes, crc: int) -> None:
     if crc32(data) != crc:
         raise _Bad("its bytes are not what was written")
-    return data
 
 
 def _parsed(head: bytes, at: int) -> tuple[int, int, int]:

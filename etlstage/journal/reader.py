@@ -147,9 +147,7 @@ def registered(storage: Storage) -> list[Registered]:
     for name in names:
         if name.startswith("."):
             continue
-        path = f"readers/{name}"
-        data = storage.read(path, 0, storage.size(path) or 0)
-        if data:
+        if data := storage.load(f"readers/{name}"):
             found.append(_parsed(name[:-5], data))
     return found
 
@@ -327,7 +325,7 @@ class CommittedReader:
             )
         held = self._storage.hold(f"readers/{name}.lock")
         if held is None:
-            who = self._storage.read(f"readers/{name}.pid", 0, 100).decode()
+            who = self._storage.load(f"readers/{name}.pid").decode()
             raise ReaderBusy(
                 f"reader {name!r} of {self._journals.name} is in use"
                 f"{f' by process {who}' if who else ''}; a second one needs another name"

@@ -2,12 +2,12 @@
 Runs of messages as one frame: a UUID, and a block as messages have on disk elsewhere.
 
 A UUID for each message costs more than the rest of its way. Messages that are published
-together share one, and become committed together.
+together share one, and become committed together. The block has no checksum of its own:
+the group in which a journal keeps the frame has one.
 """
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import Any, Final
 from uuid import UUID
 
@@ -66,10 +66,12 @@ class RunFraming:
     def marshal(self, message: Any, writer: ByteWriter) -> None:  # noqa: ANN401
         """Write a :class:`RunMessage`."""
         self._check(message)
-        parts = block_of(message.run, 0) if len(message.run) else []
+        run = message.run
+        parts = block_of(run, 0, summed=False) if len(run) else []
         size = 16 + sum(map(len, parts))
-        head = FIXED_FRAME_WORD + size.to_bytes(4, "little") + message.uuid.bytes
-        writer.write(b"".join((head, *parts)))
+        writer.write(FIXED_FRAME_WORD + size.to_bytes(4, "little") + message.uuid.bytes)
+        for part in parts:
+            writer.write(part)
 
     def unmarshaller(self, buffer: FrameBuffer) -> Unmarshaller:
         """Return what reads them."""
@@ -98,10 +100,15 @@ class RunFraming:
 def _run(frame: bytes) -> Run:
     if len(frame) == _START:
         return ()
-    file = BytesIO(frame)
-    file.seek(_START)
+    left = memoryview(frame)[_START:]
+
+    def read(size: int) -> memoryview:
+        nonlocal left
+        part, left = left[:size], left[size:]
+        return part
+
     try:
-        for block in Blocks(file.read, name="frame", start=_START, first=None):
+        for block in Blocks(read, name="frame", start=_START, first=None):
             return block.messages
     except BlockDamaged as error:
         raise ValueError(str(error)) from error

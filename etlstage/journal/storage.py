@@ -31,10 +31,13 @@ class Storage(Protocol):
     def size(self, path: str) -> int | None:
         """Return how many bytes a file has, or None if there is no such file."""
 
+    def load(self, path: str) -> bytes:
+        """Return all of a file that is replaced as a whole; none if there is none."""
+
     def read(self, path: str, at: int, size: int) -> bytes:
         """Return bytes of a file, fewer at its end; none if there is no such file."""
 
-    def append(self, path: str, data: bytes) -> None:
+    def append(self, path: str, *data: bytes) -> None:
         """Append to a file, which is made; after an error it may have some of it."""
 
     def truncate(self, path: str, size: int) -> None:
@@ -77,6 +80,9 @@ class FolderStorage:
         self._open: OrderedDict[str, int] = OrderedDict()
         self._locks: dict[str, tuple[Lock, int]] = {}
         self._guard = RLock()
+        # The file that was read last, and its descriptor.
+        self._reading = "", -1
+        self._reading_guard = Lock()
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
@@ -92,19 +98,32 @@ class FolderStorage:
         except FileNotFoundError:
             return None
 
-    def read(self, path: str, at: int, size: int) -> bytes:
-        """Return bytes of a file."""
+    def load(self, path: str) -> bytes:
+        """Return all of a file."""
         try:
-            with (self.root / path).open("rb", buffering=0) as file:
-                return os.pread(file.fileno(), size, at)
+            return (self.root / path).read_bytes()
         except FileNotFoundError:
             return b""
 
-    def append(self, path: str, data: bytes) -> None:
+    def read(self, path: str, at: int, size: int) -> bytes:
+        """Return bytes of a file; the last that was read stays open for the next."""
+        with self._reading_guard:
+            if self._reading[0] != path:
+                try:
+                    fd = os.open(f"{self._prefix}{path}", os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    return b""
+                self._end_reading()
+                self._reading = path, fd
+            return os.pread(self._reading[1], size, at)
+
+    def append(self, path: str, *data: bytes) -> None:
         """Append to a file."""
         with self._guard:
             fd = self._descriptor(path)
-            left = memoryview(data)
+            left = memoryview(b"")
+            if (written := os.writev(fd, data)) < sum(map(len, data)):
+                left = memoryview(b"".join(data))[written:]
             while left:
                 left = left[os.write(fd, left) :]
 
@@ -172,6 +191,13 @@ class FolderStorage:
                 os.close(fd)
             self._open.clear()
             self._locks.clear()
+        with self._reading_guard:
+            self._end_reading()
+
+    def _end_reading(self) -> None:
+        if self._reading[0]:
+            os.close(self._reading[1])
+            self._reading = "", -1
 
     def _descriptor(self, path: str) -> int:
         if (fd := self._open.get(path)) is None:
@@ -226,13 +252,18 @@ class MemoryStorage:
         """Return how many bytes a file has."""
         return len(self.files[path]) if path in self.files else None
 
+    def load(self, path: str) -> bytes:
+        """Return all of a file."""
+        return bytes(self.files.get(path, b""))
+
     def read(self, path: str, at: int, size: int) -> bytes:
         """Return bytes of a file."""
         self._fail("read")
         return bytes(self.files.get(path, b"")[at : at + size])
 
-    def append(self, path: str, data: bytes) -> None:
+    def append(self, path: str, *parts: bytes) -> None:
         """Append to a file."""
+        data = b"".join(parts)
         file = self.files.setdefault(path, bytearray())
         if self.faults and self.faults[0][0] == "append":
             file += data[: self.faults[0][2]]

@@ -133,7 +133,7 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> UUID:
         int=((clock >> 4) & 0xFFFFFFFF) << 96
         | ((clock >> 36) & 0xFFFF) << 80
         | ((clock >> 52) | 0x1000) << 64
-        | (0x8000 | (clock & 0xF) << 10 | flags) << 48
+        | (0x8000 | (clock & 0xF) << 10 | int(flags)) << 48
         | int.from_bytes(producer, "big")
     )
 

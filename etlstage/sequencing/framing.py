@@ -122,7 +122,7 @@ class FrameBuffer:
     def __init__(self, offset: int = 0, *, max_frame: int = MAX_FRAME) -> None:
         self.max_frame = max_frame
         self.ended: bool = False
-        self._data = bytearray()
+        self._data: bytes | bytearray = b""
         self._at = 0
         self._offset = offset
         # How far the next line's end has been looked for already.
@@ -139,11 +139,17 @@ class FrameBuffer:
 
     def feed(self, data: bytes) -> None:
         """Append ``data``."""
-        if self._at:
-            del self._data[: self._at]
-            self._offset += self._at
-            self._searched -= self._at
-            self._at = 0
+        at, self._at = self._at, 0
+        self._offset += at
+        self._searched -= at
+        if at == len(self._data):
+            # Most of the time a frame comes in one piece: it is not copied.
+            self._data = data
+            return
+        if isinstance(self._data, bytes):
+            self._data = bytearray(memoryview(self._data)[at:])
+        elif at:
+            del self._data[:at]
         self._data += data
 
     def feed_end(self) -> None:
@@ -153,8 +159,7 @@ class FrameBuffer:
     def jump(self, offset: int) -> bytes:
         """Go on elsewhere in the journal, and return what was held."""
         held = self.take(len(self))
-        self._data.clear()
-        self._at, self._offset, self._searched = 0, offset, 0
+        self._data, self._at, self._offset, self._searched = b"", 0, offset, 0
         self._dropping = False
         return held
 
@@ -169,7 +174,11 @@ class FrameBuffer:
 
     def take(self, count: int) -> bytes:
         """Remove and return the first ``count`` bytes."""
-        taken = bytes(memoryview(self._data)[self._at : self._at + count])
+        data, at = self._data, self._at
+        if isinstance(data, bytes):
+            taken = data[at : at + count]
+        else:
+            taken = bytes(memoryview(data)[at : at + count])
         self._at += len(taken)
         return taken
 
@@ -233,7 +242,7 @@ class Framing(Protocol):
 
     def marshal(self, message: Any, writer: ByteWriter) -> None:  # noqa: ANN401
         """
-        Write a message, in one piece.
+        Write a message.
 
         Raises:
             NotFrameable: If the message lacks what this framing asks of it.

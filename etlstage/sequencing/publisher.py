@@ -10,7 +10,6 @@ open transaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from io import BytesIO
 from time import time_ns
 from typing import Any, Protocol
 
@@ -53,8 +52,12 @@ class OrderedSection(Protocol):
     It ends with one of its methods.
     """
 
-    def release(self, data: bytes) -> Append:
-        """Append ``data``; where it raises an error nothing of that can be read."""
+    def release(self, *data: bytes) -> Append:
+        """
+        Append ``data``, a frame in its pieces.
+
+        Where it raises an error nothing of that can be read.
+        """
 
     def abandon(self) -> None:
         """Append nothing."""
@@ -166,7 +169,7 @@ class Publisher:
         intents = []
         for journal, (message, framing) in self._open.items():
             frame, _ = self._frame(message, framing, Flags.ACK_TXN)
-            intents.append(AckIntent(journal, frame))
+            intents.append(AckIntent(journal, b"".join(frame)))
         self._open = {}
         return intents
 
@@ -196,7 +199,7 @@ class Publisher:
             section.abandon()
             raise
         try:
-            append = section.release(frame)
+            append = section.release(*frame)
         except BaseException:
             self._clock.untick(clock)
             raise
@@ -208,13 +211,21 @@ class Publisher:
 
     def _frame(
         self, message: Message, framing: Framing, flags: Flags
-    ) -> tuple[bytes, int]:
+    ) -> tuple[list[bytes], int]:
         clock = self._clock.tick()
         try:
             message.set_uuid(build_uuid(self.producer, clock, flags))
-            frame = BytesIO()
+            frame = _Pieces()
             framing.marshal(message, frame)
         except BaseException:
             self._clock.untick(clock)
             raise
-        return frame.getvalue(), clock
+        return frame.pieces, clock
+
+
+class _Pieces:
+    """What was written, as it came: joined it would be copied."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.write = self.pieces.append

@@ -51,8 +51,8 @@ def test_groups_come_back(storage: Storage) -> None:
     """With their places; an empty journal has none."""
     journal = log(storage)
     assert (data(journal), journal.end(), journal.first()) == ([], 0, 0)
-    assert journal.append(b"one", 10) == (HEAD, HEAD + 3)
-    assert journal.append(b"second", 5) == (2 * HEAD + 3, 2 * HEAD + 9)
+    assert journal.append(10, b"one") == (HEAD, HEAD + 3)
+    assert journal.append(5, b"second") == (2 * HEAD + 3, 2 * HEAD + 9)
     other = log(storage)
     groups = list(other.groups(0))
     assert [group.data for group in groups] == [b"one", b"second"]
@@ -69,7 +69,7 @@ def test_segments_are_named_by_their_offset(storage: Storage) -> None:
     """A new one begins where the last is long enough."""
     journal = log(storage, segment=80)
     for number in range(5):
-        journal.append(b"%08d" % number, number)
+        journal.append(number, b"%08d" % number)
     assert journal.segments() == [0, 80, 160]
     assert min(storage.names("part-000")) == "0" * 20 + ".log"
     assert data(log(storage)) == [b"%08d" % number for number in range(5)]
@@ -81,7 +81,7 @@ def test_writers_take_turns(storage: Storage) -> None:
     """Each sees what the other has appended, also a segment that it has begun."""
     one, two = log(storage, segment=70), log(storage, segment=70)
     for number in range(6):
-        (one, two)[number % 2].append(b"%d" % number, number)
+        (one, two)[number % 2].append(number, b"%d" % number)
     assert data(one) == [b"%d" % number for number in range(6)]
     assert one.segments() == [0, 99]
 
@@ -89,25 +89,25 @@ def test_writers_take_turns(storage: Storage) -> None:
 @pytest.mark.parametrize("left", range(1, HEAD + 6))
 def test_torn_tail_is_cut_by_the_next_writer(storage: Storage, left: int) -> None:
     """And not by a reader, who does not see it."""
-    log(storage).append(b"whole", 1)
-    log(storage).append(b"torn..", 1)
+    log(storage).append(1, b"whole")
+    log(storage).append(1, b"torn..")
     path = "part-000/" + "0" * 20 + ".log"
     storage.truncate(path, 37 + left - 1)
     assert data(log(storage)) == [b"whole"]
     assert storage.size(path) == 37 + left - 1
-    assert log(storage).append(b"next", 1) == (37 + HEAD, 37 + HEAD + 4)
+    assert log(storage).append(1, b"next") == (37 + HEAD, 37 + HEAD + 4)
     assert data(log(storage)) == [b"whole", b"next"]
 
 
 def test_reader_does_not_mind_what_is_cut_under_it(storage: Storage) -> None:
     """It stands before the torn group, whatever comes there."""
     journal = log(storage)
-    journal.append(b"whole", 1)
+    journal.append(1, b"whole")
     path = "part-000/" + "0" * 20 + ".log"
     storage.append(path, b"ETJ1 half of a head")
     reader = log(storage)
     assert data(reader, 37) == []
-    log(storage).append(b"next", 1)
+    log(storage).append(1, b"next")
     assert data(reader, 37) == [b"next"]
 
 
@@ -117,7 +117,7 @@ def test_flipped_bit_is_found_wherever_it_is() -> None:
         storage = MemoryStorage()
         journal = log(storage)
         for part in (b"one", b"two", b"six"):
-            journal.append(part, 1)
+            journal.append(1, part)
         storage.files["part-000/" + "0" * 20 + ".log"][35 + bit // 8] ^= 1 << bit % 8
         found, error = tried(log(storage))
         assert found == [b"one"]
@@ -129,17 +129,17 @@ def test_flipped_bit_is_found_wherever_it_is() -> None:
         assert where in str(error)
         assert data(log(storage), skip=True) == [b"one", b"six"]
         assert data(log(storage), 70) == [b"six"]
-        log(storage).append(b"new", 1)
+        log(storage).append(1, b"new")
         assert data(log(storage), skip=True) == [b"one", b"six", b"new"]
 
 
 def test_damage_at_the_end_is_not_cut() -> None:
     """Somebody may have been told that it is there; what follows has a segment."""
     storage = MemoryStorage()
-    log(storage).append(b"one", 1)
+    log(storage).append(1, b"one")
     file = storage.files["part-000/" + "0" * 20 + ".log"]
     file[-1] ^= 1
-    assert log(storage).append(b"two", 1) == (35 + HEAD, 35 + HEAD + 3)
+    assert log(storage).append(1, b"two") == (35 + HEAD, 35 + HEAD + 3)
     assert log(storage).segments() == [0, 35]
     assert len(file) == 35
     with pytest.raises(JournalDamaged, match="its bytes are not what was written"):
@@ -151,8 +151,8 @@ def test_segment_that_ends_within_a_group_is_damaged() -> None:
     """If there is one behind it."""
     storage = MemoryStorage()
     journal = log(storage, segment=30)
-    journal.append(b"one", 1)
-    journal.append(b"two", 1)
+    journal.append(1, b"one")
+    journal.append(1, b"two")
     del storage.files["part-000/" + "0" * 20 + ".log"][-1]
     with pytest.raises(JournalDamaged, match=r"at offset 0, .*ends within a group"):
         data(log(storage))
@@ -172,13 +172,13 @@ def test_journal_cut_anywhere(
     storage = MemoryStorage()
     journal = log(storage, segment=segment)
     for part in parts:
-        journal.append(part, 1)
+        journal.append(1, part)
     last = journal.segments()[-1]
     file = storage.files[f"part-000/{last:020}.log"]
     del file[draw.draw(st.integers(0, len(file))) :]
     found = data(log(storage))
     assert found == parts[: len(found)]
-    log(storage, segment=segment).append(b"next", 1)
+    log(storage, segment=segment).append(1, b"next")
     assert data(log(storage)) == [*found, b"next"]
 
 
@@ -193,7 +193,7 @@ def test_any_flipped_bit(parts: list[bytes], segment: int, draw: st.DataObject) 
     storage = MemoryStorage()
     journal = log(storage, segment=segment)
     for part in parts:
-        journal.append(part, 1)
+        journal.append(1, part)
     path = draw.draw(st.sampled_from(sorted(storage.files)))
     bit = draw.draw(st.integers(0, 8 * len(storage.files[path]) - 1))
     storage.files[path][bit // 8] ^= 1 << bit % 8
@@ -214,15 +214,15 @@ def test_full_disk_leaves_nothing(written: int, cuts: bool) -> None:
     """Whether or not what was begun can be cut at once."""
     storage = MemoryStorage()
     journal = log(storage)
-    journal.append(b"one", 1)
+    journal.append(1, b"one")
     storage.faults.append(("append", OSError(28, "No space left on device"), written))
     if not cuts:
         storage.faults.append(("truncate", OSError(5, "Input/output error"), 0))
     with pytest.raises(OSError, match="No space left"):
-        journal.append(b"two", 1)
+        journal.append(1, b"two")
     assert data(log(storage)) == [b"one"]
     storage.faults.clear()
-    journal.append(b"three", 1)
+    journal.append(1, b"three")
     assert data(log(storage)) == [b"one", b"three"]
 
 
@@ -230,7 +230,7 @@ def test_sync_is_of_the_last_segment(storage: Storage) -> None:
     """Nothing is to be synced before something was appended."""
     journal = log(storage)
     journal.sync()
-    journal.append(b"one", 1)
+    journal.append(1, b"one")
     journal.sync()
     if isinstance(storage, MemoryStorage):
         assert storage.synced == {"part-000/" + "0" * 20 + ".log": 35}
@@ -244,7 +244,7 @@ def test_what_was_dropped_is_gone(storage: Storage) -> None:
     """Both offsets are named; the last segment stays."""
     journal = log(storage, segment=30)
     for part in (b"one", b"two", b"six"):
-        journal.append(part, 1)
+        journal.append(1, part)
     assert journal.drop(34) == []
     assert journal.drop(35) == [0]
     assert (journal.first(), journal.size()) == (35, 70)
@@ -254,14 +254,14 @@ def test_what_was_dropped_is_gone(storage: Storage) -> None:
     assert data(journal, 35) == [b"two", b"six"]
     assert journal.drop(1000) == [35]
     assert journal.segments() == [70]
-    assert journal.append(b"new", 1)[0] == 105 + HEAD
+    assert journal.append(1, b"new")[0] == 105 + HEAD
 
 
 def test_reader_that_falls_behind_while_it_reads(storage: Storage) -> None:
     """It is told, instead of being given what follows."""
     journal = log(storage, segment=70)
     for part in (b"one", b"two", b"six", b"ten", b"end"):
-        journal.append(part, 1)
+        journal.append(1, part)
     groups = log(storage).groups(0)
     assert next(groups).data == b"one"
     journal.drop(140)
@@ -278,7 +278,7 @@ def test_offset_of_a_time(storage: Storage, time: int, offset: int) -> None:
     """The first group that is not before it; behind all of them the end."""
     journal = log(storage, segment=50)
     for number in range(1, 6):
-        journal.append(b"%03d" % number, 10 * number)
+        journal.append(10 * number, b"%03d" % number)
     assert journal.at_time(time) == offset
     assert journal.age_of(70) == 30
 
@@ -289,7 +289,7 @@ def test_time_of_what_is_damaged() -> None:
     journal = log(storage, segment=50)
     assert journal.age_of(0) is None
     for number in range(1, 6):
-        journal.append(b"%03d" % number, 10 * number)
+        journal.append(10 * number, b"%03d" % number)
     storage.files["part-000/" + f"{70:020}" + ".log"][9] ^= 1
     assert journal.age_of(70) is None
     assert journal.at_time(50) == 140
@@ -298,7 +298,7 @@ def test_time_of_what_is_damaged() -> None:
 def test_groups_are_bounded(storage: Storage) -> None:
     """Also in what a head says."""
     with pytest.raises(ValueError, match="134217729 bytes to be appended at once"):
-        log(storage).append(bytes(MAX_GROUP + 1), 1)
+        log(storage).append(1, bytes(MAX_GROUP + 1))
 
 
 def test_large_groups_and_many(storage: Storage) -> None:
@@ -308,7 +308,7 @@ def test_large_groups_and_many(storage: Storage) -> None:
         bytes([n]) * size for n, size in enumerate([3 << 20, 10, 1 << 20, 700_000])
     ]
     parts += [b"%07d" % n for n in range(3000)]
-    ends = [journal.append(part, 1)[1] for part in parts]
+    ends = [journal.append(1, part)[1] for part in parts]
     reader = log(storage)
     assert data(reader) == parts
     assert len(reader._marks[0]) > 2
