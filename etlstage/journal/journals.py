@@ -36,6 +36,7 @@ from etlstage.journal.reader import (
 from etlstage.journal.run import RunFraming, RunMessage
 from etlstage.journal.storage import FolderStorage, MemoryStorage, Storage
 from etlstage.sequencing import (
+    Checkpoint,
     CsvFraming,
     CsvRecord,
     Fnv1a,
@@ -53,7 +54,15 @@ from etlstage.sequencing import (
 from etlstage.sequencing import modulo as modulo_by
 from etlstage.sequencing import rendezvous as rendezvous_by
 
-__all__ = ("Journals", "Keep", "modulo", "rendezvous")
+__all__ = (
+    "Journals",
+    "Keep",
+    "amount_of",
+    "bytes_of",
+    "modulo",
+    "rendezvous",
+    "sync_of",
+)
 
 LAYOUT: Final = 1
 """Of the folder; a newer one is not read."""
@@ -186,14 +195,14 @@ class Journals:
             storage = MemoryStorage() if path is None else FolderStorage(path)
         self.storage: Storage = storage
         self._now = now
-        self._sync_every = _sync_of(sync)
+        self._sync_every = sync_of(sync)
         self._dirty: dict[str, int] = {}
         self._logs: dict[str, Log] = {}
         # By journal, up to where may be appended without asking for readers again.
         self._room: dict[str, int] = {}
         self._raw = b""
-        _amount_of(keep)
-        _bytes_of(limit)
+        amount_of(keep)
+        bytes_of(limit)
         framing_by_content_type(content_type)
         where = str(path) if path is not None else "memory"
         self._where = where
@@ -272,8 +281,8 @@ class Journals:
                 )
             self.name: str = spec["name"]
             self.content_type: str = spec["content_type"]
-            self._keep = _amount_of(spec["keep"])
-            self._limit = _bytes_of(spec["limit"])
+            self._keep = amount_of(spec["keep"])
+            self._limit = bytes_of(spec["limit"])
             self._segment: int = spec["segment"]
             specs = tuple(
                 JournalSpec(
@@ -344,21 +353,25 @@ class Journals:
 
     # --- appending ------------------------------------------------------------------
 
-    def start_append(self, journal: str) -> _LockedSection:
+    def start_append(self, journal: str, *, limited: bool = True) -> _LockedSection:
         """
         Return the right to append to a journal.
 
+        Args:
+            journal: Its name.
+            limited: Whether it is to be refused where a reader has too much to read.
+
         Raises:
-            LimitReached: If a reader has too much to read.
+            LimitReached: If that is so.
 
         """
-        if self._limit is not None:
+        if limited and self._limit is not None:
             self._check_room(journal)
         return _LockedSection(self, journal)
 
     def append(self, journal: str, data: bytes) -> _Appended:
-        """Append frames, such as those of a recorded intent."""
-        return self.start_append(journal).release(data)
+        """Append frames, such as those of a recorded intent, which no limit holds up."""
+        return self.start_append(journal, limited=False).release(data)
 
     def pending_except(self, journal: str) -> Sequence[_Appended]:
         """Return what a crash of the machine could still undo, in other journals."""
@@ -444,7 +457,8 @@ class Journals:
         new_message: NewMessage | None = None,
         ring: int | None = None,
         on_error: OnError | None = None,
-        commit_every: float = 1.0,
+        commit_every: float | None = 1.0,
+        position: Checkpoint | None = None,
     ) -> CommittedReader:
         """Return a reader of the committed messages; see :class:`CommittedReader`."""
         return CommittedReader(
@@ -456,6 +470,7 @@ class Journals:
             ring=ring,
             on_error=on_error,
             commit_every=commit_every,
+            position=position,
         )
 
     def read_uncommitted(
@@ -576,8 +591,8 @@ def _writing(key: Callable[[Any], object]) -> Callable[[Any, Fnv1a], None]:
     return write
 
 
-def _sync_of(text: str) -> int:
-    """Return nanoseconds between two syncs."""
+def sync_of(text: str) -> int:
+    """Return the nanoseconds between two syncs that ``sync`` says."""
     if text == "append":
         return 0
     if text == "commit":
@@ -590,7 +605,8 @@ def _sync_of(text: str) -> int:
     return int(found[1]) * _SECONDS[found[2]] * 10**9
 
 
-def _amount_of(keep: Keep) -> tuple[str, int] | None:
+def amount_of(keep: Keep) -> tuple[str, int] | None:
+    """Return what ``keep`` says: seconds, bytes or read, and how many."""
     if keep is None or keep == "read":
         return None if keep is None else ("read", 0)
     found = _AMOUNT.fullmatch(keep)
@@ -603,7 +619,8 @@ def _amount_of(keep: Keep) -> tuple[str, int] | None:
     )
 
 
-def _bytes_of(limit: str | None) -> int | None:
+def bytes_of(limit: str | None) -> int | None:
+    """Return the bytes of ``limit``."""
     if limit is None:
         return None
     found = _AMOUNT.fullmatch(limit)

@@ -117,9 +117,12 @@ class Log:
             return 0
         last = segments[-1]
         end, _, damaged = self._scan(last, last)
-        if damaged:
-            return last + (self._storage.size(self._path(last)) or 0)
-        return end
+        return self.reach() if damaged else end
+
+    def reach(self) -> int:
+        """Return where the last segment ends, whatever stands there."""
+        last = (self.segments() or [0])[-1]
+        return last + (self._storage.size(self._path(last)) or 0)
 
     def appended(self) -> int:
         """Return about where the end is, as this process has seen it last."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import anyio
 
@@ -46,6 +46,8 @@ __all__ = (
     "Registered",
     "SoundMessages",
     "Start",
+    "checkpoint_of",
+    "plain_checkpoint",
     "registered",
 )
 
@@ -155,14 +157,31 @@ def registered(storage: Storage) -> list[Registered]:
 def _parsed(name: str, data: bytes) -> Registered:
     try:
         value = json.loads(data)
-        states = [
-            ProducerState(journal, bytes.fromhex(producer), last, begin)
-            for journal, producer, last, begin in value["states"]
-        ]
-        checkpoint = Checkpoint(value["offsets"], states)
+        checkpoint = checkpoint_of(value)
         return Registered(name, checkpoint, value["needs"], value["updated"])
     except (ValueError, LookupError, TypeError) as error:
         raise JournalError(f"readers/{name}.json is no position: {error}") from None
+
+
+def plain_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return a checkpoint as plain JSON."""
+    states = [[j, p.hex(), last, begin] for j, p, last, begin in checkpoint.states]
+    return {"offsets": checkpoint.offsets, "states": states}
+
+
+def checkpoint_of(value: Any) -> Checkpoint:  # noqa: ANN401 - whatever JSON has
+    """
+    Return the checkpoint that :func:`plain_checkpoint` has made plain.
+
+    Raises:
+        ValueError, LookupError, TypeError: If it is none.
+
+    """
+    states = [
+        ProducerState(journal, bytes.fromhex(producer), last, begin)
+        for journal, producer, last, begin in value["states"]
+    ]
+    return Checkpoint({name: int(at) for name, at in value["offsets"].items()}, states)
 
 
 def _stored(checkpoint: Checkpoint, now: float) -> bytes:
@@ -170,13 +189,7 @@ def _stored(checkpoint: Checkpoint, now: float) -> bytes:
     for journal, _, _, begin in checkpoint.states:
         if begin >= 0:
             needs[journal] = min(needs.get(journal, begin), begin)
-    states = [[j, p.hex(), last, begin] for j, p, last, begin in checkpoint.states]
-    value = {
-        "offsets": checkpoint.offsets,
-        "states": states,
-        "needs": needs,
-        "updated": now,
-    }
+    value = {**plain_checkpoint(checkpoint), "needs": needs, "updated": now}
     return json.dumps(value).encode()
 
 
@@ -198,7 +211,9 @@ class CommittedReader:
             read again when it is committed. By default 8192, and 16 runs of messages,
             for each of these may be large.
         horizon: Seconds after which a producer that is silent is forgotten.
-        commit_every: Seconds between two positions that are stored by itself.
+        commit_every: Seconds between two positions that are stored by itself; None:
+            none is, at the end neither.
+        position: Where to begin, in place of what is stored under the name.
         poll: Seconds between two looks for more, while following.
         on_error: Is given what is passed over, damage and frames that are none;
             without it such an error is raised, and the next call goes on behind a frame.
@@ -218,7 +233,8 @@ class CommittedReader:
         new_message: NewMessage | None = None,
         ring: int | None = None,
         horizon: float = 86400,
-        commit_every: float = 1.0,
+        commit_every: float | None = 1.0,
+        position: Checkpoint | None = None,
         poll: float = 0.01,
         on_error: OnError | None = None,
     ) -> None:
@@ -235,23 +251,25 @@ class CommittedReader:
         if ring is None:
             ring = _RUNS if journals.content_type == RunFraming.content_type else 8192
         self._held = self._hold() if name is not None else None
-        self._sequencer = Sequencer(ring=ring)
-        self._offsets: dict[str, int] = {}
-        if name is not None:
-            for found in registered(self._storage):
-                if found.name == name:
-                    self._sequencer = Sequencer(*found.checkpoint, ring=ring)
-                    self._offsets = found.checkpoint.offsets
+        if position is None and name is not None:
+            known = {one.name: one.checkpoint for one in registered(self._storage)}
+            position = known.get(name)
+        position = position or Checkpoint({}, [])
+        self._sequencer = Sequencer(*position, ring=ring)
+        self._offsets: dict[str, int] = dict(position.offsets)
         self._iterators: dict[str, ReadUncommitted] = {}
         self._readers: dict[str, LogReader] = {}
         self._turn: list[str] = []
         self._specs: object = None
-        self._due = time.monotonic() + commit_every
+        self._due = 0.0
         self._refresh_at = 0.0
-        self._done = True
-        self._look()
-        if name is not None:
-            self.commit()
+        try:
+            self._look()
+            if name is not None:
+                self.commit()
+        except BaseException:
+            self._release()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -279,7 +297,7 @@ class CommittedReader:
         return self
 
     def __next__(self) -> Envelope:
-        while (found := self._next()) is None:
+        while (found := self.poll()) is None:
             if not self._follow:
                 self.close()
                 raise StopIteration
@@ -290,32 +308,51 @@ class CommittedReader:
         return self
 
     async def __anext__(self) -> Envelope:
-        while (found := self._next()) is None:
+        while (found := self.poll()) is None:
             if not self._follow:
                 self.close()
                 raise StopAsyncIteration
             await anyio.sleep(self._poll_every)
         return found
 
-    def commit(self) -> None:
-        """Store the position; the message that was returned last is not done yet."""
-        self._due = time.monotonic() + self._commit_every
-        checkpoint = self._sequencer.checkpoint(self._horizon)
-        # A journal of which nothing was read yet, and where it was begun.
-        offsets = {**self._offsets, **checkpoint.offsets}
-        data = _stored(Checkpoint(offsets, checkpoint.states), time.time())
+    def position(self) -> Checkpoint:
+        """Return from where to go on; the message that was returned last is done."""
+        self._sequencer.finish_message()
+        return self._position()
+
+    def commit(self, position: Checkpoint | None = None) -> None:
+        """
+        Store a position.
+
+        Args:
+            position: Without it that behind all messages but the one that was returned
+                last, which is not done yet.
+
+        """
+        self._due = time.monotonic() + (self._commit_every or 0)
+        data = _stored(position or self._position(), time.time())
         self._storage.replace(f"readers/{self.name}.json", data)
 
     def close(self) -> None:
         """Store the position and let the name go; a second call does nothing."""
         if self._held is not None:
-            held, self._held = self._held, None
             try:
-                self.commit()
+                if self._commit_every is not None:
+                    self.commit()
             finally:
-                with suppress(OSError):
-                    self._storage.remove(f"readers/{self.name}.pid")
-                self._storage.let_go(held)
+                self._release()
+
+    def _position(self) -> Checkpoint:
+        checkpoint = self._sequencer.checkpoint(self._horizon)
+        # A journal of which nothing was read yet, and where it was begun.
+        return checkpoint._replace(offsets={**self._offsets, **checkpoint.offsets})
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            with suppress(OSError):
+                self._storage.remove(f"readers/{self.name}.pid")
+            self._storage.let_go(held)
 
     def _hold(self) -> int:
         name = str(self.name)
@@ -338,14 +375,19 @@ class CommittedReader:
         specs = self._journals.select()
         if specs is self._specs:
             return
+        first = self._specs is None and not self._offsets
         for spec in specs:
             if spec.name in self._iterators:
                 continue
             log = self._journals.log(spec.name)
             if spec.name not in self._offsets:
                 # One that was added since is read from its beginning.
-                first = self._specs is None
                 self._offsets[spec.name] = self._begin(log) if first else log.first()
+            elif (offset := self._offsets[spec.name]) > (reach := log.reach()):
+                raise JournalError(
+                    f"{spec.name}: the position is offset {offset}, and the journal ends"
+                    f" at {reach}: it is not the one that was read; use another reader"
+                )
             reader = LogReader(
                 log, spec, self._offsets[spec.name], on_error=self._on_error
             )
@@ -364,9 +406,10 @@ class CommittedReader:
             return log.end()
         return log.at_time(int(float(start) * 1e9))
 
-    def _next(self) -> Envelope | None:
-        now = time.monotonic()
-        if self._held is not None and now >= self._due:
+    def poll(self) -> Envelope | None:
+        """Return the next message, or None if there is none yet."""
+        stores = self._held is not None and self._commit_every is not None
+        if stores and time.monotonic() >= self._due:
             self.commit()
         while True:
             try:

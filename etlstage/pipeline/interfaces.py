@@ -39,6 +39,8 @@ class Epochs(NamedTuple):
     """What sets this start apart from all others of the load: it rises with each."""
     ended: bool = False
     """Whether all is loaded, and nothing will come."""
+    intents: object = None
+    """What the last of them was recorded with, see :attr:`Landing.intents`."""
 
 
 class Source(ABC):
@@ -201,6 +203,11 @@ class Landing(ABC):
     def performs(self) -> bool:
         """Whether :meth:`perform` does anything."""
         return False
+
+    @property
+    def intents(self) -> object:
+        """What :meth:`perform` needs of what was flushed, plain JSON, for the record."""
+        return None
 
     async def perform(self) -> None:
         """

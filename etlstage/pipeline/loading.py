@@ -228,6 +228,8 @@ class Loading:
             await self._commit(value, counts, letters, ended=True)
             if value is None:
                 await self._source.finished()
+            elif self._reached is not None:
+                await self._source.acknowledge(self._reached)
         elif self._behind[0] or self._ledger[0].produced > self._covered:
             # Of some nothing came: they have dead letters that will come again, too.
             raise SourceFailed(
@@ -265,6 +267,7 @@ class Loading:
             letters=letters,
             ended=ended,
             performs=self._sink.performs,
+            intents=self._sink.intents,
         )
         await self._sink.commit(record.note)
         self._epochs.at("committed")

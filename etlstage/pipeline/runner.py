@@ -244,7 +244,8 @@ class Runner(ABC):
         assert self._delivery is not None
         now, delivery = self._delivery.record, self._delivery
         once, check = delivery.exactly_once, delivery.check
-        return Epochs(now.load, now.epoch, once, check, now.fence, now.pending)
+        ended, intents = now.pending, now.intents
+        return Epochs(now.load, now.epoch, once, check, now.fence, ended, intents)
 
     @abstractmethod
     async def _run(self) -> Status:

@@ -247,12 +247,10 @@ class Sequencer:
             ReplayWaits: If the replay has no message yet.
 
         """
+        self.finish_message()
         span = self._emit
         if span is None:
             return None
-        if self._delivered is not None:
-            # A message of clock 0 within a span says nothing of what is before it.
-            span.last, self._delivered = self._delivered or span.last, None
         if self._replay_wanted:
             raise MustStartReplay
         while (found := self._next(span)) is not None:
@@ -267,6 +265,13 @@ class Sequencer:
         self._end(span)
         self._emit = None
         return None
+
+    def finish_message(self) -> None:
+        """State that the message that was returned last is done, as the next call does."""
+        if self._emit is not None and self._delivered is not None:
+            # A message of clock 0 within a span says nothing of what is before it.
+            self._emit.last = self._delivered or self._emit.last
+            self._delivered = None
 
     def replay_range(self) -> ReplayRange:
         """

@@ -290,7 +290,7 @@ def test_damage_at_the_end_is_told_when_more_follows() -> None:
     told: list[EtlstageError] = []
     reader = journals.read_committed(follow=True, on_error=told.append)
     assert number_of(next(reader).message) == 1
-    assert reader._next() is None
+    assert reader.poll() is None
     publish(memory(storage), 3)
     assert number_of(next(reader).message) == 3
     assert len(told) == 1
@@ -609,7 +609,7 @@ async def test_writers_wait_for_readers() -> None:
 def taken(reader: CommittedReader, count: int) -> Iterator[object]:
     """Return messages that are there, up to so many."""
     for _ in range(count):
-        if (found := reader._next()) is None:
+        if (found := reader.poll()) is None:
             return
         yield found.message
 

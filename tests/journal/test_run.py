@@ -85,7 +85,7 @@ def test_open_transaction_is_not_held_in_memory() -> None:
     for _ in range(40):
         writer.publish_uncommitted(RunMessage([b"x"]))
     reader = journals.read_committed()
-    assert reader._next() is None
+    assert reader.poll() is None
     (span,) = reader._sequencer._spans.values()
     assert len(span.held) == 16
     for intent in writer.build_ack_intents():

@@ -172,6 +172,8 @@ class Delivery:
             input=input,
             last=found.last_load,
             ended=False,
+            # Where the load goes on, what belongs behind its record may not be done.
+            intents=found.intents if found.resumes else None,
             accounts={stage: [] for stage in stages},
             letters=dict(letters),
         )
@@ -186,6 +188,7 @@ class Delivery:
         letters: Mapping[str, int] | None = None,
         ended: bool = False,
         performs: bool = False,
+        intents: object = None,
     ) -> Record:
         """
         Return the record of an epoch that is durable.
@@ -197,6 +200,7 @@ class Delivery:
             ended: Whether the run has come to its end.
             performs: Whether something is to be done behind the record. Where the load
                 goes on, or did not end, each start does it anyway.
+            intents: What the sink needs for that, plain JSON.
 
         """
         now = self.record
@@ -208,6 +212,7 @@ class Delivery:
             letters=now.letters if letters is None else {**now.letters, **letters},
             ended=ended,
             pending=ended and performs and position is None,
+            intents=intents,
         )
 
     def commit(self, position: object, *, ended: bool = False) -> None:

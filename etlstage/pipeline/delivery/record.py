@@ -68,6 +68,8 @@ class Record:
     """Whether the run came to its end, and did not break off."""
     pending: bool = False
     """Whether a run has ended, and what belongs behind its record may not be done."""
+    intents: object = None
+    """What the sink needs to do what belongs behind the record; plain JSON."""
     accounts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """What each stage had counted of what is before the position, see ``ledger.py``."""
     input: str = ""

@@ -21,7 +21,7 @@ from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.submission import Collected, Submission
 
-__all__ = ("Lanes", "keys_of", "point")
+__all__ = ("Lanes", "key_text", "keys_of", "point")
 
 _NO_KEY: Final = -1
 
@@ -163,14 +163,19 @@ def point(pointer: str) -> tuple[str, ...]:
 
 
 def _key(message: bytes, tokens: tuple[str, ...]) -> int:
+    text = key_text(message, tokens)
+    return _NO_KEY if text is None else zlib.crc32(text.encode())
+
+
+def key_text(message: bytes, tokens: tuple[str, ...]) -> str | None:
+    """Return what a pointer points at in a JSON message, as JSON; None for nothing."""
     try:
         value = json.loads(message)
         for token in tokens:
             value = value[int(token) if isinstance(value, list) else token]
-        text = json.dumps(value, sort_keys=True)
+        return json.dumps(value, sort_keys=True)
     except (ValueError, LookupError, TypeError, RecursionError):
-        return _NO_KEY
-    return zlib.crc32(text.encode())
+        return None
 
 
 def _parts(outcome: Outcome, places: deque[int]) -> Iterator[Outcome]:

@@ -1,0 +1,224 @@
+"""Journals as ends: what one pipeline appends, others read; imported only to be built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from etlstage.config.end import End, SinkKeys, Site, SourceKeys, unrecorded
+from etlstage.errors import ConfigError
+from etlstage.settings.definition import broken
+from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.units import Argument, Count, Pointer
+
+if TYPE_CHECKING:
+    from etlstage.config.model import ExtractKeys, LoadKeys, PipelineKeys
+    from etlstage.config.presence import Look
+    from etlstage.pipeline.interfaces import Sink, Source
+
+__all__ = ("JOURNAL", "JournalSinkKeys", "JournalSourceKeys")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalSourceKeys(SourceKeys):
+    """A set of journals to read, each committed message once."""
+
+    path: Argument
+    """Its folder, relative to the file's."""
+    reader: Argument
+    """What the reader is called there: what it has not read is kept for it."""
+    from_: Argument = "beginning"
+    """Where a new reader begins: beginning, end, or a time such as
+    2026-11-23T18:00:00Z."""
+    follow: bool = False
+    """Whether to wait for more at the end, until stopped."""
+    on_damage: Literal["stop", "skip"] = "stop"
+    """What becomes of bytes that are not what was written: skip logs them, and reads
+    what follows."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what contradicts itself."""
+        start = given.get("from")
+        if isinstance(start, str):
+            try:
+                _start(start)
+            except ValueError:
+                text = (
+                    "is {got}, expected beginning, end, or a time such as"
+                    " 2026-11-23T18:00:00Z"
+                )
+                yield Problem(("from",), text, start)
+
+    @classmethod
+    def missing(
+        cls, written: Mapping[str, Any], loc: Loc, look: Look
+    ) -> Iterator[Problem]:
+        """Yield the set, if there is none."""
+        path = written.get("path")
+        place = look.path(path) if isinstance(path, str) else None
+        if place is not None and not (place / "spec.json").exists():
+            yield look.absent((*loc, "path"), "set of journals", place)
+
+    def text(self) -> str:
+        """Return where it is."""
+        return f"journals in {self.path}"
+
+    def about(self, stage: ExtractKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield where it is, and who reads it."""
+        del stage
+        yield "path", str(site.folder / self.path)
+        yield "reader", self.reader
+        yield "from", f"{self.from_}, without a position"
+        yield "end", "waits for more" if self.follow else "ends where there is no more"
+
+    def edge(self, stage: ExtractKeys, site: Site) -> str | None:
+        """Return where messages wait."""
+        del stage
+        return f"journals on disk in {site.folder / self.path}, one run in memory"
+
+    def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
+        """Return what reads the journals."""
+        del stage
+        from etlstage.pipeline.journal import CUT, JournalSource
+
+        cut = CUT
+        if site.pipeline.delivery == "exactly-once":
+            # So that epochs keep to their bounds.
+            bounds = site.pipeline.load.end.bounds()
+            cut = bounds.messages, bounds.bytes
+        return JournalSource(
+            site.folder / self.path,
+            name=name,
+            reader=self.reader,
+            start=_start(self.from_),
+            follow=self.follow,
+            skips=self.on_damage == "skip",
+            cut=cut,
+        )
+
+    def wrong(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[Problem]:
+        """Yield a pause, which following is."""
+        del pipeline
+        if stage.every is not None:
+            yield broken(
+                ("extract", "every"), "is not for journals: use journal.follow"
+            )
+
+    def not_once(self, stage: ExtractKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield nothing: each message has a position."""
+        del stage, pipeline
+        yield from ()
+
+    def goes_on(self, stage: ExtractKeys) -> bool:
+        """Return True: the next run reads what came since."""
+        del stage
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalSinkKeys(SinkKeys):
+    """A set of journals to append to, which any number of pipelines read."""
+
+    path: Argument
+    """Its folder, relative to the file's; a new set is made."""
+    partitions: Count | None = None
+    """How many journals a new set has, 1 if it is not said; of one that is there it has
+    to be the number."""
+    key: Pointer | None = None
+    """A JSON pointer such as /customer: messages with one key are in one journal, in
+    order; those without it, too. Without it runs of messages go to the journals in
+    turn."""
+    mapping: Literal["modulo", "rendezvous"] = "modulo"
+    """How the journal of a key is found; with rendezvous few keys move when journals
+    are added."""
+    keep: str | None = None
+    """Of a new set, what is kept besides what readers have not read: a time such as 7d,
+    a size such as 100GiB, or read for nothing; without it all is kept."""
+    limit: str | None = None
+    """Of a new set, what a reader may have unread of a journal, such as 20GiB; an epoch
+    is begun when it has read on."""
+    sync: str = "commit"
+    """When bytes are forced to the disk besides at the end of an epoch: append, or a
+    time such as 1s."""
+
+    @classmethod
+    def rules(cls, given: Mapping[str, Any]) -> Iterable[Problem]:
+        """Return what is no amount."""
+        amounts = {key: given.get(key) for key in ("keep", "limit", "sync")}
+        if not any(amounts.values()):
+            return
+        from etlstage.journal import journals  # takes a moment
+
+        checks = journals.amount_of, journals.bytes_of, journals.sync_of
+        for (key, value), check in zip(amounts.items(), checks, strict=True):
+            try:
+                if isinstance(value, str):
+                    check(value)
+            except ConfigError as error:
+                yield Problem((key,), str(error).removeprefix(f"{key} "), value)
+
+    def text(self) -> str:
+        """Return where it is."""
+        return f"journals in {self.path}"
+
+    def about(self, stage: LoadKeys, site: Site) -> Iterator[tuple[str, str]]:
+        """Yield where it is, and how messages come into its journals."""
+        del stage
+        yield "path", str(site.folder / self.path)
+        if self.partitions is not None:
+            yield "partitions", str(self.partitions)
+        yield "journal", f"by {self.key}, {self.mapping}" if self.key else "in turn"
+        if self.keep or self.limit:
+            limit = f"; a reader may have {self.limit} unread" if self.limit else ""
+            yield "keep", f"{self.keep or 'all'}{limit}"
+
+    def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
+        """Return what appends."""
+        del stage
+        from etlstage.pipeline.journal import JournalSink
+
+        return JournalSink(
+            site.folder / self.path,
+            name=name,
+            key=self.key,
+            mapping=self.mapping,
+            partitions=self.partitions,
+            keep=self.keep,
+            limit=self.limit,
+            sync=self.sync,
+        )
+
+    def not_once(self, stage: LoadKeys, pipeline: PipelineKeys) -> Iterator[str]:
+        """Yield what the record needs."""
+        del stage
+        yield from unrecorded(pipeline)
+
+    def promise(self, stage: LoadKeys, pipeline: PipelineKeys) -> str | None:
+        """Return how an epoch is committed."""
+        del stage
+        if pipeline.delivery != "exactly-once":
+            return None
+        return (
+            "exactly once: readers see an epoch behind its record, and nothing of one"
+            " that has none"
+        )
+
+    def retried(
+        self, pipeline: PipelineKeys, epoch: str
+    ) -> tuple[JournalSinkKeys, str]:
+        """Return what appends, at least once: a retry has no record of epochs."""
+        del pipeline, epoch
+        return self, "at-least-once"
+
+
+def _start(text: str) -> Literal["beginning", "end"] | float:
+    if text == "beginning" or text == "end":
+        return "beginning" if text == "beginning" else "end"
+    return datetime.fromisoformat(text).astimezone().timestamp()
+
+
+JOURNAL: Final = End("journal", JournalSourceKeys, JournalSinkKeys)
+"""Append-only logs in a folder."""

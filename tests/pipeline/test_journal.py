@@ -1,0 +1,485 @@
+"""Journals at the ends of pipelines: what one appends, others read, each message once."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from etlstage.errors import SinkFailed, SourceFailed
+from etlstage.journal import Journals, Publisher, RunMessage, modulo
+from etlstage.messages import Position, Run
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery, take_over
+from etlstage.pipeline.delivery.record import Record
+from etlstage.pipeline.interfaces import Epochs, Sink, Source
+from etlstage.pipeline.journal import JournalSink, JournalSource
+from etlstage.pipeline.pipeline import Pipeline
+from etlstage.pipeline.report import Report
+from etlstage.testing import MemorySink, MemorySource
+from tests.pipeline.test_loading import Numbers, Stopped, numbers
+
+RUN = "application/x-etlstage-run"
+STEPS = ["begin", "written", "aside", "recorded", "intent", "performed"]
+
+
+async def once(
+    state: Path,
+    source: Source,
+    sink: Sink,
+    at: Callable[[str], None] | None = None,
+    messages: int = 10,
+) -> Report:
+    """Run once, in epochs of a few messages."""
+    bounds = Bounds(messages=messages, seconds=3600)
+    delivery = Delivery(state, exactly_once=True, bounds=bounds)
+    if at is not None:
+        delivery.at = at
+    made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
+    with anyio.fail_after(15):
+        return await made.run()
+
+
+async def plainly(source: Source, sink: Sink, state: Path | None = None) -> Report:
+    """Run at least once."""
+    delivery = None if state is None else Delivery(state)
+    made = Pipeline(name="p", source=source, sink=sink, delivery=delivery)
+    with anyio.fail_after(15):
+        report = await made.run()
+    assert report.error is None, report.error
+    return report
+
+
+def committed(path: Path, **settings: object) -> list[bytes]:
+    """Return all committed messages, journal by journal."""
+    found: dict[str, list[bytes]] = {}
+    with Journals.open(path, create=False) as journals:
+        for envelope in journals.read_committed(**settings):  # type: ignore[arg-type]
+            assert isinstance(envelope.message, RunMessage)
+            found.setdefault(envelope.journal, []).extend(envelope.message.run)
+    return [message for name in sorted(found) for message in found[name]]
+
+
+def counting(step: str, number: int) -> Callable[[str], None]:
+    """Return what raises at the n-th such step."""
+    left = number
+
+    def count(now: str) -> None:
+        nonlocal left
+        left -= now == step
+        if left == 0:
+            raise Stopped
+
+    return count
+
+
+class Faulty(JournalSink):
+    """Breaks off between two acknowledgements, too."""
+
+    def __init__(self, path: Path, at: Callable[[str], None]) -> None:
+        super().__init__(path, partitions=3)
+        self._at = at
+
+    def _acknowledge(self) -> None:
+        append = self._journals.append
+
+        def broken(journal: str, data: bytes) -> object:
+            self._at("intent")
+            return append(journal, data)
+
+        self._journals.append = broken  # type: ignore[assignment, method-assign]
+        super()._acknowledge()
+        self._journals.append = append  # type: ignore[method-assign]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    size=st.integers(1, 12),
+    crashes=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(1, 6)), max_size=5),
+)
+@example(size=10, crashes=[("recorded", 5)])
+@example(size=4, crashes=[("intent", 2), ("intent", 1), ("performed", 1)])
+def test_each_message_is_committed_once_wherever_a_run_breaks_off(
+    *, size: int, crashes: list[tuple[str, int]]
+) -> None:
+    """Between two acknowledgements, too; readers never see an epoch in parts."""
+
+    async def all_runs(folder: Path) -> None:
+        for step, number in [*crashes, ("never", 1)]:
+            at = counting(step, number)
+            sink = Faulty(folder / "set", at)
+            report = await once(folder / "state", Numbers(50, size), sink, at)
+            if report.status == "done":
+                return
+            assert isinstance(report.error, Stopped), report.error
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        anyio.run(all_runs, path)
+        assert sorted(committed(path / "set")) == sorted(numbers(50))
+        assert Record.latest(path / "state").ended
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    runs=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    crashes=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(1, 4)), max_size=5),
+    bound=st.integers(1, 12),
+)
+@example(runs=[3] * 9, crashes=[("recorded", 2), ("begin", 1)], bound=5)
+def test_each_message_is_read_once_wherever_a_run_breaks_off(
+    *, runs: list[int], crashes: list[tuple[str, int]], bound: int
+) -> None:
+    """Also in the middle of a transaction of the writer."""
+    wanted: list[bytes] = []
+
+    async def all_runs(folder: Path) -> None:
+        for step, number in [*crashes, ("never", 1)]:
+            at = counting(step, number)
+            source = JournalSource(folder / "in", reader="r", cut=(bound, 1 << 20))
+            sink = Faulty(folder / "out", at)
+            report = await once(folder / "state", source, sink, at, messages=bound)
+            if report.status == "done":
+                return
+            assert isinstance(report.error, Stopped), report.error
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        with Journals.open(path / "in", partitions=2, content_type=RUN) as journals:
+            specs = journals.partitions()
+            for half in (0, 1):
+                targets = cycle((spec.name, RUN) for spec in specs)
+                publisher = Publisher(journals, mapping=partial(_next, targets))
+                for n, count in enumerate(runs):
+                    run = [b"%d-%d-%d" % (half, n, m) for m in range(count)]
+                    publisher.publish_uncommitted(RunMessage(run))
+                    wanted += run
+                for intent in publisher.build_ack_intents():
+                    journals.append(intent.journal, intent.intent)
+        anyio.run(all_runs, path)
+        assert sorted(committed(path / "out")) == sorted(wanted)
+        with Journals.open(path / "in") as journals:
+            (reader,) = journals.readers()
+            ends = {s.name: journals.log(s.name).end() for s in journals.select()}
+            assert reader.needs == ends
+
+
+async def test_next_run_reads_what_came_since(tmp_path: Path) -> None:
+    """An empty set first: its beginning is recorded, too."""
+    path, state = tmp_path / "set", tmp_path / "state"
+    Journals.open(path, content_type=RUN).close()
+    seen = []
+    for rest in ([], [[b"a", b"b"]], [], [[b"c"], [b"d"]]):
+        runs: Sequence[Run] = rest
+        await plainly(MemorySource(runs), JournalSink(path))
+        sink = MemorySink()
+        source = JournalSource(path, reader="r", start="end")
+        await plainly(source, sink, state)
+        seen.append(sink.messages)
+    assert seen == [[], [b"a", b"b"], [], [b"c", b"d"]]
+
+
+async def test_without_a_state_the_name_says_where_to_go_on(tmp_path: Path) -> None:
+    """And readers of other names begin by themselves."""
+    path, seen = tmp_path / "set", []
+    for message in (b"a", b"b"):
+        await plainly(MemorySource([[message]]), JournalSink(path))
+        for reader in ("one", message.decode()):
+            sink = MemorySink()
+            await plainly(JournalSource(path, reader=reader), sink)
+            seen.append(sink.messages)
+    assert seen == [[b"a"], [b"a"], [b"b"], [b"a", b"b"]]
+
+
+async def test_state_that_is_forgotten_begins_anew(tmp_path: Path) -> None:
+    """Whatever is known under the name."""
+    path = tmp_path / "set"
+    await plainly(MemorySource([[b"a"]]), JournalSink(path))
+    for state in ("one", "two"):
+        sink = MemorySink()
+        await plainly(JournalSource(path, reader="r"), sink, tmp_path / state)
+        assert sink.messages == [b"a"]
+
+
+async def test_follower_reads_what_comes_until_it_is_drained(tmp_path: Path) -> None:
+    """In order, and ends with a position."""
+    path = tmp_path / "set"
+    writer = JournalSink(path)
+    await plainly(MemorySource([[b"a"]]), writer)
+
+    class Draining(MemorySink):
+        async def write(self, run: Run) -> None:
+            await super().write(run)
+            if self.messages[-1] == b"a":
+                await plainly(MemorySource([[b"b"], [b"c"]]), JournalSink(path))
+            elif self.messages[-1] == b"c":
+                made.drain()
+
+    sink = Draining()
+    source = JournalSource(path, reader="r", follow=True)
+    made = Pipeline(
+        name="p", source=source, sink=sink, delivery=Delivery(tmp_path / "state")
+    )
+    with anyio.fail_after(15):
+        report = await made.run()
+    assert (report.status, sink.messages) == ("drained", [b"a", b"b", b"c"])
+    assert "journals" in source.input
+    assert "reading" in source.activity
+    sink = MemorySink()  # type: ignore[assignment]
+    await plainly(JournalSource(path, reader="r"), sink, tmp_path / "state")
+    assert sink.messages == []
+
+
+@pytest.mark.parametrize("mapping", ["modulo", "rendezvous"])
+async def test_messages_of_a_key_are_in_one_journal_in_order(
+    tmp_path: Path, mapping: str
+) -> None:
+    """Those without one, too."""
+    messages = [b'{"c": %d, "n": %d}' % (n % 7, n) for n in range(200)]
+    messages[50:60] = [b"no json %d" % n for n in range(10)]
+    sink = JournalSink(tmp_path / "s", key="/c", partitions=4, mapping=mapping)  # type: ignore[arg-type]
+    await plainly(MemorySource([messages[:120], messages[120:]]), sink)
+    assert sink.landed() == (
+        f"200 messages appended to journals in {tmp_path / 's'}; output complete"
+    )
+    homes: dict[object, set[str]] = {}
+    last: dict[object, int] = {}
+    used = set()
+    with Journals.open(tmp_path / "s") as journals:
+        for envelope in journals.read_committed():
+            used.add(envelope.journal)
+            for message in envelope.message.run:  # type: ignore[attr-defined]
+                key, at = None, messages.index(message)
+                if message.startswith(b"{"):
+                    key = json.loads(message)["c"]
+                homes.setdefault(key, set()).add(envelope.journal)
+                assert last.get(key, -1) < at
+                last[key] = at
+    assert len(homes) == 8
+    assert len(used) > 1
+    assert all(len(names) == 1 for names in homes.values())
+
+
+async def test_messages_of_other_sets_are_read_as_they_stand(tmp_path: Path) -> None:
+    """JSON with its UUID, records without; small ones come together."""
+    with Journals.open(tmp_path / "json") as journals:
+        publisher = Publisher(journals, mapping=modulo(lambda m: m["n"]))
+        for n in range(3):
+            publisher.publish_committed({"n": n})
+    sink = MemorySink()
+    await plainly(JournalSource(tmp_path / "json", reader="r"), sink)
+    assert [json.loads(message)["n"] for message in sink.messages] == [0, 1, 2]
+    for kind, value, wanted in (
+        ("text/csv", ["a", "b,c"], b'a,"b,c"'),
+        ("application/x-protobuf-fixed", b"raw", b"raw"),
+    ):
+        path = tmp_path / kind.replace("/", "-")
+        with Journals.open(path, content_type=kind) as journals:
+            (spec,) = journals.partitions()
+            target = spec.name, spec.content_type
+            Publisher(journals, mapping=lambda _, to=target: to).publish_committed(  # type: ignore[misc]
+                value
+            )
+        sink = MemorySink()
+        await plainly(JournalSource(path, reader="r"), sink)
+        assert sink.messages == [wanted]
+
+
+async def test_large_frames_pass_in_runs(tmp_path: Path) -> None:
+    """A run is bounded, whatever was appended at once."""
+    path = tmp_path / "set"
+    run = numbers(20_000)
+    with Journals.open(path, content_type=RUN) as journals:
+        (spec,) = journals.partitions()
+        publisher = Publisher(journals, mapping=lambda _: (spec.name, RUN))
+        publisher.publish_committed(RunMessage(run))
+        publisher.publish_committed(RunMessage([bytes(5 << 20)] * 2))
+    source, sizes, found = JournalSource(path, reader="r"), [], []
+    async for item in source.runs():
+        if not isinstance(item, Position):
+            sizes.append(len(item))
+            found += list(item)
+    await source.aclose()
+    assert found == [*run, *[bytes(5 << 20)] * 2]
+    assert max(sizes) == 8192
+    assert sizes[-2:] == [1, 1]
+
+
+async def test_message_beyond_a_frame_is_refused(tmp_path: Path) -> None:
+    """It would be appended, and never read."""
+    source = MemorySource([[bytes(64 << 20)]])
+    report = await Pipeline(
+        name="p", source=source, sink=JournalSink(tmp_path / "set")
+    ).run()
+    assert isinstance(report.error, SinkFailed)
+    assert "expected no more than 67104768 bytes in a journal" in str(report.error)
+
+
+async def test_epoch_waits_for_readers(tmp_path: Path) -> None:
+    """It is begun when they have read on, or the run is told to end."""
+    path = tmp_path / "set"
+    sink = JournalSink(path, limit="1KiB")
+    await plainly(MemorySource([[b"a" * 2000]]), sink)
+    with Journals.open(path) as journals, journals.read_committed("r"):
+        pass
+    states = []
+    for hurries in (False, True):
+        sink = JournalSink(path)
+        made = Pipeline(name="p", source=MemorySource([[b"b"]]), sink=sink)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.run)
+            with anyio.fail_after(15):
+                while not sink.activity:
+                    await anyio.lowlevel.checkpoint()
+            states.append(sink.activity)
+            if hurries:
+                sink.hurry()
+                continue
+            with Journals.open(path) as journals:
+                assert len(list(journals.read_committed("r"))) == 1
+        with Journals.open(path) as journals, journals.read_committed("r") as reader:
+            # Behind it, so that the next has to wait again.
+            assert not hurries or next(reader)
+        if not hurries:
+            with Journals.open(path) as journals:
+                journals.forget("r")
+                await plainly(MemorySource([[b"c" * 2000]]), JournalSink(path))
+                with journals.read_committed("r"):
+                    pass
+    assert set(states) == {f"waiting for readers of {path} (limit)"}
+    assert [m[:1] for m in committed(path)] == [b"a", b"b", b"c", b"b"]
+
+
+async def test_runner_that_was_taken_over_commits_nothing(tmp_path: Path) -> None:
+    """Its record fails, so its acknowledgements are not appended."""
+    state = tmp_path / "state"
+
+    def taking(step: str) -> None:
+        if step == "written":
+            take_over(state)
+
+    sink = JournalSink(tmp_path / "set")
+    report = await once(state, Numbers(20, 10), sink, taking)
+    assert "taken over" in str(report.error)
+    assert committed(tmp_path / "set") == []
+    await once(state, Numbers(20, 10), JournalSink(tmp_path / "set"))
+    assert committed(tmp_path / "set") == numbers(20)
+
+
+async def test_acknowledgements_of_a_journal_that_is_gone_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a warning that names it."""
+    sink = JournalSink(tmp_path / "set")
+    sink.begin(_epochs([["set/part-007", "00"]]))
+    async with sink:
+        pass
+    assert "set/part-007" in caplog.text
+
+
+@pytest.mark.parametrize("intents", [[1], [["a", "xx"]], {"a": 1}, 7])
+def test_record_of_something_else_is_refused(intents: object) -> None:
+    """What it needs behind the record is not what journals have recorded."""
+    with pytest.raises(SinkFailed, match="state reset"):
+        JournalSink(Path("set")).begin(_epochs(intents))
+
+
+@pytest.mark.parametrize("position", [7, {}, {"offsets": {}, "states": [1]}, None])
+def test_position_of_something_else_is_refused(position: object) -> None:
+    """Before anything is read."""
+    with pytest.raises(SourceFailed, match="state reset"):
+        JournalSource(Path("set"), reader="r").resume(position)
+
+
+async def test_position_of_another_set_is_refused(tmp_path: Path) -> None:
+    """It was removed, and made anew."""
+    state = tmp_path / "state"
+    await plainly(MemorySource([[b"a"]]), JournalSink(tmp_path / "one" / "set"))
+    source = JournalSource(tmp_path / "one" / "set", reader="r")
+    await plainly(source, MemorySink(), state)
+    Journals.open(tmp_path / "two" / "set", content_type=RUN).close()
+    source = JournalSource(tmp_path / "two" / "set", reader="r")
+    report = await Pipeline(
+        name="p", source=source, sink=MemorySink(), delivery=Delivery(state)
+    ).run()
+    assert isinstance(report.error, SourceFailed)
+    assert "it is not the one that was read" in str(report.error)
+
+
+async def test_set_of_other_messages_is_refused(tmp_path: Path) -> None:
+    """And one with other journals, and what is no set."""
+    Journals.open(tmp_path / "json").close()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    for sink, text in (
+        (JournalSink(tmp_path / "json"), "its content type is application/x-ndjson"),
+        (JournalSink(tmp_path / "json", partitions=3), "it has 1 partitions, not 3"),
+        (JournalSink(tmp_path / "other"), "it is no set of journals"),
+    ):
+        report = await Pipeline(name="p", source=MemorySource([]), sink=sink).run()
+        assert isinstance(report.error, SinkFailed)
+        assert text in str(report.error)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+async def test_damage_stops_the_source_or_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, skips: bool
+) -> None:
+    """As it is asked to."""
+    path = tmp_path / "set"
+    await plainly(MemorySource([[b"one"], [b"two"], [b"three"]]), JournalSink(path))
+    (file,) = path.glob("part-000/*.log")
+    data = bytearray(file.read_bytes())
+    data[data.index(b"two")] ^= 1
+    file.write_bytes(data)
+    sink = MemorySink()
+    source = JournalSource(path, reader="r", skips=skips)
+    report = await Pipeline(name="p", source=source, sink=sink).run()
+    if skips:
+        assert sink.messages == [b"one", b"three"]
+        assert "damaged at offset" in caplog.text
+    else:
+        assert "damaged at offset" in str(report.error)
+
+
+async def test_name_is_for_one_reader_at_a_time(tmp_path: Path) -> None:
+    """The second is told who has it."""
+    path = tmp_path / "set"
+    await plainly(MemorySource([[b"a"]]), JournalSink(path))
+    with Journals.open(path) as journals, journals.read_committed("r"):
+        source = JournalSource(path, reader="r")
+        report = await Pipeline(name="p", source=source, sink=MemorySink()).run()
+    assert "reader 'r' of set is in use" in str(report.error)
+    await source.aclose()
+
+
+async def test_disk_that_is_full_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next goes on."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    sink, state = JournalSink(tmp_path / "set"), tmp_path / "state"
+    with monkeypatch.context() as patched:
+        patched.setattr("etlstage.journal.storage.FolderStorage.append", full)
+        report = await once(state, Numbers(20, 10), sink)
+    assert "can't append to the journals" in str(report.error)
+    assert (await once(state, Numbers(20, 10), JournalSink(tmp_path / "set"))).status
+    assert committed(tmp_path / "set") == numbers(20)
+
+
+def _next(targets: Iterator[tuple[str, str]], _: object) -> tuple[str, str]:
+    return next(targets)
+
+
+def _epochs(intents: object) -> Epochs:
+    return Epochs("load", 1, once=True, check=lambda: None, intents=intents)
