@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import shutil
@@ -333,6 +334,43 @@ def test_wrong_file(blocks: list[str], folder: Path) -> None:
     (folder / "shout.py").touch()
     (folder / "names.txt").touch()
     typed(steps(dialogue), stderr=True)
+
+
+@runs("Journals between pipelines 1", "Journals between pipelines 2")
+def test_journals_between_pipelines(blocks: list[str], folder: Path) -> None:
+    """What one appends the other reads, once; the next run has nothing new."""
+    written(folder, "translate.yaml", blocks[0])
+    written(folder, "bill.yaml", blocks[1])
+    written(
+        folder,
+        "fetch.py",
+        "from etlstage import worker\n"
+        "def some(start, end):\n"
+        "    for n in range(start, end):\n"
+        '        yield b\'{"customer": %d, "n": %d}\' % (n % 9, n)\n'
+        "worker.extract_cycle(some, offsets='supervisor')\n",
+    )
+    written(folder, "dear.py", UPPER.replace("message.upper()", "message"))
+    written(
+        folder,
+        "bill.py",
+        "from etlstage import worker\n"
+        "billed = open('billed', 'ab')\n"
+        "worker.load(lambda m: billed.write(m + b'\\n') and None)\n",
+    )
+    for name, said in (
+        ("translate", "1,000 messages appended to journals in"),
+        ("bill", "1,000 messages loaded"),
+        ("bill", "0 messages loaded"),
+    ):
+        command = ["etlstage", "run", f"{name}.yaml"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert said in ended.stdout, ended.stderr
+    found = [json.loads(line) for line in (folder / "billed").read_text().splitlines()]
+    assert sorted(m["n"] for m in found) == [*range(1000)]
+    for customer in range(9):
+        of = [m["n"] for m in found if m["customer"] == customer]
+        assert of == sorted(of)
 
 
 @runs("Cocaine workers 1")

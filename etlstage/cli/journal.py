@@ -78,8 +78,8 @@ def print_messages(
 
 
 def append_lines(path: Path, *, journal: str | None) -> int:
-    """Append each line of stdin, a JSON object, as a committed message."""
-    from etlstage.journal import Publisher
+    """Append each line of stdin, to JSON lines an object, as a committed message."""
+    from etlstage.journal import Publisher, RunMessage
     from etlstage.sequencing import random
 
     with _opened(path) as journals:
@@ -89,7 +89,11 @@ def append_lines(path: Path, *, journal: str | None) -> int:
             target = journal, journals.content_type
             mapping = lambda _: target  # noqa: E731 - as short as it can be
         publisher = Publisher(journals, mapping=mapping)
+        runs = isinstance(journals.new_message(journals.select()[0]), RunMessage)
         for number, line in enumerate(sys.stdin.buffer, 1):
+            if runs:
+                publisher.publish_committed(RunMessage([line.removesuffix(b"\n")]))
+                continue
             try:
                 value = json.loads(line)
             except ValueError as error:

@@ -89,7 +89,7 @@ def _tail(path: Folder, *, name: Name = None) -> int:
 
 @journal.command("append")
 def _append(path: Folder, *, name: Name = None) -> int:
-    """Append lines of stdin, JSON objects, as committed messages."""
+    """Append lines of stdin as committed messages, JSON objects to a set of such."""
     from etlstage.cli.journal import append_lines
 
     return append_lines(path, journal=name)

@@ -60,7 +60,7 @@ GROUP: Final = "etlstage.ends"
 """Of entry points, by which packages of others are found."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
-_OURS: Final = ("spark", "journal", "worker")
+_OURS: Final = ("spark", "worker", "journal")
 """Modules of ``etlstage.config.ends``, in the order in which they are named."""
 
 

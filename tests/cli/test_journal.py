@@ -181,3 +181,15 @@ def test_runs_and_bytes_are_shown(tmp_path: Path) -> None:
         )
     ]
     assert shown == [["a", "\\xff"], "\\xff", ["x"]]
+
+
+def test_lines_are_appended_as_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever they hold, to a set that a pipeline reads."""
+    Journals.open(tmp_path, content_type="application/x-etlstage-run").close()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\n{}\nlast")))
+    assert run("journal", "append", str(tmp_path)) == 0
+    assert run("journal", "cat", str(tmp_path)) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["message"] for one in found] == [["one"], ["{}"], ["last"]]

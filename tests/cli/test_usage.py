@@ -37,7 +37,9 @@ def test_wrong_file(etlstage: Etlstage, tmp_path: Path) -> None:
     assert result.stderr.splitlines() == [
         "etlstage: error: p.yaml:1:1: load: required key is missing",
         "etlstage: error: p.yaml:1:1: nam: unknown key (did you mean 'name'?)",
-        ("etlstage: error: p.yaml:2:1: extract: needs the key spark or the key worker"),
+        (
+            "etlstage: error: p.yaml:2:1: extract: needs the key spark or the key worker or the key journal"
+        ),
     ]
 
 

@@ -66,8 +66,8 @@ def error_of(path: Path, text: str) -> str:
 @pytest.mark.timeout(120)
 def test_end_of_another_package(installed: Path) -> None:
     """It is as good as ours: found, built, run, planned, described (issue 23)."""
-    assert [*ends()] == ["spark", "worker"]
-    assert [*ends(others=True)] == ["spark", "worker", "lines"]
+    assert [*ends()] == ["spark", "worker", "journal"]
+    assert [*ends(others=True)] == [*ends(), "lines"]
     report = anyio.run(pipeline_from_here(installed).run)
     assert (report.status, report.error) == ("done", None)
     assert (installed.parent / "out.txt").read_text().endswith("A\nB\n")
@@ -103,7 +103,7 @@ def test_what_is_wrong_with_it(installed: Path) -> None:
     )
     assert "load.lines: can't be used together with spark" in error_of(installed, both)
     neither = FILE.replace("{lines: {path: out.txt}}", "{retries: 1}")
-    assert "the key spark or the key worker or the key lines" in error_of(
+    assert "the key worker or the key journal or the key lines" in error_of(
         installed, neither
     )
 
@@ -145,7 +145,7 @@ def test_package_that_names_something_else(
 def test_nobody_else_asks_which_end_it_is() -> None:
     """What an end is for is asked of its methods (issue 23)."""
     asks = re.compile(
-        r"(SparkS(ink|ource)Keys|WorkerS(ink|ource)Keys"
+        r"(SparkS(ink|ource)Keys|WorkerS(ink|ource)Keys|JournalS(ink|ource)Keys"
         r"|[=!]= ?\"(spark|worker)\"(?!\))|\"spark\" (not )?in\b|\.end\.name\b)"
     )
     found = [

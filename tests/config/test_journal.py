@@ -1,0 +1,105 @@
+"""Journals in a pipeline file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from etlstage.config.build import pipeline_from_yaml
+from etlstage.config.build_retry import Retries
+from etlstage.config.loader import examine, load
+from etlstage.config.plan import Plan, plan_of
+from etlstage.errors import ConfigError
+from etlstage.journal import Journals
+
+FILE = """\
+name: p
+extract: {journal: {path: in, reader: r}}
+load: {journal: {path: out, partitions: 2, key: /id, keep: 7d, limit: 1GiB}}
+"""
+ONCE = FILE + "delivery: exactly-once\nstate: s\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a set of journals."""
+    Journals.open(tmp_path / "in").close()
+    return tmp_path
+
+
+def plan(folder: Path, text: str) -> Plan:
+    """Return the plan of a file."""
+    (folder / "p.yaml").write_text(text)
+    return plan_of(*examine(folder / "p.yaml"))
+
+
+def errors(folder: Path, text: str) -> list[str]:
+    """Return what is wrong with a file."""
+    (folder / "p.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        examine(folder / "p.yaml")
+    return [p.replace(f"{folder}/", "") for p in caught.value.problems]
+
+
+def test_plan_says_where_messages_come_from_and_go(folder: Path) -> None:
+    """And which journal is whose."""
+    found = plan(folder, FILE)
+    extract, load_ = found.parts
+    assert (extract.what, load_.what) == ("journals in in", "journals in out")
+    assert extract.about == [
+        ("path", f"{folder}/in"),
+        ("reader", "r"),
+        ("from", "beginning, without a position"),
+        ("end", "ends where there is no more"),
+    ]
+    assert load_.about == [
+        ("path", f"{folder}/out"),
+        ("partitions", "2"),
+        ("journal", "by /id, modulo"),
+        ("keep", "7d; a reader may have 1GiB unread"),
+    ]
+    assert found.edges[0].how == f"journals on disk in {folder}/in, one run in memory"
+    assert "at least once" in dict(found.about)["delivery"]
+    assert "exactly once: readers see" in dict(plan(folder, ONCE).about)["delivery"]
+    text = FILE.replace("r}", "r, follow: true}").partition("load")[0]
+    extract, load_ = plan(folder, f"{text}load: {{journal: {{path: out}}}}").parts
+    assert dict(extract.about)["end"] == "waits for more"
+    assert load_.about == [("path", f"{folder}/out"), ("journal", "in turn")]
+
+
+@pytest.mark.parametrize("start", ["beginning", "end", "2026-11-23T18:00:00Z"])
+def test_it_is_built(folder: Path, start: str) -> None:
+    """As it is written; with smaller epochs positions are closer."""
+    text = ONCE.replace("r}", f'r, from: "{start}", on_damage: skip}}')
+    (folder / "p.yaml").write_text(text)
+    made = pipeline_from_yaml(folder / "p.yaml")
+    assert "journals in" in str(made.report("failed").landed)
+    assert Retries(folder / "p.yaml").stages == ["load"]
+    keys, _ = load(folder / "p.yaml")
+    assert keys.load.end.retried(keys, "e") == (keys.load.end, "at-least-once")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("path: in", "path: im", ":2:27: extract.journal.path: there is no set of"),
+        (
+            "reader: r",
+            "follow: true",
+            "extract.journal.reader: required key is missing",
+        ),
+        ("reader: r", "reader: r, from: soon", "expected beginning, end, or a time"),
+        ("keep: 7d", "keep: 7 moons", "load.journal.keep: is '7 moons', expected"),
+        ("limit: 1GiB", "limit: much", "load.journal.limit: is 'much', expected"),
+        ("limit: 1GiB", "sync: now", "load.journal.sync: is 'now', expected"),
+        ("partitions: 2", "partitions: 0", "load.journal.partitions: "),
+        ("key: /id", "key: id", "load.journal.key: "),
+        ("r}}", "r}, every: 1s}", "is not for journals: use journal.follow"),
+        ("name: p", "name: p\nengine: spark", "the end of stage extract is for engine"),
+        ("name: p", "name: p\ndelivery: exactly-once", "exactly-once needs state"),
+    ],
+)
+def test_what_is_wrong_is_told(folder: Path, right: str, wrong: str, said: str) -> None:
+    """In its place."""
+    assert any(said in one for one in errors(folder, FILE.replace(right, wrong, 1)))
