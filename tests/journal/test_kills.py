@@ -1,87 +1,34 @@
-"""Writers and readers that are killed: each message once for each reader."""
+"""What appends and reads is killed: each message once for each reader."""
 
 from __future__ import annotations
 
-import random
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from etlstage.journal import Journals
+from etlstage.journal import Journals, RunMessage
+from tests.journal.victims import append, follow, pipe, relay, served
 
 pytestmark = pytest.mark.process
 
-WRITER = """
-import sys
-from etlstage.journal import Journals, Publisher
-path, name = sys.argv[1:]
-# What it has stored: how many messages are committed, and the intents of that.
-import json, os, pathlib
-state = pathlib.Path(path + "-" + name)
-done, intents = json.loads(state.read_text()) if state.exists() else (0, [])
-journals = Journals.open(path)
-for journal, intent in intents:
-    journals.append(journal, bytes.fromhex(intent))
-specs = journals.partitions()
-publisher = Publisher(
-    journals, mapping=lambda m: (specs[m["n"] % len(specs)].name, specs[0].content_type)
-)
-while done < int(os.environ["COUNT"]):
-    for n in range(done, done + 10):
-        publisher.publish_uncommitted({"w": name, "n": n})
-    done += 10
-    built = publisher.build_ack_intents()
-    aside = state.with_suffix(".new")
-    aside.write_text(json.dumps([done, [[i.journal, i.intent.hex()] for i in built]]))
-    aside.replace(state)
-    for intent in built:
-        journals.append(intent.journal, intent.intent)
-"""
-READER = """
-import json, pathlib, sys
-from etlstage.journal import Journals
-path, name = sys.argv[1:]
-journals = Journals.open(path)
-out = open(path + "-read-" + name, "a")
-reader = journals.read_committed(name, follow=True, ring=16, commit_every=0)
-for envelope in reader:
-    out.write(f"{envelope.message['w']} {envelope.message['n']}\\n")
-    out.flush()
-"""
+RUN = "application/x-etlstage-run"
 
 
-def run(code: str, *arguments: str, count: int) -> subprocess.Popen[bytes]:
-    """Start a program."""
-    import os
-
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "COUNT": str(count)},
-    )
-
-
-def check_kills(path: Path, kills: int, count: int) -> None:
-    """Kill two writers at any time; then read all there is."""
-    Journals.open(path, partitions=3, segment=200_000).close()
-    chance = random.Random(1)  # noqa: S311
-    running = {name: run(WRITER, str(path), name, count=count) for name in "ab"}
-    done = 0
-    while running:
-        name = chance.choice(sorted(running))
-        child = running[name]
-        if done < kills:
-            time.sleep(chance.uniform(0.15, 0.5))
-            child.send_signal(signal.SIGKILL)
-            done += child.wait() == -signal.SIGKILL
-        if child.wait() == 0:
-            del running[name]
-            continue
-        assert child.returncode == -signal.SIGKILL
-        running[name] = run(WRITER, str(path), name, count=count)
+def check_writers(path: Path, kills: int) -> None:
+    """Kill two applications at any time, until it was often enough; then read all."""
+    Journals.open(path, partitions=3, segment=100_000).close()
+    count = 100 * kills
+    with served(1) as victims:
+        running = {name: victims.start(append, str(path), name, count) for name in "ab"}
+        while running:
+            name = victims.chance.choice(sorted(running))
+            # Both are to be killed until the end: the last are not waited for long.
+            soon = victims.chance.uniform(0.01, 0.06)
+            ended = victims.kill(running[name], soon if victims.kills < kills else 60)
+            if ended:
+                del running[name]
+            else:
+                running[name] = victims.start(append, str(path), name, count)
     with Journals.open(path) as journals:
         for ring in (16, 8192):
             found = [
@@ -89,7 +36,38 @@ def check_kills(path: Path, kills: int, count: int) -> None:
                 for envelope in journals.read_committed(ring=ring)
             ]
             assert sorted(found) == [(w, n) for w in "ab" for n in range(count)]
-    assert done == kills
+    assert victims.kills >= kills
+
+
+def check_pipelines(path: Path, kills: int) -> None:
+    """Kill two pipelines that append and two that read what those append."""
+    Journals.open(path, partitions=3, segment=100_000, content_type=RUN).close()
+    count = 300 * kills
+    with served(2) as victims:
+        works = {name: (pipe, str(path), name, count) for name in "ab"}
+        works |= {name: (relay, str(path), name) for name in "xy"}  # type: ignore[misc]
+        running = {name: victims.start(*work) for name, work in works.items()}
+        # Who ends well has done all there is; a reader, if all was appended before.
+        last = {"a", "b"}
+        while running:
+            name = victims.chance.choice(sorted(running))
+            soon = victims.chance.uniform(0.02, 0.2)
+            child = running.pop(name)
+            ended = victims.kill(child, soon if victims.kills < kills else 60)
+            if ended and name in last:
+                continue
+            running[name] = victims.start(*works[name])
+            if not running.keys() & {"a", "b"}:
+                last.add(name)
+    assert victims.kills >= kills
+    wanted = sorted(f"{w} {n}" for w in "ab" for n in range(count))
+    for name in "xy":
+        found = []
+        with Journals.open(f"{path}-out-{name}") as journals:
+            for envelope in journals.read_committed():
+                assert isinstance(envelope.message, RunMessage)
+                found += [m.decode().rpartition(" ")[0] for m in envelope.message.run]
+        assert sorted(found) == wanted
 
 
 def test_reader_that_is_killed_gets_at_most_two_messages_again(tmp_path: Path) -> None:
@@ -100,19 +78,18 @@ def test_reader_that_is_killed_gets_at_most_two_messages_again(tmp_path: Path) -
     """
     path = tmp_path / "orders"
     Journals.open(path, partitions=2).close()
-    assert run(WRITER, str(path), "a", count=300).wait() == 0
-    kills, out = 0, Path(f"{path}-read-r")
-    while kills < 5:
-        child = run(READER, str(path), "r", count=0)
-        before = out.stat().st_size if out.exists() else 0
-        deadline = time.monotonic() + 15
-        while (out.stat().st_size if out.exists() else 0) < before + 100:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        child.kill()
-        assert child.wait() == -signal.SIGKILL
-        kills += 1
+    out = Path(f"{path}-read-r")
+    with served(3) as victims:
+        victims.kill(victims.start(append, str(path), "a", 300), 60)
+        assert not victims.kills
+        while victims.kills < 5:
+            child = victims.start(follow, str(path), "r")
+            before = out.stat().st_size if out.exists() else 0
+            for _ in range(1500):
+                if (out.stat().st_size if out.exists() else 0) >= before + 100:
+                    break
+                child.join(0.01)
+            assert not victims.kill(child, 0)
     with Journals.open(path) as journals:
         rest = [
             f"{e.message['w']} {e.message['n']}"  # type: ignore[index]
@@ -120,16 +97,28 @@ def test_reader_that_is_killed_gets_at_most_two_messages_again(tmp_path: Path) -
         ]
     found = out.read_text().split("\n")[:-1] + rest
     assert set(found) == {f"a {n}" for n in range(300)}
-    assert len(found) - len(set(found)) <= 2 * kills
+    assert len(found) - len(set(found)) <= 2 * victims.kills
 
 
 def test_writers_that_are_killed(tmp_path: Path) -> None:
     """A few times."""
-    check_kills(tmp_path / "orders", 4, 2000)
+    check_writers(tmp_path / "orders", 10)
+
+
+def test_pipelines_that_are_killed(tmp_path: Path) -> None:
+    """A few times."""
+    check_pipelines(tmp_path / "orders", 10)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_writers_that_are_killed_many_times(tmp_path: Path) -> None:
     """At any time."""
-    check_kills(tmp_path / "orders", 40, 8_000)
+    check_writers(tmp_path / "orders", 200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_pipelines_that_are_killed_many_times(tmp_path: Path) -> None:
+    """At any time."""
+    check_pipelines(tmp_path / "orders", 200)
