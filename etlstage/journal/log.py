@@ -84,6 +84,8 @@ class Log:
         self.rolled: bool = False
         # As the last append left it: the last segment, the end, the time.
         self._tail: tuple[int, int, int] | None = None
+        # The last segment, as it was when groups were looked for.
+        self._last: int | None = None
         # By segment, where groups begin.
         self._marks: dict[int, list[int]] = {}
 
@@ -123,6 +125,20 @@ class Log:
         """Return where the last segment ends, whatever stands there."""
         last = (self.segments() or [0])[-1]
         return last + (self._storage.size(self._path(last)) or 0)
+
+    def grown(self, offset: int) -> bool:
+        """
+        Return whether there may be something behind an offset at which groups ended.
+
+        It takes two looks, however many segments there are: the next has the name of
+        where the last one ends.
+        """
+        if self._last is None:
+            return True
+        size = self._storage.size(self._path(self._last))
+        if size is None or self._last + size != offset:
+            return True
+        return self._storage.size(self._path(offset)) is not None
 
     def appended(self) -> int:
         """Return about where the end is, as this process has seen it last."""
@@ -195,6 +211,7 @@ class Log:
         segments = self.segments()
         if not segments:
             return
+        self._last = segments[-1]
         if offset < segments[0]:
             raise OffsetGone(self.name, offset, segments[0])
         at = bisect_right(segments, offset) - 1

@@ -94,6 +94,7 @@ class LogReader:
         # The end of the last group that was looked at.
         self._at = offset
         self._groups: Iterator[Group] = iter(())
+        self._ended = False
 
     def read(self, size: int) -> bytes | None:
         """Return the rest of a group; ``size`` is not looked at, for groups are whole."""
@@ -115,8 +116,11 @@ class LogReader:
         try:
             group = next(self._groups, None)
             if group is None:
+                if self._ended and not self._log.grown(self._at):
+                    return None
                 self._groups = self._log.groups(self._at)
                 group = next(self._groups, None)
+                self._ended = group is None
         except JournalDamaged as error:
             self._groups = iter(())
             if self._on_error is None:

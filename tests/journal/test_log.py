@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from etlstage.journal import (
     OffsetGone,
 )
 from etlstage.journal.log import HEAD, MAX_GROUP, Log
+from etlstage.journal.reader import LogReader
 from etlstage.journal.storage import Storage
+from etlstage.sequencing import JournalSpec
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -314,3 +317,56 @@ def test_large_groups_and_many(storage: Storage) -> None:
     assert len(reader._marks[0]) > 2
     for number in (0, 1, 2, 3, 2000):
         assert next(iter(reader.groups(ends[number]))).data == parts[number + 1]
+
+
+def test_idle_reader_looks_at_one_segment_of_ten_thousand() -> None:
+    """A new one has the name of where the last ends; time is found by halving."""
+    looks: Counter[str] = Counter()
+
+    class Counting(MemoryStorage):
+        def names(self, folder: str) -> list[str]:
+            looks["names"] += 1
+            return super().names(folder)
+
+        def read(self, path: str, at: int, size: int) -> bytes:
+            looks["read"] += 1
+            return super().read(path, at, size)
+
+    storage = Counting()
+    journal = log(storage, segment=1)
+    for number in range(10_000):
+        journal.append(number, b"one")
+    end = 35 * 10_000
+    assert journal.end() == end
+    reader = LogReader(log(storage, segment=1), JournalSpec("j", ""), end)
+    assert reader.read(0) is None
+    looks.clear()
+    for _ in range(100):
+        assert reader.read(0) is None
+    assert not looks
+    journal.append(10_000, b"two")
+    assert reader.read(0) == b"two"
+    assert reader.read(0) is None
+    looks.clear()
+    assert log(storage).at_time(7_000) == 35 * 7_000
+    assert looks["names"] == 1
+    assert looks["read"] < 30
+
+
+def test_idle_reader_sees_what_is_behind_damage(storage: Storage) -> None:
+    """It begins another segment, where the damaged one ends."""
+    log(storage).append(1, b"one")
+    reader = LogReader(log(storage), JournalSpec("j", ""))
+    assert reader.read(0) == b"one"
+    assert reader.read(0) is None
+    path = f"part-000/{0:020}.log"
+    storage.append(path, b"x" * 40)
+    with pytest.raises(JournalDamaged):
+        reader.read(0)
+    skipping = LogReader(
+        log(storage), JournalSpec("j", ""), 35, on_error=lambda _: None
+    )
+    assert skipping.read(0) is None
+    assert skipping.read(0) is None
+    log(storage).append(1, b"two")
+    assert skipping.read(0) == b"two"
