@@ -30,7 +30,7 @@ from etlstage.journal import CommittedReader, Journals, Publisher, RunMessage
 from etlstage.journal.errors import JournalError
 from etlstage.journal.reader import Start, checkpoint_of, plain_checkpoint
 from etlstage.journal.run import RunFraming
-from etlstage.messages import Position, Run, counted, plain, size_of
+from etlstage.messages import Position, Run, cost_of, counted, plain, size_of
 from etlstage.pipeline.interfaces import Epochs, Output, Sink, Source
 from etlstage.sequencing import (
     MAX_FRAME,
@@ -111,7 +111,11 @@ class JournalSink(Sink):
         self._intents: list[list[str]] = []
         self._open = False
         self._finished = False
-        self._written = 0
+        # What was taken and not appended yet, how much of it, and how many messages
+        # have come since the last flush.
+        self._held: list[Run] = []
+        self._size = 0
+        self._taken = 0
         self._turn = 0
         self._hurry = anyio.Event()
         self._journals: Journals
@@ -143,7 +147,7 @@ class JournalSink(Sink):
 
     async def write(self, run: Run) -> None:
         """
-        Append a run.
+        Append a run, if nobody may see it yet together with those that follow.
 
         Raises:
             SinkFailed: If it can't be appended, or has a message that is too large.
@@ -153,19 +157,17 @@ class JournalSink(Sink):
         if not self._open:
             await self._room()
             self._open = True
-        await anyio.to_thread.run_sync(self._write, run)
-        self._written += len(run)
+        self._held.append(run)
+        self._size += cost_of(run)
+        self._taken += len(run)
+        if not self._once or self._size >= _BYTES:
+            await anyio.to_thread.run_sync(self._write)
 
     async def flush(self) -> None:
         """Force what was appended to the disk; as an epoch it is not committed yet."""
-        self._intents = [
-            [journal, intent.hex()]
-            for journal, intent in self._publisher.build_ack_intents()
-        ]
-        with self._told("sync"):
-            await anyio.to_thread.run_sync(self._journals.sync)
-        self.account.done += self._written
-        self._written, self._open = 0, False
+        await anyio.to_thread.run_sync(self._flush)
+        self.account.done += self._taken
+        self._taken, self._open = 0, False
 
     async def finish(self) -> None:
         """Flush, and mark the output as complete."""
@@ -241,14 +243,25 @@ class JournalSink(Sink):
                     break
             self.activity = ""
 
-    def _write(self, run: Run) -> None:
+    def _write(self) -> None:
         publisher = self._publisher
         publish = (
             publisher.publish_uncommitted if self._once else publisher.publish_committed
         )
+        held, self._held, self._size = self._held, [], 0
         with self._told("append to"):
-            for place, part in self._parts(run):
-                publish(_Placed(part, place))
+            for run in held:
+                for place, part in self._parts(run):
+                    publish(_Placed(part, place))
+
+    def _flush(self) -> None:
+        self._write()
+        self._intents = [
+            [journal, intent.hex()]
+            for journal, intent in self._publisher.build_ack_intents()
+        ]
+        with self._told("sync"):
+            self._journals.sync()
 
     def _parts(self, run: Run) -> Iterator[tuple[str, Run]]:
         """Yield what goes to a journal as one frame."""
