@@ -3,7 +3,8 @@ How fast do runs of messages pass through a journal, and what does it add to its
 
 Runs of 100-byte messages, in transactions of eight, are published and read back as
 committed; and the same blocks are written to a file and read. Both are forced to the
-disk once.
+disk once. And a pipeline of two stages is cut in two, with journals between them,
+exactly once.
 """
 
 from __future__ import annotations
@@ -11,23 +12,40 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import anyio
 import pyarrow as pa
 
-from benchmarks.harness import Job, Row, in_turn
+from benchmarks.harness import (
+    Job,
+    Row,
+    echo_stage,
+    in_turn,
+    messages,
+    paired,
+    processor_time,
+)
 from etlstage.block import Blocks, block_of
 from etlstage.columns import Column
 from etlstage.journal import Journals, Publisher, RunMessage
-from etlstage.messages import Run
+from etlstage.messages import Position, Run
+from etlstage.pipeline import Pipeline
+from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.pipeline.journal import JournalSink, JournalSource
+from etlstage.testing import MemoryEpochs, MemoryEpochSink, MemorySource
 
 MESSAGES = 8192
 """Of a run: it has a little less than a megabyte."""
 RUNS = 200
 COUNT = RUNS * MESSAGES
 _CONTENT_TYPE = "application/x-etlstage-run"
+PASSING = 600_000
+"""Messages of a pipeline, in epochs of a sixth."""
 
 
 class Spent(NamedTuple):
@@ -73,7 +91,63 @@ def measure() -> list[Row]:
             "msg/s",
             1,
         ),
+        *_pipelines(),
     ]
+
+
+def _pipelines() -> list[Row]:
+    """Return wall and processor time of a pipeline with journals in its middle."""
+    run = messages(PASSING)
+    items: list[Run | Position] = []
+    for first in range(0, PASSING, MESSAGES):
+        items += run[first : first + MESSAGES], Position(first)
+    spent: dict[bool, list[float]] = {True: [], False: []}
+
+    def measured(cut: bool) -> float:
+        with TemporaryDirectory() as folder:
+            began, used = time.perf_counter(), processor_time()
+            anyio.run(_cut if cut else _whole, Path(folder), items)
+            spent[cut].append(processor_time() - used)
+            return PASSING / (time.perf_counter() - began)
+
+    ours, theirs = paired(lambda: measured(cut=True), lambda: measured(cut=False))
+    what, against = "two stages with journals between them", "without"
+    return [
+        Row(what, ours, against, theirs, "msg/s", 0.6),
+        Row(what, spent[True][1:], against, spent[False][1:], "s", 1.4, at_most=True),
+    ]
+
+
+def _pipeline(
+    folder: Path, name: str, source: Source, stages: str, sink: Sink
+) -> Pipeline:
+    delivery = Delivery(
+        folder / name, exactly_once=True, bounds=Bounds(messages=PASSING // 6)
+    )
+    made = [replace(echo_stage(), name=stage) for stage in stages]
+    return Pipeline(name=name, source=source, stages=made, sink=sink, delivery=delivery)
+
+
+async def _whole(folder: Path, items: list[Run | Position]) -> None:
+    sink = MemoryEpochSink(MemoryEpochs())
+    await _pipeline(folder, "whole", MemorySource(items), "ab", sink).run()
+    assert sink.account.done == PASSING
+
+
+async def _cut(folder: Path, items: list[Run | Position]) -> None:
+    Journals.open(folder / "set", content_type=_CONTENT_TYPE).close()
+    between = JournalSink(folder / "set")
+    first = _pipeline(folder, "first", MemorySource(items), "a", between)
+    source = JournalSource(folder / "set", reader="second", follow=True)
+    sink = MemoryEpochSink(MemoryEpochs())
+    second = _pipeline(folder, "second", source, "b", sink)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(second.run)
+        await first.run()
+        while second.ledger[0].produced < PASSING:  # noqa: ASYNC110 - as in a run
+            await anyio.sleep(0.005)
+        second.drain()
+    assert sink.account.done == PASSING
 
 
 def _runs() -> list[Run]:

@@ -233,6 +233,10 @@ class SourceKeys(_EndKeys):
         del stage
         return False
 
+    def tried(self) -> SourceKeys:
+        """Return what a run on trial reads, which ends and leaves nothing behind."""
+        return self
+
     def reading(self, file: Path) -> Self:
         """Return the same with rows, JSON objects, that a test has in a file."""
         raise NotImplementedError

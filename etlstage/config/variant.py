@@ -36,7 +36,7 @@ class Trial(NamedTuple):
         changes: dict[str, Any] = {
             "engine": self.engine,
             "state": str(self.state),
-            "extract": replace(keys.extract, every=None),
+            "extract": replace(keys.extract, every=None, end=keys.extract.end.tried()),
             "dead_letters": None,
         }
         return replace(keys, **changes)

@@ -428,11 +428,11 @@ class Journals:
         end = log.appended()
         if end < self._room.get(journal, -1):
             return
-        needs = [(one.needs.get(journal, 0), one.name) for one in self.readers()]
-        if not needs:
+        farthest = _farthest(self.readers(), journal)
+        if farthest is None:
             self._room[journal] = end + 1
             return
-        need, reader = min(needs)
+        need, reader = farthest
         self._room[journal] = need + self._limit
         if end >= need + self._limit:
             raise LimitReached(journal, reader, end - need, self._limit)
@@ -532,8 +532,9 @@ class Journals:
         return dropped
 
     def _trim(self, log: Log, readers: list[Registered]) -> int:
-        needs = [one.needs.get(log.name, 0) for one in readers]
-        return len(log.drop(self._droppable(log, min(needs) if needs else None)))
+        farthest = _farthest(readers, log.name)
+        need = None if farthest is None else farthest[0]
+        return len(log.drop(self._droppable(log, need)))
 
     def _droppable(self, log: Log, need: int | None) -> int:
         """Return up to where segments may be dropped."""
@@ -571,6 +572,12 @@ class Journals:
         with self.storage.locked("lock"):
             if self.storage.size(_SPEC) is None:
                 self.storage.replace(_SPEC, json.dumps(spec).encode())
+
+
+def _farthest(readers: list[Registered], journal: str) -> tuple[int, str] | None:
+    """Return the least offset that a reader needs, and who needs it."""
+    needs = ((one.needs.get(journal, 0), one.name) for one in readers)
+    return min(needs, default=None)
 
 
 def modulo(key: Callable[[Any], object]) -> Unbound:

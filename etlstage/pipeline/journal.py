@@ -142,12 +142,12 @@ class JournalSink(Sink):
     async def aclose(self) -> None:
         """Let the files go."""
         if hasattr(self, "_journals"):
-            with self._told("sync"):
+            with self._failing("sync"):
                 await anyio.to_thread.run_sync(self._journals.close)
 
     async def write(self, run: Run) -> None:
         """
-        Append a run, if nobody may see it yet together with those that follow.
+        Append a run; one of an epoch, which waits for its end, with those that follow.
 
         Raises:
             SinkFailed: If it can't be appended, or has a message that is too large.
@@ -203,7 +203,7 @@ class JournalSink(Sink):
         return Output("journals", str(self._path))
 
     def _enter(self) -> None:
-        with self._told("open"):
+        with self._failing("open"):
             self._journals = Journals.open(
                 self._path, content_type=RunFraming.content_type, **self._settings
             )
@@ -220,7 +220,7 @@ class JournalSink(Sink):
 
     def _acknowledge(self) -> None:
         known = {spec.name for spec in self._journals.partitions()}
-        with self._told("append to"):
+        with self._failing("append to"):
             for journal, intent in self._intents:
                 if journal in known:
                     self._journals.append(journal, bytes.fromhex(intent))
@@ -234,7 +234,7 @@ class JournalSink(Sink):
 
     async def _room(self) -> None:
         """Wait for readers, within the limit; a set may have got other journals."""
-        with self._told("read"):
+        with self._failing("read"):
             await anyio.to_thread.run_sync(self._journals.refresh)
             while not await anyio.to_thread.run_sync(self._journals.has_room):
                 self.activity = f"waiting for readers of {self._path} (limit)"
@@ -249,7 +249,7 @@ class JournalSink(Sink):
             publisher.publish_uncommitted if self._once else publisher.publish_committed
         )
         held, self._held, self._size = self._held, [], 0
-        with self._told("append to"):
+        with self._failing("append to"):
             for run in held:
                 for place, part in self._parts(run):
                     publish(_Placed(part, place))
@@ -260,7 +260,7 @@ class JournalSink(Sink):
             [journal, intent.hex()]
             for journal, intent in self._publisher.build_ack_intents()
         ]
-        with self._told("sync"):
+        with self._failing("sync"):
             self._journals.sync()
 
     def _parts(self, run: Run) -> Iterator[tuple[str, Run]]:
@@ -291,7 +291,8 @@ class JournalSink(Sink):
         )
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _failing(self, what: str) -> Iterator[None]:
+        """Turn errors of journals and of the disk into the sink's."""
         try:
             yield
         except (OSError, JournalError) as error:
@@ -336,7 +337,8 @@ class JournalSource(Source):
     Args:
         path: The folder of the set.
         name: As reports and errors call it.
-        reader: What it is called there: what it has not loaded is kept.
+        reader: What it is called there: what it has not loaded is kept. None: it is not
+            known there, and begins anew each time.
         start: Where to begin without a position, see
             :data:`~etlstage.journal.reader.Start`.
         follow: Whether to wait for more at the end.
@@ -352,7 +354,7 @@ class JournalSource(Source):
         path: Path,
         *,
         name: str = "extract",
-        reader: str,
+        reader: str | None,
         start: Start = "beginning",
         follow: bool = False,
         skips: bool = False,
@@ -427,9 +429,9 @@ class JournalSource(Source):
 
     async def acknowledge(self, position: Position) -> None:
         """Let what is before a position be dropped."""
-        assert self._reader is not None
-        checkpoint = self._checkpoint(position.value)
-        await self._in_thread(self._reader.commit, checkpoint)
+        if self._reader is not None and self._called is not None:
+            checkpoint = self._checkpoint(position.value)
+            await self._in_thread(self._reader.commit, checkpoint)
 
     async def aclose(self) -> None:
         """Let the name and the files go."""

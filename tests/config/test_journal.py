@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from etlstage.config.build import pipeline_from_yaml
 from etlstage.config.build_retry import Retries
 from etlstage.config.loader import examine, load
 from etlstage.config.plan import Plan, plan_of
+from etlstage.config.variant import Trial
 from etlstage.errors import ConfigError
-from etlstage.journal import Journals
+from etlstage.journal import Journals, Publisher
+from etlstage.testing import MemorySink
 
 FILE = """\
 name: p
@@ -81,7 +84,7 @@ def test_it_is_built(folder: Path, start: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("right", "wrong", "text"),
     [
         ("path: in", "path: im", ":2:27: extract.journal.path: there is no set of"),
         (
@@ -100,6 +103,21 @@ def test_it_is_built(folder: Path, start: str) -> None:
         ("name: p", "name: p\ndelivery: exactly-once", "exactly-once needs state"),
     ],
 )
-def test_what_is_wrong_is_told(folder: Path, right: str, wrong: str, said: str) -> None:
+def test_what_is_wrong(folder: Path, right: str, wrong: str, text: str) -> None:
     """In its place."""
-    assert any(said in one for one in errors(folder, FILE.replace(right, wrong, 1)))
+    assert any(text in one for one in errors(folder, FILE.replace(right, wrong, 1)))
+
+
+def test_run_on_trial_leaves_the_position_of_the_reader(folder: Path) -> None:
+    """It has no name there, and ends."""
+    (folder / "p.yaml").write_text(FILE.replace("r}", "r, follow: true}"))
+    with Journals.open(folder / "in") as journals:
+        target = journals.select()[0].name, journals.content_type
+        Publisher(journals, mapping=lambda _: target).publish_committed({"n": 1})
+        for state in ("one", "two"):
+            sink = MemorySink()
+            trial = Trial(engine="local", state=folder / state, sink=sink)
+            made = pipeline_from_yaml(folder / "p.yaml", trial=trial)
+            assert anyio.run(made.run).error is None
+            assert len(sink.messages) == 1
+        assert journals.readers() == []

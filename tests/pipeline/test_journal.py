@@ -323,7 +323,7 @@ async def test_message_beyond_a_frame_is_refused(tmp_path: Path) -> None:
 
 
 async def test_epoch_waits_for_readers(tmp_path: Path) -> None:
-    """It is begun when they have read on, or the run is told to end."""
+    """It is begun when they have read on, or the run is to end."""
     path = tmp_path / "set"
     sink = JournalSink(path, limit="1KiB")
     await plainly(MemorySource([[b"a" * 2000]]), sink)
@@ -450,7 +450,7 @@ async def test_damage_stops_the_source_or_is_passed_over(
 
 
 async def test_name_is_for_one_reader_at_a_time(tmp_path: Path) -> None:
-    """The second is told who has it."""
+    """The error of a second names its process."""
     path = tmp_path / "set"
     await plainly(MemorySource([[b"a"]]), JournalSink(path))
     with Journals.open(path) as journals, journals.read_committed("r"):

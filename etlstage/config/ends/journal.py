@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -79,6 +79,11 @@ class JournalSourceKeys(SourceKeys):
         del stage
         return f"journals on disk in {site.folder / self.path}, one run in memory"
 
+    def held(self, engine: str) -> int:
+        """Return what is held of open transactions: 16 frames."""
+        del engine
+        return 64 << 20
+
     def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
         """Return what reads the journals."""
         del stage
@@ -92,7 +97,7 @@ class JournalSourceKeys(SourceKeys):
         return JournalSource(
             site.folder / self.path,
             name=name,
-            reader=self.reader,
+            reader=self.reader or None,
             start=_start(self.from_),
             follow=self.follow,
             skips=self.on_damage == "skip",
@@ -117,6 +122,10 @@ class JournalSourceKeys(SourceKeys):
         del stage
         return True
 
+    def tried(self) -> JournalSourceKeys:
+        """Return the same without the name, whose position is that of real runs."""
+        return replace(self, reader="", follow=False)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JournalSinkKeys(SinkKeys):
@@ -125,8 +134,7 @@ class JournalSinkKeys(SinkKeys):
     path: Argument
     """Its folder, relative to the file's; a new set is made."""
     partitions: Count | None = None
-    """How many journals a new set has, 1 if it is not said; of one that is there it has
-    to be the number."""
+    """Journals of a new set, by default 1; of a set that exists its number."""
     key: Pointer | None = None
     """A JSON pointer such as /customer: messages with one key are in one journal, in
     order; those without it, too. Without it runs of messages go to the journals in
@@ -174,6 +182,11 @@ class JournalSinkKeys(SinkKeys):
         if self.keep or self.limit:
             limit = f"; a reader may have {self.limit} unread" if self.limit else ""
             yield "keep", f"{self.keep or 'all'}{limit}"
+
+    def held(self, engine: str) -> int:
+        """Return what is appended at once."""
+        del engine
+        return 1 << 20
 
     def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
         """Return what appends."""
