@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow.dataset as ds
 
+from etlstage.journal import Journals, RunMessage
 from etlstage.pipeline.dead_letter.file import FOLDER
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.settled import Settled
@@ -26,8 +27,9 @@ from tests.database import PostgreSQL, drivers
 __all__ = (
     "ENDS",
     "EXECUTORS",
-    "FILES",
+    "OFFSETS",
     "ORDERS",
+    "SHOWN",
     "STEPS",
     "Case",
     "Kill",
@@ -88,6 +90,12 @@ INTO_FILES: Final = "load: {{spark: {{path: out, format: parquet}}}}\n"
 TABLE: Final = """\
 load: {{spark: {{format: jdbc, mode: append, options: {options}}}}}
 """
+EXTRACTED: Final = """\
+extract:
+  worker: {{command: [{python}, {here}/ends.py, extract, "{messages}", "{keys}"]}}
+  dialect: {{mode: cyclic}}
+  offsets: {{by: supervisor, step: {run}}}
+"""
 ENDS: Final = {
     "local": SPARK + INTO_FILES,
     "postgresql": SPARK + TABLE,
@@ -95,11 +103,9 @@ ENDS: Final = {
     "spark-postgresql": "engine: spark\n" + EXECUTED + TABLE,
     "streaming": "engine: streaming\n" + EXECUTED + INTO_FILES,
     "streaming-postgresql": "engine: streaming\n" + EXECUTED + TABLE,
-    "workers": """\
-extract:
-  worker: {{command: [{python}, {here}/ends.py, extract, "{messages}", "{keys}"]}}
-  dialect: {{mode: cyclic}}
-  offsets: {{by: supervisor, step: {run}}}
+    "journals": EXTRACTED + "load: {{journal: {{path: out}}}}\n",
+    "workers": EXTRACTED
+    + """\
 load:
   worker: {{command: [{python}, {here}/ends.py, load]}}
   batch: {{size: 100}}
@@ -107,9 +113,11 @@ load:
   abort: [{python}, {here}/ends.py, abort]
 """,
 }
-"""Between what the stages are: workers, or DataFrames on an engine."""
-FILES: Final = ("local", "spark", "streaming")
-"""Ends that show an epoch behind its record, by moving its files."""
+"""Between what the stages are: workers, journals, or DataFrames on an engine."""
+OFFSETS: Final = ("workers", "journals")
+"""Ends without Spark, that begin with a worker whose offsets are kept."""
+SHOWN: Final = ("local", "spark", "streaming", "journals")
+"""Ends that show an epoch behind its record, such as by moving its files."""
 EXECUTORS: Final = ("spark", "streaming")
 """What such ends begin with where the stages are inside Spark's executors."""
 
@@ -247,7 +255,7 @@ def check(folder: Path, case: Case, *, ended: bool = True) -> None:
     check_order(loaded, case)
     record = Record.latest(folder / "state")
     position: int | None = None
-    if case.ends == "workers":
+    if case.ends in OFFSETS:
         position = case.messages
     elif case.ends.startswith("streaming"):
         # The number of its batches. Spark that is killed while it plans one has noted
@@ -296,6 +304,8 @@ def check_rows(
         loaded = [number_of(row) for row in case.server.ask("select value from crash")]
         tables = "select tablename from pg_tables where schemaname = 'public'"
         assert sorted(case.server.ask(tables)) == ["crash", "etlstage_epochs"]
+    elif case.ends == "journals":
+        loaded = [number_of(row) for row in committed(folder)]
     else:
         loaded = [number_of(row) for row in rows_of(folder / "out", case)]
     rows, wanted = Counter(loaded), set(range(case.messages)).difference(refused)
@@ -323,6 +333,16 @@ def rows_of(out: Path, case: Case) -> Iterator[str]:
             continue
         table = ds.dataset(path, format="parquet").to_table()
         yield from table["value"].to_pylist()
+
+
+def committed(folder: Path) -> Iterator[bytes]:
+    """Yield what readers of the journals see behind the next start."""
+    with Journals.open(folder / "out", create=False) as journals:
+        for journal, intent in Record.latest(folder / "state").intents:  # type: ignore[attr-defined]
+            journals.append(journal, bytes.fromhex(intent))
+        for envelope in journals.read_committed():
+            assert isinstance(envelope.message, RunMessage)
+            yield from envelope.message.run
 
 
 def check_order(loaded: Sequence[int], case: Case) -> None:

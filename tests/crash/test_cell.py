@@ -33,6 +33,15 @@ def test_each_message_is_loaded_once_whatever_is_killed() -> None:
     assert sum(cell.killed.values()) == 4
 
 
+@pytest.mark.process
+@pytest.mark.timeout(60)  # three starts
+def test_each_message_is_in_the_journals_once_whatever_is_killed() -> None:
+    """A worker, and the whole process before its acknowledgements and behind them."""
+    starts = "worker:begin:0 process:recorded:1", "process:performed:0"
+    cell = judge("journals", *starts)
+    assert sum(cell.killed.values()) == 3
+
+
 @pytest.mark.spark
 @pytest.mark.slow  # two starts of Spark, and one of its workers for each
 @pytest.mark.timeout(300)
