@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from etlstage.columns import Column, Replies, content, extent, from_zero
+from etlstage.columns import Column, Epoch, Replies, content, extent, from_zero
 
 MESSAGES = [b"one", b"", b"three"]
 
@@ -107,3 +107,28 @@ def test_replies_can_be_emptied() -> None:
     emptied = Replies(values, offsets).emptied([0])
     assert [*emptied] == [(), (b"b", b"c"), (), (b"d",)]
     assert [*emptied[1:2]] == [(b"b", b"c")]
+
+
+def test_messages_keep_their_order_over_runs() -> None:
+    """Small runs and big ones make one column."""
+    epoch = Epoch()
+    runs = [[b"a"], [b"b" * 200_000], [b"%d" % n for n in range(20_000)], [b"", b"\0"]]
+    for run in runs:
+        epoch.add(run, sum(map(len, run)))
+    messages = [message for run in runs for message in run]
+    assert epoch.messages == len(messages)
+    assert epoch.size == sum(map(len, messages))
+    assert epoch.binary().to_pylist() == messages
+
+
+def test_string_that_is_no_utf8_is_null() -> None:
+    """One undecodable message costs none of its neighbours."""
+    epoch = Epoch()
+    epoch.add(["é".encode(), b"\xff", b"x"], 4)
+    assert epoch.strings().to_pylist() == ["é", None, "x"]
+
+
+def test_empty_epoch_has_empty_columns() -> None:
+    """An epoch without messages still is two columns."""
+    assert Epoch().binary().to_pylist() == []
+    assert Epoch().strings().to_pylist() == []

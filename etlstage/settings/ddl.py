@@ -17,7 +17,7 @@ from etlstage.errors import guess
 from etlstage.settings.kind import Text
 from etlstage.settings.problem import Invalid, refused
 
-__all__ = ("DDL", "Column", "columns_of", "spark_ddl")
+__all__ = ("DDL", "Column", "Type", "columns_of", "spark_ddl")
 
 _TYPES: Final = (
     *("tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"),
@@ -26,8 +26,8 @@ _TYPES: Final = (
     *("timestamp_ntz", "timestamp_ltz", "interval", "variant", "void"),
     *("array", "map", "struct", "geometry", "geography"),
 )
-_INNER: Final = {"array": 1, "map": 2}
-"""How many types stand in the angle brackets of a type."""
+_INNER: Final = {"array": ("element",), "map": ("key", "value")}
+"""What the types are of that stand in the angle brackets of a type."""
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<quoted>`(?:[^`]|``)+`)|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
     r"|(?P<word>\w+)|(?P<sign>[<>(),:]))",
@@ -36,12 +36,42 @@ _TOKEN: Final = re.compile(
 _DEPTH: Final = 64  # of types within types
 
 
+_NAMES: Final = {
+    "byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint",
+    "real": "float", "dec": "decimal", "numeric": "decimal", "character": "char",
+    "timestamp_ltz": "timestamp",
+}  # fmt: skip
+"""Other names of types, and what Spark calls them when it speaks."""
+
+
+class Type(NamedTuple):
+    """A type of values."""
+
+    name: str
+    """As Spark calls it when it speaks."""
+    sizes: tuple[int, ...] = ()
+    """What is in its round brackets, such as a decimal's precision and scale."""
+    inner: tuple[Column, ...] = ()
+    """What is in its angle brackets: fields, or ``element``, or ``key``, ``value``."""
+
+    def __str__(self) -> str:
+        """Return it as Spark speaks of it."""
+        if self.name == "struct":
+            fields = ",".join(f"{field.name}:{field.type}" for field in self.inner)
+            return f"struct<{fields}>"
+        if self.inner:
+            return f"{self.name}<{','.join(str(item.type) for item in self.inner)}>"
+        sizes = ",".join(map(str, self.sizes))
+        return f"{self.name}({sizes})" if sizes else self.name
+
+
 class Column(NamedTuple):
-    """One column."""
+    """One column, or a field within one."""
 
     name: str
     nullable: bool | None
     """What is written: ``NULL``, ``NOT NULL``, or neither."""
+    type: Type
 
 
 class _Token(NamedTuple):
@@ -115,8 +145,8 @@ class _Reader:
             raise ValueError(
                 f"{name!r} has no type, expected columns such as 'id long, title string'"
             )
-        self._type(0)
-        return Column(name, self._nullable(inner=False))
+        kind = self._type(0)
+        return Column(name, self._nullable(inner=False), kind)
 
     def _nullable(self, *, inner: bool) -> bool | None:
         """Step over what stands behind a type; return whether it may be null."""
@@ -136,7 +166,7 @@ class _Reader:
             else:
                 return said
 
-    def _type(self, depth: int) -> None:
+    def _type(self, depth: int) -> Type:
         token = self._next
         if token.kind != "word":
             raise self._unexpected("a type")
@@ -147,16 +177,20 @@ class _Reader:
         if depth > _DEPTH:
             raise ValueError(f"types are more than {_DEPTH} deep at {_place(token)}")
         self._at += 1
+        sizes: list[int] = []
+        name = _NAMES.get(name, name)
         if name == "struct":
-            self._struct(depth)
-        elif name in _INNER:
+            return Type(name, (), tuple(self._struct(depth)))
+        if name in _INNER:
             self._expect("<", f"< behind {name}")
-            for number in range(_INNER[name]):
-                if number:
+            inner: list[Column] = []
+            for called in _INNER[name]:
+                if inner:
                     self._expect(",", "the type of the values behind a comma")
-                self._type(depth + 1)
+                inner.append(Column(called, None, self._type(depth + 1)))
             self._expect(">", f"> behind what is in {name}")
-        elif name == "interval":
+            return Type(name, (), tuple(inner))
+        if name == "interval":
             while self._next.kind == "word" and self._next.text.lower() not in (
                 *("not", "null", "comment"),
             ):
@@ -165,16 +199,21 @@ class _Reader:
             self._name("the name of a collation")
         elif self._found("("):
             while self._next.kind == "word" or self._next.text == ",":
+                if self._next.text.isdecimal():
+                    sizes.append(int(self._next.text[:9]))
                 self._at += 1
             self._expect(")", f") behind what is in {name}")
+        if name == "decimal":
+            sizes = [*sizes, *(10, 0)[len(sizes) :]]
+        return Type(name, tuple(sizes))
 
-    def _struct(self, depth: int) -> None:
+    def _struct(self, depth: int) -> Iterator[Column]:
         self._expect("<", "< behind struct")
         while not self._found(">"):
-            self._name("the name of a field")
+            name = self._name("the name of a field")
             self._found(":")
-            self._type(depth + 1)
-            self._nullable(inner=True)
+            kind = self._type(depth + 1)
+            yield Column(name, self._nullable(inner=True), kind)
             if not self._found(","):
                 self._expect(">", "a comma or > behind a field of struct")
                 return

@@ -24,10 +24,10 @@ from etlstage.pipeline.dead_letter.settled import Settled
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery import folder as folder_module
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
+from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.pipeline.pipeline import Pipeline
 from etlstage.pipeline.report import Report
-from etlstage.spark.dataframe.place import EpochFiles
 from etlstage.stage import ErrorBudget, ErrorPolicy
 from tests.pipeline.test_loading import Numbers
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etlstage.settings.ddl import DDL, Column, columns_of, spark_ddl
+from etlstage.settings.ddl import DDL, Column, Type, columns_of, spark_ddl
 from etlstage.settings.problem import Invalid
 
 WHOLE = (
@@ -16,14 +16,34 @@ WHOLE = (
 
 def test_columns_say_whether_they_may_be_null() -> None:
     """And mostly they do not say it."""
-    assert columns_of(WHOLE) == [
-        Column("id", nullable=False),
-        Column("a.`b", nullable=True),
-        Column("e", nullable=None),
-        Column("v", nullable=None),
-        Column("s", nullable=False),
-        Column("i", nullable=True),
+    assert [(c.name, c.nullable) for c in columns_of(WHOLE)] == [
+        ("id", False),
+        ("a.`b", True),
+        ("e", None),
+        ("v", None),
+        ("s", False),
+        ("i", True),
     ]
+
+
+def test_types_are_called_as_spark_calls_them() -> None:
+    """With what is in their brackets (issue 23)."""
+    names = "id byte, d dec, n numeric(5), " + WHOLE.replace("id LONG", "l LONG")
+    assert [str(column.type) for column in columns_of(names)] == [
+        "tinyint",
+        "decimal(10,0)",
+        "decimal(5,0)",
+        "bigint",
+        "array<map<string,struct<x:int,y z:decimal(5,2)>>>",
+        "struct<>",
+        "varchar(3)",
+        "string",
+        "interval",
+    ]
+    inner = columns_of("a array<struct<x: int not null>>")[0].type.inner
+    assert inner == (
+        Column("element", None, Type("struct", (), (Column("x", False, Type("int")),))),
+    )
 
 
 def test_spark_gets_what_it_knows() -> None:

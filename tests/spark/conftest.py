@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -113,19 +112,6 @@ def wait_for_jobs(session: Session) -> Callable[[bool], None]:
             time.sleep(0.02)
 
     return wait
-
-
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return what is made durable, in order, by the names that it had then."""
-    paths: list[Path] = []
-
-    def fsync(fd: int, real: Callable[[int], None] = os.fsync) -> None:
-        paths.append(Path(f"/proc/self/fd/{fd}").readlink())
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    return paths
 
 
 @pytest.fixture

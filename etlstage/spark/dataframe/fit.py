@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
@@ -18,7 +17,7 @@ from pyspark.sql.types import StructType
 from etlstage.spark.dataframe.schema import Contract, fitted, is_raw, reason
 from etlstage.spark.session.job import run_job
 
-__all__ = ("Unfit", "judged", "rows_of", "strings_of", "unfit_of", "with_text")
+__all__ = ("Unfit", "judged", "rows_of", "unfit_of", "with_text")
 
 
 class Unfit(NamedTuple):
@@ -45,21 +44,6 @@ def with_text(messages: DataFrame) -> DataFrame:
     text = sf.col("raw").cast("string")
     value = sf.when(sf.is_valid_utf8(text), text).alias("value")
     return messages.select("partition", "place", "raw", value)
-
-
-def strings_of(values: pa.BinaryArray) -> pa.StringArray:
-    """Return values as text, null where one is no UTF-8."""
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array(map(_text, values.to_pylist()), pa.string())
-
-
-def _text(value: bytes) -> str | None:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def judged(messages: DataFrame, contract: Contract | None) -> DataFrame:

@@ -1,18 +1,15 @@
 """
-Where messages become rows: what all that load into a DataFrame have in common.
+Messages that become rows of a DataFrame, as far as all engines do it alike.
 
-Messages are checked before Spark touches the destination: those that do not fit are
-dead-lettered, or, where there is no place for these, none of what is loaded at once is
-loaded. ``destination.py`` knows how output is marked as complete.
+Messages are checked before Spark touches the destination. ``destination.py`` knows how
+output is marked as complete.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from shutil import rmtree
 from typing import Final, Self
 
 import anyio
@@ -21,12 +18,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from etlstage.errors import SinkFailed, StageError
-from etlstage.messages import counted
-from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, letter_time
+from etlstage.errors import SinkFailed
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.delivery.holder import Claim
-from etlstage.pipeline.interfaces import Epochs, Landing, Output
+from etlstage.pipeline.delivery.place import EpochFiles
+from etlstage.pipeline.interfaces import Epochs, Output
+from etlstage.pipeline.landing import RowLanding
 from etlstage.spark.dataframe.database import (
     NotCommitted,
     create_unknown,
@@ -34,7 +30,6 @@ from etlstage.spark.dataframe.database import (
 )
 from etlstage.spark.dataframe.destination import Destination
 from etlstage.spark.dataframe.fit import judged, rows_of, unfit_of
-from etlstage.spark.dataframe.place import EpochFiles
 from etlstage.spark.dataframe.schema import Contract, fitted, is_raw
 from etlstage.spark.dataframe.table import EpochTable
 from etlstage.spark.errors import explain
@@ -47,16 +42,8 @@ __all__ = ("FrameLanding",)
 _AT_ONCE: Final = 10_000  # that do not fit are collected; more come in turns
 
 
-class FrameLanding(Landing):
-    """
-    Loads messages into whatever Spark can write; see :class:`DataFrameSink`.
-
-    Attributes:
-        name: As reports and errors call it.
-        account: What became of the messages.
-        epochs: Epochs that were written.
-
-    """
+class FrameLanding(RowLanding):
+    """Loads messages into whatever Spark can write; see :class:`DataFrameSink`."""
 
     def __init__(
         self,
@@ -70,46 +57,29 @@ class FrameLanding(Landing):
         on_error: ErrorPolicy | None = None,
         dead_letters: DeadLetters | None = None,
     ) -> None:
-        super().__init__(name)
-        self.epochs: int = 0
-        self._session = Session.of(spark)
-        self._destination = destination
-        self._ddl = schema
-        self._letters = dead_letters
         self._others = {"missing": missing, "extra": extra}
-        self._policy = DeadLetterPolicy(
-            self.account, on_error or ErrorPolicy(), self._config(), dead_letters
+        self._destination = destination
+        super().__init__(
+            name,
+            where=str(destination),
+            path=destination.local,
+            replaces=destination.mode == "overwrite",
+            schema=schema,
+            on_error=on_error,
+            dead_letters=dead_letters,
+            config=self._config(name, schema),
         )
+        self._session = Session.of(spark)
         self._spark: SparkSession | None = None
         self._contract: Contract | None = None
-        self._claimed: Claim | None = None
-        self._filled: Counter[str] = Counter()  # messages that have a column
-        self._error: SinkFailed | None = None
-        self._whole = False
-        self._goes_on = self._resumed = False
-        self._known: Epochs | None = None  # where each is loaded once
-        self._files: EpochFiles | None = None
         self._table: EpochTable | None = None
-        self._fitted = 0  # messages that are written and not durable
-        self._flushed = 0  # of them those to be committed
+        self._flushed = 0  # of what is written, what is to be committed
 
-    def begin(self, epochs: Epochs) -> None:
-        """Take note of what was loaded before: it is not replaced, nor in the way."""
-        self._goes_on = self._resumed = epochs.done > 0
-        if not epochs.once:
-            return
-        self._known, self.epochs = epochs, max(epochs.done, 0)
-        self._whole = epochs.ended
+    def _files_of(self, epochs: Epochs) -> EpochFiles | None:
         if self._destination.of_database:
             self._table = EpochTable(self._destination.options, epochs)
-            return
-        path = self._destination.local
-        if path is None:
-            raise self._failure(
-                f"can't load epochs once into {self._destination}: it is no path of"
-                " this machine, nor a table of a database"
-            )
-        self._files = EpochFiles(path, epochs.load, epochs.start)
+            return None
+        return super()._files_of(epochs)
 
     async def noted(self) -> str | None:
         """Return the note of the last epoch, if the destination keeps these."""
@@ -133,54 +103,21 @@ class FrameLanding(Landing):
         """Find out what is wrong with the settings; raises as :meth:`write`."""
         try:
             await self._prepare()
-            await anyio.to_thread.run_sync(self._claim)
+            # Epochs have names of their own, and are there as a whole.
+            if self._path and self._destination.marks and self._files is None:
+                await anyio.to_thread.run_sync(self._claim)
         except BaseException:
             await self.aclose()
             raise
         return self
 
-    def _claim(self) -> None:
-        """Assert that no other run writes to the same files, and that none will."""
-        path = self._destination.local
-        # Epochs have names of their own, and are there as a whole.
-        if path is None or not self._destination.marks or self._files is not None:
-            return
-        self._claimed = claim = Claim(path)
-        try:
-            holder = claim.take()
-        except OSError:
-            return  # no lock can be had: they are as they were without one
-        if holder is not None:
-            raise self._failure(
-                f"another run writes to {path} ({holder}): wait until it has ended, or"
-                " set another path"
-            )
-
     async def aclose(self) -> None:
         """Forget what has not been loaded; safe to call twice and at any time."""
-        if self._claimed is not None:
-            self._claimed.release()
-        if self._files is not None and self._known is not None and not self._whole:
-            with suppress(OSError):
-                rmtree(self._files.aside(self._known.done + 1))
+        await super().aclose()
         if self._table is not None:
             # Where that fails the next start does it.
             with suppress(Exception), anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._table.close)
-
-    def landed(self) -> str:
-        """Return, in one line for a human, what was loaded and what was not."""
-        account = self.account
-        waiting = account.received - account.done - account.dead
-        rest = f"; {counted(waiting, 'message')} not loaded" if waiting else ""
-        if not self.epochs:
-            return f"nothing was written to {self._destination}{rest}"
-        complete = "complete" if self._whole else "incomplete"
-        return (
-            f"wrote {counted(account.done, 'message')} in"
-            f" {counted(self.epochs, 'epoch')} to {self._destination};"
-            f" output {complete}{rest}{self._empty}"
-        )
 
     def output(self) -> Output:
         """Return the destination."""
@@ -214,14 +151,7 @@ class FrameLanding(Landing):
         if unmade is not None:
             raise self._failure(unmade)
         columns = ["value"] if self._contract is None else self._contract.schema.names
-        if self._files is not None and self._known is not None:
-            sealed = self._files.sweep(self._known.done, check=self._known.check)
-            self._known.check()
-            self._files.mark(whole=False)
-            for number in sealed:
-                self._move(number)
-            if self._whole:
-                self._files.mark(whole=True)
+        self._recover()
         if self._table is not None and self._known is not None:
             by_default = StructType().add("value", "string")
             schema = self._contract.schema if self._contract else by_default
@@ -237,28 +167,6 @@ class FrameLanding(Landing):
         if objection is not None:
             raise self._failure(objection)
         return spark
-
-    @contextmanager
-    def _failing(self, what: str) -> Iterator[None]:
-        """Say what is written; make of an error one of the sink, failed for good."""
-        self.activity: str = f"writing {what or 'the output'}".rstrip()
-        try:
-            yield
-        except SinkFailed as error:
-            self._error = error
-            raise
-        except StageError:
-            raise
-        except Exception as error:
-            self._error = self._failure(
-                f"can't write {what}to {self._destination}: {self._why(error)}"
-            )
-            raise self._error from error
-        except BaseException:
-            self._error = self._failure("the epoch under way was interrupted")
-            raise
-        finally:
-            self.activity = ""
 
     async def _load(
         self,
@@ -311,18 +219,6 @@ class FrameLanding(Landing):
             for name in self._columns
         ]
 
-    @property
-    def _empty(self) -> str:
-        """What is to be said of columns in which there is nothing but null."""
-        names = [name for name in self._columns if not self._filled[name]]
-        if not names or not self.account.done or not self._whole or self._resumed:
-            return ""
-        columns, are = ("column", "is") if len(names) == 1 else ("columns", "are")
-        count = self.account.done
-        return (
-            f"; {columns} {', '.join(names)} {are} null in all rows loaded, {count:,}"
-        )
-
     async def _write(
         self, rows: DataFrame, *, last: bool, files: int | None = None
     ) -> None:
@@ -351,44 +247,9 @@ class FrameLanding(Landing):
         if first:
             await self._supersede()
 
-    async def _settle_epoch(self) -> None:
-        """Make what was written whole: the next epoch begins."""
-        files, known = self._files, self._known
-        assert known is not None
-        number = known.done + 1
-        if files is not None:
-            with self._failing(f"epoch {number} "):
-                await anyio.to_thread.run_sync(
-                    lambda: files.seal(number, always=self._replaces, check=known.check)
-                )
-            self._goes_on = True
-        self._known = known._replace(done=number)
-        self._count(self._fitted)
-        self._flushed, self._fitted = self._fitted, 0
-
-    @property
-    def performs(self) -> bool:
-        """Whether files are moved behind the record."""
-        return self._files is not None
-
-    async def perform(self) -> None:
-        """Move the files of the last epoch to where they are read."""
-        files, known = self._files, self._known
-        if files is None or known is None:
-            return
-        with self._failing(f"epoch {known.done} "):
-            await anyio.to_thread.run_sync(self._move, known.done)
-            if self._whole:
-                await anyio.to_thread.run_sync(lambda: files.mark(whole=True))
-
-    def _move(self, number: int) -> None:
-        files, known = self._files, self._known
-        assert files is not None
-        assert known is not None
-        replaces = self._destination.mode == "overwrite" and number == 1
-        files.move(number, replaces=replaces, check=known.check)
-        if replaces and self._letters is not None:
-            self._letters.supersede(letter_time())
+    async def _settle_epoch(self) -> int:
+        self._flushed = await super()._settle_epoch()
+        return self._flushed
 
     async def commit(self, note: str) -> None:
         """Have the database add what was flushed; nothing, where it is no database."""
@@ -408,21 +269,6 @@ class FrameLanding(Landing):
         await self._supersede()
         self._goes_on = True
 
-    async def _supersede(self) -> None:
-        """Record which dead letters are of output that the epoch has replaced."""
-        if self._replaces and self._letters is not None:
-            await anyio.to_thread.run_sync(self._letters.supersede, letter_time())
-
-    @property
-    def _replaces(self) -> bool:
-        """Whether the epoch takes the place of all that there is."""
-        return self._destination.mode == "overwrite" and not self._goes_on
-
-    def _count(self, messages: int, *, epochs: int = 1) -> None:
-        """Take note of an epoch that is durable."""
-        self.account.done += messages
-        self.epochs += epochs
-
     async def _settle(
         self,
         mine: DataFrame,
@@ -431,41 +277,26 @@ class FrameLanding(Landing):
         what: str,
     ) -> None:
         """Dead-letter what does not fit; raises when it is too much."""
-        keeps, wanted = self._policy.keeps, self._ddl or "value string"
-        at_once = _AT_ONCE if keeps else 1
+        at_once = _AT_ONCE if self._policy.keeps else 1
         async for unfit in unfit_of(mine, self._contract, at_once=at_once):
             place = starts[unfit.partition] + unfit.place
-            if not keeps:
-                self.account.failed += counts[0]
-                raise self._failure(
-                    f"{counts[0]:,} of {counted(counts[1], 'message')}"
-                    f" {'does' if counts[0] == 1 else 'do'} not fit the schema"
-                    f" '{wanted}': message {place + 1} is the first, {unfit.why};"
-                    f" nothing{what and ' of '}{what} is loaded"
-                )
-            error = self._failure(
-                f"message {place + 1} does not fit the schema '{wanted}': {unfit.why}"
-            )
-            await self._policy.settle(error, [unfit.message], place=place)
+            await self._refuse(unfit.message, unfit.why, place, counts, what)
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, NotCommitted):
             return str(error)
         return explain(error, self._session.log_path)
 
-    def _config(self) -> dict[str, object]:
+    def _config(self, name: str, schema: str | None) -> dict[str, object]:
         """Return what the dead letters hold of this stage: no values of options."""
         place = self._destination
         return {
-            "name": self.name,
+            "name": name,
             "kind": "load",
             "format": place.format,
             "path": place.path,
             "table": place.table,
             "options": sorted(place.options),
-            "schema": self._ddl,
+            "schema": schema,
             **self._others,
         }
-
-    def _failure(self, text: str) -> SinkFailed:
-        return SinkFailed(f"{self.name}: {text}", stage=self.name)

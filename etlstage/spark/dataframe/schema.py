@@ -14,11 +14,10 @@ with no more digits than its scale. Of a field that is there twice the last coun
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
-from typing import Final, NamedTuple, NoReturn, Self
+from typing import Final, NamedTuple, Self
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -40,7 +39,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from etlstage.messages import counted
+from etlstage.pipeline import misfit
 from etlstage.settings.ddl import columns_of, spark_ddl
 
 __all__ = ("Contract", "fitted", "is_raw", "reason")
@@ -52,17 +51,6 @@ _OPTIONS: Final = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
-_KINDS: Final = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "a boolean",
-    type(None): "null",
-}
-
-
 _AS_TEXT: Final = (StringType, TimestampType, TimestampNTZType)
 """What is a JSON string, and nothing else."""
 _DIGITS: Final = 38  # of a decimal, at most
@@ -265,10 +253,6 @@ def _flaw(column: Column, kind: DataType) -> Column:
     return sf.coalesce(flaw, sf.lit(False))
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
-
-
 def reason(message: bytes, row: dict[str, object] | None, contract: Contract) -> str:
     """
     Return why ``message``, which does not fit, does not; never what it says.
@@ -279,33 +263,13 @@ def reason(message: bytes, row: dict[str, object] | None, contract: Contract) ->
         contract: What it should have fitted.
 
     """
-    schema = contract.schema
-    try:
-        document = json.loads(message.decode(), parse_constant=_no_number)
-    except UnicodeDecodeError as error:
-        return f"it is not UTF-8 at offset {error.start}"
-    except (ValueError, RecursionError) as error:
-        if not message.strip():
-            return "it is empty"
-        return f"it is not one JSON document ({error})"
-    if not isinstance(document, dict):
-        return f"it is {_KINDS[type(document)]}, not an object"
-    for field in schema.fields:
-        value = document.get(field.name)
-        if value is None and not field.nullable:
-            return f"field {field.name!r} is NOT NULL and has no value"
-        if value is not None and (row or {}).get(field.name) is None:
-            wanted = field.dataType.simpleString()
-            return f"field {field.name!r} is {_KINDS[type(value)]} that is no {wanted}"
-    if all(document.get(name) is None for name in schema.names):
-        return "it has none of the schema's fields"
-    for name in contract.demanded:
-        if name not in document:
-            return (
-                f"field {name!r} is missing: misspelt, or to be null, which missing:"
-                f" null says, or for this column {name} ... null in the schema"
-            )
-    others = document.keys() - set(schema.names)
-    if contract.closed and others:
-        return f"it has {counted(len(others), 'field')} that the schema does not have"
-    return "a value in it does not fit its type"
+    return misfit.reason(
+        message,
+        [name for name, value in (row or {}).items() if value is not None],
+        [
+            misfit.Wanted(field.name, field.nullable, field.dataType.simpleString())
+            for field in contract.schema.fields
+        ],
+        demanded=contract.demanded,
+        closed=contract.closed,
+    )

@@ -14,11 +14,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from etlstage.messages import Run, size_of
+from etlstage.columns import Epoch
 from etlstage.pipeline.dead_letter.store import DeadLetters
-from etlstage.pipeline.interfaces import Sink
+from etlstage.pipeline.landing import RowSink
 from etlstage.spark.dataframe.destination import Destination
-from etlstage.spark.dataframe.epoch import Epoch
 from etlstage.spark.dataframe.fit import with_text
 from etlstage.spark.dataframe.landing import FrameLanding
 from etlstage.spark.dataframe.schema import is_raw
@@ -30,7 +29,7 @@ __all__ = ("DataFrameSink",)
 _FILE_BYTES: Final = 32 << 20  # of messages; also what one task of an epoch writes
 
 
-class DataFrameSink(FrameLanding, Sink):
+class DataFrameSink(FrameLanding, RowSink):
     """
     Loads messages into whatever Spark can write.
 
@@ -88,65 +87,9 @@ class DataFrameSink(FrameLanding, Sink):
         self._bounds = (epoch_messages, epoch_bytes)
         self._epoch = Epoch()
 
-    async def write(self, run: Run) -> None:
-        """
-        Take a run, and load the epoch that is full without it.
-
-        Raises:
-            SinkFailed: If Spark can't write, or a message does not fit the schema.
-
-        """
-        most, size_limit = self._bounds
-        await self._prepare()
-        while run:
-            count = min(most, len(run))
-            while count > 1 and size_of(run[:count]) > size_limit:
-                count //= 2
-            part, run = run[:count], run[count:]
-            size = size_of(part)
-            epoch = self._epoch
-            over = epoch.size + size > size_limit or epoch.messages + len(part) > most
-            # The last epoch is written by finish(), which marks the output.
-            if epoch.messages and over:
-                await self._land(last=False)
-            self._epoch.add(part, size)
-            self.account.received += len(part)
-
-    async def flush(self) -> None:
-        """Load what has come so far, as an epoch; raises as :meth:`write`."""
-        await self._prepare()
-        if self._epoch.messages:
-            await self._land(last=False)
-        if self._known is not None:
-            await self._settle_epoch()
-
-    async def finish(self) -> None:
-        """Load the rest and mark the output as complete; raises as :meth:`write`."""
-        await self._prepare()
-        if self._whole:
-            return
-        # Without messages there still is an output: its schema, and its marker.
-        marks = self._destination.marks and self._files is None
-        if self._epoch.messages or not self.epochs or marks:
-            await self._land(last=True)
-        if self._known is not None:
-            await self._settle_epoch()
-        self._whole = True
-
-    async def aclose(self) -> None:
-        """Forget what has not been loaded; safe to call twice and at any time."""
-        self._epoch = Epoch()
-        await super().aclose()
-
-    async def _land(self, *, last: bool) -> None:
-        """Load the epoch that has come together, and begin the next."""
-        with self._failing(f"epoch {self.epochs + 1} "):
-            fitted = await self._load_epoch(last=last)
-        if self._known is not None:
-            self._fitted += fitted
-        else:
-            self._count(fitted)
-        self._epoch = Epoch()
+    @property
+    def _marks(self) -> bool:
+        return self._destination.marks
 
     async def _load_epoch(self, *, last: bool) -> int:
         epoch, spark = self._epoch, self._spark

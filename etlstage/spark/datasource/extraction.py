@@ -17,10 +17,10 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructType
 
+from etlstage.columns import strings_of
 from etlstage.errors import ConfigError, EtlstageError, RepliesDoubtful, SourceFailed
 from etlstage.messages import Run, cost_of
 from etlstage.pipeline.offsets import ask_offset, steps
-from etlstage.spark.dataframe.fit import strings_of
 from etlstage.spark.dataframe.schema import is_raw
 from etlstage.spark.datasource.json_rows import (
     DoesNotFit,

@@ -16,10 +16,10 @@ from etlstage.errors import ConfigError, SinkFailed, StageError
 from etlstage.pipeline import DeadLetters
 from etlstage.pipeline.dead_letter.record import DeadLetter
 from etlstage.pipeline.dead_letter.settled import Settled
+from etlstage.pipeline.delivery.place import EpochFiles
 from etlstage.pipeline.interfaces import Epochs, Sink
 from etlstage.spark import DataFrameSink, Destination
 from etlstage.spark.dataframe import landing as landing_module
-from etlstage.spark.dataframe.place import EpochFiles
 from etlstage.stage import ErrorBudget, ErrorPolicy
 
 pytestmark = pytest.mark.spark

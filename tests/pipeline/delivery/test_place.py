@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from etlstage.errors import StateUnusable
 from etlstage.pipeline.delivery.folder import make
-from etlstage.spark.dataframe.place import EpochFiles
+from etlstage.pipeline.delivery.place import EpochFiles
 
 
 def nothing() -> None:

@@ -1,0 +1,363 @@
+"""
+Where messages become rows: what all that load epochs of rows have in common.
+
+An epoch is checked before anything of it is written: messages that do not fit are
+dead-lettered, or, where there is no place for these, none of what is loaded at once is
+loaded. Files in a path of this machine are written aside and moved there, see
+``delivery/place.py``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shutil import rmtree
+
+import anyio.to_thread
+
+from etlstage.columns import Epoch
+from etlstage.errors import SinkFailed, StageError
+from etlstage.messages import Run, counted, size_of
+from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, letter_time
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.holder import Claim
+from etlstage.pipeline.delivery.place import EpochFiles
+from etlstage.pipeline.interfaces import Epochs, Landing, Sink
+from etlstage.stage import ErrorPolicy
+
+__all__ = ("RowLanding", "RowSink")
+
+
+class RowLanding(Landing):
+    """
+    Loads messages as rows, an epoch at a time.
+
+    Args:
+        name: As reports and errors call it.
+        where: Where the rows go, for a human.
+        path: The same, if that is a folder of this machine.
+        replaces: Whether the first epoch takes the place of all that there is.
+        schema: Columns as DDL; None: each message is the string ``value``.
+        on_error: What becomes of messages that do not fit the schema.
+        dead_letters: Where these go; None: the first one ends the run.
+        config: What dead letters hold of the stage.
+
+    Attributes:
+        name: As reports and errors call it.
+        account: What became of the messages.
+        epochs: Epochs that were written.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        where: str,
+        path: Path | None,
+        replaces: bool,
+        schema: str | None,
+        on_error: ErrorPolicy | None,
+        dead_letters: DeadLetters | None,
+        config: Mapping[str, object],
+    ) -> None:
+        super().__init__(name)
+        self.epochs: int = 0
+        self._where = where
+        self._path = path
+        self._overwrites = replaces
+        self._ddl = schema
+        self._letters = dead_letters
+        self._policy = DeadLetterPolicy(
+            self.account, on_error or ErrorPolicy(), dict(config), dead_letters
+        )
+        self._claimed: Claim | None = None
+        self._filled: Counter[str] = Counter()  # messages that have a column
+        self._error: SinkFailed | None = None
+        self._whole = False
+        self._goes_on = self._resumed = False
+        self._known: Epochs | None = None  # where each is loaded once
+        self._files: EpochFiles | None = None
+        self._fitted = 0  # messages that are written and not durable
+
+    def begin(self, epochs: Epochs) -> None:
+        """Take note of what was loaded before: it is not replaced, nor in the way."""
+        self._goes_on = self._resumed = epochs.done > 0
+        if not epochs.once:
+            return
+        self._known, self.epochs = epochs, max(epochs.done, 0)
+        self._whole = epochs.ended
+        self._files = self._files_of(epochs)
+
+    def _files_of(self, epochs: Epochs) -> EpochFiles | None:
+        """Return where the files of epochs are that are loaded once."""
+        if self._path is None:
+            raise self._failure(
+                f"can't load epochs once into {self._where}: it is no path of"
+                " this machine, nor a table of a database"
+            )
+        return EpochFiles(self._path, epochs.load, epochs.start)
+
+    @property
+    @abstractmethod
+    def _columns(self) -> Sequence[str]:
+        """The columns that are found in JSON."""
+
+    @abstractmethod
+    def _why(self, error: Exception) -> str:
+        """Return what an error says, for a human."""
+
+    def _claim(self) -> None:
+        """Assert that no other run writes to the same files, and that none will."""
+        assert self._path is not None
+        self._claimed = claim = Claim(self._path)
+        try:
+            holder = claim.take()
+        except OSError:
+            return  # no lock can be had: they are as they were without one
+        if holder is not None:
+            raise self._failure(
+                f"another run writes to {self._path} ({holder}): wait until it has"
+                " ended, or set another path"
+            )
+
+    async def aclose(self) -> None:
+        """Forget what has not been loaded; safe to call twice and at any time."""
+        if self._claimed is not None:
+            self._claimed.release()
+        if self._files is not None and self._known is not None and not self._whole:
+            with suppress(OSError):
+                rmtree(self._files.aside(self._known.done + 1))
+
+    def landed(self) -> str:
+        """Return, in one line for a human, what was loaded and what was not."""
+        account = self.account
+        waiting = account.received - account.done - account.dead
+        rest = f"; {counted(waiting, 'message')} not loaded" if waiting else ""
+        if not self.epochs:
+            return f"nothing was written to {self._where}{rest}"
+        complete = "complete" if self._whole else "incomplete"
+        return (
+            f"wrote {counted(account.done, 'message')} in"
+            f" {counted(self.epochs, 'epoch')} to {self._where};"
+            f" output {complete}{rest}{self._empty}"
+        )
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Say what is written; make of an error one of the sink, failed for good."""
+        self.activity: str = f"writing {what or 'the output'}".rstrip()
+        try:
+            yield
+        except SinkFailed as error:
+            self._error = error
+            raise
+        except StageError:
+            raise
+        except Exception as error:
+            self._error = self._failure(
+                f"can't write {what}to {self._where}: {self._why(error)}"
+            )
+            raise self._error from error
+        except BaseException:
+            self._error = self._failure("the epoch under way was interrupted")
+            raise
+        finally:
+            self.activity = ""
+
+    @property
+    def _empty(self) -> str:
+        """What is to be said of columns in which there is nothing but null."""
+        names = [name for name in self._columns if not self._filled[name]]
+        if not names or not self.account.done or not self._whole or self._resumed:
+            return ""
+        columns, are = ("column", "is") if len(names) == 1 else ("columns", "are")
+        count = self.account.done
+        return (
+            f"; {columns} {', '.join(names)} {are} null in all rows loaded, {count:,}"
+        )
+
+    def _recover(self) -> None:
+        """Finish the moves of the last record, and remove what was not recorded."""
+        if self._files is None or self._known is None:
+            return
+        sealed = self._files.sweep(self._known.done, check=self._known.check)
+        self._known.check()
+        self._files.mark(whole=False)
+        for number in sealed:
+            self._move(number)
+        if self._whole:
+            self._files.mark(whole=True)
+
+    async def _settle_epoch(self) -> int:
+        """Make what was written whole: the next epoch begins; return its messages."""
+        files, known = self._files, self._known
+        assert known is not None
+        number = known.done + 1
+        if files is not None:
+            with self._failing(f"epoch {number} "):
+                await anyio.to_thread.run_sync(
+                    lambda: files.seal(number, always=self._replaces, check=known.check)
+                )
+            self._goes_on = True
+        self._known = known._replace(done=number)
+        self._count(self._fitted)
+        flushed, self._fitted = self._fitted, 0
+        return flushed
+
+    @property
+    def performs(self) -> bool:
+        """Whether files are moved behind the record."""
+        return self._files is not None
+
+    async def perform(self) -> None:
+        """Move the files of the last epoch to where they are read."""
+        files, known = self._files, self._known
+        if files is None or known is None:
+            return
+        with self._failing(f"epoch {known.done} "):
+            await anyio.to_thread.run_sync(self._move, known.done)
+            if self._whole:
+                await anyio.to_thread.run_sync(lambda: files.mark(whole=True))
+
+    def _move(self, number: int) -> None:
+        files, known = self._files, self._known
+        assert files is not None
+        assert known is not None
+        replaces = self._overwrites and number == 1
+        files.move(number, replaces=replaces, check=known.check)
+        if replaces and self._letters is not None:
+            self._letters.supersede(letter_time())
+
+    async def _supersede(self) -> None:
+        """Record which dead letters are of output that the epoch has replaced."""
+        if self._replaces and self._letters is not None:
+            await anyio.to_thread.run_sync(self._letters.supersede, letter_time())
+
+    @property
+    def _replaces(self) -> bool:
+        """Whether the epoch takes the place of all that there is."""
+        return self._overwrites and not self._goes_on
+
+    def _count(self, messages: int, *, epochs: int = 1) -> None:
+        """Count an epoch that is durable."""
+        self.account.done += messages
+        self.epochs += epochs
+
+    async def _refuse(
+        self, message: bytes, why: str, place: int, counts: tuple[int, int], what: str
+    ) -> None:
+        """
+        Dead-letter a message that does not fit; raises when it is too much.
+
+        Args:
+            message: The message.
+            why: Why not.
+            place: Its place among all that the stage had.
+            counts: How many do not fit, and of how many.
+            what: As an error calls these; empty where they are the whole input.
+
+        """
+        wanted = self._ddl or "value string"
+        if not self._policy.keeps:
+            self.account.failed += counts[0]
+            raise self._failure(
+                f"{counts[0]:,} of {counted(counts[1], 'message')}"
+                f" {'does' if counts[0] == 1 else 'do'} not fit the schema"
+                f" '{wanted}': message {place + 1} is the first, {why};"
+                f" nothing{what and ' of '}{what} is loaded"
+            )
+        error = self._failure(
+            f"message {place + 1} does not fit the schema '{wanted}': {why}"
+        )
+        await self._policy.settle(error, [message], place=place)
+
+    def _failure(self, text: str) -> SinkFailed:
+        return SinkFailed(f"{self.name}: {text}", stage=self.name)
+
+
+class RowSink(RowLanding, Sink):
+    """
+    Loads rows run by run: messages are kept until an epoch is full.
+
+    So memory stays bounded, and what has landed is durable.
+    """
+
+    _bounds: tuple[int, int]  # messages of an epoch, and bytes
+    _epoch: Epoch
+
+    @abstractmethod
+    async def _prepare(self) -> None:
+        """Find out what is wrong with the settings; raises as :meth:`write`."""
+
+    @abstractmethod
+    async def _load_epoch(self, *, last: bool) -> int:
+        """Write the epoch under way; return how many of its messages fitted."""
+
+    @property
+    def _marks(self) -> bool:
+        """Whether whole output is marked by the writing of its last epoch."""
+        return False
+
+    async def write(self, run: Run) -> None:
+        """
+        Take a run, and load the epoch that is full without it.
+
+        Raises:
+            SinkFailed: If it can't be written, or a message does not fit the schema.
+
+        """
+        most, size_limit = self._bounds
+        await self._prepare()
+        while run:
+            count = min(most, len(run))
+            while count > 1 and size_of(run[:count]) > size_limit:
+                count //= 2
+            part, run = run[:count], run[count:]
+            size = size_of(part)
+            epoch = self._epoch
+            over = epoch.size + size > size_limit or epoch.messages + len(part) > most
+            # The last epoch is written by finish(), which marks the output.
+            if epoch.messages and over:
+                await self._land(last=False)
+            self._epoch.add(part, size)
+            self.account.received += len(part)
+
+    async def flush(self) -> None:
+        """Load what has come so far, as an epoch; raises as :meth:`write`."""
+        await self._prepare()
+        if self._epoch.messages:
+            await self._land(last=False)
+        if self._known is not None:
+            await self._settle_epoch()
+
+    async def finish(self) -> None:
+        """Load the rest and mark the output as complete; raises as :meth:`write`."""
+        await self._prepare()
+        if self._whole:
+            return
+        # Without messages there still is an output: its schema, and its marker.
+        marks = self._marks and self._files is None
+        if self._epoch.messages or not self.epochs or marks:
+            await self._land(last=True)
+        if self._known is not None:
+            await self._settle_epoch()
+        self._whole = True
+
+    async def aclose(self) -> None:
+        """Forget what has not been loaded; safe to call twice and at any time."""
+        self._epoch = Epoch()
+        await super().aclose()
+
+    async def _land(self, *, last: bool) -> None:
+        """Load the epoch that has come together, and begin the next."""
+        with self._failing(f"epoch {self.epochs + 1} "):
+            fitted = await self._load_epoch(last=last)
+        if self._known is not None:
+            self._fitted += fitted
+        else:
+            self._count(fitted)
+        self._epoch = Epoch()
