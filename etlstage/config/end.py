@@ -15,19 +15,26 @@ Only who is given an end by its name imports the module.
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
-from etlstage.errors import ConfigError
+from etlstage.errors import ConfigError, guess
+from etlstage.messages import counted
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.pipeline.interfaces import Sink, Source
+from etlstage.settings.ddl import columns_of
 from etlstage.settings.definition import Definition, Place, settings_of
+from etlstage.settings.kind import Choice, Schema
 from etlstage.settings.problem import Loc, Problem
+from etlstage.settings.units import Count, Duration, Size
 from etlstage.telemetry import Meter
 from etlstage.transport import Launch, launch_worker
 
@@ -46,13 +53,18 @@ __all__ = (
     "GROUP",
     "SCHEME",
     "End",
+    "EpochKeys",
     "Keys",
+    "Missing",
     "SinkKeys",
     "Site",
     "SourceKeys",
+    "absent_input",
     "ends",
+    "epoch_text",
     "located",
     "one_load",
+    "present_output",
     "unrecorded",
 )
 
@@ -60,7 +72,10 @@ GROUP: Final = "etlstage.ends"
 """Of entry points, by which packages of others are found."""
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
-_OURS: Final = ("spark", "worker", "journal")
+MANY: Final = set("*?[{")
+"""In a path that stands for any number of files."""
+
+_OURS: Final = ("spark", "worker", "files", "journal")
 """Modules of ``etlstage.config.ends``, in the order in which they are named."""
 
 
@@ -162,6 +177,11 @@ class _EndKeys(Keys):
     """Whether it needs a Spark session on every engine."""
     rows: ClassVar[bool] = False
     """Whether it has rows, which tests may give and expect."""
+
+    @classmethod
+    def instead(cls, written: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return its mapping as an end has it that takes its place, with its keys."""
+        return written
 
     def text(self) -> str:
         """Return what it is, in a line, such as ``csv from in.csv``."""
@@ -310,6 +330,97 @@ class SinkKeys(_EndKeys):
         raise NotImplementedError
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochKeys(Keys):
+    """How much is written at once."""
+
+    messages: Count = 1_000_000
+    """Messages, at most; with exactly-once see etlstage plan."""
+    bytes: Size = 128 << 20
+    """Bytes, at most, unless a single message has more; likewise."""
+    seconds: Duration = 60.0
+    """Time that messages wait for an epoch to be full, with exactly-once."""
+
+    def bounds(self) -> Bounds:
+        """Return the bounds of an epoch."""
+        return Bounds(messages=self.messages, bytes=self.bytes, seconds=self.seconds)
+
+
+class Missing(Choice):
+    """What becomes of what lacks a column; ``null`` is a word here, and no value."""
+
+    def __init__(self) -> None:
+        super().__init__("missing", {"dead_letter": "dead_letter", "null": "null"})
+
+    def read(self, value: Any) -> Any:  # noqa: ANN401, D102 - as Kind has it
+        return super().read("null" if value is None else value)
+
+    def schema(self) -> Schema:  # noqa: D102 - likewise
+        found = super().schema()
+        return {"anyOf": [*found["anyOf"], {"type": "null"}]}
+
+
+def epoch_text(epoch: EpochKeys, pipeline: PipelineKeys) -> str:
+    """Return how much one covers on engine local."""
+    size = settings_of(EpochKeys)["bytes"].kind.written(epoch.bytes)
+    return f"{counted(epoch.messages, 'message')} or {size}{_uncut(pipeline)}"
+
+
+def _uncut(pipeline: PipelineKeys) -> str:
+    """Return where an epoch may exceed its bounds, for the source can't be cut."""
+    if pipeline.delivery != "exactly-once":
+        return ""
+    extract = pipeline.extract.written.get("name") or "extract"
+    if pipeline.extract.offsets is not None:
+        return (
+            f", but what comes of a range of {pipeline.extract.offsets.step:,} offsets"
+            f" of {extract}, which can't be cut: for smaller epochs set"
+            " extract.offsets.step"
+        )
+    if pipeline.transform:
+        return f" of {extract}; what stages make of a message is not cut"
+    return ""
+
+
+def absent_input(written: Mapping[str, Any], loc: Loc, look: Look) -> Iterator[Problem]:
+    """Yield the files that a source names, if there are none on this machine."""
+    place = _path(written, look)
+    if place is None:
+        return
+    path = str(written["path"])
+    if {"{", "\\"} & set(path):
+        return  # Hadoop knows alternatives and escapes, glob does not.
+    if not MANY & set(path):
+        if not os.path.exists(place):
+            yield look.absent((*loc, "path"), "file or folder", place)
+    elif not any(glob.iglob(str(place))):
+        yield look.absent((*loc, "path"), "file that matches", place)
+
+
+def present_output(
+    written: Mapping[str, Any], loc: Loc, look: Look
+) -> Iterator[Problem]:
+    """Yield the output, if there must be none; columns that the schema has not."""
+    place = _path(written, look)
+    begun = look.engine == "streaming" and os.path.exists(look.state / "checkpoint")
+    new = look.loads and not begun and written.get("mode", "error") == "error"
+    if new and place is not None and os.path.exists(place):
+        text = "exists already: remove it, or set mode to append or overwrite"
+        hidden = f"what is there {text}"
+        yield Problem((*loc, "path"), f"{place} {text}", hidden=hidden)
+    wanted, schema = written.get("partition_by"), written.get("schema")
+    columns = ["value"] if schema is None else _columns(str(schema))
+    for i, name in enumerate(wanted if isinstance(wanted, list) else ()):
+        if columns and isinstance(name, str) and name not in columns:
+            expected = f", expected one of {', '.join(columns)}"
+            yield Problem(
+                (*loc, "partition_by", i),
+                f"no column {{got}} in the schema{guess(name, columns) or expected}",
+                name,
+                hidden=f"no such column in the schema{expected}",
+            )
+
+
 def unrecorded(pipeline: PipelineKeys) -> Iterator[str]:
     """Yield why what was read can't be recorded once, and what would do."""
     # A stream has its checkpoint for that.
@@ -331,6 +442,14 @@ def one_load(pipeline: PipelineKeys) -> str:
         "; that covers one load, from its first start to its end: a new run loads all"
         " again (engine streaming has what is new)"
     )
+
+
+def _path(written: Mapping[str, Any], look: Look) -> Path | None:
+    """Return where files are, if it is on this machine."""
+    path = written.get("path")
+    if not look.reads_here or written.get("table") is not None:
+        return None
+    return look.path(path) if isinstance(path, str) else None
 
 
 class End(NamedTuple):
@@ -380,3 +499,11 @@ def _of_others(ours: Mapping[str, End]) -> dict[str, End]:
             )
         found[end.name] = end
     return found
+
+
+def _columns(schema: str) -> list[str]:
+    """Return the names of the columns of a schema; none if it is not understood."""
+    try:
+        return [column.name for column in columns_of(schema)]
+    except ValueError:
+        return []  # which is told elsewhere

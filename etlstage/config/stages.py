@@ -211,7 +211,7 @@ class _StageSection(Section):
     def _broken(self, given: Mapping[str, Any]) -> Iterable[Problem]:
         written = [name for name in self._ends if name in given]
         if self._stage.frame and len(written) != 1:
-            named = " or ".join(f"the key {name}" for name in self._ends)
+            named = "one of the keys " + ", ".join(self._ends)
             if not written:
                 yield broken((), f"needs {named}")
             for name in written[1:]:

@@ -66,7 +66,7 @@ def error_of(path: Path, text: str) -> str:
 @pytest.mark.timeout(120)
 def test_end_of_another_package(installed: Path) -> None:
     """It is as good as ours: found, built, run, planned, described (issue 23)."""
-    assert [*ends()] == ["spark", "worker", "journal"]
+    assert [*ends()] == ["spark", "worker", "files", "journal"]
     assert [*ends(others=True)] == [*ends(), "lines"]
     report = anyio.run(pipeline_from_here(installed).run)
     assert (report.status, report.error) == ("done", None)
@@ -103,7 +103,7 @@ def test_what_is_wrong_with_it(installed: Path) -> None:
     )
     assert "load.lines: can't be used together with spark" in error_of(installed, both)
     neither = FILE.replace("{lines: {path: out.txt}}", "{retries: 1}")
-    assert "the key worker or the key journal or the key lines" in error_of(
+    assert "one of the keys spark, worker, files, journal, lines" in error_of(
         installed, neither
     )
 

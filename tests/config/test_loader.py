@@ -171,18 +171,18 @@ load:
         ),
         (
             MINIMAL.replace("{worker: {command: [cat]}}", "{}"),
-            "3:1: load: needs the key spark or the key worker or the key journal",
+            "3:1: load: needs one of the keys spark, worker, files, journal",
         ),
         (
             MINIMAL.replace(
                 "{worker: {command: [cat]}}", "{worker: null, spark: null}"
             ),
-            "3:1: load: needs the key spark or the key worker or the key journal",
+            "3:1: load: needs one of the keys spark, worker, files, journal",
         ),
         (
             "engine: streaming\n"
             + MINIMAL.replace('{worker: {command: [seq, "3"]}}', "{worker: null}"),
-            "3:1: extract: needs the key spark or the key worker or the key journal",
+            "3:1: extract: needs one of the keys spark, worker, files, journal",
         ),
         (
             MINIMAL + "transform: [{worker: null}]\n",

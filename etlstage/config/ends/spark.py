@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,27 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from etlstage.config.end import (
     End,
+    EpochKeys,
     Keys,
+    Missing,
     SinkKeys,
     Site,
     SourceKeys,
+    absent_input,
+    epoch_text,
     located,
     one_load,
+    present_output,
     unrecorded,
 )
-from etlstage.errors import guess
-from etlstage.messages import counted
 from etlstage.pipeline.delivery.delivery import Bounds
-from etlstage.settings.ddl import DDL, columns_of, spark_ddl
-from etlstage.settings.definition import broken, settings_of
-from etlstage.settings.kind import Choice, Schema
+from etlstage.settings.ddl import DDL, spark_ddl
+from etlstage.settings.definition import broken
 from etlstage.settings.problem import Loc, Problem
 from etlstage.settings.units import (
     FILES,
     Argument,
-    Count,
-    Duration,
-    Size,
     local_path,
     of_files,
 )
@@ -50,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = (
     "SPARK",
-    "EpochKeys",
     "SparkLetterKeys",
     "SparkSinkKeys",
     "SparkSourceKeys",
@@ -58,8 +54,6 @@ __all__ = (
 )
 
 _ALL: Final = ("local", "spark", "streaming")
-MANY: Final = set("*?[{")
-"""In a path that stands for any number of files."""
 
 
 def digest(settings: Mapping[str, object]) -> str:
@@ -134,17 +128,9 @@ class SparkSourceKeys(SourceKeys):
         cls, written: Mapping[str, Any], loc: Loc, look: Look
     ) -> Iterator[Problem]:
         """Yield the input, if it is files and there are none."""
-        place, kind = _path(written, look), str(written.get("format") or "parquet")
-        if place is None or not (of_files(kind) or kind.lower() == "binaryfile"):
-            return
-        path = str(written["path"])
-        if {"{", "\\"} & set(path):
-            return  # Hadoop knows alternatives and escapes, glob does not.
-        if not MANY & set(path):
-            if not os.path.exists(place):
-                yield look.absent((*loc, "path"), "file or folder", place)
-        elif not any(glob.iglob(str(place))):
-            yield look.absent((*loc, "path"), "file that matches", place)
+        kind = str(written.get("format") or "parquet")
+        if of_files(kind) or kind.lower() == "binaryfile":
+            yield from absent_input(written, loc, look)
 
     def text(self) -> str:
         """Return the format and where it is."""
@@ -245,32 +231,6 @@ class SparkSourceKeys(SourceKeys):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EpochKeys(Keys):
-    """How much is written to a DataFrame at once."""
-
-    messages: Count = 1_000_000
-    """Messages, at most; with exactly-once see etlstage plan."""
-    bytes: Size = 128 << 20
-    """Bytes, at most, unless a single message has more; likewise."""
-    seconds: Duration = 60.0
-    """Time that messages wait for an epoch to be full, with exactly-once."""
-
-
-class _Missing(Choice):
-    """What becomes of what lacks a column; ``null`` is a word here, and no value."""
-
-    def __init__(self) -> None:
-        super().__init__("missing", {"dead_letter": "dead_letter", "null": "null"})
-
-    def read(self, value: Any) -> Any:  # noqa: ANN401 - as Kind has it
-        return super().read("null" if value is None else value)
-
-    def schema(self) -> Schema:
-        found = super().schema()
-        return {"anyOf": [*found["anyOf"], {"type": "null"}]}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SparkSinkKeys(SinkKeys):
     """A DataFrame to write."""
 
@@ -289,7 +249,7 @@ class SparkSinkKeys(SinkKeys):
     """What is done about what is there."""
     schema_: Annotated[str, DDL] | None = None
     """Columns that JSON messages become; without it one column, value."""
-    missing_: Annotated[str, _Missing()] = "dead_letter"
+    missing_: Annotated[str, Missing()] = "dead_letter"
     """What becomes of a message without a column that is not said to be null."""
     extra: Literal["dead_letter", "ignore"] = "ignore"
     """What becomes of a message with a field that is no column."""
@@ -308,24 +268,7 @@ class SparkSinkKeys(SinkKeys):
         cls, written: Mapping[str, Any], loc: Loc, look: Look
     ) -> Iterator[Problem]:
         """Yield the output, if there must be none; columns that the schema has not."""
-        place = _path(written, look)
-        begun = look.engine == "streaming" and os.path.exists(look.state / "checkpoint")
-        new = look.loads and not begun and written.get("mode", "error") == "error"
-        if new and place is not None and os.path.exists(place):
-            text = "exists already: remove it, or set mode to append or overwrite"
-            hidden = f"what is there {text}"
-            yield Problem((*loc, "path"), f"{place} {text}", hidden=hidden)
-        wanted, schema = written.get("partition_by"), written.get("schema")
-        columns = ["value"] if schema is None else _columns(str(schema))
-        for i, name in enumerate(wanted if isinstance(wanted, list) else ()):
-            if columns and isinstance(name, str) and name not in columns:
-                expected = f", expected one of {', '.join(columns)}"
-                yield Problem(
-                    (*loc, "partition_by", i),
-                    f"no column {{got}} in the schema{guess(name, columns) or expected}",
-                    name,
-                    hidden=f"no such column in the schema{expected}",
-                )
+        yield from present_output(written, loc, look)
 
     def text(self) -> str:
         """Return the format and where it goes."""
@@ -341,9 +284,7 @@ class SparkSinkKeys(SinkKeys):
         if self.partition_by:
             yield "folders by", ", ".join(self.partition_by)
         if site.pipeline.engine == "local":
-            size = settings_of(EpochKeys)["bytes"].kind.written(self.epoch.bytes)
-            bounds = f"{counted(self.epoch.messages, 'message')} or {size}"
-            yield "epoch", f"{bounds}{_uncut(site.pipeline)}"
+            yield "epoch", epoch_text(self.epoch, site.pipeline)
         elif site.pipeline.engine == "streaming":
             yield "epoch", "a batch of the stream, which is not cut"
         else:
@@ -357,11 +298,7 @@ class SparkSinkKeys(SinkKeys):
 
     def bounds(self) -> Bounds:
         """Return the bounds of an epoch."""
-        return Bounds(
-            messages=self.epoch.messages,
-            bytes=self.epoch.bytes,
-            seconds=self.epoch.seconds,
-        )
+        return self.epoch.bounds()
 
     def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
         """Return what writes the DataFrame, an epoch at a time."""
@@ -558,38 +495,6 @@ class SparkLetterKeys(Keys):
 
         writing = _placed(self.given("format", "path", "table", "options"), site.folder)
         return DeadLetterFrame(site.session(), Destination(**writing))
-
-
-def _uncut(pipeline: PipelineKeys) -> str:
-    """Return where an epoch may exceed its bounds, for the source can't be cut."""
-    if pipeline.delivery != "exactly-once":
-        return ""
-    extract = pipeline.extract.written.get("name") or "extract"
-    if pipeline.extract.offsets is not None:
-        return (
-            f", but what comes of a range of {pipeline.extract.offsets.step:,} offsets"
-            f" of {extract}, which can't be cut: for smaller epochs set"
-            " extract.offsets.step"
-        )
-    if pipeline.transform:
-        return f" of {extract}; what stages make of a message is not cut"
-    return ""
-
-
-def _path(written: Mapping[str, Any], look: Look) -> Path | None:
-    """Return where files are, if it is on this machine."""
-    path = written.get("path")
-    if not look.reads_here or written.get("table") is not None:
-        return None
-    return look.path(path) if isinstance(path, str) else None
-
-
-def _columns(schema: str) -> list[str]:
-    """Return the names of the columns of a schema; none if it is not understood."""
-    try:
-        return [column.name for column in columns_of(schema)]
-    except ValueError:
-        return []  # which is told elsewhere
 
 
 SPARK: Final = End("spark", SparkSourceKeys, SparkSinkKeys)

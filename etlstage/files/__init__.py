@@ -1,0 +1,1 @@
+"""Files as the ends of a pipeline, by Arrow: no JVM, and nothing to start."""

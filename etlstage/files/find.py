@@ -1,0 +1,128 @@
+"""
+Which files an input is, as Spark finds them.
+
+A path is a file, a folder, or a pattern of these. Below a folder that is named those
+with ``=`` in their names are partitions, whose columns are in no file; other folders
+are not looked into, and what begins with a dot or an underscore is nobody's data. Files
+come in the order of their names.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+__all__ = (
+    "NOWHERE",
+    "InputFile",
+    "PartitionsDiffer",
+    "digest_of",
+    "find",
+    "folder_name",
+    "partition_types",
+)
+
+NOWHERE: Final = "__HIVE_DEFAULT_PARTITION__"
+"""What the folder of a partition is called whose value is null."""
+_ODD: Final = re.compile(r"""[\x00-\x1f\x7f"#%'*/:=?\\{\[\]^]""")
+_WHOLE: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_DAY: Final = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+class PartitionsDiffer(ValueError):
+    """Some files are in partitions by other columns than others."""
+
+
+class InputFile(NamedTuple):
+    """A file of the input."""
+
+    path: Path
+    size: int
+    partition: tuple[tuple[str, str | None], ...] = ()
+    """The columns that are in no file, with the value of each."""
+
+
+def find(path: str) -> list[InputFile]:
+    """
+    Return the files of an input; blocks.
+
+    Args:
+        path: A file, a folder, or a pattern.
+
+    Raises:
+        PartitionsDiffer: If not all of them have the same columns in their folders.
+        OSError: If a folder can't be read.
+
+    """
+    places = [path] if os.path.exists(path) else sorted(glob.glob(path))
+    found = [file for place in places for file in _below(Path(place))]
+    kinds = {tuple(name for name, _ in file.partition): file for file in found}
+    if len(kinds) > 1:
+        texts = (f"{f.path} by {', '.join(k) or 'nothing'}" for k, f in kinds.items())
+        raise PartitionsDiffer(f"partitions differ: {'; '.join(texts)}")
+    return found
+
+
+def _below(place: Path) -> Iterator[InputFile]:
+    if place.is_dir():
+        yield from _within(place, ())
+    elif not _is_hidden(place.name):
+        yield InputFile(place, place.stat().st_size)
+
+
+def _within(
+    folder: Path, partition: tuple[tuple[str, str | None], ...]
+) -> Iterator[InputFile]:
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        if _is_hidden(entry.name):
+            continue
+        if entry.is_file():
+            yield InputFile(Path(entry.path), entry.stat().st_size, partition)
+        elif entry.is_dir() and "=" in entry.name:
+            name, _, value = entry.name.partition("=")
+            read = None if value == NOWHERE else unquote(value)
+            yield from _within(Path(entry.path), (*partition, (unquote(name), read)))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def folder_name(name: str, value: str | None) -> str:
+    """Return what the folder of a partition is called."""
+    text = _ODD.sub(_percent, value) if value else NOWHERE
+    return f"{_ODD.sub(_percent, name)}={text}"
+
+
+def _percent(found: re.Match[str]) -> str:
+    return f"%{ord(found[0]):02X}"
+
+
+def digest_of(files: Sequence[InputFile]) -> str:
+    """Return what tells these files from others, as far as that shows from outside."""
+    lines = (f"{f.path}\0{f.size}\0{f.path.stat().st_mtime_ns}" for f in files)
+    return sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def partition_types(files: Sequence[InputFile]) -> Mapping[str, str]:
+    """Return the columns of partitions, each with the type that fits all its values."""
+    names = [name for name, _ in files[0].partition] if files else []
+    found = {}
+    for n, name in enumerate(names):
+        values = [v for v in (file.partition[n][1] for file in files) if v is not None]
+        if values and all(map(_WHOLE.fullmatch, values)):
+            wide = any(abs(int(value)) >= 1 << 31 for value in values)
+            found[name] = "bigint" if wide else "int"
+        elif values and all(map(_DAY.fullmatch, values)):
+            found[name] = "date"
+        else:
+            found[name] = "string"
+    return found

@@ -1,0 +1,492 @@
+"""
+Messages as rows of Arrow: which of them fit a schema, by the rules that Spark's ends have.
+
+All of an epoch are read by Arrow at once where that can't hide anything: every message
+begins with a brace and ends with one, none has a line break, and so each that is parsed
+is one object. Rows in which something is null or infinite are looked at one by one then;
+where Arrow refuses anything, all of them are. What fits is decided there, by
+:meth:`Fitting._judged`; the quick way only has to be no more lenient.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as pt
+
+from etlstage.columns import content, strings_of
+from etlstage.pipeline.misfit import Wanted, loaded, reason
+from etlstage.settings.ddl import Column, Type, columns_of
+
+__all__ = ("Fitting", "Read", "Rows", "arrow_type", "reader_of")
+
+_SIMPLE: Final = {
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
+_TIME: Final = re.compile(
+    r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d(:?\d\d)?)?)?"
+)
+_DIGITS: Final = 38  # of a decimal, at most
+_BLOCK: Final = 1 << 20
+_MOST: Final = (1 << 31) - 1  # bytes that Arrow reads as one block
+
+Read = Callable[[Any], Any]
+
+
+class _Unmade(Exception):
+    """Nothing can be made of a value."""
+
+
+class _Flawed(Exception):
+    """Something can, and it would not be the value."""
+
+
+class Rows(NamedTuple):
+    """What became of messages."""
+
+    table: pa.Table
+    """Rows of those that fit."""
+    unfit: list[tuple[int, bytes, str]]
+    """Of the others: the place, the message, and why it does not fit."""
+
+
+def arrow_type(kind: Type) -> pa.DataType:
+    """
+    Return what a type of a schema is in Arrow.
+
+    Raises:
+        ValueError: If it is none of files.
+
+    """
+    if kind.name in _SIMPLE:
+        return _SIMPLE[kind.name]
+    if kind.name == "decimal":
+        precision, scale = kind.sizes
+        if not (0 <= scale <= precision <= _DIGITS and precision):
+            raise ValueError(
+                f"{kind}: expected 1 to {_DIGITS} digits, some of them behind the point"
+            )
+        return pa.decimal128(precision, scale)
+    inner = [arrow_type(column.type) for column in kind.inner]
+    if kind.name == "array":
+        return pa.list_(inner[0])
+    if kind.name == "map" and kind.inner[0].type.name == "string":
+        return pa.map_(*inner)
+    if kind.name == "struct" and kind.inner:
+        return pa.struct([(c.name, t) for c, t in zip(kind.inner, inner, strict=True)])
+    simple = ", ".join(_SIMPLE)
+    raise ValueError(
+        f"type {kind} is for Spark's ends alone: expected one of {simple}, decimal, array,"
+        " struct, or map<string,...>"
+    )
+
+
+class Fitting:
+    """
+    Makes rows of messages.
+
+    Args:
+        ddl: The columns; None: each message is the string ``value``.
+        missing: What becomes of a message without a column that is not said to be
+            ``NULL``: ``dead_letter``, or ``null``, as if it had null there.
+        extra: What becomes of one with a field that is no column: ``dead_letter``, or
+            ``ignore``.
+
+    Attributes:
+        schema: Of the rows.
+        names: Columns that are found in JSON.
+
+    Raises:
+        ValueError: If it is no DDL, or has types that files have not.
+
+    """
+
+    def __init__(
+        self, ddl: str | None, *, missing: str = "dead_letter", extra: str = "ignore"
+    ) -> None:
+        self._ddl = ddl
+        self._columns = columns_of(ddl or "value string")
+        types = [arrow_type(column.type) for column in self._columns]
+        names = [column.name for column in self._columns]
+        self.schema: pa.Schema = pa.schema(zip(names, types, strict=True))
+        self._raw = ddl is not None and types == [pa.binary()]
+        self.names: list[str] = [] if ddl is None or self._raw else names
+        self._demanded = [
+            column.name
+            for column in self._columns
+            if missing == "dead_letter" and not column.nullable
+        ]
+        self._closed = extra == "dead_letter"
+        self._readers = [reader_of(column.type) for column in self._columns]
+        self._quick = _quick_schema(self._columns)
+
+    def rows(self, messages: pa.ChunkedArray) -> Rows:
+        """Return what becomes of messages."""
+        column: pa.BinaryArray = pa.concat_arrays(
+            [pa.array([], pa.binary()), *messages.chunks]
+        )
+        if self._raw:
+            return Rows(pa.table([column], self.schema), [])
+        if self._ddl is None:
+            texts = strings_of(column)
+            places = _places(pc.is_null(texts))
+            unfit = [(n, m, self._why(m, ())) for n, m in _at(column, places)]
+            return Rows(pa.table([texts.drop_null()], self.schema), unfit)
+        table = self._read_at_once(column) if len(column) else None
+        if table is None:
+            return self._read_each(column)
+        suspects = _places(self._suspicious(table))
+        if not len(suspects):
+            return Rows(table, [])
+        found = self._read_each(column.take(suspects))
+        wrong = [(suspects[n].as_py(), message, why) for n, message, why in found.unfit]
+        if wrong:
+            mask = bytearray(b"\1" * len(column))
+            for n, _, _ in wrong:
+                mask[n] = 0
+            kept = pa.Array.from_buffers(
+                pa.uint8(), len(mask), [None, pa.py_buffer(mask)]
+            )
+            table = table.filter(kept.cast(pa.bool_()))
+        return Rows(table, wrong)
+
+    # --- at once --------------------------------------------------------------------
+
+    def _read_at_once(self, column: pa.BinaryArray) -> pa.Table | None:
+        """Return the rows of all messages, or None if a closer look is needed."""
+        if self._quick is None:
+            return None
+        braces = pc.and_(pc.starts_with(column, b"{"), pc.ends_with(column, b"}"))
+        longest = pc.max(pc.binary_length(column)).as_py()
+        data = content(pc.binary_join_element_wise(column, b"\n", b""))
+        if (
+            not pc.all(braces).as_py()
+            or data.count(b"\n") != len(column)
+            or 2 * longest > _MOST
+        ):
+            return None
+        from pyarrow import json as reading
+
+        try:
+            data.decode()  # Arrow does not look
+            table = reading.read_json(
+                pa.py_buffer(data),
+                reading.ReadOptions(block_size=max(_BLOCK, 2 * longest)),
+                reading.ParseOptions(
+                    explicit_schema=self._quick,
+                    unexpected_field_behavior="error" if self._closed else "ignore",
+                ),
+            )
+            if table.num_rows != len(column):
+                return None
+            return self._with_times(table)
+        except (pa.ArrowException, UnicodeDecodeError):
+            return None
+
+    def _with_times(self, table: pa.Table) -> pa.Table | None:
+        """Return the same with dates and times, None if one may be none."""
+        columns = []
+        for field, column in zip(self.schema, table.columns, strict=True):
+            if column.type == field.type:
+                columns.append(column)
+                continue
+            zone = (
+                "" if not pt.is_timestamp(field.type) else "Z" if field.type.tz else ""
+            )
+            wanted = r"^\d{4}-\d\d-\d\d$"
+            if pt.is_timestamp(field.type):
+                wanted = rf"^\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{{1,6}})?{zone}$"
+            if pc.all(pc.match_substring_regex(column, wanted)).as_py() not in (
+                True,
+                None,
+            ):
+                return None
+            columns.append(column.cast(field.type))
+        return pa.table(columns, self.schema)
+
+    def _suspicious(self, table: pa.Table) -> pa.Array:
+        """Return which rows have something in which Spark's rules are narrower."""
+        nothing, some = None, None
+        for column, values in zip(self._columns, table.columns, strict=True):
+            void = pc.is_null(values)
+            nothing = void if nothing is None else pc.and_(nothing, void)
+            doubt = (
+                [void]
+                if column.name in self._demanded or column.nullable is False
+                else []
+            )
+            if pt.is_floating(values.type):
+                doubt.append(pc.fill_null(pc.invert(pc.is_finite(values)), False))
+            for other in doubt:
+                some = other if some is None else pc.or_(some, other)
+        return nothing if some is None else pc.or_(nothing, some)
+
+    # --- one by one -----------------------------------------------------------------
+
+    def _read_each(self, column: pa.BinaryArray) -> Rows:
+        rows, unfit = [], []
+        for place, message in enumerate(column.to_pylist()):
+            made: dict[str, Any] = {}
+            if self._judged(message, made):
+                rows.append(made)
+            else:
+                unfit.append((place, message, self._why(message, made)))
+        names = self.schema.names
+        columns = [
+            pa.array([row.get(name) for row in rows], field.type)
+            for name, field in zip(names, self.schema, strict=True)
+        ]
+        return Rows(pa.table(columns, self.schema), unfit)
+
+    def _judged(self, message: bytes, made: dict[str, Any]) -> bool:
+        """Return whether a message fits; fill in what could be made of it."""
+        try:
+            text = message.decode()
+            document = loaded(text)
+            if not isinstance(document, dict):
+                return False
+            exact = _exact(text) if "decimal" in str(self._ddl).lower() else document
+        except (ValueError, RecursionError):
+            return False
+        fits = True
+        for column, read in zip(self._columns, self._readers, strict=True):
+            name = column.name
+            value = exact.get(name)
+            if value is None:
+                absent = name in self._demanded and name not in document
+                fits = fits and column.nullable is not False and not absent
+                continue
+            try:
+                made[name] = read(value)
+            except _Flawed:
+                made[name], fits = None, False
+            except _Unmade:
+                fits = False
+        others = self._closed and document.keys() - set(self.schema.names)
+        return fits and bool(made) and not others
+
+    def _why(self, message: bytes, made: Mapping[str, Any] | Sequence[str]) -> str:
+        wanted = []
+        if self._ddl is not None:
+            wanted = [
+                Wanted(c.name, c.nullable is not False, str(c.type))
+                for c in self._columns
+            ]
+        demanded = self._demanded if self._ddl is not None else ()
+        return reason(
+            message, list(made), wanted, demanded=demanded, closed=self._closed
+        )
+
+
+def _exact(text: str) -> dict[str, Any]:
+    """Return a JSON object whose numbers have all of their digits."""
+    made: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    return made
+
+
+def _places(mask: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return where there is True."""
+    found = pc.indices_nonzero(mask)
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _at(column: pa.BinaryArray, places: pa.Array) -> Iterator[tuple[int, bytes]]:
+    return zip(places.to_pylist(), column.take(places).to_pylist(), strict=True)
+
+
+def _quick_schema(columns: Sequence[Column]) -> pa.Schema | None:
+    """Return what Arrow may read columns as, or None if one has to be looked at."""
+    fields = []
+    for column in columns:
+        kind = column.type
+        if kind.name in ("date", "timestamp", "timestamp_ntz"):
+            fields.append((column.name, pa.string()))
+        elif _is_quick(kind):
+            fields.append((column.name, arrow_type(kind)))
+        else:
+            return None
+    return pa.schema(fields)
+
+
+def _is_quick(kind: Type) -> bool:
+    if kind.inner:
+        # Whether something within is null, or infinite, is not looked for.
+        return kind.name != "map" and all(
+            column.nullable is not False
+            and column.type.name not in ("float", "double")
+            and _is_quick(column.type)
+            for column in kind.inner
+        )
+    others = ("binary", "date", "timestamp", "timestamp_ntz", "decimal")
+    return kind.name not in others
+
+
+# --- a value ------------------------------------------------------------------------
+
+
+def reader_of(kind: Type) -> Read:
+    """Return what makes a value of this type of one of JSON."""
+    if kind.name == "array":
+        read = _inner(kind.inner[0])
+        return lambda value: [read(item) for item in _of(list, value)]
+    if kind.name == "map":
+        read = _inner(kind.inner[1])
+        return lambda value: [(k, read(v)) for k, v in _of(dict, value).items()]
+    if kind.name == "struct":
+        fields = [(column.name, _inner(column)) for column in kind.inner]
+        return lambda value: {
+            name: read(found.get(name))
+            for found in [_of(dict, value)]
+            for name, read in fields
+        }
+    if kind.name in _WHOLE:
+        bits = _WHOLE[kind.name]
+        return lambda value: _whole(value, bits)
+    if kind.name == "decimal":
+        precision, scale = kind.sizes
+        return lambda value: _decimal(value, precision, scale)
+    return _SCALARS[kind.name]
+
+
+def _inner(column: Column) -> Read:
+    """Return what reads a value within another, where null is one, too."""
+    read, nullable = reader_of(column.type), column.nullable is not False
+
+    def within(value: Any) -> Any:  # noqa: ANN401 - any JSON
+        if value is None and nullable:
+            return None
+        try:
+            if value is not None:
+                return read(value)
+        except _Unmade:
+            pass
+        raise _Flawed
+
+    return within
+
+
+def _of(kind: type, value: Any) -> Any:  # noqa: ANN401 - any JSON
+    if not isinstance(value, kind):
+        raise _Unmade
+    return value
+
+
+_WHOLE: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+def _whole(value: object, bits: int) -> int:
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or value.bit_length() >= bits + (value == -(1 << bits - 1))
+    ):
+        raise _Unmade
+    return value
+
+
+def _decimal(value: object, precision: int, scale: int) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | str | Decimal | float):
+        raise _Unmade
+    try:
+        number = (
+            Decimal(value) if not isinstance(value, float) else Decimal(repr(value))
+        )
+    except InvalidOperation:
+        raise _Unmade from None
+    if not number.is_finite() or abs(number) >= 10 ** (precision - scale):
+        raise _Unmade
+    if number != round(number, scale):
+        raise _Flawed
+    return round(number, scale)
+
+
+def _double(value: object, limit: float = math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise _Unmade
+    try:
+        number = float(value)
+    except OverflowError:
+        raise _Flawed from None
+    if not math.isfinite(number) or abs(number) >= limit:
+        raise _Flawed
+    return number
+
+
+def _string(value: object) -> str:
+    text: str = _of(str, value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _Flawed from None
+    return text
+
+
+def _day(value: object) -> date:
+    try:
+        if _DATE.fullmatch(_of(str, value)):
+            return date.fromisoformat(str(value))
+    except ValueError:
+        pass
+    raise _Unmade
+
+
+def _moment(value: object) -> datetime:
+    """Return a time; without a zone it is of this machine's."""
+    try:
+        if _TIME.fullmatch(_of(str, value)):
+            return datetime.fromisoformat(str(value)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise _Unmade
+
+
+def _local(value: object) -> datetime:
+    """Return a time without a zone."""
+    try:
+        if _TIME.fullmatch(_of(str, value)):
+            return datetime.fromisoformat(str(value)).replace(tzinfo=None)
+    except ValueError:
+        pass
+    raise _Unmade
+
+
+def _binary(value: object) -> bytes:
+    try:
+        return base64.b64decode(_of(str, value), validate=True)
+    except ValueError:
+        raise _Unmade from None
+
+
+# The least number that rounds to infinity in four bytes.
+_FLOAT: Final = 3.4028235677973366e38
+_SCALARS: Final[Mapping[str, Read]] = {
+    "float": lambda value: _double(value, _FLOAT),
+    "double": _double,
+    "boolean": lambda value: _of(bool, value),
+    "string": _string,
+    "binary": _binary,
+    "date": _day,
+    "timestamp": _moment,
+    "timestamp_ntz": _local,
+}

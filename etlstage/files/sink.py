@@ -1,0 +1,314 @@
+"""
+Messages into files, epoch by epoch.
+
+The files of an epoch are written aside and moved to where they are read, behind the
+record where there is one, else at once; see ``pipeline/delivery/place.py``. So whoever
+reads the folder sees whole epochs, and a run that is killed leaves nothing half.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from shutil import rmtree
+from typing import Any, BinaryIO, Final, Self
+
+import anyio.to_thread
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etlstage.columns import Epoch
+from etlstage.files.find import folder_name
+from etlstage.files.fit import Fitting
+from etlstage.files.text import cell_texts, objects
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.delivery.folder import reason
+from etlstage.pipeline.delivery.place import EpochFiles
+from etlstage.pipeline.interfaces import Output
+from etlstage.pipeline.landing import RowSink
+from etlstage.stage import ErrorPolicy
+
+__all__ = ("FileSink",)
+
+_LEAST: Final = "run-"
+"""Begins the names of loads that are not recorded."""
+_FILE_BYTES: Final = 32 << 20  # of messages, in a file
+_SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
+
+
+class FileSink(RowSink):
+    """
+    Loads messages into a folder of files.
+
+    Args:
+        path: The folder.
+        format: ``csv``, ``json``, ``ndjson``, ``parquet`` or ``text``.
+        mode: What is done about what is there: ``append``, ``overwrite`` or ``error``.
+        schema: Columns as DDL; without it the column ``value``, the message as text.
+        missing: What becomes of a message without a column that is not said to be null.
+        extra: What becomes of one with a field that is no column.
+        options: As Spark calls them.
+        partition_by: Columns that become folders.
+        name: As reports and errors call it.
+        epoch_messages: Messages in an epoch, at most.
+        epoch_bytes: Bytes in an epoch, at most, unless a single message has more.
+        on_error: What becomes of messages that do not fit the schema.
+        dead_letters: Where these go; None: the first one ends the run.
+
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        format: str = "parquet",  # noqa: A002 - as Spark calls it
+        *,
+        mode: str = "error",
+        schema: str | None = None,
+        missing: str = "dead_letter",
+        extra: str = "ignore",
+        options: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+        name: str = "load",
+        epoch_messages: int = 1_000_000,
+        epoch_bytes: int = 128 << 20,
+        on_error: ErrorPolicy | None = None,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
+        self._format, self._mode = format, mode
+        super().__init__(
+            name,
+            where=str(path),
+            path=path,
+            replaces=mode == "overwrite",
+            schema=schema,
+            on_error=on_error,
+            dead_letters=dead_letters,
+            config={
+                "name": name,
+                "kind": "load",
+                "format": format,
+                "path": str(path),
+                "schema": schema,
+                "missing": missing,
+                "extra": extra,
+            },
+        )
+        self._folder = path
+        self._fitting = Fitting(schema, missing=missing, extra=extra)
+        self._options = {key.lower(): value for key, value in (options or {}).items()}
+        self._by = tuple(partition_by)
+        self._bounds = (epoch_messages, epoch_bytes)
+        self._epoch = Epoch()
+        self._prepared = False
+        # Of a load that is not recorded, which is another one each time.
+        self._own = EpochFiles(path, f"{_LEAST}{token_hex(4)}")
+        self._written = 0  # files of the epoch under way
+
+    async def __aenter__(self) -> Self:
+        """Find out what is wrong with the settings; raises as :meth:`write`."""
+        try:
+            await self._prepare()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    def output(self) -> Output:
+        """Return the folder."""
+        return Output(self._format, str(self._folder))
+
+    @property
+    def _columns(self) -> Sequence[str]:
+        return self._fitting.names
+
+    def _why(self, error: Exception) -> str:
+        return reason(error) if isinstance(error, OSError) else str(error)
+
+    async def _prepare(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if not self._prepared:
+            with self._failing(""):
+                await anyio.to_thread.run_sync(self._open)
+            self._prepared = True
+
+    def _open(self) -> None:
+        path, files = self._folder, self._files
+        new = not self._goes_on
+        if (
+            new
+            and self._mode == "error"
+            and path.exists()
+            and (files is None or files.others())
+        ):
+            raise self._failure(
+                f"{path} exists already: remove it, or set mode to append or overwrite"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        if files is not None:
+            self._recover()
+            return
+        self._claim()
+        # Nobody else writes there: what is aside is of a run that was killed.
+        for left in path.glob(f".epoch={_LEAST}*"):
+            rmtree(left, ignore_errors=True)
+        if self._mode != "append" or self._goes_on:
+            self._own.mark(whole=False)
+
+    async def _load_epoch(self, *, last: bool) -> int:
+        del last
+        epoch = self._epoch
+        before = self.account.done + self._fitted + self.account.dead
+        rows = await anyio.to_thread.run_sync(self._fitting.rows, epoch.binary())
+        counts = len(rows.unfit), epoch.messages
+        for place, message, why in rows.unfit:
+            await self._refuse(
+                message, why, before + place, counts, f"epoch {self.epochs + 1}"
+            )
+        parts = max(1, round(epoch.size / _FILE_BYTES))
+        await anyio.to_thread.run_sync(self._write_rows, rows.table, parts)
+        for name in self._columns:
+            self._filled[name] += len(rows.table) - rows.table[name].null_count
+        return len(rows.table)
+
+    def _write_rows(self, table: pa.Table, parts: int) -> None:
+        files, known, number = self._files, self._known, self.epochs + 1
+        if files is not None and known is not None:
+            number = known.done + 1
+        aside = (files or self._own).aside(number)
+        step = max(1, -(-len(table) // parts))
+        for at in range(0, max(1, len(table)), step):
+            for folder, part in self._partitioned(table.slice(at, step)):
+                self._write_file(aside / folder, part)
+        if files is None:
+            self._own.seal(number, always=self._replaces, check=_unchecked)
+            self._own.move(number, replaces=self._replaces, check=_unchecked)
+            if self._replaces and self._letters is not None:
+                self._supersede_now()
+            self._goes_on, self._written = True, 0
+
+    def _partitioned(self, table: pa.Table) -> Iterator[tuple[Path, pa.Table]]:
+        """Yield the rows of each partition, and its folder."""
+        if not self._by:
+            # Without a message there is a file, that has the schema at least.
+            yield Path(), table
+            return
+        texts = [cell_texts(table[name]).to_pylist() for name in self._by]
+        places: dict[Path, list[int]] = {}
+        names: dict[tuple[str | None, ...], Path] = {}
+        for row, values in enumerate(zip(*texts, strict=True)):
+            if values not in names:
+                pairs = zip(self._by, values, strict=True)
+                names[values] = Path(*(folder_name(n, v) for n, v in pairs))
+            places.setdefault(names[values], []).append(row)
+        rest = table.drop_columns(list(self._by))
+        for folder, rows in places.items():
+            yield folder, rest.take(pa.array(rows))
+
+    def _write_file(self, folder: Path, table: pa.Table) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        packed = self._options.get("compression", "")
+        if self._format == "parquet":
+            from pyarrow import parquet
+
+            path = folder / f"part-{self._written:05}.parquet"
+            parquet.write_table(table, path, compression=packed or "snappy")
+        else:
+            end = _SUFFIXES[packed or "none"]
+            kind = "json" if self._format == "ndjson" else _ENDINGS[self._format]
+            path = folder / f"part-{self._written:05}.{kind}{end}"
+            with _opened(path, packed) as file:
+                _WRITERS[self._format](table, file, self._options)
+        self._written += 1
+
+    def _supersede_now(self) -> None:
+        from etlstage.pipeline.dead_letter.policy import letter_time
+
+        assert self._letters is not None
+        self._letters.supersede(letter_time())
+
+    async def _settle_epoch(self) -> int:
+        self._written = 0
+        return await super()._settle_epoch()
+
+    async def finish(self) -> None:
+        """Load the rest and mark the output as complete; raises as :meth:`write`."""
+        await super().finish()
+        if self._files is None:
+            with self._failing("the mark "):
+                await anyio.to_thread.run_sync(lambda: self._own.mark(whole=True))
+
+    async def aclose(self) -> None:
+        """Forget what has not been loaded; safe to call twice and at any time."""
+        if self._files is None:
+            with suppress(OSError):
+                rmtree(self._own.aside(self.epochs + 1))
+        await super().aclose()
+
+
+def _unchecked() -> None:
+    """Nobody takes over what is not recorded."""
+
+
+def _opened(path: Path, packed: str) -> Any:  # noqa: ANN401 - binary, of three kinds
+    if packed == "gzip":
+        return gzip.open(path, "wb", compresslevel=6)
+    if packed == "zstd":
+        return pa.output_stream(str(path), compression="zstd")
+    return path.open("wb")
+
+
+def _csv(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
+    sep = options.get("sep", options.get("delimiter", ","))
+    escape = options.get("escape", "\\")
+    odd = re.compile(f'[{re.escape(sep)}"\n\r]|^[\\x00-\\x20]|[\\x00-\\x20]$')
+
+    def cell(text: str | None) -> str:
+        if text is None:
+            return ""
+        if not text:
+            return '""'
+        if odd.search(text):
+            if escape != '"':
+                text = text.replace(escape, escape * 2)
+            return '"{}"'.format(text.replace('"', f'{escape}"'))
+        return text
+
+    if options.get("header", "false").lower() == "true":
+        file.write(f"{sep.join(map(cell, table.column_names))}\n".encode())
+    columns = [cell_texts(column).to_pylist() for column in table.columns]
+    lines = (sep.join(map(cell, row)) for row in zip(*columns, strict=True))
+    file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def _lines(texts: pa.Array, file: BinaryIO) -> None:
+    joined = pc.binary_join_element_wise(pc.fill_null(texts, ""), "\n", "")
+    file.write("".join(joined.to_pylist()).encode())
+
+
+def _json(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
+    del options
+    _lines(objects(table, nulls=False), file)
+
+
+def _text(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
+    del options
+    column = table.column(0).combine_chunks()
+    if column.type == pa.binary():
+        file.write(b"".join(line + b"\n" for line in column.to_pylist()))
+    else:
+        _lines(column, file)
+
+
+_ENDINGS: Final = {"csv": "csv", "json": "json", "text": "txt"}
+Write = Callable[[pa.Table, BinaryIO, Mapping[str, str]], None]
+_WRITERS: Final[Mapping[str, Write]] = {
+    "csv": _csv,
+    "json": _json,
+    "ndjson": _json,
+    "text": _text,
+}

@@ -1,0 +1,268 @@
+"""
+Messages out of files, one for each row.
+
+Nothing waits on a disk: files are read a megabyte at a time, and a position is a file,
+an offset in it, and how many rows behind that are done. It holds as long as the files
+are the same; a start that finds others says so, and does not guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator, Mapping
+from datetime import date
+from typing import Any, Final
+
+import anyio.to_thread
+import pyarrow as pa
+from pyarrow import types as pt
+
+from etlstage.columns import Column
+from etlstage.errors import EtlstageError, SourceFailed, guess
+from etlstage.files.find import InputFile, digest_of, find, partition_types
+from etlstage.files.fit import arrow_type
+from etlstage.files.formats import FORMATS, Format
+from etlstage.files.text import objects
+from etlstage.messages import AnnotatedRun, Position, Run
+from etlstage.pipeline.interfaces import Epochs, Source
+from etlstage.settings.ddl import Type
+
+__all__ = ("RUN_BYTES", "RUN_MESSAGES", "FileSource")
+
+RUN_MESSAGES: Final = 16_384
+"""In a run, at most."""
+RUN_BYTES: Final = 1 << 20
+"""In a run, at most, unless it is a single message."""
+
+
+class FileSource(Source):
+    """
+    Yields the rows of files as messages, in the order of their names.
+
+    Args:
+        path: A file, a folder, or a pattern of these.
+        format: ``csv``, ``json``, ``ndjson``, ``parquet`` or ``text``.
+        schema: Columns as DDL; by default what the files say.
+        message: The column, of text, that is the message. By default the only one if it
+            is text or binary, else all as JSON, with nulls.
+        key: A column by which messages keep their order where a stage keeps no other.
+        options: As Spark calls them.
+        name: As reports and errors call it.
+        run_messages: Messages in a run, at most.
+        run_bytes: Bytes in a run, at most, unless it is a single message.
+        keeps: Whether positions are wanted.
+
+    """
+
+    def __init__(
+        self,
+        path: str,
+        format: str,  # noqa: A002 - as Spark calls it
+        *,
+        schema: str | None = None,
+        message: str | None = None,
+        key: str | None = None,
+        options: Mapping[str, str] | None = None,
+        name: str = "extract",
+        run_messages: int = RUN_MESSAGES,
+        run_bytes: int = RUN_BYTES,
+        keeps: bool = False,
+    ) -> None:
+        super().__init__(name)
+        self._path = path
+        self._format = format
+        self._schema = schema
+        self._message = message
+        self._key = key
+        self._options = options or {}
+        self._bounds = (run_messages, run_bytes)
+        self._keeps = keeps
+        self._from: tuple[int, int, int] = (0, 0, 0)
+        self._of: str | None = None
+        self._draining = False
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """A position is behind each run."""
+        return self._bounds
+
+    @property
+    def input(self) -> str:
+        """What is read, for a human."""
+        return f"{self._format} {self._path}"
+
+    def begin(self, epochs: Epochs) -> None:
+        """Have positions: the load may be started again."""
+        self._keeps = True
+
+    def resume(self, position: object) -> None:
+        """Begin behind a row; raises SourceFailed if that is no such position."""
+        match position:
+            case [int(file), int(offset), int(rows), str(of)] if (
+                min(file, offset, rows) >= 0
+            ):
+                self._from, self._of = (file, offset, rows), of
+            case _:
+                super().resume(position)
+
+    def drain(self) -> bool:
+        """End at the next position, if there are any."""
+        self._draining = self._keeps
+        return self._draining
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """
+        Yield runs of messages, and a position behind each.
+
+        Raises:
+            SourceFailed: If a file can't be read, there is no such column, a message
+                is null, or the files are not those of the position.
+
+        """
+        items = self._items()
+        try:
+            while item := await anyio.to_thread.run_sync(next, items, None):
+                yield item[0]
+                if self._keeps:
+                    yield item[1]
+                    if self._draining:
+                        return
+        except EtlstageError:
+            raise
+        except OSError as error:
+            said = (error.strerror or str(error)).lower()
+            raise self._failed(
+                f"can't read {error.filename or self._path}: {said}"
+            ) from error
+        except (ValueError, pa.ArrowException) as error:
+            raise self._failed(str(error)) from error
+        finally:
+            items.close()
+
+    def _items(self) -> Generator[tuple[Run, Position], None, None]:
+        files = find(self._path)
+        if not files:
+            raise self._failed(
+                f"there is no file {self._path}, or none in it to be read"
+            )
+        of = digest_of(files) if self._keeps else ""
+        if self._of not in (None, of):
+            raise self._failed(
+                f"can't read on: the files of {self._path} are not those that were read"
+                " before; start from the beginning, after etlstage state reset"
+            )
+        types = partition_types(files)
+        reads = FORMATS[self._format](files, self._schema, self._options)
+        first, start, skipped = self._from
+        for number, file in enumerate(files[first:], first):
+            for run, offset, rows in self._runs_of(reads, file, start, skipped, types):
+                yield run, Position([number, offset, rows, of])
+            start = skipped = 0
+
+    def _runs_of(
+        self,
+        reads: Format,
+        file: InputFile,
+        start: int,
+        skipped: int,
+        types: Mapping[str, str],
+    ) -> Generator[tuple[Run, int, int], None, None]:
+        """Yield runs, each with the offset and the rows behind it that come next."""
+        most, size = self._bounds
+        for table, end in reads.chunks(file, start):
+            whole = _with_partition(table, file, types)
+            messages, keys = self._messages(whole, file), self._keys(whole)
+            pieces = [(min(skipped, len(messages)), len(messages))]
+            skipped -= pieces[0][0]
+            while pieces:
+                at, stop = pieces.pop()
+                part = Column(messages[at:stop])
+                if stop - at > most or (stop - at > 1 and part.size > size):
+                    middle = at + min(most, max(1, (stop - at) // 2))
+                    pieces += [(middle, stop), (at, middle)]
+                elif stop > at:
+                    run = (
+                        part if keys is None else AnnotatedRun(part, key=keys[at:stop])
+                    )
+                    last = stop == len(messages)
+                    yield run, *((end, 0) if last else (start, stop))
+            start = end
+
+    def _messages(self, table: pa.Table, file: InputFile) -> pa.BinaryArray:
+        names, name = table.column_names, self._message
+        if name is None and len(names) == 1 and _is_text(table.column(0).type):
+            name = names[0]
+        if name is None:
+            return _one(objects(_decoded(table))).cast(pa.binary())
+        self._known(names, name, "message")
+        column = _one(table[name])
+        if not _is_text(column.type):
+            raise self._failed(
+                f"message {name!r} is {column.type}, expected string or binary: leave"
+                " out message, which gives all columns as JSON"
+            )
+        if column.null_count:
+            raise self._failed(
+                f"message {name!r} is null in {column.null_count} rows of {file.path}:"
+                " leave out message, and have a worker look at all columns"
+            )
+        return column.cast(pa.binary())
+
+    def _keys(self, table: pa.Table) -> list[Any] | None:
+        if self._key is None:
+            return None
+        self._known(table.column_names, self._key, "key")
+        keys: list[Any] = _one(table[self._key]).to_pylist()
+        return [hash(str(key)) for key in keys]
+
+    def _known(self, names: list[str], name: str, what: str) -> None:
+        if name not in names:
+            close = guess(name, names) or f", expected one of {', '.join(names)}"
+            raise self._failed(f"{what}: there is no column {name!r}{close}")
+
+    def _failed(self, text: str) -> SourceFailed:
+        return SourceFailed(f"{self.name}: {text}", stage=self.name)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pt.is_string(kind)
+        or pt.is_binary(kind)
+        or pt.is_large_string(kind)
+        or pt.is_large_binary(kind)
+    )
+
+
+def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        chunks = column.chunks or [pa.array([], column.type)]
+        return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+    return column
+
+
+def _decoded(table: pa.Table) -> pa.Table:
+    """Return the rows of a text file with its lines as text, for JSON."""
+    if "value" in table.column_names and table.num_columns > 1:
+        n = table.column_names.index("value")
+        if pt.is_binary(table.column(n).type):
+            lines = [
+                line.decode(errors="replace") for line in table.column(n).to_pylist()
+            ]
+            return table.set_column(n, "value", pa.array(lines, pa.string()))
+    return table
+
+
+def _with_partition(
+    table: pa.Table, file: InputFile, types: Mapping[str, str]
+) -> pa.Table:
+    for name, value in file.partition:
+        kind = types[name]
+        made: Any = value
+        if value is not None and kind in ("int", "bigint"):
+            made = int(value)
+        elif value is not None and kind == "date":
+            made = date.fromisoformat(value)
+        column = pa.repeat(pa.scalar(made, arrow_type(Type(kind))), table.num_rows)
+        if name in table.column_names:
+            table = table.drop_columns([name])
+        table = table.append_column(name, column)
+    return table

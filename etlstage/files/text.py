@@ -1,0 +1,201 @@
+"""
+Values of Arrow as the text that Spark writes for them, in JSON and in CSV.
+
+What can be is done for a whole column at once. Times are those of this machine's zone,
+as a Spark session has them by default, to the millisecond.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as pt
+
+__all__ = ("cell_texts", "objects", "plain_text")
+
+_ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
+_SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_PLAIN: Final = (1e-3, 1e7)
+"""Between these Java writes a floating point number without an exponent."""
+
+
+def objects(table: pa.Table | pa.RecordBatch, *, nulls: bool = True) -> pa.Array:
+    """
+    Return each row as a JSON object, as ``to_json(struct(*))`` does.
+
+    Args:
+        table: The rows.
+        nulls: Whether what is null is written, and not left out.
+
+    """
+    pieces: list[Any] = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        key = f"{_quoted(name)}:"
+        made = _fragments(_whole(column), nulls=nulls)
+        if nulls:
+            pieces += [f"{',' if pieces else ''}{key}", pc.fill_null(made, "null")]
+        else:
+            made = pc.binary_join_element_wise(f",{key}", made, "")
+            pieces.append(pc.fill_null(made, ""))
+    if not pieces:
+        return pa.array(["{}"] * table.num_rows)
+    if not nulls:
+        joined = pc.binary_join_element_wise(*pieces, "")
+        pieces = [pc.utf8_slice_codeunits(joined, 1)]
+    return pc.binary_join_element_wise("{", *pieces, "}", "")
+
+
+def cell_texts(column: pa.Array) -> pa.Array:
+    """Return values as a cell of CSV, or a folder of a partition, has them."""
+    column = _whole(column)
+    if pt.is_string(column.type):
+        return column
+    if _is_plain(column.type):
+        return column.cast(pa.string())
+    return pa.array([plain_text(v, column.type) for v in _values(column)], pa.string())
+
+
+def plain_text(value: object, kind: pa.DataType) -> str | None:
+    """Return one value as it is outside of JSON; None for null."""
+    if value is None or isinstance(value, str):
+        return value
+    return _text(value, kind, nulls=True).strip('"')
+
+
+def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # of nothing, by some versions
+        column = pa.concat_arrays(column.chunks)
+    if pt.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.string()) if pt.is_large_string(column.type) else column
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Return whether Arrow writes it as Spark does."""
+    return bool(pt.is_integer(kind) or pt.is_boolean(kind) or pt.is_date32(kind))
+
+
+def _fragments(column: pa.Array, *, nulls: bool) -> pa.Array:
+    """Return each value in JSON, null where there is null."""
+    kind = column.type
+    if pt.is_string(kind):
+        return _quoted_all(column)
+    if _is_plain(kind):
+        made = column.cast(pa.string())
+        if pt.is_date32(kind):
+            made = pc.binary_join_element_wise('"', made, '"', "")
+        return made
+    values = _values(column)
+    return pa.array(
+        [None if v is None else _text(v, kind, nulls=nulls) for v in values],
+        pa.string(),
+    )
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if pt.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _quoted_all(column: pa.Array) -> pa.Array:
+    if pc.any(pc.match_substring_regex(column, r"[\x00-\x1f]")).as_py():
+        values = column.to_pylist()
+        return pa.array([None if v is None else _quoted(v) for v in values])
+    column = pc.replace_substring(column, "\\", "\\\\")
+    column = pc.replace_substring(column, '"', '\\"')
+    return pc.binary_join_element_wise('"', column, '"', "")
+
+
+def _quoted(text: str) -> str:
+    return f'"{_ESCAPED.sub(_escaped, text)}"'
+
+
+def _escaped(found: re.Match[str]) -> str:
+    sign = found[0]
+    if sign in '"\\':
+        return f"\\{sign}"
+    return _SHORT.get(sign) or f"\\u{ord(sign):04X}"
+
+
+def _text(value: Any, kind: pa.DataType, *, nulls: bool) -> str:  # noqa: ANN401
+    """Return a value in JSON."""
+    if value is None:
+        return "null"
+    if pt.is_struct(kind):
+        inner = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+        pairs = [
+            f"{_quoted(name)}:{_text(value[name], of, nulls=nulls)}"
+            for name, of in inner.items()
+            if nulls or value[name] is not None
+        ]
+        return f"{{{','.join(pairs)}}}"
+    if pt.is_map(kind):
+        pairs = [
+            f"{_quoted(plain_text(k, kind.key_type) or '')}"
+            f":{_text(v, kind.item_type, nulls=nulls)}"
+            for k, v in (value.items() if isinstance(value, Mapping) else value)
+        ]
+        return f"{{{','.join(pairs)}}}"
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        items = (_text(item, kind.value_type, nulls=nulls) for item in value)
+        return f"[{','.join(items)}]"
+    return _WRITTEN[type(value)](value, kind)
+
+
+def _number(value: float, kind: pa.DataType) -> str:
+    if not math.isfinite(value):
+        said = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return f'"{said}"'
+    digits = _shortest(value, kind)
+    if value == 0 or _PLAIN[0] <= abs(value) < _PLAIN[1]:
+        plain = format(Decimal(digits), "f")
+        return plain if "." in plain else f"{plain}.0"
+    sign, figures, exponent = Decimal(digits).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    rest = "".join(map(str, figures[1:])) or "0"
+    exponent += len(figures) - 1
+    return f"{'-' * sign}{figures[0]}.{rest}E{exponent}"
+
+
+def _shortest(value: float, kind: pa.DataType) -> str:
+    """Return the fewest digits that tell a number from all others of its type."""
+    if not pt.is_float32(kind):
+        return repr(value)
+    packed = struct.pack("f", value)
+    texts = (f"{value:.{digits}g}" for digits in range(1, 10))
+    return next(t for t in texts if struct.pack("f", float(t)) == packed)
+
+
+def _moment(value: datetime, _: pa.DataType) -> str:
+    zone = ""
+    if value.tzinfo is not None:
+        value = value.astimezone()
+        zone = value.strftime("%z")
+        zone = "Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:5]}"
+    text = value.replace(tzinfo=None).isoformat(timespec="milliseconds")
+    return f'"{text}{zone}"'
+
+
+_WRITTEN: Final[Mapping[type, Callable[[Any, pa.DataType], str]]] = {
+    str: lambda value, _: _quoted(value),
+    bool: lambda value, _: str(value).lower(),
+    int: lambda value, _: str(value),
+    float: _number,
+    Decimal: lambda value, _: str(value),
+    date: lambda value, _: f'"{value.isoformat()}"',
+    datetime: _moment,
+    bytes: lambda value, _: f'"{base64.b64encode(value).decode()}"',
+}

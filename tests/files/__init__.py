@@ -1,0 +1,1 @@
+"""Files as ends, without Spark."""

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etlstage.files.fit import Fitting, Rows
+from tests.contract import DDL, FITS, NOT_NULL, UNFIT
+
+
+def rows_of(fitting: Fitting, *messages: bytes) -> Rows:
+    """Return what becomes of messages."""
+    return fitting.rows(pa.chunked_array([pa.array(messages, pa.binary())]))
+
+
+def lenient(ddl: str) -> Fitting:
+    """Return what takes a message in which columns are missing."""
+    return Fitting(ddl, missing="null")
+
+
+def test_what_fits_a_dataframe_fits() -> None:
+    """The same messages, and for the others the same texts (issue 23)."""
+    messages = [text.encode() for text in (*FITS, *UNFIT)]
+    found = rows_of(lenient(DDL), *messages, b"\xff", b'{"title":"\xff"}')
+    assert [place for place, _, _ in found.unfit] == list(
+        range(len(FITS), len(messages) + 2)
+    )
+    for (_, _, why), wanted in zip(found.unfit, UNFIT.values(), strict=False):
+        assert why.startswith(wanted)
+    assert len(found.table) == len(FITS)
+
+
+@pytest.mark.parametrize("text", [*FITS, *UNFIT])
+def test_what_is_read_at_once_is_judged_alike(text: str) -> None:
+    """Beside messages that need no closer look (issue 23)."""
+    ddl = "id long, t timestamp, f double, i int, bt byte, title string, l array<int>"
+    fitting, message = lenient(ddl), text.encode()
+    sure = b'{"id":1,"title":"x"}'
+    at_once = rows_of(fitting, sure, message, sure)
+    one_by_one = fitting._read_each(pa.array([sure, message, sure], pa.binary()))
+    assert at_once.unfit == one_by_one.unfit
+    assert at_once.table.to_pylist() == one_by_one.table.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("messages"),
+    [
+        (b'{"id":1}\n{"id":2}', b""),
+        (b'{"id":1} {"id":2}', b" "),
+        (b'{"id":', b"1}", b'{"id":2}'),
+        (b'{"id":{"a":1}', b'{"id":2}}'),
+        (b'{"id":"}', b'{"id":2}'),
+        (b'{"id":1}{"id":2}', b"{}"),
+    ],
+)
+def test_message_that_is_no_object_or_two(messages: tuple[bytes, ...]) -> None:
+    """However many objects there are in all, each has to have one (issue 23)."""
+    fitting = lenient("id long")
+    found = rows_of(fitting, *messages)
+    assert found == fitting._read_each(pa.array(messages, pa.binary()))
+    assert found.unfit
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"s":{"a":1}}', "field 'id' is NOT NULL and has no value"),
+        ('{"id":1,"s":{}}', "a value in it does not fit its type"),
+        ('{"id":1,"l":[{"x":1},{}]}', "a value in it does not fit its type"),
+        ('{"id":1,"m":{"k":{}}}', "a value in it does not fit its type"),
+        ('{"id":1,"m":null,"s":null}', ""),
+    ],
+)
+def test_not_null_is_kept(text: str, why: str) -> None:
+    """At every depth, and not asked of what is not there."""
+    found = rows_of(lenient(NOT_NULL), text.encode())
+    assert [said for _, _, said in found.unfit] == ([why] if why else [])
+
+
+def test_missing_and_extra_fields() -> None:
+    """What is missing may be misspelt; what is too much may be refused."""
+    messages = [b'{"id":1,"month":"x"}', b'{"id":1,"mnth":null}', b'{"mnth":"x"}']
+    found = rows_of(Fitting("id long, mnth string, note string null"), *messages)
+    assert [place for place, _, _ in found.unfit] == [0, 2]
+    assert "field 'mnth' is missing: misspelt, or" in found.unfit[0][2]
+    found = rows_of(Fitting("id long", extra="dead_letter"), *messages[:2], b'{"id":2}')
+    assert [why for _, _, why in found.unfit] == [
+        "it has 1 field that the schema does not have"
+    ] * 2
+
+
+def test_values_are_what_was_written() -> None:
+    """With the types that were asked for."""
+    ddl = (
+        "d decimal(5,2), t timestamp, n timestamp_ntz, dt date, b binary, f float,"
+        " m map<string,int>, s struct<a: int>"
+    )
+    message = (
+        b'{"d":1.20,"t":"2020-01-01T01:00:00+01:00","n":"2020-01-01T00:00:00",'
+        b'"dt":"2020-02-29","b":"YQ==","f":0.1,"m":{"a":1,"b":null},"s":{}}'
+    )
+    (row,) = rows_of(lenient(ddl), message).table.to_pylist()
+    assert row["f"] == pytest.approx(0.1)
+    del row["f"]
+    assert row == {
+        "d": Decimal("1.20"),
+        "t": datetime(2020, 1, 1, tzinfo=UTC),
+        "n": datetime(2020, 1, 1),
+        "dt": date(2020, 2, 29),
+        "b": b"a",
+        "m": [("a", 1), ("b", None)],
+        "s": {"a": None},
+    }
+
+
+def test_messages_without_a_schema() -> None:
+    """They are text, or with one column of binary whatever they are."""
+    found = rows_of(Fitting(None), b"a", b"\xff")
+    assert found.table.to_pydict() == {"value": ["a"]}
+    assert found.unfit == [(1, b"\xff", "it is not UTF-8 at offset 0")]
+    assert rows_of(Fitting("v binary"), b"\xff").table.to_pydict() == {"v": [b"\xff"]}
+
+
+@pytest.mark.parametrize(
+    ("ddl", "text"),
+    [
+        ("a variant", "type variant is for Spark's ends alone"),
+        ("a map<int,int>", "type map<int,int> is for Spark's ends alone"),
+        ("a array<interval year to month>", "type interval is for"),
+        ("a decimal(40,2)", "expected 1 to 38 digits"),
+    ],
+)
+def test_type_that_files_have_not(ddl: str, text: str) -> None:
+    """It is named."""
+    with pytest.raises(ValueError, match=text.replace("(", r"\(")):
+        Fitting(ddl)
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats()
+    | st.sampled_from(["", "x", "2020-01-01", "2020-01-01T00:00:00Z", "1.5", "é\n\0"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from("abcx"), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+SCHEMAS = [
+    "a long, b string, c double",
+    "a byte not null, b timestamp, c array<int>",
+    "a date, b boolean null, c struct<a: int, b: string>",
+    "a decimal(5,1), b float, c map<string, long>",
+]
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcx"), JSON).map(
+            lambda row: json.dumps(row, ensure_ascii=False).encode()
+        )
+        | st.binary(max_size=6),
+        max_size=6,
+    ),
+    st.sampled_from(SCHEMAS),
+    st.sampled_from(["dead_letter", "null"]),
+    st.sampled_from(["dead_letter", "ignore"]),
+)
+def test_the_quick_way_is_never_more_lenient(
+    messages: list[bytes], ddl: str, missing: str, extra: str
+) -> None:
+    """Nor otherwise different, whatever the messages are (issue 23)."""
+    fitting = Fitting(ddl, missing=missing, extra=extra)
+    column = pa.array(messages, pa.binary())
+    found, wanted = rows_of(fitting, *messages), fitting._read_each(column)
+    assert found.unfit == wanted.unfit
+    assert repr(found.table.to_pylist()) == repr(wanted.table.to_pylist())

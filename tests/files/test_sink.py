@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from etlstage.errors import SinkFailed
+from etlstage.files.sink import FileSink
+from etlstage.files.source import FileSource
+from etlstage.messages import Position, Run
+from etlstage.pipeline.dead_letter.store import DeadLetters
+from etlstage.pipeline.interfaces import Epochs
+from etlstage.stage import ErrorBudget, ErrorPolicy
+
+
+async def load(path: Path, *runs: Run, **settings: Any) -> FileSink:  # noqa: ANN401
+    """Load runs."""
+    async with FileSink(path, **settings) as sink:
+        for run in runs:
+            await sink.write(run)
+        await sink.finish()
+    return sink
+
+
+def rows_in(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of Parquet."""
+    table = ds.dataset(path, format="parquet", partitioning="hive").to_table()
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def names_in(path: Path) -> list[str]:
+    """Return what readers see, without the name of the load, and what is hidden."""
+    return sorted(
+        str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()
+    )
+
+
+async def test_messages_are_text_without_a_schema(tmp_path: Path) -> None:
+    """In epochs, all of them marked as whole at the end."""
+    sink = await load(tmp_path / "o", [b"a", b"b"], [b"c"], epoch_messages=2)
+    assert [row["value"] for row in rows_in(tmp_path / "o")] == ["a", "b", "c"]
+    assert (sink.epochs, sink.account.done) == (2, 3)
+    assert (
+        sink.landed()
+        == f"wrote 3 messages in 2 epochs to {tmp_path}/o; output complete"
+    )
+    assert "_SUCCESS" in names_in(tmp_path / "o")
+    assert len(names_in(tmp_path / "o")) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "suffix", "content"),
+    [
+        ("csv", {}, ".csv", b'1,"a,b",\n2,,"\\\\"\n'),
+        ("csv", {"header": "true", "escape": '"'}, ".csv", b'n,t,u\n1,"a,b",\n2,,\\\n'),
+        ("json", {}, ".json", b'{"n":1,"t":"a,b"}\n{"n":2,"u":"\\\\"}\n'),
+        (
+            "ndjson",
+            {"compression": "gzip"},
+            ".json.gz",
+            b'{"n":1,"t":"a,b"}\n{"n":2,"u":"\\\\"}\n',
+        ),
+    ],
+)
+async def test_formats(
+    tmp_path: Path, kind: str, options: dict[str, str], suffix: str, content: bytes
+) -> None:
+    """As Spark writes them."""
+    rows = [b'{"n":1,"t":"a,b"}', b'{"n":2,"u":"\\\\"}']
+    settings: Any = {"schema": "n int, t string, u string", "missing": "null"}
+    await load(tmp_path / "o", rows, format=kind, options=options, **settings)
+    (part,) = (tmp_path / "o").glob("part-*")
+    assert part.name.endswith(f"-00000{suffix}")
+    data = part.read_bytes()
+    if suffix == ".csv" and "escape" not in options:
+        content = content.replace(b'"\\\\"', b"\\")
+    assert (gzip.decompress(data) if suffix.endswith("gz") else data) == content
+
+
+async def test_text_has_one_column(tmp_path: Path) -> None:
+    """Which may be any bytes."""
+    await load(tmp_path / "o", [b"\xff", b"b"], format="text", schema="v binary")
+    (part,) = (tmp_path / "o").glob("part-*")
+    assert part.read_bytes() == b"\xff\nb\n"
+    options = {"compression": "zstd"}
+    await load(tmp_path / "z", [b"a", b"b"], format="text", options=options)
+    source = FileSource(str(tmp_path / "z"), "text")
+    runs = [run async for run in source.runs() if not isinstance(run, Position)]
+    assert [m for run in runs for m in run] == [b"a", b"b"]
+
+
+async def test_what_does_not_fit_is_dead_lettered(tmp_path: Path) -> None:
+    """Or it fails the run; what else is there is loaded, or not (issue 23)."""
+    run = [b'{"n":1}', b"x", b'{"n":"y"}']
+    with pytest.raises(SinkFailed) as caught:
+        await load(tmp_path / "o", run, schema="n long")
+    assert str(caught.value) == (
+        "load: 2 of 3 messages do not fit the schema 'n long': message 2 is the first,"
+        " it is not one JSON document (Expecting value: line 1 column 1 (char 0));"
+        " nothing of epoch 1 is loaded"
+    )
+    assert not list((tmp_path / "o").glob("part-*"))
+    letters = DeadLetters(tmp_path / "state", pipeline="p")
+    settings: Any = {"schema": "n long", "dead_letters": letters, "mode": "append"}
+    policy = ErrorPolicy(then="dead_letter", budget=ErrorBudget())
+    sink = FileSink(tmp_path / "o", on_error=policy, **settings)
+    async with sink:
+        await sink.write(run)
+        await sink.finish()
+    assert rows_in(tmp_path / "o") == [{"n": 1}]
+    assert [letter.message for letter in letters.letters()] == run[1:]
+
+
+async def test_modes(tmp_path: Path) -> None:
+    """What is there is kept, replaced, or in the way."""
+    out = tmp_path / "o"
+    await load(out, [b"a"])
+    with pytest.raises(
+        SinkFailed, match="exists already: remove it, or set mode to app"
+    ):
+        await load(out, [b"b"])
+    await load(out, [b"b"], mode="append")
+    assert sorted(row["value"] for row in rows_in(out)) == ["a", "b"]
+    await load(out, [b"c"], [b"d"], mode="overwrite", epoch_messages=1)
+    assert sorted(row["value"] for row in rows_in(out)) == ["c", "d"]
+    await load(out, mode="overwrite")
+    assert rows_in(out) == []
+    assert len(names_in(out)) == 2
+
+
+async def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
+    """And what one left that was killed is removed by the next."""
+    out = tmp_path / "o"
+    (out / ".epoch=run-0-1.0").mkdir(parents=True)
+    async with FileSink(out, mode="append") as sink:
+        await sink.write([b"a"])
+        assert names_in(out) == []
+        with pytest.raises(SinkFailed, match="another run writes to"):
+            await load(out, [b"b"], mode="append")
+        await sink.finish()
+    assert not (out / ".epoch=run-0-1.0").exists()
+
+
+async def test_epoch_is_there_behind_its_record(tmp_path: Path) -> None:
+    """Once, whatever start moves it (issue 23)."""
+    out = tmp_path / "o"
+    epochs = Epochs("ab12", 0, once=True, check=lambda: None)
+    sink = FileSink(out, partition_by=["p"], schema="p int null, v string")
+    sink.begin(epochs)
+    async with sink:
+        await sink.write([b'{"p":1,"v":"x"}', b'{"v":"y"}'])
+        await sink.flush()
+        assert not [name for name in names_in(out) if not name.startswith(".")]
+        assert sink.performs
+    again = FileSink(out, partition_by=["p"], schema="p int null, v string")
+    again.begin(epochs._replace(done=1))
+    async with again:
+        await again.write([b'{"p":1,"v":"z"}'])
+        await again.finish()
+        await again.perform()
+    assert sorted(names_in(out)) == [
+        "_SUCCESS",
+        "p=1/part-ab12-1-00000.parquet",
+        "p=1/part-ab12-2-00000.parquet",
+        "p=__HIVE_DEFAULT_PARTITION__/part-ab12-1-00001.parquet",
+    ]
+    with pytest.raises(SinkFailed, match="exists already"):
+        await load(out)
+
+
+async def test_column_that_is_always_null_is_told(tmp_path: Path) -> None:
+    """At the end, once (issue 23)."""
+    run, schema = [b'{"a":1,"b":null}', b'{"a":2,"b":null}'], "a int, b int"
+    sink = await load(tmp_path / "o", run, schema=schema)
+    assert sink.landed().endswith("; column b is null in all rows loaded, 2")
+    assert sink.output() == ("parquet", str(tmp_path / "o"))
+
+
+async def test_output_that_cant_be_made(tmp_path: Path) -> None:
+    """It is told before the first message."""
+    (tmp_path / "o").touch()
+    with pytest.raises(SinkFailed, match=r"can't write to .*/o: file exists"):
+        await load(tmp_path / "o", mode="append")

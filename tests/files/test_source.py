@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etlstage.errors import SourceFailed
+from etlstage.files import formats
+from etlstage.files.source import FileSource
+from etlstage.messages import AnnotatedRun, Position, Run
+
+
+async def items_of(source: FileSource) -> list[Run | Position]:
+    """Return what a source yields."""
+    return [item async for item in source.runs()]
+
+
+async def messages_of(source: FileSource) -> list[bytes]:
+    """Return its messages alone."""
+    items = await items_of(source)
+    return [m for item in items if not isinstance(item, Position) for m in item]
+
+
+async def error_of(path: Path, kind: str, **settings: Any) -> str:  # noqa: ANN401
+    """Return why files can't be read."""
+    with pytest.raises(SourceFailed) as caught:
+        await messages_of(FileSource(str(path), kind, **settings))
+    return str(caught.value).replace(f"{path}", "in")
+
+
+async def test_files_come_by_name_and_hidden_ones_do_not(tmp_path: Path) -> None:
+    """Packed or not; folders without a column are not looked into."""
+    (tmp_path / "b.txt").write_text("b1\nb2")
+    with gzip.open(tmp_path / "a.txt.gz", "wb") as file:
+        file.write(b"a1\r\na2\r\n")
+    with pa.output_stream(str(tmp_path / "c.txt.zst"), compression="zstd") as out:
+        out.write(b"c\n")
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".b.txt.crc").write_text("x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "d.txt").write_text("d")
+    wanted = [b"a1", b"a2", b"b1", b"b2", b"c"]
+    assert await messages_of(FileSource(str(tmp_path), "text")) == wanted
+    pattern = str(tmp_path / "[bc].*")
+    assert await messages_of(FileSource(pattern, "text")) == wanted[2:]
+
+
+@pytest.mark.parametrize("kind", ["text", "csv", "json", "parquet"])
+async def test_reading_goes_on_behind_any_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Wherever a run was cut, in a packed file, too (issue 23)."""
+    monkeypatch.setattr(formats, "_CHUNK", 60)
+    monkeypatch.setattr(formats, "_ROWS", 7)
+    for name in ("a", "b", "c"):
+        numbers = [f"{name}{n}" for n in range(25)]
+        if kind == "parquet":
+            pq.write_table(pa.table({"v": numbers}), tmp_path / name, row_group_size=10)
+            continue
+        texts = {
+            "text": [f"line {n}" for n in numbers],
+            "csv": [f'{n},"x,{n}"' for n in numbers],
+            "json": [f'{{"v": "{n}", "w": {len(n)}}}' for n in numbers],
+        }
+        data = "\n".join(texts[kind]).encode()
+        packed = gzip.compress(data) if name == "b" else data
+        (tmp_path / f"{name}{'.gz' * (name == 'b')}").write_bytes(packed)
+
+    def source() -> FileSource:
+        return FileSource(str(tmp_path), kind, run_messages=3, keeps=True)
+
+    items = await items_of(source())
+    whole = [m for item in items if not isinstance(item, Position) for m in item]
+    assert len(whole) == 75
+    seen = 0
+    for item in items:
+        if not isinstance(item, Position):
+            assert len(item) <= 3
+            seen += len(item)
+            continue
+        again = source()
+        again.resume(item.value)
+        assert await messages_of(again) == whole[seen:]
+
+
+async def test_input_that_has_changed_is_not_read_on(tmp_path: Path) -> None:
+    """Nobody knows where that would be (issue 23)."""
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    source = FileSource(str(tmp_path), "text", run_messages=1, keeps=True)
+    position = next(i for i in await items_of(source) if isinstance(i, Position))
+    (tmp_path / "0.txt").write_text("new\n")
+    source.resume(position.value)
+    with pytest.raises(SourceFailed, match="not those that were read before"):
+        await items_of(source)
+    with pytest.raises(SourceFailed, match="it has none"):
+        source.resume([1, "x"])
+
+
+async def test_drained_source_ends_at_a_position(tmp_path: Path) -> None:
+    """And without positions it is cancelled."""
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    source = FileSource(str(tmp_path), "text", run_messages=1, keeps=True)
+    assert source.drain()
+    assert len(await items_of(source)) == 2
+    assert not FileSource(str(tmp_path), "text").drain()
+
+
+async def test_message_and_key_are_columns(tmp_path: Path) -> None:
+    """Equal keys are equal numbers."""
+    (tmp_path / "a.csv").write_text("k,v\n1,a\n2,b\n1,c\n")
+    header = {"header": "true"}
+    source = FileSource(str(tmp_path), "csv", message="v", key="k", options=header)
+    (run,) = await items_of(source)
+    assert isinstance(run, AnnotatedRun)
+    assert list(run) == [b"a", b"b", b"c"]
+    first, second, third = run.columns["key"]
+    assert first == third != second
+    said = await error_of(tmp_path, "csv", message="w", options=header)
+    assert said == "extract: message: there is no column 'w', expected one of k, v"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "settings", "error"),
+    [
+        (
+            "csv",
+            'a\n"b"c\n',
+            {},
+            "in/f:2: a quote stands where a cell is neither begun",
+        ),
+        (
+            "csv",
+            "a,a\n",
+            {"options": {"header": "true"}},
+            "in/f:1: column 'a' is there",
+        ),
+        (
+            "csv",
+            "x\n",
+            {"schema": "a long"},
+            "in/f, lines from 1: a value of column 'a'",
+        ),
+        (
+            "csv",
+            "a,\n,b\n",
+            {"message": "_c0"},
+            "message '_c0' is null in 1 rows of in/f",
+        ),
+        (
+            "csv",
+            "1\n",
+            {"schema": "a int", "message": "a"},
+            "message 'a' is int32, expec",
+        ),
+        ("json", '{"a":1}\n{"a"\n', {}, "in/f:2: the line is not one JSON document"),
+        ("json", "\n[1]\n", {}, "in/f:2: the line is an array, expected an object"),
+        (
+            "json",
+            '{"a":1e999}\n{"a":9223372036854775808}',
+            {},
+            "in/f:2: a number has mor",
+        ),
+        (
+            "json",
+            '{"a":"x"}',
+            {"schema": "a long"},
+            "in/f:1: field 'a' is a string that",
+        ),
+        ("parquet", "x", {}, "in/f is no Parquet:"),
+    ],
+)
+async def test_file_that_cant_be_read(
+    tmp_path: Path, kind: str, text: str, settings: dict[str, Any], error: str
+) -> None:
+    """Its place is told, and what would do."""
+    (tmp_path / "f").write_text(text)
+    assert error in await error_of(tmp_path, kind, **settings)
+
+
+async def test_nothing_there(tmp_path: Path) -> None:
+    """No files at all, and partitions that differ."""
+    assert "there is no file in, or none in it" in await error_of(tmp_path, "text")
+    for name in ("a=1", "b=1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").touch()
+    said = await error_of(tmp_path, "text")
+    assert said == "extract: partitions differ: in/a=1/x by a; in/b=1/x by b"
+
+
+CELLS = st.text(st.sampled_from('ab,"\\ ;é1'), max_size=5)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(CELLS, min_size=2, max_size=2), min_size=1, max_size=6),
+    st.sampled_from(["\\", '"']),
+    st.integers(1, 40),
+)
+async def test_cells_are_read_alike_at_once_and_by_line(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[list[str]],
+    escape: str,
+    chunk: int,
+) -> None:
+    """Whatever is in them, however the file is cut (issue 23)."""
+
+    def cell(text: str) -> str:
+        if escape != '"':
+            text = text.replace("\\", "\\\\")
+        escaped = text.replace('"', f'{escape}"')
+        bare = not set(text) & set('",\\') and len(text) % 2
+        return text if bare else f'"{escaped}"'
+
+    path = tmp_path_factory.mktemp("in") / "a.csv"
+    path.write_text("".join(f"{','.join(map(cell, row))},z\n" for row in rows))
+    source = FileSource(str(path), "csv", options={"escape": escape})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "_CHUNK", chunk)
+        cut = await messages_of(source)
+    assert cut == await messages_of(source)
+    wanted = FileSource(str(path), "csv", options={"escape": escape}, message="_c2")
+    assert await messages_of(wanted) == [b"z"] * len(rows)
+    patched = pytest.MonkeyPatch()
+    with patched.context() as patch:
+        patch.setattr(formats._Csv, "_at_once", lambda *_: None)
+        assert await messages_of(source) == cut

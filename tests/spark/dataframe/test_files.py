@@ -1,0 +1,163 @@
+"""Files without Spark give the messages that Spark gives (issue 23)."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from etlstage.files.sink import FileSink
+from etlstage.files.source import FileSource
+from etlstage.messages import Position
+from etlstage.settings.ddl import spark_ddl
+from etlstage.spark import read_frame
+from etlstage.spark.dataframe.read import messages_of
+
+pytestmark = pytest.mark.spark
+
+HEADER = {"header": "true"}
+RFC = {**HEADER, "escape": '"'}
+CSV = [
+    (b"id,name\n1,Ada\n2,\n,x\n\n   \n3\n4,a,b\n", {}),
+    (b"id,name\n1,Ada\n2,\n,x\n\n   \n3\n4,a,b\n", HEADER),
+    (
+        b'id,name\n1,"a,b"\n2,""\n3,"say \\"hi\\""\n4,a"b\n5,"c:\\\\d\\e"\n6,a\\b\n',
+        HEADER,
+    ),
+    (b'id,name\r\n1,"a,b"\r\n2," x "\r\n3,"say ""hi"""\r\n 4 ,a\r\n', RFC),
+    (b"id;name\n1;\xc3\xa9\xf0\x9d\x84\x9e\n2;a\tb\n", {**HEADER, "sep": ";"}),
+    (b"\xef\xbb\xbfid,name\n1,x", HEADER),
+]
+JSON = b"""\
+{"b": 1, "a": "x", "s": {"z": 1, "y": null}, "l": [1, 2.5], "e": {}, "n": null}
+
+{"b": 2.5, "a": "q\\"\\u001f\\n\xc3\xa9/", "s": {"z": 2, "x": "w"}, "l": [], "m": true}
+{"b": 1e20, "a": null, "l": null, "m": [1,"x"]}
+{"b": 0.0001, "a": "", "v": [[{"k": 1}], []]}
+"""
+TYPES = (
+    "id bigint, i int, b tinyint, f float, d double, t string, o boolean, dt date,"
+    " ts timestamp, n timestamp_ntz, de decimal(12,3), a array<int>,"
+    " s struct<x: int, y: string>, m map<string, double>"
+)
+ROWS = [
+    (
+        b'{"id":1,"i":-5,"b":127,"f":0.1,"d":12345678.9,"t":"a\\"b","o":true,'
+        b'"dt":"2020-02-29","ts":"2020-01-01T12:30:00.123456Z","n":"1999-12-31T23:59:59",'
+        b'"de":"12.340","a":[1,null],"s":{"x":1,"y":null},"m":{"k":1e-5,"l":null}}'
+    ),
+    (
+        b'{"id":2,"i":null,"b":null,"f":1e10,"d":1e7,"t":"","o":false,"dt":null,"ts":null,'
+        b'"n":null,"de":-0.5,"a":[],"s":null,"m":{}}'
+    ),
+    (
+        b'{"id":3,"i":0,"b":0,"f":3.0e-4,"d":0.001,"t":null,"o":null,"dt":"1969-01-01",'
+        b'"ts":"1960-01-01T00:00:00Z","n":"2020-01-01T00:00:00.5","de":0,"a":null,"s":{},'
+        b'"m":null}'
+    ),
+]
+
+
+async def messages_in(path: Path, kind: str, **settings: object) -> list[bytes]:
+    """Return the messages of files."""
+    source = FileSource(str(path), kind, **settings)  # type: ignore[arg-type]
+    return [m async for r in source.runs() if not isinstance(r, Position) for m in r]
+
+
+def of_spark(spark: SparkSession, path: Path, kind: str, **more: object) -> list[bytes]:
+    """Return the messages of the same files, by Spark."""
+    frame = read_frame(spark, format=kind, path=str(path), **more)  # type: ignore[arg-type]
+    return [bytes(row["message"]) for row in messages_of(frame, None).collect()]
+
+
+@pytest.mark.parametrize(("data", "options"), CSV)
+async def test_csv(
+    spark: SparkSession, tmp_path: Path, data: bytes, options: dict[str, str]
+) -> None:
+    """Quotes, escapes, blank lines, rows that are short or long."""
+    (tmp_path / "a.csv").write_bytes(data)
+    found = await messages_in(tmp_path, "csv", options=options)
+    assert found == of_spark(spark, tmp_path, "csv", options=options)
+
+
+async def test_csv_with_a_schema(spark: SparkSession, tmp_path: Path) -> None:
+    """Values have its types."""
+    lines = "1,2,0.5,1e10,true,2020-01-01,x,1.5\n-7,,,1.0,FALSE,,,12.345\n"
+    (tmp_path / "a.csv").write_text(lines)
+    ddl = (
+        "a long, b int, c float, d double, e boolean, f date, g string, h decimal(9,3)"
+    )
+    found = await messages_in(tmp_path, "csv", schema=ddl)
+    assert found == of_spark(spark, tmp_path, "csv", schema=ddl)
+
+
+async def test_json(spark: SparkSession, tmp_path: Path) -> None:
+    """Types are found as Spark finds them."""
+    with gzip.open(tmp_path / "a.json.gz", "wb") as file:
+        file.write(JSON)
+    found = await messages_in(tmp_path, "json")
+    assert found == of_spark(spark, tmp_path, "json")
+    ddl = "a string, l array<double>, s struct<z: long, x: string>, q long"
+    found = await messages_in(tmp_path, "ndjson", schema=ddl)
+    assert found == of_spark(spark, tmp_path, "json", schema=ddl)
+
+
+async def test_text(spark: SparkSession, tmp_path: Path) -> None:
+    """Lines, as bytes, however they end; in partitions with their columns."""
+    (tmp_path / "a.txt").write_bytes(b"a\r\nb\n\n\xff\rlast")
+    found = await messages_in(tmp_path, "text")
+    assert found == of_spark(spark, tmp_path, "text")
+    for folder in (
+        "n=1/d=2020-01-01/s=a%2Fb",
+        "n=2/d=2020-01-02/s=__HIVE_DEFAULT_PARTITION__",
+    ):
+        (tmp_path / "by" / folder).mkdir(parents=True)
+        (tmp_path / "by" / folder / "x.txt").write_text("l\n")
+        (tmp_path / "by" / folder / "_x.txt").write_text("hidden\n")
+    (tmp_path / "by" / "other").mkdir()
+    found = await messages_in(tmp_path / "by", "text")
+    assert sorted(found) == sorted(of_spark(spark, tmp_path / "by", "text"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+async def test_what_one_writes_the_other_reads(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    """All types of a schema, there and back (issue 23)."""
+    async with FileSink(tmp_path / "ours", kind, schema=TYPES, missing="null") as sink:
+        await sink.write(ROWS)
+        await sink.finish()
+    schema = {"schema": spark_ddl(TYPES) if kind == "json" else None}
+    theirs = of_spark(spark, tmp_path / "ours", kind, **schema)
+    ours = str(tmp_path / "ours")
+    frame = read_frame(spark, format=kind, path=ours, schema=schema["schema"])
+    assert await messages_in(tmp_path / "ours", kind, **schema) == theirs
+    frame.coalesce(1).write.format(kind).save(str(tmp_path / "theirs"))
+    again = await messages_in(tmp_path / "theirs", kind, **schema)
+    assert again == theirs
+
+
+@pytest.mark.parametrize("options", [HEADER, RFC])
+async def test_csv_that_is_written(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str]
+) -> None:
+    """Is read by Spark as what it was, in partitions, too."""
+    ddl = "id long, t string, d double, p string"
+    rows = [
+        b'{"id":1,"t":"a,\\"b\\"","d":1e-9,"p":"x/y"}',
+        b'{"id":2,"t":"","d":null,"p":null}',
+        b'{"id":3,"t":" \\\\ ","d":2,"p":"z"}',
+    ]
+    sink = FileSink(
+        tmp_path / "o", "csv", schema=ddl, options=options, partition_by=["p"]
+    )
+    async with sink:
+        await sink.write(rows)
+        await sink.finish()
+    found = await messages_in(tmp_path / "o", "csv", options=options)
+    assert sorted(found) == sorted(
+        of_spark(spark, tmp_path / "o", "csv", options=options)
+    )
+    assert b'{"id":"1","t":"a,\\"b\\"","d":"1.0E-9","p":"x/y"}' in found
