@@ -29,6 +29,7 @@ QUESTIONS = (
     "growth",
     "import_time",
     "local_engine",
+    "files",
     "exactly_once",
     "executor",
     "executor_chain",

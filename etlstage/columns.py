@@ -9,8 +9,10 @@ No worker imports this module.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
-from typing import Final, overload
+from itertools import accumulate
+from typing import Any, Final, overload
 from zlib import crc32
 
 import pyarrow as pa
@@ -23,9 +25,11 @@ __all__ = (
     "Column",
     "Epoch",
     "Replies",
+    "array_of",
     "content",
     "extent",
     "from_zero",
+    "one_of",
     "strings_of",
 )
 
@@ -151,7 +155,7 @@ class Replies(Sequence[tuple[bytes, ...]]):
             return groups
         messages = [message for group in groups for message in group]
         ends = pc.cumulative_sum(pa.array(map(len, groups), pa.int32()))
-        return cls(pa.array(messages, pa.binary()), from_zero(ends))
+        return cls(array_of(messages, pa.binary()), from_zero(ends))
 
     def emptied(self, places: Sequence[int]) -> Replies:
         """Return the replies without the messages of some, which have one each."""
@@ -231,7 +235,7 @@ class Epoch:
 
     def _settle(self) -> None:
         if self._pending:
-            self._chunks.append(pa.array(self._pending, pa.binary()))
+            self._chunks.append(array_of(self._pending, pa.binary()))
             self._pending = []
 
 
@@ -240,7 +244,7 @@ def strings_of(values: pa.BinaryArray) -> pa.StringArray:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array(map(_text, values.to_pylist()), pa.string())
+        return array_of([*map(_text, values.to_pylist())], pa.string())
 
 
 def _text(value: bytes) -> str | None:
@@ -248,6 +252,28 @@ def _text(value: bytes) -> str | None:
         return value.decode()
     except UnicodeDecodeError:
         return None
+
+
+def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return values in Arrow: bytes, text, or whatever else it has a type for."""
+    if kind not in (pa.binary(), pa.string()):
+        return pa.array(values, kind)
+    # pa.array would import pandas, where it is, to ask whether they are a Series; that
+    # takes longer than a small pipeline.
+    data = [v.encode() if isinstance(v, str) else v or b"" for v in values]
+    bits: bytearray | None = None
+    if None in values:
+        bits = bytearray(-(-len(values) // 8))
+        for n, value in enumerate(values):
+            bits[n >> 3] |= (value is not None) << (n & 7)
+    ends = array("i", accumulate(map(len, data), initial=0))
+    buffers = [bits and pa.py_buffer(bits), *map(pa.py_buffer, (ends, b"".join(data)))]
+    return pa.Array.from_buffers(kind, len(data), buffers)
+
+
+def one_of(value: bytes | str) -> pa.Scalar:
+    """Return a value in Arrow; likewise."""
+    return array_of([value], pa.string() if isinstance(value, str) else pa.binary())[0]
 
 
 def extent(array: pa.BinaryArray) -> int:

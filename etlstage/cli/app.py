@@ -200,7 +200,10 @@ def _diff(
     overlays: Overlays = None,
     values: Values = None,
     engines: Annotated[
-        str, typer.Option("--on", metavar="A,B", help="The two engines.")
+        str,
+        typer.Option(
+            "--on", metavar="A,B", help="The two engines, or ends, as in files,spark."
+        ),
     ] = "local,spark",
     debug: Debug = False,
 ) -> int:

@@ -1,17 +1,18 @@
 """
-``etlstage diff``: one pipeline on two engines, and whether they agree.
+``etlstage diff``: one pipeline on two engines, or from two ends, and whether they agree.
 
-The engines run one after the other, on the same input. Neither loads anything: what
+These run one after the other, on the same input. Neither loads anything: what
 reaches the load stage is captured, in a temporary folder, where positions and dead
 letters go, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from etlstage.cli.closing import EXIT_CODES
 from etlstage.cli.failure import FAILED, complain, show_error
@@ -21,9 +22,12 @@ from etlstage.cli.screen import Screen
 from etlstage.cli.signals import Signals, interruptible
 from etlstage.cli.verbosity import Verbosity
 from etlstage.config.build import pipeline_from_yaml
+from etlstage.config.document import Document
+from etlstage.config.end import SourceKeys, ends
 from etlstage.config.loader import examine
 from etlstage.config.reading import Changes
 from etlstage.config.rules import stage_names
+from etlstage.config.stages import written_end
 from etlstage.config.variant import Trial
 from etlstage.errors import ConfigError, guess
 from etlstage.messages import counted
@@ -64,28 +68,35 @@ class _Side(NamedTuple):
 
 def diff(file: Path, changes: Changes, *, engines: str, debug: bool) -> int:
     """
-    Run the pipeline of a file on two engines; return the exit code.
+    Run the pipeline of a file on two engines, or from two ends; return the exit code.
 
     Args:
         file: The pipeline.
         changes: What is laid over it.
-        engines: Their names, a comma between them.
+        engines: Their names, a comma between them; with an end that is no engine, such
+            as ``files``, both are ends, which read on engine local.
         debug: Whether to log everything and show tracebacks.
 
     Raises:
-        ConfigError: If the file is wrong, or there are no such two engines.
+        ConfigError: If the file is wrong, or there are no such two.
 
     """
-    first, second = _engines(engines)
+    named = [name.strip() for name in engines.split(",")]
     keys, document = examine(file, changes, loads=False)
+    ordered = all(stage.order is Order.TOTAL for stage in keys.transform)
+    if any(name in _rows() and name not in ENGINES for name in named):
+        first, second = _two(engines, list(_rows()))
+        sides = [partial(_with_end, file, changes, document, n) for n in named]
+        # Each reads the files of a folder in an order of its own.
+        ordered = ordered and first == second
+    else:
+        first, second = _two(engines, ENGINES)
+        sides = [partial(_on, file, changes, name) for name in (first, second)]
     return compare(
-        (first, partial(_on, file, changes, first)),
-        (
-            second if second != first else f"{second} again",
-            partial(_on, file, changes, second),
-        ),
+        (first, sides[0]),
+        (second if second != first else f"{second} again", sides[1]),
         load_stage=dict(stage_names(document.data))["load",],
-        ordered=all(stage.order is Order.TOTAL for stage in keys.transform),
+        ordered=ordered,
         debug=debug,
     )
 
@@ -133,21 +144,46 @@ def compare(
     return FAILED if differences else 0
 
 
-def _engines(text: str) -> tuple[str, str]:
+def _rows() -> dict[str, type[SourceKeys]]:
+    """Return the ends that make messages of rows: one may stand for another."""
+    found = {name: end.source for name, end in ends(others=True).items()}
+    return {n: source for n, source in found.items() if source and source.rows}
+
+
+def _two(text: str, known: Sequence[str]) -> tuple[str, str]:
     names = [name.strip() for name in text.split(",")]
+    what = "engines" if known is ENGINES else "ends"
     if len(names) != 2:
         raise ConfigError(
-            f"--on needs two engines, as in local,spark, got {len(names)}: {text!r}"
+            f"--on needs two {what}, as in local,spark, got {len(names)}: {text!r}"
         )
-    expected = f", expected {' or '.join(map(repr, ENGINES))}"
+    expected = f", expected {' or '.join(map(repr, known))}"
     problems = [
-        f"--on: unknown engine {name!r}{guess(name, ENGINES) or expected}"
+        f"--on: unknown {what[:-1]} {name!r}{guess(name, known) or expected}"
         for name in names
-        if name not in ENGINES
+        if name not in known
     ]
     if problems:
         raise ConfigError(problems)
     return names[0], names[1]
+
+
+def _with_end(
+    file: Path, changes: Changes, document: Document, name: str, state: Path, sink: Sink
+) -> Runner:
+    """Build the pipeline on engine local, its rows from an end of that name."""
+    extract: Any = document.data["extract"]
+    written = written_end(extract)
+    if written not in _rows():
+        raise ConfigError(
+            f"--on: {document.where(('extract',))}: the extract stage is a {written}:"
+            f" only of rows there are two ends, {' and '.join(_rows())}"
+        )
+    if name != written:
+        keys = json.dumps(_rows()[written].instead(extract[written]))
+        values = [f"extract.{written}=null", f"extract.{name}={keys}"]
+        changes = changes._replace(values=[*changes.values, *values])
+    return _on(file, changes, "local", state, sink)
 
 
 def _on(file: Path, changes: Changes, engine: str, state: Path, sink: Sink) -> Runner:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
-from etlstage.columns import content, strings_of
+from etlstage.columns import array_of, content, one_of, strings_of
 from etlstage.pipeline.misfit import Wanted, loaded, reason
 from etlstage.settings.ddl import Column, Type, columns_of
 
@@ -144,7 +144,7 @@ class Fitting:
     def rows(self, messages: pa.ChunkedArray) -> Rows:
         """Return what becomes of messages."""
         column: pa.BinaryArray = pa.concat_arrays(
-            [pa.array([], pa.binary()), *messages.chunks]
+            [array_of([], pa.binary()), *messages.chunks]
         )
         if self._raw:
             return Rows(pa.table([column], self.schema), [])
@@ -179,7 +179,7 @@ class Fitting:
             return None
         braces = pc.and_(pc.starts_with(column, b"{"), pc.ends_with(column, b"}"))
         longest = pc.max(pc.binary_length(column)).as_py()
-        data = content(pc.binary_join_element_wise(column, b"\n", b""))
+        data = content(pc.binary_join_element_wise(column, one_of(b"\n"), one_of(b"")))
         if (
             not pc.all(braces).as_py()
             or data.count(b"\n") != len(column)
@@ -237,7 +237,9 @@ class Fitting:
                 else []
             )
             if pt.is_floating(values.type):
-                doubt.append(pc.fill_null(pc.invert(pc.is_finite(values)), False))
+                doubt.append(
+                    pc.and_kleene(pc.is_valid(values), pc.invert(pc.is_finite(values)))
+                )
             for other in doubt:
                 some = other if some is None else pc.or_(some, other)
         return nothing if some is None else pc.or_(nothing, some)
@@ -254,7 +256,7 @@ class Fitting:
                 unfit.append((place, message, self._why(message, made)))
         names = self.schema.names
         columns = [
-            pa.array([row.get(name) for row in rows], field.type)
+            array_of([row.get(name) for row in rows], field.type)
             for name, field in zip(names, self.schema, strict=True)
         ]
         return Rows(pa.table(columns, self.schema), unfit)

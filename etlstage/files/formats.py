@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
+from etlstage.columns import array_of
 from etlstage.files.find import InputFile
 from etlstage.files.fit import Read, arrow_type, reader_of
 from etlstage.pipeline.misfit import kind_of, loaded
@@ -128,7 +129,7 @@ class _Text(Format):
     def chunks(self, file: InputFile, start: int) -> Iterator[Chunk]:
         with closing(_Lines(file, start)) as lines:
             for data in lines:
-                values = pa.array(data.split(b"\n")[:-1], pa.binary())
+                values = array_of(data.split(b"\n")[:-1], pa.binary())
                 yield Chunk(pa.table({"value": values}), lines.end)
 
 
@@ -235,7 +236,7 @@ class _Csv(Format):
                 cells = self._cells(line.decode(errors="replace"), file, n)
                 rows.append([*cells, *[None] * (width - len(cells))][:width])
         columns: Any = zip(*rows, strict=True) if rows else [[] for _ in range(width)]
-        made = [pa.array(list(column), pa.string()) for column in columns]
+        made = [array_of(list(column), pa.string()) for column in columns]
         return pa.table(made, self._names)
 
     def _cells(self, line: str, file: InputFile, number: int) -> list[str | None]:
@@ -294,7 +295,7 @@ def _parsed(values: pa.ChunkedArray, kind: Type) -> pa.ChunkedArray:
         return values.cast(wanted)
     read = _cell_reader(kind)
     made = [None if text is None else read(text) for text in values.to_pylist()]
-    return pa.chunked_array([pa.array(made, wanted)])
+    return pa.chunked_array([array_of(made, wanted)])
 
 
 def _cell_reader(kind: Type) -> Callable[[str], Any]:
@@ -355,7 +356,7 @@ class _Json(Format):
                 rows = list(_objects([data], behind, number))
                 number += data.count(b"\n")
                 columns = [
-                    pa.array(self._values(name, read, said, rows), kind)
+                    array_of(list(self._values(name, read, said, rows)), kind)
                     for name, kind, read, said in self._readers
                 ]
                 names = [name for name, *_ in self._readers]

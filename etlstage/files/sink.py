@@ -21,7 +21,7 @@ import anyio.to_thread
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etlstage.columns import Epoch
+from etlstage.columns import Epoch, array_of, one_of
 from etlstage.files.find import folder_name
 from etlstage.files.fit import Fitting
 from etlstage.files.text import cell_texts, objects
@@ -207,7 +207,7 @@ class FileSink(RowSink):
             places.setdefault(names[values], []).append(row)
         rest = table.drop_columns(list(self._by))
         for folder, rows in places.items():
-            yield folder, rest.take(pa.array(rows))
+            yield folder, rest.take(array_of(rows, pa.int64()))
 
     def _write_file(self, folder: Path, table: pa.Table) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -286,7 +286,9 @@ def _csv(table: pa.Table, file: BinaryIO, options: Mapping[str, str]) -> None:
 
 
 def _lines(texts: pa.Array, file: BinaryIO) -> None:
-    joined = pc.binary_join_element_wise(pc.fill_null(texts, ""), "\n", "")
+    joined = pc.binary_join_element_wise(
+        pc.fill_null(texts, one_of("")), one_of("\n"), one_of("")
+    )
     file.write("".join(joined.to_pylist()).encode())
 
 

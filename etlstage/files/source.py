@@ -9,14 +9,13 @@ are the same; a start that finds others says so, and does not guess.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping
-from datetime import date
 from typing import Any, Final
 
 import anyio.to_thread
 import pyarrow as pa
 from pyarrow import types as pt
 
-from etlstage.columns import Column
+from etlstage.columns import Column, array_of
 from etlstage.errors import EtlstageError, SourceFailed, guess
 from etlstage.files.find import InputFile, digest_of, find, partition_types
 from etlstage.files.fit import arrow_type
@@ -234,7 +233,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _one(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
-        chunks = column.chunks or [pa.array([], column.type)]
+        chunks = column.chunks or [array_of([], column.type)]
         return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     return column
 
@@ -247,7 +246,7 @@ def _decoded(table: pa.Table) -> pa.Table:
             lines = [
                 line.decode(errors="replace") for line in table.column(n).to_pylist()
             ]
-            return table.set_column(n, "value", pa.array(lines, pa.string()))
+            return table.set_column(n, "value", array_of(lines, pa.string()))
     return table
 
 
@@ -255,13 +254,8 @@ def _with_partition(
     table: pa.Table, file: InputFile, types: Mapping[str, str]
 ) -> pa.Table:
     for name, value in file.partition:
-        kind = types[name]
-        made: Any = value
-        if value is not None and kind in ("int", "bigint"):
-            made = int(value)
-        elif value is not None and kind == "date":
-            made = date.fromisoformat(value)
-        column = pa.repeat(pa.scalar(made, arrow_type(Type(kind))), table.num_rows)
+        one = array_of([value], pa.string()).cast(arrow_type(Type(types[name])))[0]
+        column = pa.repeat(one, table.num_rows)
         if name in table.column_names:
             table = table.drop_columns([name])
         table = table.append_column(name, column)

@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as pt
 
+from etlstage.columns import array_of, one_of
+
 __all__ = ("cell_texts", "objects", "plain_text")
 
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
@@ -42,16 +44,25 @@ def objects(table: pa.Table | pa.RecordBatch, *, nulls: bool = True) -> pa.Array
         key = f"{_quoted(name)}:"
         made = _fragments(_whole(column), nulls=nulls)
         if nulls:
-            pieces += [f"{',' if pieces else ''}{key}", pc.fill_null(made, "null")]
+            pieces += [
+                f"{',' if pieces else ''}{key}",
+                pc.fill_null(made, one_of("null")),
+            ]
         else:
-            made = pc.binary_join_element_wise(f",{key}", made, "")
-            pieces.append(pc.fill_null(made, ""))
+            made = _joined(f",{key}", made)
+            pieces.append(pc.fill_null(made, one_of("")))
     if not pieces:
-        return pa.array(["{}"] * table.num_rows)
+        return array_of(["{}"] * table.num_rows, pa.string())
     if not nulls:
-        joined = pc.binary_join_element_wise(*pieces, "")
+        joined = _joined(*pieces)
         pieces = [pc.utf8_slice_codeunits(joined, 1)]
-    return pc.binary_join_element_wise("{", *pieces, "}", "")
+    return _joined("{", *pieces, "}")
+
+
+def _joined(*pieces: str | pa.Array) -> pa.Array:
+    """Return texts one behind the other, null where one of them is."""
+    made = [one_of(piece) if isinstance(piece, str) else piece for piece in pieces]
+    return pc.binary_join_element_wise(*made, one_of(""))
 
 
 def cell_texts(column: pa.Array) -> pa.Array:
@@ -61,7 +72,7 @@ def cell_texts(column: pa.Array) -> pa.Array:
         return column
     if _is_plain(column.type):
         return column.cast(pa.string())
-    return pa.array([plain_text(v, column.type) for v in _values(column)], pa.string())
+    return array_of([plain_text(v, column.type) for v in _values(column)], pa.string())
 
 
 def plain_text(value: object, kind: pa.DataType) -> str | None:
@@ -94,10 +105,10 @@ def _fragments(column: pa.Array, *, nulls: bool) -> pa.Array:
     if _is_plain(kind):
         made = column.cast(pa.string())
         if pt.is_date32(kind):
-            made = pc.binary_join_element_wise('"', made, '"', "")
+            made = _joined('"', made, '"')
         return made
     values = _values(column)
-    return pa.array(
+    return array_of(
         [None if v is None else _text(v, kind, nulls=nulls) for v in values],
         pa.string(),
     )
@@ -113,10 +124,12 @@ def _values(column: pa.Array) -> list[Any]:
 def _quoted_all(column: pa.Array) -> pa.Array:
     if pc.any(pc.match_substring_regex(column, r"[\x00-\x1f]")).as_py():
         values = column.to_pylist()
-        return pa.array([None if v is None else _quoted(v) for v in values])
+        return array_of(
+            [None if v is None else _quoted(v) for v in values], pa.string()
+        )
     column = pc.replace_substring(column, "\\", "\\\\")
     column = pc.replace_substring(column, '"', '\\"')
-    return pc.binary_join_element_wise('"', column, '"', "")
+    return _joined('"', column, '"')
 
 
 def _quoted(text: str) -> str:

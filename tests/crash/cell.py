@@ -14,8 +14,8 @@ from shutil import rmtree
 from etlstage.pipeline.delivery.record import Record
 from tests.crash.matrix import (
     EXECUTORS,
-    OFFSETS,
     SHOWN,
+    SPARKLESS,
     STEPS,
     Case,
     Kill,
@@ -55,7 +55,7 @@ class Cell:
         self._dice = dice
         self._tell = tell
         self._whats = ["process", "worker"]
-        if case.ends not in OFFSETS:
+        if case.ends not in SPARKLESS:
             self._whats += ["jvm", "python"]
         # Of a run that is one epoch a step comes once.
         most = 1 if case.ends.startswith("spark") else 2

@@ -30,6 +30,7 @@ __all__ = (
     "OFFSETS",
     "ORDERS",
     "SHOWN",
+    "SPARKLESS",
     "STEPS",
     "Case",
     "Kill",
@@ -98,6 +99,10 @@ extract:
 """
 ENDS: Final = {
     "local": SPARK + INTO_FILES,
+    "files": """\
+extract: {{files: {{path: in, format: text}}}}
+load: {{files: {{path: out, format: parquet, epoch: {{messages: {epoch}}}}}}}
+""",
     "postgresql": SPARK + TABLE,
     "spark": "engine: spark\n" + EXECUTED + INTO_FILES,
     "spark-postgresql": "engine: spark\n" + EXECUTED + TABLE,
@@ -113,11 +118,13 @@ load:
   abort: [{python}, {here}/ends.py, abort]
 """,
 }
-"""Between what the stages are: workers, journals, or DataFrames on an engine."""
+"""Between what the stages are: workers, files, journals, or Spark on an engine."""
 OFFSETS: Final = ("workers", "journals")
-"""Ends without Spark, that begin with a worker whose offsets are kept."""
-SHOWN: Final = ("local", "spark", "streaming", "journals")
+"""Ends that begin with a worker whose offsets are kept."""
+SHOWN: Final = ("files", "local", "spark", "streaming", "journals")
 """Ends that show an epoch behind its record, such as by moving its files."""
+SPARKLESS: Final = ("files", *OFFSETS)
+"""Ends that need no Spark."""
 EXECUTORS: Final = ("spark", "streaming")
 """What such ends begin with where the stages are inside Spark's executors."""
 

@@ -49,3 +49,16 @@ def test_what_was_not_recorded_is_loaded_once_again() -> None:
     """Its process was killed between the sink and the record (issue 14)."""
     cell = judge("local", "process:written:0")
     assert cell.killed == {("process", "written"): 1}
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)  # four starts
+def test_files_are_moved_once_whatever_is_killed() -> None:
+    """In front of the record, and behind it, with the moves to be made (issue 23)."""
+    starts = (
+        "worker:begin:0 process:written:1",
+        "process:aside:0",
+        "process:recorded:0",
+    )
+    cell = judge("files", *starts)
+    assert sum(cell.killed.values()) == 4

@@ -1,0 +1,160 @@
+"""Pipelines from files to files, without Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Etlstage
+
+PIPELINE = """\
+name: names
+state: state
+{more}
+extract: {{files: {{path: in, format: csv, options: {{header: "true"}}}}}}
+transform:
+  - name: clean
+    worker: {{command: [python, clean.py]}}
+    on_error: {{budget: 90%}}
+load:
+  files: {{path: out, format: json, schema: "id string, n int", epoch: {{messages: 2}}}}
+  on_error: {{budget: 90%}}
+"""
+CLEAN = """\
+import json
+from pathlib import Path
+from etlstage import worker
+def clean(message):
+    row = json.loads(message)
+    if row["n"] == "x" and not Path("mended").exists():
+        raise worker.Refuse("no number")
+    n = {"x": 7, "y": "y"}.get(row["n"], row["n"])
+    yield json.dumps({"id": row["id"], "n": int(n) if n != "y" else n}).encode()
+worker.transform(clean)
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    """Write a pipeline from files to files."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("id,n\na,1\nb,x\nc,3\nd,y\n")
+    (tmp_path / "clean.py").write_text(CLEAN)
+    (tmp_path / "p.yaml").write_text(PIPELINE.format(more="delivery: exactly-once"))
+    return tmp_path
+
+
+def rows_of(folder: Path) -> list[tuple[str, int]]:
+    """Return the rows that were loaded."""
+    lines = [
+        line
+        for part in (folder / "out").glob("part-*")
+        for line in part.read_text().splitlines()
+    ]
+    return sorted((row["id"], row["n"]) for row in map(json.loads, lines))
+
+
+@pytest.mark.timeout(60)
+def test_dead_letters_of_files_are_retried(etlstage: Etlstage, pipeline: Path) -> None:
+    """Once, into the same folder (issue 23)."""
+    assert etlstage("validate", "p.yaml").returncode == 0
+    done = etlstage("run", "p.yaml")
+    assert done.returncode == 0, done.stderr
+    assert rows_of(pipeline) == [("a", 1), ("c", 3)]
+    said = etlstage("dlq", "ls", "p.yaml").stdout
+    assert "field 'n' is a string that is no int" in said.replace("\n", " ")
+    (pipeline / "mended").touch()
+    done = etlstage("dlq", "retry", "p.yaml")
+    assert "1 dead letter passed, 1 failed again" in done.stdout
+    assert rows_of(pipeline) == [("a", 1), ("b", 7), ("c", 3)]
+    assert {p.name.split("-")[1] for p in (pipeline / "out").glob("part-retry*")} == {
+        "retry"
+    }
+
+
+@pytest.mark.timeout(60)
+def test_nothing_of_spark_is_imported(
+    etlstage: Etlstage, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor pandas, whose import takes longer than a small pipeline (issue 23)."""
+    (pipeline / "site").mkdir()
+    for name in ("pyspark", "pandas", "py4j"):
+        (pipeline / "site" / f"{name}.py").write_text(f"raise SystemExit('{name}')\n")
+    monkeypatch.setenv("PYTHONPATH", str(pipeline / "site"))
+    text = (pipeline / "p.yaml").read_text().replace('schema: "id string, n int", ', "")
+    (pipeline / "p.yaml").write_text(text)
+    done = etlstage("run", "p.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "3 loaded" in done.stdout
+
+
+def test_what_files_can_not(etlstage: Etlstage, pipeline: Path) -> None:
+    """Each with its place, and what would do (issue 23)."""
+    text = PIPELINE.format(more="engine: spark")
+    (pipeline / "p.yaml").write_text(text)
+    said = etlstage("validate", "p.yaml").stderr
+    for stage in ("extract", "load"):
+        assert f"can't be spark: the end of stage {stage} is for engine local" in said
+    wrong = (
+        text.replace('header: "true"', 'header: "maybe", inferSchema: "true"')
+        .replace("path: out", "path: s3://b/out")
+        .replace("id string, n int", "id string, n variant")
+    )
+    (pipeline / "p.yaml").write_text(wrong)
+    said = etlstage("validate", "p.yaml").stderr
+    for line in (
+        "extract.files.options.header: expected true or false",
+        "extract.files.options.inferSchema: is none of files, expected header or sep",
+        "load.files.path: is not of this machine: Spark's end reads others",
+        "load.files.schema: type variant of column 'n' is for Spark's end alone",
+    ):
+        assert line in said
+    csv = PIPELINE.format(more="").replace(
+        'json, schema: "id string, n int"',
+        'csv, schema: "a array<int>", partition_by: [a]',
+    )
+    (pipeline / "p.yaml").write_text(csv)
+    said = etlstage("validate", "p.yaml").stderr
+    assert "load.files.partition_by: leaves no column for the files themselves" in said
+    (pipeline / "p.yaml").write_text(csv.replace(", partition_by: [a]", ""))
+    said = etlstage("validate", "p.yaml").stderr
+    assert "load.files.format: csv has no cells for column 'a', array<int>" in said
+
+
+@pytest.mark.timeout(60)
+def test_rows_of_a_test(etlstage: Etlstage, pipeline: Path) -> None:
+    """They are given and expected as with a DataFrame (issue 23)."""
+    tests = """\
+tests:
+  - name: row
+    input_rows: ['{"id":"a","n":"1"}', '{"id":"b","n":"x"}']
+    output_rows: [{json: '{"id":"a","n":1}'}]
+    dead_letters: [{reason: no number}]
+"""
+    with (pipeline / "p.yaml").open("a") as file:
+        file.write(tests)
+    done = etlstage("test", "p.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ends_that_can_not_be_compared(etlstage: Etlstage, pipeline: Path) -> None:
+    """Only what makes messages of rows can stand for one another (issue 23)."""
+    done = etlstage("diff", "p.yaml", "--on", "files,fils")
+    assert "--on: unknown end 'fils' (did you mean 'files'?)" in done.stderr
+    text = PIPELINE.format(more="").replace(
+        '{files: {path: in, format: csv, options: {header: "true"}}}',
+        "{worker: {command: [seq, '3']}}",
+    )
+    (pipeline / "p.yaml").write_text(text)
+    done = etlstage("diff", "p.yaml", "--on", "files,spark")
+    assert "p.yaml:4:10: the extract stage is a worker: only of rows" in done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_files_agree_with_spark(etlstage: Etlstage, pipeline: Path) -> None:
+    """In whatever they read, one word changed (issue 23)."""
+    done = etlstage("diff", "p.yaml", "--on", "files,spark")
+    assert done.stdout.startswith("files and spark agree: 3 messages"), done.stderr
