@@ -5,7 +5,16 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from etlstage.columns import Column, Epoch, Replies, content, extent, from_zero
+from etlstage.columns import (
+    Column,
+    Epoch,
+    Replies,
+    array_of,
+    content,
+    extent,
+    from_zero,
+    one_of,
+)
 
 MESSAGES = [b"one", b"", b"three"]
 
@@ -121,6 +130,15 @@ def test_messages_keep_their_order_over_runs() -> None:
     assert epoch.binary().to_pylist() == messages
 
 
+def test_large_columns_are_kept_as_they_are() -> None:
+    """Between lists, in their order."""
+    epoch, column = Epoch(), Column(pa.array([b"x"] * 600, pa.binary()))
+    for run in ([b"a"], column, [b"b"]):
+        epoch.add(run, len(run))
+    assert epoch.binary().num_chunks == 3
+    assert epoch.binary().to_pylist() == [b"a", *column, b"b"]
+
+
 def test_string_that_is_no_utf8_is_null() -> None:
     """One undecodable message costs none of its neighbours."""
     epoch = Epoch()
@@ -132,3 +150,26 @@ def test_empty_epoch_has_empty_columns() -> None:
     """An epoch without messages still is two columns."""
     assert Epoch().binary().to_pylist() == []
     assert Epoch().strings().to_pylist() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([b"a", None, b""] * 5, pa.binary()),
+        (["é", "", "x"], pa.string()),
+        ([None, "x"], pa.string()),
+        ([], pa.string()),
+        ([1, None], pa.int64()),
+    ],
+)
+def test_values_in_arrow(values: list[object], kind: pa.DataType) -> None:
+    """They are what Arrow itself makes of them."""
+    made = array_of(values, kind)
+    made.validate(full=True)
+    assert made == pa.array(values, kind)
+
+
+def test_one_value_in_arrow() -> None:
+    """Text or bytes."""
+    assert one_of("é") == pa.scalar("é")
+    assert one_of(b"x") == pa.scalar(b"x", pa.binary())

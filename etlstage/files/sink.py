@@ -37,6 +37,7 @@ __all__ = ("FileSink",)
 _LEAST: Final = "run-"
 """Begins the names of loads that are not recorded."""
 _FILE_BYTES: Final = 32 << 20  # of messages, in a file
+_MOST: Final = 512 << 20  # bytes that are looked at together
 _SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 
 
@@ -101,7 +102,8 @@ class FileSink(RowSink):
         self._fitting = Fitting(schema, missing=missing, extra=extra)
         self._options = {key.lower(): value for key, value in (options or {}).items()}
         self._by = tuple(partition_by)
-        self._bounds = (epoch_messages, epoch_bytes)
+        # What is beyond that is written in turns: Arrow's arrays end at 2 GiB.
+        self._bounds = (epoch_messages, min(epoch_bytes, _MOST))
         self._epoch = Epoch()
         self._prepared = False
         # Of a load that is not recorded, which is another one each time.

@@ -21,7 +21,7 @@ from etlstage.config.end import (
     present_output,
     unrecorded,
 )
-from etlstage.errors import ConfigError, guess
+from etlstage.errors import guess
 from etlstage.pipeline.delivery.delivery import Bounds
 from etlstage.settings.ddl import DDL, Type, columns_of
 from etlstage.settings.definition import UNREAD, broken
@@ -97,6 +97,7 @@ class FileSourceKeys(SourceKeys):
         cls, written: Mapping[str, Any], loc: Loc, look: Look
     ) -> Iterator[Problem]:
         """Yield the input, if there is none."""
+        yield from _without_arrow(loc)
         yield from absent_input(written, loc, look)
 
     @classmethod
@@ -127,7 +128,6 @@ class FileSourceKeys(SourceKeys):
     def source(self, stage: ExtractKeys, name: str, site: Site) -> Source:
         """Return what reads the files."""
         del stage
-        _needs_arrow()
         from etlstage.files.source import RUN_BYTES, RUN_MESSAGES, FileSource
 
         # Cut so that epochs keep to their bounds.
@@ -222,6 +222,7 @@ class FileSinkKeys(SinkKeys):
         cls, written: Mapping[str, Any], loc: Loc, look: Look
     ) -> Iterator[Problem]:
         """Yield the output, if there must be none; columns that the schema has not."""
+        yield from _without_arrow(loc)
         yield from present_output(written, loc, look)
 
     @classmethod
@@ -256,7 +257,6 @@ class FileSinkKeys(SinkKeys):
 
     def sink(self, stage: LoadKeys, name: str, site: Site) -> Sink:
         """Return what writes the files, an epoch at a time."""
-        _needs_arrow()
         from etlstage.files.sink import FileSink
 
         return FileSink(
@@ -371,9 +371,9 @@ def _spoken(written: Mapping[str, Any]) -> Mapping[str, Any]:
     )
 
 
-def _needs_arrow() -> None:
+def _without_arrow(loc: Loc) -> Iterator[Problem]:
     if find_spec("pyarrow") is None:
-        raise ConfigError("files need PyArrow: pip install 'etlstage[arrow]'")
+        yield broken(loc, "needs PyArrow: pip install 'etlstage[arrow]'")
 
 
 FILES: Final = End("files", FileSourceKeys, FileSinkKeys)
