@@ -78,13 +78,13 @@ class MemorySection:
         self._journals = journals
         self._journal = journal
 
-    def release(self, data: bytes) -> Done:
+    def release(self, *data: bytes) -> Done:
         """Append, unless the disk is full."""
         journals, journal = self._journals, self._journal
         journals.sections.remove(journal)
         if journals.full:
             raise OSError(28, "No space left on device")
-        journals.data[journal] = journals.data.get(journal, b"") + data
+        journals.data[journal] = journals.data.get(journal, b"") + b"".join(data)
         return Done(journal)
 
     def abandon(self) -> None:
