@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.spark.archive import ARCHIVE, OPTIONS
@@ -120,3 +121,11 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setattr(os, "fsync", fsync)
     return paths
+
+
+@pytest.fixture(autouse=True)
+def unconfigured() -> Iterator[None]:
+    """Leave no configuration of structlog behind: what logs next would print it."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()

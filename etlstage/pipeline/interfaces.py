@@ -169,7 +169,7 @@ class Landing(ABC):
         self.account: Account = Account(name, StageKind.LOAD)
         """Of the load stage, in the ledger of the run. ``done`` are messages that are
         durable; all before the first ``done + dead`` messages are dealt with."""
-        self.activity = ""
+        self.activity: str = ""
         """What it is doing that takes its time, for a human."""
 
     def begin(self, epochs: Epochs) -> None:

@@ -230,8 +230,8 @@ async def test_dead_letters_know_commands_as_written(
     assert report.ledger[1].dead == 2
     letter, _ = read_letters(path.parent / ".etlstage/dead_letters/load.jsonl")
     assert isinstance(letter, DeadLetter)
-    assert letter.config["command"][0] == "sh"
-    assert "${TOKEN} ${N}" in letter.config["command"][2]
+    assert letter.config["worker"]["command"][0] == "sh"
+    assert "${TOKEN} ${N}" in letter.config["worker"]["command"][2]
     assert "hunter2" not in str(letter)
     assert str(path) in str(report.dead_letters.command)
 

@@ -524,7 +524,7 @@ async def test_sink_that_fails_fails_the_run() -> None:
 @pytest.mark.parametrize("where", ["source", "middle", "sink"])
 async def test_program_that_is_missing_fails_the_run(where: str) -> None:
     """Whichever it is; nothing is loaded as a whole."""
-    missing = {"name": "gone", "command": ("no-such-program",)}
+    missing = {"name": "gone", "worker": ("no-such-program",)}
     loading = Stage(kind=StageKind.LOAD, **missing)  # type: ignore[arg-type]
     extract = plain("extract")
     report = await run(

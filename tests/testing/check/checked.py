@@ -13,11 +13,11 @@ from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
-from etlstage.stage import Stage
 from etlstage.testing import ScriptedLaunch, run_virtually
 from etlstage.testing.check import Finding, Subject, Verdict, check_worker, suite
 from etlstage.testing.check.suite import Check
 from etlstage.testing.scripted import Script
+from tests.staged import staged
 
 __all__ = ("checked", "failures", "said", "scripted")
 
@@ -53,9 +53,9 @@ def checked(
         subject: More of the subject.
 
     """
-    made = Stage(
+    made = staged(
+        tuple(map(str, command)),
         name="w",
-        worker=tuple(map(str, command)),
         kind=kind,
         dialect=dialect or MarkerDialect(mode=mode, markers=markers or Markers()),
         **(stage or {}),
