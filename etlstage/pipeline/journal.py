@@ -237,7 +237,7 @@ class JournalSink(Sink):
         with self._failing("read"):
             await anyio.to_thread.run_sync(self._journals.refresh)
             while not await anyio.to_thread.run_sync(self._journals.has_room):
-                self.activity = f"waiting for readers of {self._path} (limit)"
+                self.activity: str = f"waiting for readers of {self._path} (limit)"
                 with anyio.move_on_after(5 * _POLL):
                     await self._hurry.wait()
                     break
