@@ -6,11 +6,11 @@ A copy for the time until ``protocol/events.py`` has them; it goes then.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from etlstage.errors import ProtocolError
 from etlstage.messages import Groups, Run
-from etlstage.protocol.events import Refusals
 
 __all__ = (
     "Added",
@@ -60,7 +60,7 @@ class Ended(NamedTuple):
 
     first: int
     groups: Groups
-    refusals: Refusals = ()
+    refusals: Sequence[tuple[int, str]] = ()
     overhead: int = 0
 
 
