@@ -84,7 +84,7 @@ class RowLanding(Landing):
         self._fitted = 0  # messages that are written and not durable
 
     def begin(self, epochs: Epochs) -> None:
-        """Take note of what was loaded before: it is not replaced, nor in the way."""
+        """Begin behind what was loaded before: it is not replaced, nor in the way."""
         self._goes_on = self._resumed = epochs.done > 0
         if not epochs.once:
             return

@@ -1,16 +1,22 @@
 """
 The events of a session, as the seam of all dialects is going to have them.
 
-A copy for the time until ``protocol/events.py`` has them; it goes then.
+Those that differ yet from ``protocol/events.py``; they go when that has them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from etlstage.errors import ProtocolError
 from etlstage.messages import Groups, Run
-from etlstage.protocol.events import Refusals
+from etlstage.protocol.events import (
+    Alive,
+    CommitAnswered,
+    Failed,
+    Noise,
+    Ready,
+    Refusals,
+)
 
 __all__ = (
     "Added",
@@ -78,39 +84,10 @@ class CommitAsked(NamedTuple):
     position: object
 
 
-class CommitAnswered(NamedTuple):
-    """A position has been stored, or could not."""
-
-    position: object
-    error: str | None = None
-
-
-class Ready(NamedTuple):
-    """The worker may be given work."""
-
-    identity: str = ""
-
-
-class Alive(NamedTuple):
-    """The worker is alive."""
-
-
 class Farewell(NamedTuple):
     """One side is about to end."""
 
     reason: str = ""
-
-
-class Noise(NamedTuple):
-    """Bytes that mean nothing and do no harm."""
-
-    data: bytes
-
-
-class Failed(NamedTuple):
-    """The peer broke the protocol; nothing that it sends from now on is read."""
-
-    error: ProtocolError
 
 
 Event: TypeAlias = (
