@@ -183,7 +183,6 @@ def _fuzzer(stage: Stage, wanted: Wanted) -> Fuzzer:
         searched = cases(
             dialect,
             size=size,
-            full=full,
             speaking=MARKER_SETS if wanted.vary_markers else (),
             drawn=drawn,
         )

@@ -11,7 +11,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, Self
+from typing import (
+    TYPE_CHECKING,
+    ClassVar,
+    Final,
+    NamedTuple,
+    Protocol,
+    Self,
+    runtime_checkable,
+)
 
 from etlstage.messages import StageKind
 from etlstage.protocol.events import Event
@@ -23,6 +31,7 @@ __all__ = (
     "SEND_EOF",
     "Dialect",
     "Limits",
+    "Paired",
     "Reader",
     "Services",
     "Session",
@@ -64,11 +73,9 @@ class Session(Protocol):
     @property
     def in_order(self) -> bool:
         """
-        Whether exchanges end in the order in which they began.
+        Whether exchanges end in the order in which they were opened.
 
-        They have no names then: :class:`~etlstage.protocol.events.MessagesPassed` and
-        :class:`~etlstage.protocol.events.RepliesCompleted` are what passes, a run at a
-        time. Else they are opened and ended by their numbers.
+        The time of each begins with its turn then, and none can be cancelled alone.
         """
         ...
 
@@ -84,12 +91,12 @@ class Session(Protocol):
 
     @property
     def owed(self) -> int:
-        """How many exchanges are open."""
+        """How many exchanges the worker has not answered."""
         ...
 
     @property
     def room(self) -> float:
-        """How many more may be opened now; where the worker asks, messages."""
+        """How many exchanges may be opened now; where the worker asks, messages."""
         ...
 
     def receive_data(self, data: bytes, now: float, /) -> None:
@@ -101,19 +108,32 @@ class Session(Protocol):
         ...
 
     def receive_eof(self, now: float, /) -> None:
-        """Take note that the peer will send no more."""
+        """Take the end of what the peer sends."""
+        ...
+
+    def peer_exited(self, clean: bool, now: float) -> None:
+        """
+        End what a worker that is gone has answered, where its exit shows that.
+
+        Args:
+            clean: Whether it exited as it should.
+            now: The time, in seconds.
+
+        """
         ...
 
     def events_received(self) -> list[Event]:
         """Return, once, what has been received since the last call."""
         ...
 
-    def send(self, event: Event) -> None:
+    def send(self, event: Event, now: float, /) -> None:
         """
         Queue an event for the peer.
 
         Raises:
             LocalProtocolError: If the event may not be sent now, or not at all.
+            InvalidMessage: If a message can't be sent: nothing of the event has been
+                queued then, and no number was used.
 
         """
         ...
@@ -133,7 +153,51 @@ class Session(Protocol):
         ...
 
     def handle_timer(self, now: float) -> None:
-        """Take note of the time, in seconds on the caller's clock."""
+        """Do what is due by now, in seconds on the caller's clock."""
+        ...
+
+
+@runtime_checkable
+class Paired(Session, Protocol):
+    """
+    A session that nothing but their order tells which exchange a reply is for.
+
+    It ends exchanges when it is shown that they add up. How the input of the worker
+    drains shows it: as long as ``wants_unread``, tell it how much is left.
+    """
+
+    step: bool
+    """Set it to have one exchange at a time, each shown to add up."""
+    bound: float
+    """Set it to the bytes of replies that may wait for that."""
+
+    @property
+    def wants_unread(self) -> bool:
+        """Whether :meth:`input_unread` is of use now."""
+        ...
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the worker lacks a part of what it was given last."""
+        ...
+
+    def input_unread(self, left: int, now: float) -> bool:
+        """
+        Take how many bytes the peer has not read of what was written to it.
+
+        Returns:
+            Whether to receive all that it has written now, whatever comes; then call
+            :meth:`output_dry`.
+
+        """
+        ...
+
+    def output_dry(self, now: float) -> None:
+        """Judge what is held back: all that the peer had written was received."""
+        ...
+
+    def give_whole(self) -> None:
+        """Queue the rest of what the worker has a part of: it gets nothing more."""
         ...
 
 
@@ -196,25 +260,6 @@ class Dialect(ABC):
     def shape(self) -> Shape:
         """How exchanges are made from messages."""
 
-    @property
-    def asks_when_full(self) -> bool:
-        """Whether the worker asks also behind the message that fills its batch."""
-        return False
-
-    @property
-    def counts(self) -> bool:
-        """Whether nothing but their number tells which exchange a reply is for."""
-        return False
-
-    @property
-    def slack(self) -> int:
-        """Bytes at the end of an exchange that a worker may answer before it reads."""
-        return 0
-
-    def speaks(self, data: bytes) -> bool:
-        """Return whether bytes from a worker are more than the beginning of a reply."""
-        return bool(data)
-
     def shown(self, data: bytes) -> str:
         """Return ``data`` as printable ASCII, with what bounds messages by name."""
         return repr(data)[2:-1]
@@ -222,10 +267,6 @@ class Dialect(ABC):
     def reader(self) -> Reader | None:
         """Return what reads a conversation to people; None: :meth:`shown` does."""
         return None
-
-    def unasked(self, data: bytes) -> str:
-        """Say what a worker did that wrote ``data`` although it owed nothing."""
-        return f"wrote what nobody asked for: {self.shown(data)}"
 
     def cut(self, side: Side, data: bytes) -> list[bytes]:
         """
@@ -260,6 +301,8 @@ class Dialect(ABC):
         batch: int = 1,
         kind: StageKind = StageKind.TRANSFORM,
         assignment: object = None,
+        window: int | None = None,
+        life: float | None = None,
     ) -> Session:
         """
         Return a fresh session.
@@ -271,6 +314,9 @@ class Dialect(ABC):
             kind: Of the stage: what is asked for where nothing else is.
             assignment: The share of the input that this worker has, such as a shard
                 and where to go on in it; None for all that comes.
+            window: Exchanges that may be given ahead of their replies, if that is set.
+            life: Messages behind which workers before this one were lost, at the
+                supervisor of a stage; None: replies are released as they come.
 
         """
 

@@ -19,7 +19,6 @@ from etlstage.messages import Groups, Run
 __all__ = (
     "Added",
     "Alive",
-    "BatchEnded",
     "Cancelled",
     "CommitAnswered",
     "CommitAsked",
@@ -27,39 +26,23 @@ __all__ = (
     "Event",
     "Failed",
     "Farewell",
-    "MessagesPassed",
     "Mispaired",
-    "MoreRequested",
     "Noise",
     "Opened",
-    "OutputPassed",
     "Ready",
     "Refusal",
-    "Refusals",
-    "RepliesCompleted",
-    "StreamEnded",
+    "Wanted",
 )
 
 
-Refusals: TypeAlias = Sequence[tuple[int, str]]
-"""Which of some exchanges were refused: the place of each, rising, and the reason."""
+class Wanted(NamedTuple):
+    """
+    The worker asks for more messages of the exchange that is open.
 
+    Only a worker sends it: a supervisor sees it as room.
+    """
 
-class MessagesPassed(NamedTuple):
-    """The supervisor hands messages to the worker."""
-
-    messages: Run
-
-
-class BatchEnded(NamedTuple):
-    """The supervisor ends the batch that it was filling."""
-
-    full: bool = False
-    """It holds as many messages as a batch may."""
-
-
-class MoreRequested(NamedTuple):
-    """The worker asks for one more message for its batch."""
+    messages: int = 1
 
 
 class Mispaired(NamedTuple):
@@ -68,30 +51,10 @@ class Mispaired(NamedTuple):
     what: str
     """What the worker did, as a part of a sentence."""
     exchanges: int
-    """How many were answered and held back."""
+    """How many were answered and held back: the oldest that are open."""
     doubtful: int
-    """How many that were released before, or whose effects were, may be wrong."""
-
-
-class OutputPassed(NamedTuple):
-    """The worker hands over messages of a reply that is not complete yet."""
-
-    messages: Run
-
-
-class RepliesCompleted(NamedTuple):
-    """
-    The worker has answered that many exchanges, oldest first.
-
-    Each group holds the messages of one reply, without those that an earlier
-    :class:`OutputPassed` carried. To those that it refused the reply is empty.
-    """
-
-    groups: Groups
-    overhead: int = 0
-    """Bytes of memory that these take beside those that were read."""
-    refusals: Refusals = ()
-    """To which of these exchanges it said no, and lives on."""
+    """Messages whose replies were released before, or whose effects can't be taken
+    back, and may be wrong."""
 
 
 class Opened(NamedTuple):
@@ -202,13 +165,6 @@ class Noise(NamedTuple):
     data: bytes
 
 
-class StreamEnded(NamedTuple):
-    """One side will send no more."""
-
-    tail: bytes = b""
-    """What came after the last complete element."""
-
-
 class Failed(NamedTuple):
     """The peer broke the protocol; nothing that it sends from now on is read."""
 
@@ -216,12 +172,8 @@ class Failed(NamedTuple):
 
 
 Event: TypeAlias = (
-    MessagesPassed
-    | BatchEnded
-    | MoreRequested
+    Wanted
     | Mispaired
-    | OutputPassed
-    | RepliesCompleted
     | Opened
     | Added
     | Ended
@@ -232,6 +184,5 @@ Event: TypeAlias = (
     | Alive
     | Farewell
     | Noise
-    | StreamEnded
     | Failed
 )

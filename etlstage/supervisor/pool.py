@@ -28,7 +28,7 @@ from etlstage.errors import (
     WorkerStartFailed,
 )
 from etlstage.stage.stage import Stage
-from etlstage.supervisor.deadline import Deadline
+from etlstage.supervisor.deadlines import Deadline
 from etlstage.supervisor.diagnostic import SKIPPED
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.submission import Submission
@@ -127,7 +127,7 @@ class WorkerPool:
         """Messages of which the replies, or the effects, may not be what they seem."""
         # Who is found out lives on until it is stopped.
         running = self._running.values()
-        return self._doubtful + sum(r.connection.dispatch.doubtful for r in running)
+        return self._doubtful + sum(r.link.doubtful for r in running)
 
     def running(self) -> list[WorkerStarted]:
         """Return the processes that run."""
@@ -209,7 +209,7 @@ class WorkerPool:
         found = [
             Silence(running.name, *silence)
             for running in list(self._running.values())
-            if (silence := running.connection.patience.silence(now)) is not None
+            if (silence := running.link.silence(now)) is not None
         ]
         return max(found, key=lambda silence: silence.seconds, default=None)
 
@@ -218,7 +218,7 @@ class WorkerPool:
         self.backlog.hurried = True
         now = anyio.current_time()
         for running in self._running.values():
-            running.connection.patience.hurry(now)
+            running.link.hurry(now)
 
     def health(self) -> Health:
         """Return whether the workers can do their work, and why not; from any thread."""
@@ -235,7 +235,7 @@ class WorkerPool:
     def kick(self) -> None:
         """Let the workers take what is there, the least busy first; one alone, all."""
         now = anyio.current_time()
-        connections = [running.connection for running in self._running.values()]
+        connections = [running.link for running in self._running.values()]
         moved = True
         while moved:
             if len(connections) > 1:
@@ -285,7 +285,7 @@ class WorkerPool:
             case Fail(worker, reason, cause):
                 self._running[worker].fail(reason, cause)
             case Retire(worker):
-                self._running[worker].connection.retire()
+                self._running[worker].link.retire()
             case StopWorker(worker, patient):
                 self._stop(worker, patient=patient)
             case SetTimer(worker, at):
@@ -423,8 +423,7 @@ class WorkerPool:
 
     def _ring(self, worker: str, _now: float) -> None:
         running = self._running.get(worker)
-        patience = running.connection.patience if running is not None else None
-        idle_since = patience.idle_since if patience is not None else None
+        idle_since = None if running is None else running.link.deadlines.idle_since
         self.handle(WorkerTimerRang(worker, idle_since))
 
     async def _watch_memory(self, limit: int) -> None:

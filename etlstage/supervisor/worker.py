@@ -3,7 +3,7 @@ One process of a stage, from its start until nothing of it is left.
 
 Who owns what: the *worker* owns the process, its stderr and its status pipe, decides
 how it is ended and whom its end is blamed on, and reports all that to the pool as
-events. Its *connection* owns the bytes and the session: what the process is fed and
+events. Its *link* owns the bytes and the session: what the process is fed and
 what it answers is not known here. Its *blame* is a value, which words the errors. The
 *pool* decides, by its lifecycle, when a worker is started and stopped; what it decides
 comes here as a call of :meth:`WorkerProcess.stop` or :meth:`WorkerProcess.fail`.
@@ -35,7 +35,6 @@ from etlstage.errors import (
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
 from etlstage.supervisor.blame import Blame
-from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.diagnostic import StatusReader
 from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.lifecycle.events import (
@@ -47,6 +46,7 @@ from etlstage.supervisor.lifecycle.events import (
     WorkerReady,
     WorkerSilent,
 )
+from etlstage.supervisor.link import Link
 from etlstage.supervisor.process import spawn
 from etlstage.supervisor.stderr import StderrLog
 from etlstage.telemetry.log import Log
@@ -112,7 +112,7 @@ class WorkerProcess:
         self._blame = Blame(
             stage, name, self.pid, self._stderr, pool.state.history(name)
         )
-        self.connection: Connection = Connection(
+        self.link: Link = Link(
             self,
             stage,
             pool.backlog,
@@ -149,7 +149,7 @@ class WorkerProcess:
         self._doubted = False  # what it has answered may not be loaded
 
     def __repr__(self) -> str:
-        owed = self.connection.owed
+        owed = self.link.owed
         return f"<WorkerProcess {self.name!r} {self._child!r} owed={owed}>"
 
     @property
@@ -172,7 +172,7 @@ class WorkerProcess:
     def open(self) -> None:
         """Give the worker messages from now on."""
         self._open = True
-        self.connection.pump_all(anyio.current_time())
+        self.link.pump_all(anyio.current_time())
 
     def stop(self, *, patient: bool = True) -> None:
         """
@@ -186,8 +186,8 @@ class WorkerProcess:
             return
         # In the middle of a round there is nothing that it could finish.
         extracts = self._stage.kind is StageKind.EXTRACT
-        busy = extracts and self.connection.dispatch.busy
-        self.connection.stop_verifying()
+        busy = extracts and self.link.busy
+        self.link.give_whole()
         self._end_process(patient=patient and not busy)
 
     def hurry(self) -> None:
@@ -201,17 +201,15 @@ class WorkerProcess:
         if self.error is not None:
             return
         if cause == "start" and self._stage.dialect.announces:
-            received = self.connection.patience.received
+            received = self.link.received
             reason += f": it {self._stage.dialect.unready(received)}"
-        self._ignored = cause == "silent" and self.connection.unread(
-            self._wire.unread()
-        )
+        self._ignored = cause == "silent" and self.link.unread(self._wire.unread())
         self._reason, self._breach = self._with_hint(reason), blame
         self.error = self._describe(0)
-        self.connection.stop_verifying()
+        self.link.give_whole()
         self._pool.handle(WorkerFailed(self.name, self.pid, self.error, cause))
 
-    # --- what the connection finds out ---------------------------------------
+    # --- what the link finds out ----------------------------------------------
 
     def broke(self, pipe: str) -> None:
         """Record that the worker closed a pipe; it is stopped if it does not exit."""
@@ -274,7 +272,7 @@ class WorkerProcess:
                 self._wire.close()
             finally:
                 self._child.close()
-        late = self.connection.late - self._late
+        late = self.link.late - self._late
         if killed or late:
             doubt = self._doubt_remains(killed) if killed else None
             doubtful = self._unproven if doubt is not None else 0
@@ -300,15 +298,15 @@ class WorkerProcess:
         return killed
 
     async def _serve(self) -> int:
-        connection, status_pipe = self.connection, self._child.status
+        link, status_pipe = self.link, self._child.status
         async with anyio.create_task_group() as readers:
             readers.start_soon(self._read_stderr)
             readers.start_soon(self._read_stdout)
             async with anyio.create_task_group() as group:
                 group.start_soon(self._stop_when_told)
-                group.start_soon(connection.write)
-                group.start_soon(connection.watch)
-                group.start_soon(connection.verify)
+                group.start_soon(link.write)
+                group.start_soon(link.watch)
+                group.start_soon(link.prove)
                 if status_pipe is not None:
                     group.start_soon(self._read_status, status_pipe)
                 status = await self._child.wait()
@@ -327,7 +325,7 @@ class WorkerProcess:
         self._stderr_ended.set()
 
     async def _read_stdout(self) -> None:
-        await self.connection.read()
+        await self.link.read()
         self._all_read = True
         # Normally the process exits now; if it doesn't, it is stopped.
         self.broke("stdout")
@@ -347,7 +345,7 @@ class WorkerProcess:
             if told.counts:
                 self._pool.count(self.name, told.counts)
             if told.progress is not None:
-                self.connection.patience.progressed(anyio.current_time())
+                self.link.progressed(anyio.current_time())
             if self._announced:
                 self._pool.handle(AliveSeen(self.name))
             else:
@@ -368,7 +366,7 @@ class WorkerProcess:
         await self._quit.wait()
         if self.exited:
             return
-        if self._patient and self.connection.say_farewell():
+        if self._patient and self.link.say_farewell():
             self._log_step("the farewell of its dialect")
             await self._wait(self._timeout, self._gone.wait)
         if self._patient and not self.exited:
@@ -378,7 +376,7 @@ class WorkerProcess:
             if not self._streams:
                 self._log_step("the end of its input")
             # One that has not come by now would find nobody who told it anything.
-            if not self.connection.unmet:
+            if not self.link.unmet:
                 await self._wait(self._timeout, self._gone.wait)
         for signal in (SIGTERM, SIGKILL):
             if self.exited:
@@ -429,7 +427,7 @@ class WorkerProcess:
             # We have ended it: that goes for its whole group.
             self._child.kill()
         if self._stage.kind is StageKind.EXTRACT:
-            self.connection.read_on()
+            self.link.read_on()
 
     async def _read_rest(self, status: int, until: float) -> None:
         """Read what it has written, and what others write on its behalf."""
@@ -445,11 +443,11 @@ class WorkerProcess:
 
     def _owes(self, status: int) -> bool:
         """Read what is there; return whether others may still write what it owes."""
-        self._catch_up(status)
+        self.link.catch_up()
         # One that failed is not waited for. What it had not begun nobody else will.
-        if status or self.error is not None or not self.connection.dispatch.busy:
+        if status or self.error is not None or not self.link.busy:
             return False
-        return self._streams or not self.connection.unread(self._unread)
+        return self._streams or not self.link.unread(self._unread)
 
     async def _outlast(self, until: float) -> int:
         """Wait for what it has left behind, then kill it; return how many that were."""
@@ -492,37 +490,35 @@ class WorkerProcess:
 
     # --- what its end means ---------------------------------------------------
 
-    def _catch_up(self, status: int) -> None:
-        sound = not status or self._told_to_stop
-        self.connection.catch_up(sound=sound, left=self._unread)
-
     def _end(self, status: int) -> None:
         """Report its end, with what it held and whom that is blamed on."""
         if self._child.status is not None:
             self._take_status(self._child.status)
-        self._catch_up(status)
-        fate = self._fate()
-        if not self._told_to_stop and self._streams and not status:
-            if self._all_read:
-                self.connection.complete_stream()
-            else:
-                fate += (
+        self.link.catch_up()
+        clean, held_open = not status or self._told_to_stop, ""
+        if self._streams:
+            clean = not (status or self._told_to_stop)
+            if clean and not self._all_read:
+                clean = False
+                held_open = (
                     ", but what it had started held its stdout open for"
                     f" {self._timeout:g} s"
                 )
+        self.link.conclude(clean=clean, left=self._unread)
+        fate = self._fate() + held_open
         if self.error is None:
             self._reason = "was stopped" if self._told_to_stop else fate
         told = self._told_to_stop and self.error is None
         doubt = self._doubt_end(status) if told else None
         untouched = self._untouched
-        doubtful = self.connection.dispatch.doubtful
+        doubtful = self.link.doubtful
         if doubt is not None:
             told, doubtful, fate = False, self._unproven, self._blame.end()
         loss = self._lose(untouched=untouched)
         if self.error is None and not told:
             self.error = doubt or self._describe(loss.held)
         self.ended = True
-        self._late = self.connection.late
+        self._late = self.link.late
         # What it held is with others before anybody hears of its end.
         self._pool.handle(
             WorkerExited(
@@ -530,14 +526,14 @@ class WorkerProcess:
                 self.pid,
                 status,
                 lost=loss.held,
-                answered=self.connection.answered,
+                answered=self.link.answered,
                 retried=loss.retried,
                 failed=loss.failed,
                 tries=loss.tries,
                 progress=loss.progress,
                 untouched=untouched,
                 told=told,
-                late=self.connection.late,
+                late=self.link.late,
                 doubtful=doubtful,
                 doubt=doubt,
                 fate=fate,
@@ -555,10 +551,10 @@ class WorkerProcess:
         """Whether it had not begun to read what it held: that can't have killed it."""
         if self._streams:
             return False
-        block, ahead = self.connection.dispatch.block, self.connection.ahead
-        if self._ignored or (ahead and block.doubted and not block.holds):
+        ahead, mispaired = self.link.ahead, self.link.mispaired
+        if self._ignored or (ahead and mispaired and not mispaired.exchanges):
             return True
-        return self.error is None and (ahead or self.connection.unread(self._unread))
+        return self.error is None and (ahead or self.link.unread(self._unread))
 
     @property
     def _unproven(self) -> int:
@@ -566,7 +562,7 @@ class WorkerProcess:
         # One that was stopped by force had no time to end well.
         if self._stage.kind is not StageKind.LOAD or self._pool.state.forced:
             return 0
-        return self.connection.answered
+        return self.link.answered
 
     def _doubt_end(self, status: int) -> WorkerLost | None:
         """Return why what it has answered may not be loaded, if it did not end well."""
@@ -593,12 +589,17 @@ class WorkerProcess:
         return error
 
     def _lose(self, *, untouched: bool) -> Loss:
-        dispatch = self.connection.dispatch
+        link, dispatch = self.link, self.link.dispatch
         if self._pool.state.stopping:
-            held = dispatch.abandon(self._describe(dispatch.held))
-            return Loss(held=held, retried=0)
-        attempt = self._blame.attempt(self._reason)
-        return dispatch.lose(attempt, self._last_error, untouched=untouched)
+            error = self._describe(dispatch.held)
+            return Loss(held=dispatch.abandon(error, link.owed), retried=0)
+        return dispatch.lose(
+            self._blame.attempt(self._reason),
+            self._last_error,
+            owed=link.owed,
+            untouched=untouched,
+            mispaired=link.mispaired and link.mispaired.exchanges,
+        )
 
     def _describe(self, held: int, tries: int = 1) -> EtlstageError:
         """Return the error of what the worker held, or the one that it failed with."""

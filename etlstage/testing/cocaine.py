@@ -110,7 +110,7 @@ class CocaineWorker:
     async def say(self, *events: Event) -> None:
         """Write what the events are at once."""
         for event in events:
-            self.session.send(event)
+            self.session.send(event, 0.0)
         async with self._lock:
             while data := self.session.data_to_send():
                 await self._worker.write(b"".join(data))

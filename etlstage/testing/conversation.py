@@ -28,13 +28,13 @@ import anyio.lowlevel
 
 from etlstage.messages import Run, counted
 from etlstage.protocol.base import Limits, Session, Shape
-from etlstage.protocol.events import BatchEnded, Event, Farewell, MessagesPassed, Ready
+from etlstage.protocol.events import Added, Event, Farewell, Opened, Ready
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.process import command_line
 from etlstage.telemetry.terminal import harmless
 from etlstage.testing.answering import Answers
 from etlstage.testing.process import DRAIN, Process
-from etlstage.testing.replies import TAIL, Replies, Reply
+from etlstage.testing.replies import TAIL, Replies, Reply, unasked
 from etlstage.testing.transcript import Channel, Transcript, WorkerFailed, cut
 from etlstage.transport import Launch, launch_worker
 
@@ -71,7 +71,7 @@ class WorkerUnderTest:
         self.stage = stage
         self.timeout = timeout
         limits = Limits(stage.max_message, stage.max_reply)
-        self._said = Replies(stage.dialect, limits, stage.kind)
+        self._said = Replies(stage.dialect, limits, stage.kind, stage.batch.size)
         self._process = Process(stage, launch, self._understand)
         self._answers = Answers(self._said, self._process, mute=mute)
         self._dismissed = False  # it was told to end
@@ -93,7 +93,7 @@ class WorkerUnderTest:
 
     @property
     def last(self) -> int:
-        """Number of the last exchange that it was given, where these have names."""
+        """Number of the last exchange that it was given."""
         return self._said.last
 
     @property
@@ -167,7 +167,7 @@ class WorkerUnderTest:
         async with self._answers.writing:
             self.examine()
             for event in events:
-                self.session.send(event)
+                self.session.send(event, anyio.current_time())
                 self._said.note(event)
                 self._dismissed = self._dismissed or isinstance(event, Farewell)
             wire, ends = self._answers.waiting()
@@ -178,7 +178,7 @@ class WorkerUnderTest:
         return len(wire)
 
     async def exchange(
-        self, messages: Run, *, full: bool = False, cuts: Collection[int] = ()
+        self, messages: Run, *, cuts: Collection[int] = ()
     ) -> list[Reply]:
         """
         Hand over messages and return the replies, once there are all.
@@ -188,7 +188,6 @@ class WorkerUnderTest:
 
         Args:
             messages: What it is given, at once if it may be.
-            full: Whether they are as many as a batch holds.
             cuts: As for :meth:`send`; over all that is written.
 
         """
@@ -197,39 +196,51 @@ class WorkerUnderTest:
             offset = 0
             for message in messages:
                 await wait(lambda: self.session.room > 0, "did not ask for a message")
-                passed = MessagesPassed([message])
-                offset += await self.send(passed, cuts=cuts, offset=offset)
+                offset += await self.send(self.more(message), cuts=cuts, offset=offset)
             if messages:
                 await wait(
                     lambda: not self.session.owed or self.session.room > 0,
                     "neither asked for one more message nor answered its batch",
                 )
             if self.session.owed or not messages:
-                await self.send(BatchEnded(full), cuts=cuts, offset=offset)
+                await self.send(self.no_more(), cuts=cuts, offset=offset)
             return await self.replies()
         named = not (self.session.in_order or shape.batches)
         runs = [[message] for message in messages] if named else [messages]
         replies = []
         while runs:
-            count = await self.hand_over(runs, full=full, cuts=cuts)
+            count = await self.hand_over(runs, cuts=cuts)
             replies += await self.replies()
             runs = runs[count:]
         return replies
 
     async def hand_over(
-        self, runs: Sequence[Run], *, full: bool = False, cuts: Collection[int] = ()
+        self, runs: Sequence[Run], *, cuts: Collection[int] = ()
     ) -> int:
         """Hand over runs at once, each an exchange; return how many it may have now."""
-        if not self.session.in_order:
-            events = self._said.opened(runs)
-            await self.send(*events, cuts=cuts)
-            return len(events)
-        ends = [BatchEnded(full)] if self.stage.dialect.shape.batches else []
-        said: list[Event] = []
-        for run in runs:
-            said += [MessagesPassed(run), *ends] if run else ends
-        await self.send(*said, cuts=cuts)
-        return len(runs)
+        events = self._said.opened(runs)
+        await self.send(*events, cuts=cuts)
+        return len(runs) if self.session.in_order else len(events)
+
+    async def begin(self, message: bytes, written: int) -> None:
+        """Open an exchange with a message of which so many bytes were written before."""
+        batches = self.stage.dialect.shape.batches
+        event = self.more(message) if batches else Opened(self.last + 1, [message])
+        self.session.send(event, anyio.current_time())
+        self._said.note(event)
+        await self.feed(b"".join(self.session.data_to_send())[written:])
+
+    def more(self, message: bytes) -> Event:
+        """Return what adds a message to the batch that is open, or opens one with it."""
+        if self._said.filling:
+            return Added(self.last, [message])
+        return Opened(self.last + 1, [message], each=False, ended=False)
+
+    def no_more(self) -> Event:
+        """Return what ends the batch that is open, or is an empty one."""
+        if self._said.filling:
+            return Added(self.last, (), ended=True)
+        return Opened(self.last + 1, (), each=False)
 
     def close_stdin(self) -> None:
         """Close its stdin, or connection, in whatever state the session is."""
@@ -328,7 +339,7 @@ class WorkerUnderTest:
         if self._process.gone:
             self.fail(self._process.fate + self._parting())
         if self._said.heard > heard:
-            self.fail(self.stage.dialect.unasked(after[:TAIL]))
+            self.fail(unasked(self.stage.dialect, after[:TAIL]))
 
     async def exited(self) -> int:
         """Wait for its end and return the exit status, negative for a signal."""
@@ -352,7 +363,7 @@ class WorkerUnderTest:
         """Raise :class:`WorkerFailed` if it has broken the protocol so far."""
         if self._said.stray is not None:
             stray = self.transcript.of(Channel.STDOUT)[self._said.stray :]
-            self.fail(self.stage.dialect.unasked(stray[:TAIL]))
+            self.fail(unasked(self.stage.dialect, stray[:TAIL]))
         if self._said.fault is not None:
             self.fail(self._said.fault)
 

@@ -4,9 +4,9 @@ Both sides of a dialect, back to back in memory, with nothing between them.
 ::
 
     pair = ProtocolPair(MarkerDialect())
-    wire = pair.send(Side.SUPERVISOR, MessagesPassed([b"one"]), cuts=BYTEWISE)
+    wire = pair.send(Side.SUPERVISOR, Opened(1, [b"one"]), cuts=BYTEWISE)
     assert wire == b"one\n"
-    pair.send(Side.WORKER, RepliesCompleted([(b"ONE",)]))
+    pair.send(Side.WORKER, Ended(1, [(b"ONE",)]))
 """
 
 from __future__ import annotations
@@ -17,49 +17,50 @@ from typing import TypeAlias
 from etlstage.errors import ProtocolError
 from etlstage.protocol.base import SEND_EOF, Dialect, Limits, Session, Side
 from etlstage.protocol.events import (
-    BatchEnded,
+    Added,
+    Ended,
     Event,
     Failed,
-    MessagesPassed,
-    MoreRequested,
-    OutputPassed,
-    RepliesCompleted,
-    StreamEnded,
+    Farewell,
+    Opened,
+    Wanted,
 )
 from etlstage.testing.transcript import cut
 
 __all__ = ("Atom", "ProtocolPair", "atoms", "deliver")
 
-Atom: TypeAlias = tuple[str, bytes]
-"""A single message, or a mark, as ``("message", b"one")``."""
+Atom: TypeAlias = tuple[str, int, bytes]
+"""A single message, or an end, with its exchange: ``("message", 1, b"one")``."""
 
 
-def atoms(events: Iterable[Event]) -> list[Atom]:
-    """Return single messages and marks: the same however a reply came in parts."""
+def atoms(sender: Side, events: Iterable[Event]) -> list[Atom]:
+    """Return messages and ends singly: the same however they came in parts."""
     out: list[Atom] = []
+    said = "message" if sender is Side.SUPERVISOR else "output"
     for event in events:
         match event:
-            case MessagesPassed(messages):
-                out += [("message", message) for message in messages]
-            case OutputPassed(messages):
-                out += [("output", message) for message in messages]
-            case RepliesCompleted(groups, _, refusals):
-                reasons = dict(refusals)
+            case Opened(first, messages, each, ended):
+                for number, message in enumerate(messages):
+                    id_ = first + number * each
+                    out.append((said, id_, message))
+                    out += [("asked", id_, b"")] * each
+                out += [("asked", first, b"")] * (ended and not each)
+            case Added(id_, messages, ended):
+                out += [(said, id_, message) for message in messages]
+                out += [("asked", id_, b"")] * ended
+            case Ended(first, groups, refusals):
+                reasons = {refusal.place: refusal.reason for refusal in refusals}
                 for place, group in enumerate(groups):
-                    out += [("output", message) for message in group]
+                    out += [(said, first + place, message) for message in group]
                     refused = reasons.get(place)
                     end = "answered" if refused is None else "refused"
-                    out.append((end, (refused or "").encode()))
-            case BatchEnded():
-                out.append(("batch ended", b""))
-            case MoreRequested():
-                out.append(("more requested", b""))
-            case StreamEnded(tail):
-                out.append(("ended", tail))
+                    out.append((end, first + place, (refused or "").encode()))
+            case Wanted():
+                pass  # a supervisor sees it as room
             case Failed(error):
-                out.append(("failed", str(error).encode()))
+                out.append(("failed", 0, str(error).encode()))
             case _:
-                out.append((type(event).__name__, repr(event).encode()))
+                out.append((type(event).__name__, 0, repr(event).encode()))
     return out
 
 
@@ -123,14 +124,19 @@ class ProtocolPair:
         if side is Side.WORKER:
             here, there = there, here
         for event in events:
-            here.send(event)
+            here.send(event, 0.0)
+        chunks = here.data_to_send()
         sent = self._sent[side]
-        sent += atoms(events)
-        wire = deliver(here.data_to_send(), there, cuts=cuts)
-        received = atoms(there.events_received())
+        # A worker that ends its output by that has said no more to a supervisor.
+        silent = side is Side.WORKER and SEND_EOF in chunks
+        sent += atoms(
+            side, (e for e in events if not (silent and isinstance(e, Farewell)))
+        )
+        wire = deliver(chunks, there, cuts=cuts)
+        received = atoms(side, there.events_received())
         assert received == sent[: len(received)], f"{received} came of {sent}"
         del sent[: len(received)]
-        assert all(kind == "output" for kind, _ in sent), f"{sent} did not come"
+        assert all(kind == "output" for kind, *_ in sent), f"{sent} did not come"
         assert self.owed == here.owed
         return wire
 
@@ -139,7 +145,7 @@ class ProtocolPair:
         here = self.supervisor if side is Side.SUPERVISOR else self.worker
         before = repr(here)
         try:
-            here.send(event)
+            here.send(event, 0.0)
         except ProtocolError as error:
             assert here.data_to_send() == []
             assert repr(here) == before

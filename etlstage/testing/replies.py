@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from etlstage.messages import Run, StageKind
@@ -17,13 +17,10 @@ from etlstage.protocol.events import (
     Failed,
     Farewell,
     Opened,
-    OutputPassed,
     Ready,
-    RepliesCompleted,
-    StreamEnded,
 )
 
-__all__ = ("TAIL", "Replies", "Reply")
+__all__ = ("TAIL", "Replies", "Reply", "unasked")
 
 TAIL: Final = 64  # bytes shown of what is not complete
 
@@ -36,6 +33,13 @@ class Reply(NamedTuple):
     """Why it said no, if it did."""
 
 
+def unasked(dialect: Dialect, data: bytes) -> str:
+    """Say what a worker did that wrote ``data`` although it owed nothing."""
+    # A dialect that counts replies may know how many these are.
+    own: Callable[[bytes], str] | None = getattr(dialect, "unasked", None)
+    return own(data) if own else f"wrote what nobody asked for: {dialect.shown(data)}"
+
+
 class Replies:
     """
     Understands a worker.
@@ -44,6 +48,7 @@ class Replies:
         dialect: What it speaks.
         limits: How much it may make us hold.
         kind: Of the stage.
+        batch: Messages that fill a batch.
 
     Attributes:
         session: Our side of the conversation.
@@ -56,13 +61,18 @@ class Replies:
         complete: Replies that nobody has taken, in the order of the exchanges.
         asked: Exchanges that have names and are not complete, in order.
         heard: Bytes that were more than a heartbeat.
-        last: Number of the last exchange that was opened by its name.
+        filling: Whether the last exchange goes on.
+        last: Number of the last exchange that was opened.
         farewell: What it said of its end, as the end of a sentence; empty: nothing.
 
     """
 
-    def __init__(self, dialect: Dialect, limits: Limits, kind: StageKind) -> None:
-        self.session: Session = dialect.open(Side.SUPERVISOR, limits, kind=kind)
+    def __init__(
+        self, dialect: Dialect, limits: Limits, kind: StageKind, batch: int
+    ) -> None:
+        self.session: Session = dialect.open(
+            Side.SUPERVISOR, limits, batch=batch, kind=kind
+        )
         self.events: list[Event] = []
         self.fault: str | None = None
         self.stray: int | None = None
@@ -72,12 +82,16 @@ class Replies:
         self.asked: list[int] = []
         self.heard: int = 0
         self.last: int = 0
+        self.filling: bool = False
         self.farewell: str = ""
         self._given: defaultdict[int, list[bytes]] = defaultdict(list)
         self._ended: dict[int, Reply] = {}
         self._dialect = dialect
         self._kind = kind.value
         self._received = 0
+        self._asks = dialect.shape is Shape.ASKED_BATCH
+        if dialect.shape is Shape.STREAM:
+            self._begin(Opened(1, (), each=False))
 
     def receive(self, data: bytes, now: float) -> bool:
         """Take what it wrote, ``b""`` at the end; return whether that makes sense."""
@@ -86,6 +100,7 @@ class Replies:
             self.session.receive_data(data, now)
         else:
             self.session.receive_eof(now)
+            self._judge(getattr(self.session, "tail", b""))
         self.unfinished += len(data)
         if self.take_events():
             self.unfinished = max(0, self.unfinished - len(data))
@@ -99,7 +114,7 @@ class Replies:
             and self.session.in_order
         ):
             if not owed:
-                self.fault = dialect.unasked(data[:TAIL])
+                self.fault = unasked(dialect, data[:TAIL])
                 self.stray = self._received
             elif not self.session.owed:
                 self.fault = f"wrote more than its reply: {dialect.shown(data[-TAIL:])}"
@@ -112,10 +127,12 @@ class Replies:
         self.events += new
         for event in new:
             match event:
-                case OutputPassed(messages):
+                case Added(_, messages) if self.session.in_order:
                     self.partial += messages
-                case RepliesCompleted(groups, _, refusals):
-                    said = dict(refusals)
+                case Ended(_, groups, refusals) if self.session.in_order:
+                    # A worker that is given batches ends none that we have not ended.
+                    self.filling = self.filling and not self._asks
+                    said = {refusal.place: refusal.reason for refusal in refusals}
                     self.unfinished = 0
                     for place, group in enumerate(groups):
                         outputs = (*self.partial, *group)
@@ -134,12 +151,19 @@ class Replies:
                 case Farewell(code, reason, final):
                     what = "that none could work" if final else "that it terminates"
                     self.farewell = f", having said {what}: {reason} (code {code})"
-                case StreamEnded(tail) if tail:
-                    shown = self._dialect.shown(tail[:TAIL])
-                    self.fault = f"ended its output with what is not complete: {shown}"
                 case Failed(error):
                     self.fault = f"broke the protocol: {error}"
         return bool(new) and all(isinstance(e, Alive | Ready) for e in new)
+
+    def _judge(self, tail: bytes) -> None:
+        """Take what comes behind its last complete message, at the end of all."""
+        if tail:
+            shown = self._dialect.shown(tail[:TAIL])
+            self.fault = f"ended its output with what is not complete: {shown}"
+
+    def _begin(self, event: Event) -> None:
+        self.session.send(event, 0.0)
+        self.note(event)
 
     def opened(self, runs: Sequence[Run]) -> list[Event]:
         """
@@ -147,6 +171,11 @@ class Replies:
 
         There are as many as the worker may have at once, and at least one.
         """
+        dialect, in_order = self._dialect, self.session.in_order
+        if in_order and not dialect.shape.batches:
+            return [Opened(self.last + 1, [m for run in runs for m in run])]
+        if in_order:
+            return [Opened(n, r, each=False) for n, r in enumerate(runs, self.last + 1)]
         room = max(1, min(len(runs), int(self.session.room)))
         return [
             Opened(self.last + number, run, each=False)
@@ -156,9 +185,13 @@ class Replies:
     def note(self, event: Event) -> None:
         """Take note of what the worker is told."""
         match event:
-            case Opened(id_):
-                self.asked.append(id_)
-                self.last = id_
+            case Opened(first, messages, each, ended):
+                self.last = first + len(messages) - 1 if each else first
+                self.filling = not ended
+                if not self.session.in_order:
+                    self.asked += range(first, self.last + 1)
+            case Added(id_, _, True) if id_ == self.last:
+                self.filling = False
             case Cancelled(id_):
                 if id_ in self.asked:
                     self.asked.remove(id_)

@@ -13,13 +13,7 @@ from typing import Any, Final
 
 from etlstage.errors import InvalidMessage
 from etlstage.messages import counted
-from etlstage.protocol.events import (
-    MessagesPassed,
-    MoreRequested,
-    OutputPassed,
-    RepliesCompleted,
-    StreamEnded,
-)
+from etlstage.protocol.events import Added, Opened, Wanted
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.worker.connection import BLOCK, Connection
 from etlstage.worker.function import ITERABLE, Function
@@ -63,9 +57,7 @@ class Answering:
         self._fills = protocol.mode is Mode.BATCH_WORKER
         self._unit = "batch" if protocol.mode.batches else "message"
         self._one_to_one = protocol.markers.eop == protocol.markers.eom
-        self._connection = Connection(
-            protocol, descriptors, RepliesCompleted, self._refused
-        )
+        self._connection = Connection(protocol, descriptors, self._refused, groups=True)
         self._size = 0  # of what is pending, at most
         self._over = False
 
@@ -73,7 +65,7 @@ class Answering:
         """Answer each message with what ``call`` gives, to the end of input."""
         connection = self._connection
         for event in connection.events():
-            if isinstance(event, MessagesPassed):
+            if isinstance(event, Opened):
                 if len(event.messages) > 1:
                     connection.watch()
                 self._answer(call, event.messages)
@@ -106,14 +98,14 @@ class Answering:
         connection = self._connection
         batch: list[bytes] = []
         for event in connection.events():
-            if isinstance(event, MessagesPassed):
+            if isinstance(event, Opened | Added):
                 batch += event.messages
-                if not self._fills:
+                if not (event.ended or self._fills):
                     continue
-                if len(batch) < size:
-                    connection.send(MoreRequested())
+                if not event.ended and len(batch) < size:
+                    connection.send(Wanted())
                     continue
-            elif isinstance(event, StreamEnded):
+            else:  # the end of input
                 if not batch:
                     return
                 connection.close_batch()
@@ -164,7 +156,7 @@ class Answering:
             size += len(message) + 1
             if size > BLOCK:
                 if not self._one_to_one:
-                    self._connection.send(OutputPassed(group))
+                    self._connection.pass_on(group)
                     group, size = [], 0
                 elif len(group) > 1:
                     break  # it may never end

@@ -241,7 +241,7 @@ class _Worker:
         self._unsent = bytearray()
         self._paid = 0  # places in the room that what is unsent takes
         self._leaving: Farewell | None = None
-        self._session.send(Ready(told["--uuid"]))
+        self._session.send(Ready(told["--uuid"]), monotonic())
 
     def serve(self) -> int:
         """Move bytes to the end; return the exit status."""
@@ -257,7 +257,7 @@ class _Worker:
         session, wire = self._session, self._wire.fileno()
         self._hear_handlers()
         if self._leaving is not None and not self._open:
-            session.send(self._leaving)
+            session.send(self._leaving, monotonic())
             self._leaving = None
         self._write()
         timer = session.get_timer()
@@ -330,7 +330,7 @@ class _Worker:
             places, event = self._said.get()
             self._paid += places
             try:
-                self._session.send(event)
+                self._session.send(event, monotonic())
             except LocalProtocolError:
                 continue  # cancelled meanwhile
             finally:

@@ -32,11 +32,13 @@ from typing import Any, Final
 from etlstage.errors import InvalidMessage
 from etlstage.protocol.base import SEND_EOF
 from etlstage.protocol.events import (
+    Added,
+    Ended,
     Event,
     Failed,
-    OutputPassed,
-    RepliesCompleted,
-    StreamEnded,
+    Farewell,
+    Noise,
+    Refusal,
 )
 from etlstage.protocol.marker import MarkerProtocol
 from etlstage.worker.descriptors import complain, read, write
@@ -57,10 +59,10 @@ class Connection:
     Args:
         protocol: The session, worker's side.
         descriptors: Where to read and where to write.
-        event: What pending things are sent as: replies, or output.
         refused: Called with what the protocol refuses to send, when it stands first
             in ``pending``; raises, or returns why it is refused, or None: then its
             reply is empty.
+        groups: Whether pending things are replies; else they are parts of one.
 
     Attributes:
         pending: What is to be sent next; append to it, from one thread. A refusal
@@ -74,15 +76,17 @@ class Connection:
         self,
         protocol: MarkerProtocol,
         descriptors: tuple[int, int],
-        event: type[RepliesCompleted | OutputPassed],
         refused: Callable[[InvalidMessage], str | None],
+        *,
+        groups: bool = False,
     ) -> None:
         self.pending: list[Any] = []
         self.sent: int = 0
         self.skipped: int = 0
         self._protocol = protocol
         self._source, self._target = descriptors
-        self._groups = event is RepliesCompleted
+        self._groups = groups
+        self._next = 1  # the exchange that is to be ended next
         self._refused = refused
         # Of those that are pending: how many things came before, and the reason.
         self._refusals: list[tuple[int, str]] = []
@@ -111,18 +115,18 @@ class Connection:
                 self._protocol.receive_eof()
             events = self._protocol.events_received()
             for event in events:
-                if isinstance(event, StreamEnded) and event.tail:
+                if isinstance(event, Noise):
                     complain(
-                        f"dropped the last {len(event.tail)} bytes of input,"
+                        f"dropped the last {len(event.data)} bytes of input,"
                         " which no EOM ends"
                     )
                 if isinstance(event, Failed):
                     # The session is dead: nothing that came with it can be answered.
                     complain(f"stdin: {event.error}")
                     raise SystemExit(1)
-            if len(events) > 2:  # a batch is two: its messages and its end
+            if len(events) - (not data) > 1:  # batches: the end of input is none
                 self.watch()
-            yield from events
+            yield from (e for e in events if not isinstance(e, Noise))
             if not data:
                 return
 
@@ -187,13 +191,25 @@ class Connection:
             self._protocol.send(event)
             self._write()
 
+    def pass_on(self, messages: list[bytes]) -> None:
+        """Send a part of the reply behind all that are pending; raises as :meth:`send`."""
+        self.flush()
+        self.send(Added(self._next, messages))
+
+    def end_round(self, refusal: str | None = None) -> None:
+        """End a reply of which all else was passed on, or say why there is none."""
+        self.flush()
+        refusals = () if refusal is None else [Refusal(0, 0, 0, refusal)]
+        self.send(Ended(self._next, [()], refusals))
+        self._next += 1
+
     def close(self) -> None:
         """Send the end of output behind all that is pending."""
         self._working = False
         self.flush()
         if self.skipped and self._status is not None:
             self._status.wait_for_room()
-        self.send(StreamEnded())
+        self.send(Farewell())
 
     def _send_pending(self) -> InvalidMessage | None:
         """Send what is sound; return what is wrong with the first that is not."""
@@ -207,6 +223,7 @@ class Connection:
             self._protocol.send(self._event(pending))
         del self.pending[: len(pending)]
         self.sent += len(pending)
+        self._next += len(pending) * self._groups
         if self._refusals:
             self._refusals = [no for no in self._refusals if no[0] >= self.sent]
         self._write()
@@ -214,12 +231,14 @@ class Connection:
 
     def _event(self, pending: list[Any]) -> Event:
         if not self._groups:
-            return OutputPassed(pending)
+            return Added(self._next, pending)
         if not self._refusals:
-            return RepliesCompleted(pending)
+            return Ended(self._next, pending)
         end = self.sent + len(pending)
-        refusals = [(at - self.sent, why) for at, why in self._refusals if at < end]
-        return RepliesCompleted(pending, 0, refusals)
+        refusals = [
+            Refusal(at - self.sent, 0, 0, why) for at, why in self._refusals if at < end
+        ]
+        return Ended(self._next, pending, refusals)
 
     def _holder(self, sound: list[Any], index: int) -> int:
         """Return in which of the pending replies message number ``index`` is."""

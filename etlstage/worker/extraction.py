@@ -13,11 +13,7 @@ from functools import partial
 
 from etlstage.errors import InvalidMessage
 from etlstage.messages import counted
-from etlstage.protocol.events import (
-    MessagesPassed,
-    OutputPassed,
-    RepliesCompleted,
-)
+from etlstage.protocol.events import Opened
 from etlstage.protocol.marker import MarkerProtocol
 from etlstage.worker.connection import BLOCK, Connection
 from etlstage.worker.function import Function
@@ -46,9 +42,7 @@ class Extraction:
         self._function = function
         self._markers = protocol.markers
         self._over = False
-        self._connection = Connection(
-            protocol, descriptors, OutputPassed, self._refused
-        )
+        self._connection = Connection(protocol, descriptors, self._refused)
 
     def pass_all(self, call: Callable[[], Iterable[bytes]]) -> None:
         """Pass on what ``call`` gives."""
@@ -60,17 +54,16 @@ class Extraction:
         """Answer each request with what ``call`` gives, to the end of input."""
         connection = self._connection
         for event in connection.events():
-            if isinstance(event, MessagesPassed):
+            if isinstance(event, Opened):
                 for request in event.messages:
                     try:
                         self._pass(partial(call, request))
                     except Refuse as error:
                         if self._markers.err is None:
                             raise
-                        refusals = [(0, reason_of(error, self._markers))]
-                        connection.send(RepliesCompleted([()], 0, refusals))
+                        connection.end_round(reason_of(error, self._markers))
                     else:
-                        connection.send(RepliesCompleted([()]))
+                        connection.end_round()
         connection.close()
 
     def _pass(self, call: Callable[[], Iterable[bytes]]) -> None:

@@ -48,6 +48,7 @@ class Talk:
         self.refused: dict[int, tuple[int, int, str]] = {}
         self.events: list[Event] = []
         self.deaf = False
+        self.gone = False
         self._unsent = b""
 
     def send(self, event: Event) -> None:
@@ -66,6 +67,7 @@ class Talk:
                     self.session.receive_data(data, anyio.current_time())
                 else:
                     self.session.receive_eof(anyio.current_time())
+                    self.gone = True
                 for event in self.session.events_received():
                     self._take(event)
             self._write()

@@ -17,7 +17,6 @@ from etlstage.protocol.events import (
     Cancelled,
     Farewell,
     Opened,
-    StreamEnded,
 )
 from tests.cocaine.talk import Talk, talking
 from tests.supervisor.conftest import _nothing_is_left as _nothing_is_left
@@ -116,7 +115,7 @@ async def test_it_drops_what_it_has_when_it_is_told_to_end(
         talk.send(Opened(1, [b"x"], each=False, event="slow"))
         await talk.until(lambda: talk.outputs[1])
         talk.wire.write(b"\x93\x01\x01\x92\x01\xa3bye")
-        await talk.until(lambda: talk.seen(Farewell) or talk.seen(StreamEnded))
+        await talk.until(lambda: talk.seen(Farewell) or talk.gone)
         assert await talk.exited() == 0
         assert talk.outputs[1] == [b"begun"]
 
@@ -153,7 +152,7 @@ async def test_it_leaves_when_nobody_answers(framework: tuple[str, ...]) -> None
     """With status 0, although nobody told it to: that is no success."""
     async with talking((*framework[:2], "0.2")) as talk:
         talk.deaf = True
-        await talk.until(lambda: talk.seen(StreamEnded))
+        await talk.until(lambda: talk.gone)
         status = await talk.exited()
     assert status == 0
     assert CocaineDialect().failed(status, told=False, held=0)

@@ -7,25 +7,31 @@ So nothing here compares events; what is compared names its class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, TypeAlias
 
-from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.events import (
-    Event,
-    Failed,
-    MessagesPassed,
-    OutputPassed,
-    RepliesCompleted,
-)
+from etlstage.protocol.base import SEND_EOF, Limits, Side
+from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.testing.pair import ProtocolPair, deliver
+from tests.protocol.words import (
+    Answers,
+    Eof,
+    Messages,
+    Output,
+    Word,
+    begin,
+    event_of,
+    note,
+    words_of,
+)
 
 __all__ = (
     "ConnectionPair",
     "S",
     "W",
+    "heard",
     "receive",
     "typed",
     "without_dump",
@@ -42,9 +48,9 @@ def without_dump(text: str) -> str:
     return text.partition(", found ")[0].removesuffix(")")
 
 
-def typed(events: Iterable[Event]) -> list[Typed]:
+def typed(events: Iterable[Word]) -> list[Typed]:
     """
-    Return events with their class names, neighbouring runs merged, errors as text.
+    Return what passed with its class names, neighbouring runs merged, errors as text.
 
     Among replies the reason stands where one was refused.
     """
@@ -54,13 +60,13 @@ def typed(events: Iterable[Event]) -> list[Typed]:
         match event:
             case Failed(error):
                 out.append((name, type(error).__name__, str(error)))
-            case MessagesPassed() | OutputPassed() | RepliesCompleted():
+            case Messages() | Output() | Answers():
                 before: object = []
                 if out and out[-1][0] == name:
                     before = out.pop()[1]
                 assert isinstance(before, list)
                 run: list[object] = [*event[0]]
-                if isinstance(event, RepliesCompleted):
+                if isinstance(event, Answers):
                     for place, reason in event.refusals:
                         assert run[place] == ()
                         run[place] = reason
@@ -70,10 +76,20 @@ def typed(events: Iterable[Event]) -> list[Typed]:
     return out
 
 
+def heard(protocol: MarkerProtocol) -> list[Typed]:
+    """Return what a side has received."""
+    return typed(words_of(protocol))
+
+
 def receive(protocol: MarkerProtocol, *chunks: bytes) -> list[Typed]:
     """Hand over chunks, ``SEND_EOF`` among them; return what they meant."""
+    dead = protocol.state is State.ERROR
+    begin(protocol)
     deliver(chunks, protocol)
-    return typed(protocol.events_received())
+    words = words_of(protocol)
+    if SEND_EOF in chunks and protocol.side is S and protocol.state is not State.ERROR:
+        words.append(Eof(protocol.tail))  # whose exit it waits for
+    return typed([] if dead else words)
 
 
 class ConnectionPair(ProtocolPair):
@@ -91,6 +107,27 @@ class ConnectionPair(ProtocolPair):
             mode=mode, markers=markers or Markers(), eob_then_eom=eob_then_eom
         )
         super().__init__(dialect, limits=limits)
+        begin(self.end(S))
+
+    def end(self, side: Side) -> MarkerProtocol:
+        """Return the session of a side."""
+        end = self.supervisor if side is S else self.worker
+        assert isinstance(end, MarkerProtocol)
+        return end
+
+    def send(self, side: Side, *words: Word, cuts: Collection[int] = ()) -> bytes:
+        """Have a side say that, as :meth:`ProtocolPair.send` does with events."""
+        wire = b""
+        for word in words:
+            here = self.end(side)
+            event = event_of(here, word)
+            wire += super().send(side, event, cuts=cuts)
+            note(here, event)
+        return wire
+
+    def refusal(self, side: Side, word: Word) -> str:
+        """Return why a side may not say that; check that it sends nothing."""
+        return super().refusal(side, event_of(self.end(side), word))
 
     @property
     def status(self) -> tuple[State, int]:

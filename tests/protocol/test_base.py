@@ -71,11 +71,6 @@ class Silent(Dialect):
 def test_dialect_may_leave_the_rest_unsaid() -> None:
     """A worker is told nothing, any stage fits, and nobody says goodbye."""
     dialect = Silent()
-    assert not dialect.asks_when_full
-    assert not dialect.counts
-    assert dialect.slack == 0
-    assert (dialect.speaks(b"x"), dialect.speaks(b"")) == (True, False)
-    assert dialect.unasked(b"x") == "wrote what nobody asked for: x"
     assert dialect.shown(b"x\0\n") == r"x\x00\n"
     assert dialect.reader() is None
     assert dialect.unready(0) == "did not announce itself"

@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from etlstage.protocol.events import StreamEnded
-
 
 @pytest.mark.process
 def test_worker_start_loads_nothing_heavy() -> None:
@@ -18,8 +16,3 @@ def test_worker_start_loads_nothing_heavy() -> None:
     )
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert loaded == "set()\n"
-
-
-def test_stream_ends_without_a_tail_unless_told() -> None:
-    """Most peers finish what they write."""
-    assert StreamEnded().tail == b""

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from etlstage.supervisor.deadline import Deadline
+from etlstage.supervisor.deadlines import Deadline
 
 
 class Bell:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
-from etlstage.supervisor.exchange.dispatch import Dispatcher
-from etlstage.supervisor.reader import Reader
-from etlstage.supervisor.worker import WorkerProcess
+from etlstage.stage import Stage
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.link import Link
 from etlstage.transport import Wire
 
 pytestmark = pytest.mark.core
@@ -46,13 +47,13 @@ class Scene:
     async def run(self, *later: bytes, stalled: bool = False) -> None:
         """Read to the end, of which this is there only when the loop calls."""
         self.later, self.stops = later, stalled
-        await Reader(
-            cast("Wire", self),
-            cast("WorkerProcess", self),
-            cast("Dispatcher", self),
-            self.receive,
-            lambda _: None,
-        ).run()
+        stage = Stage(name="t", worker=("x",))
+        link = Link(cast("Any", self), stage, Backlog(), cast("Wire", self), None)
+        with (
+            patch.object(link, "dispatch", self),
+            patch.object(link, "_receive", self.receive),
+        ):
+            await link._read_all()
 
     def receive(self, data: bytes) -> None:
         """Take what was read; the consumer may have too much then."""

@@ -85,13 +85,16 @@ class ToySession:
         self._events.append(event)
 
     def receive_eof(self, now: float, /) -> None:
-        self._events.append(e.StreamEnded(self._held))
+        self._held = b""
+
+    def peer_exited(self, clean: bool, now: float) -> None:
+        """Do nothing: each exchange is ended in words."""
 
     def events_received(self) -> list[e.Event]:
         events, self._events = self._events, []
         return events
 
-    def send(self, event: e.Event) -> None:
+    def send(self, event: e.Event, now: float = 0.0, /) -> None:
         if isinstance(event, e.Opened) and event.each:
             if self.room < len(event.messages):
                 raise LocalProtocolError("no room for so many exchanges")

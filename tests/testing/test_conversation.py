@@ -11,7 +11,7 @@ import pytest
 
 from etlstage.errors import WorkerStartFailed
 from etlstage.messages import StageKind
-from etlstage.protocol.events import BatchEnded, MessagesPassed
+from etlstage.protocol.events import Added, Opened
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import Stage
@@ -75,7 +75,7 @@ async def test_next_piece_waits_until_the_worker_has_read_the_last() -> None:
     )
     dialect = MarkerDialect(markers=Markers(eop=b"\n"))
     async with WorkerUnderTest(python(program, dialect=dialect)) as worker:
-        await worker.send(MessagesPassed([b"x", b"yy", b"zzz"]), cuts=[2, 5])
+        await worker.send(Opened(1, [b"x", b"yy", b"zzz"]), cuts=[2, 5])
         assert await worker.replies() == [Reply((size,)) for size in (b"2", b"3", b"4")]
 
 
@@ -206,12 +206,12 @@ async def test_signals_and_stdin_are_ours_to_send_and_close() -> None:
     """In whatever state the session is (issue 12)."""
     stall = Fault(FaultKind.STALL)
     async with WorkerUnderTest(hostile(stall)) as worker:
-        await worker.send(MessagesPassed([b"a"]))
+        await worker.send(Opened(1, [b"a"]))
         await worker.has_read()
         worker.signal(SIGTERM)
         assert await worker.exited() == -SIGTERM
     async with WorkerUnderTest(hostile(mode=Mode.BATCH_SUPERVISOR)) as worker:
-        await worker.send(MessagesPassed([b"a"]))
+        await worker.send(Opened(1, [b"a"], each=False, ended=False))
         worker.close_stdin()
         assert await worker.exited() == 0
     assert worker.transcript.of(Channel.STDOUT) == b""
@@ -275,7 +275,7 @@ class TestScripted:
 async def test_session_is_not_told_of_raw_bytes() -> None:
     """Half a batch, then what a supervisor would never write (issue 12)."""
     async with WorkerUnderTest(hostile(mode=Mode.BATCH_SUPERVISOR)) as worker:
-        await worker.send(MessagesPassed([b"a"]))
+        await worker.send(Opened(1, [b"a"], each=False, ended=False))
         await worker.feed(b"b", b"\n")
-        await worker.send(BatchEnded())
+        await worker.send(Added(1, (), ended=True))
         assert await worker.replies(1) == [Reply((b"A", b"B"))]

@@ -26,7 +26,7 @@ COMMAND: Final = (sys.executable, "-I", "-S", PROGRAM)
 CRLF: Final = Markers(eom=b"\r\n")
 EMPTY: Final = Case((Step((b"",)),))
 TWICE: Final = Case((Step((b"",)), Step((b"",))))
-FULL: Final = Case((Step((b"",) * 3, (), full=True),))
+FULL: Final = Case((Step((b"",) * 3),))
 BATCH: Final = {"mode": Mode.BATCH_SUPERVISOR}
 
 PLANTED: Final[list[tuple[str, dict[str, Any], Kind, Case]]] = [
@@ -125,7 +125,7 @@ def test_sound_worker_passes(name: str, told: dict[str, Any]) -> None:
 
 def test_case_reads_as_a_program() -> None:
     """What is printed fails as the case did (issue 12)."""
-    case = Case((Step((b"",)), Step((b"x",), (1,)), Step((b"",) * 3, (), full=True)))
+    case = Case((Step((b"",)), Step((b"x",), (1,)), Step((b"",) * 3)))
     assert eval(repr(case)).to_plain() == case.to_plain()  # noqa: S307
     assert repr(Case((Step((b"",)),) * 9)) == "Case([Step([b''])] * 9)"
     marked = Case((), CRLF)
@@ -140,7 +140,7 @@ def test_case_is_verified() -> None:
     ):
         verify([*COMMAND, "keeps_state"], Case([Step([b""])] * 2), stateless=True)
     verify([*COMMAND, "none"], Case([Step([b"x"], cuts=[1])]), idempotent=True)
-    full = Case([Step([b""] * 3, full=True)])
+    full = Case([Step([b""] * 3)])
     with pytest.raises(CaseFailed, match="gave 2 outputs for batch"):
         verify(
             [*COMMAND, "loses_end_of_batch"], full, batch="supervisor", one_output=True

@@ -19,13 +19,12 @@ from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.pipeline.delivery.delivery import Delivery
 from etlstage.pipeline.loading import Loading
+from etlstage.protocol.marker.blocks import Blocks
+from etlstage.protocol.marker.proof import Proof
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import ErrorBudget, ErrorPolicy, Stage
-from etlstage.supervisor.connection import Connection
 from etlstage.supervisor.exchange import dispatch, retry, submission
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.pairing import Block
-from etlstage.supervisor.verifier import Verifier
 from etlstage.testing import (
     Fault,
     FaultKind,
@@ -63,6 +62,7 @@ def test_reply_too_many_that_is_made_up_for_is_no_finding(seed: int) -> None:
 judge = retry.judge
 acknowledge = Loading._acknowledge
 begin = submission.Submission.__init__
+open_session = MarkerDialect.open
 
 
 def forget(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -87,6 +87,11 @@ def drift(backlog: Any, lane: Any, lanes: Any, owned: int = 0) -> bool:  # noqa:
     """Let a lane go to another worker while something of it is in flight."""
     owner = backlog._owners.get(id(lane))
     return owner not in backlog._workers or lanes[owner] > owned
+
+
+def release_at_once(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    """Open a session that takes each reply for what it is counted for."""
+    return open_session(*arguments, **options | {"life": None})
 
 
 async def hasten(loading: Any) -> None:  # noqa: ANN401
@@ -119,7 +124,7 @@ PLANTED = {
         "is processed before another one with its key",
     ),
     "replies are not verified": (
-        (MarkerDialect, "counts", False),
+        (MarkerDialect, "open", release_at_once),
         "is not dead-lettered|is not durable|is lost",
     ),
     "positions do not wait for the sink": (
@@ -144,29 +149,39 @@ def test_planted_bug_is_found(name: str) -> None:
 
 # --- pairing --------------------------------------------------------------------------
 
-conclude = Connection._conclude
+conclude, look, exited = Proof._conclude, Proof.input_unread, Proof.peer_exited
 
 
-def trust(connection: Any, now: float) -> None:  # noqa: ANN401
+def trust(proof: Proof, answer: Any, many: int, *_: Any, owed: int) -> None:  # noqa: ANN401
     """Release a block as soon as it has ended."""
-    connection.patience.expect(now)
-    if connection.dispatch.block.begun and connection._host.usable:
-        connection.dispatch.block.end()
-        connection._answers.release(now, proven=True)
+    proof.answered += many
+    proof.held += many
+    proof._answers.append(answer)
+    if not owed:
+        proof._release(proven=True)
+        proof.blocks.end()
 
 
-def count(connection: Any, *given: Any, **_: Any) -> None:  # noqa: ANN401
+def count(proof: Proof, **_: Any) -> None:  # noqa: ANN401
     """Take a process that is gone for one that has answered all, and ended well."""
-    connection._whole = True
-    conclude(connection, *given, sound=True, left=0)
+    proof._whole, proof._left = True, 0
+    exited(proof, clean=True, owed=0)
 
 
 MISCOUNTED: dict[str, Any] = {
-    "nothing is proven": (Connection, "_end_block", trust),
-    "any exit proves": (Connection, "_is_proven", lambda _self, *, sound: sound or 1),
-    "what is owed at the end is not looked at": (Connection, "_conclude", count),
-    "there are no quiet times": (Block, "quiet", lambda _self, _now, *, step: 0 * step),
-    "the byte ahead need not be read": (Verifier, "_waits", lambda _self, _now: True),
+    "nothing is proven": (Proof, "hold", trust),
+    "any exit proves": (
+        Proof,
+        "_conclude",
+        lambda proof, *, clean: conclude(proof, clean=clean or True),
+    ),
+    "what is owed at the end is not looked at": (Proof, "peer_exited", count),
+    "there are no quiet times": (Blocks, "quiet", lambda *_, several: 0.0 * several),
+    "the byte ahead need not be read": (
+        Proof,
+        "input_unread",
+        lambda proof, _left, now, *, owed: look(proof, 0, now, owed=owed),
+    ),
 }
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from etlstage.protocol.base import Side
-from etlstage.protocol.events import MessagesPassed, RepliesCompleted, StreamEnded
+from etlstage.protocol.events import Farewell, Opened
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.worker.connection import Connection
 from tests.worker.conftest import Fence, Start
@@ -47,12 +47,12 @@ def test_thread_sleeps_while_there_is_nothing_to_do() -> None:
     (reading, to_worker), (from_worker, writing) = os.pipe(), os.pipe()
     protocol = MarkerProtocol(Side.WORKER, Mode.SINGLE)
     connection = Connection(
-        protocol, (reading, writing), RepliesCompleted, lambda refusal: None
+        protocol, (reading, writing), lambda refusal: None, groups=True
     )
     events = connection.events()
-    for _ in range(3):
+    for first in (1, 3, 5):
         os.write(to_worker, b"a\nb\n")
-        assert next(events) == MessagesPassed([b"a", b"b"])
+        assert next(events) == Opened(first, [b"a", b"b"])
         while connection._awake:  # it goes to sleep before long
             os.sched_yield()
         connection.watch()
@@ -61,7 +61,7 @@ def test_thread_sleeps_while_there_is_nothing_to_do() -> None:
         connection.pending.append((b"B",))
         assert os.read(from_worker, 99) == b"B\n\0"
     os.close(to_worker)
-    assert list(events) == [StreamEnded()]
+    assert list(events) == [Farewell()]
     connection.close()
     assert os.read(from_worker, 99) == b""
     os.close(from_worker)

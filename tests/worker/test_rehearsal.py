@@ -12,7 +12,7 @@ import pytest
 from etlstage import worker
 from etlstage.errors import InvalidMessage
 from etlstage.protocol.base import Side
-from etlstage.protocol.events import BatchEnded, MessagesPassed, RepliesCompleted
+from etlstage.protocol.events import Ended, Opened
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
 from tests.worker.conftest import ENVIRONMENT
 
@@ -76,11 +76,9 @@ def process(call: str, asked: list[Any], markers: Markers) -> list[Any]:
     """Return what a process answers."""
     mode = Mode.BATCH_SUPERVISOR if "batch" in call else Mode.SINGLE
     ours = MarkerProtocol(Side.SUPERVISOR, mode, markers)
-    for one in asked:
+    for number, one in enumerate(asked, 1):
         batch = isinstance(one, list)
-        ours.send(MessagesPassed(one if batch else [one]))
-        if batch:
-            ours.send(BatchEnded())
+        ours.send(Opened(number, one if batch else [one], each=not batch))
     code = f"from etlstage import worker\nfrom {__name__} import *\nworker.{call}"
     eop = {"ETLSTAGE_EOP": r"\n"} if markers == ONE_TO_ONE else {}
     ended = subprocess.run(
@@ -93,8 +91,8 @@ def process(call: str, asked: list[Any], markers: Markers) -> list[Any]:
     ours.receive_data(ended.stdout)
     results: list[Any] = []
     for event in ours.events_received():
-        assert isinstance(event, RepliesCompleted), event
-        reasons = dict(event.refusals)
+        assert isinstance(event, Ended), event
+        reasons = {refusal.place: refusal.reason for refusal in event.refusals}
         for place, group in enumerate(event.groups):
             reason = reasons.get(place)
             results.append(list(group) if reason is None else worker.Refuse(reason))

@@ -43,7 +43,6 @@ from etlstage.protocol.events import (
     Noise,
     Opened,
     Ready,
-    StreamEnded,
 )
 
 __all__ = ("ABNORMAL", "NORMAL", "CocaineSession", "State")
@@ -171,12 +170,14 @@ class CocaineSession:
             self._leave_if_drained()
 
     def receive_eof(self, now: float, /) -> None:
-        """Take note that the peer will send no more."""
+        """Take the end of what the peer sends."""
         self._tick(now)
         self._alarms.clear()
         if self.state is not State.ERROR:
             self.state = State.ENDED
-            self._events.append(StreamEnded())
+
+    def peer_exited(self, clean: bool, now: float) -> None:
+        """Do nothing: each exchange is ended in words."""
 
     def events_received(self) -> list[Event]:
         """Return, once, what has been received since the last call."""
@@ -269,7 +270,7 @@ class CocaineSession:
 
     # --- sending --------------------------------------------------------------
 
-    def send(self, event: Event) -> None:
+    def send(self, event: Event, now: float = 0.0, /) -> None:
         """Queue an event for the peer."""
         if self._ours and isinstance(event, Cancelled):
             # It may come at any time: whoever cancels does not know how things are.

@@ -170,6 +170,8 @@ class CocaineDialect(Definition, Dialect):
         batch: int = 1,
         kind: StageKind = StageKind.TRANSFORM,
         assignment: object = None,
+        window: int | None = None,
+        life: float | None = None,
     ) -> CocaineSession:
         """Return a fresh session."""
         return CocaineSession(
@@ -236,10 +238,10 @@ class CocaineDialect(Definition, Dialect):
             replace(self, protocol=self._spoken).open(side, Limits(longest + 1))
             for side in Side
         )
-        theirs.send(Ready())
+        theirs.send(Ready(), 0.0)
         ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
         ours.data_to_send()  # an answer to its heartbeat
-        ours.send(Opened(1, messages, each=False))
+        ours.send(Opened(1, messages, each=False), 0.0)
         return b"".join(ours.data_to_send())
 
     def farewell(self) -> Event:

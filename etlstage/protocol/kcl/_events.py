@@ -6,17 +6,11 @@ Those that differ yet from ``protocol/events.py``; they go when that has them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from etlstage.messages import Groups, Run
-from etlstage.protocol.events import (
-    Alive,
-    CommitAnswered,
-    Failed,
-    Noise,
-    Ready,
-    Refusals,
-)
+from etlstage.protocol.events import Alive, CommitAnswered, Failed, Noise, Ready
 
 __all__ = (
     "Added",
@@ -66,7 +60,7 @@ class Ended(NamedTuple):
 
     first: int
     groups: Groups
-    refusals: Refusals = ()
+    refusals: Sequence[tuple[int, str]] = ()
     overhead: int = 0
 
 

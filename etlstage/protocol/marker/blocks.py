@@ -59,7 +59,7 @@ class Blocks:
 
     def __init__(self, terms: Terms) -> None:
         self.step: bool = False
-        self.bound: float = _BYTES
+        self.bound: float = math.inf
         self.total: int = 0
         self.took: float = 0.0
         self._life = terms.life
@@ -81,7 +81,7 @@ class Blocks:
     @property
     def overfull(self) -> bool:
         """Whether more replies wait than memory is meant for."""
-        return self._replies > self.bound
+        return self._replies > min(self.bound, _BYTES)
 
     @property
     def pace(self) -> float:

@@ -8,7 +8,7 @@ appears only where the replies are not one to one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from etlstage import speedups
 from etlstage.errors import InvalidMessage, RemoteProtocolError
 from etlstage.messages import OVERHEAD, Groups, Run, Singles
-from etlstage.protocol.events import Refusals
+from etlstage.protocol.events import Refusal
 from etlstage.protocol.marker.markers import Markers, escape
 
 __all__ = (
@@ -92,7 +92,7 @@ def encode_groups(groups: Groups, markers: Markers, *, limit: int) -> bytes:
 
 
 def encode_replies(
-    groups: Groups, refusals: Refusals, markers: Markers, *, limit: int
+    groups: Groups, refusals: Sequence[Refusal], markers: Markers, *, limit: int
 ) -> bytes:
     """Return replies with refusals among them; raises as :func:`encode_run`."""
     if not refusals:
@@ -100,7 +100,7 @@ def encode_replies(
     wire: list[bytes] = []
     at = 0
     try:
-        for place, reason in refusals:
+        for place, _, _, reason in refusals:
             wire.append(encode_groups(groups[at:place], markers, limit=limit))
             at = place
             said = reason.encode(errors="replace")

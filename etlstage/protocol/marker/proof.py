@@ -39,11 +39,12 @@ the worker escapes the probe; for it there is only the quiet time.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from etlstage.protocol.events import Event, Mispaired
+from etlstage.protocol.events import Ended, Event, Mispaired
 from etlstage.protocol.marker.blocks import Blocks, Terms
 from etlstage.protocol.marker.markers import Markers
 
@@ -57,6 +58,7 @@ _PAUSES: Final = (0.001, 0.25)
 _EIGHTH: Final = 0.125
 # Until a process that can't be probed, for its first message is empty, has greeted.
 _GREETING: Final = 0.1
+_AHEAD: Final = 2 * 1024 * 1024  # bytes that a worker may owe the replies to
 
 
 class Stand(Enum):
@@ -117,6 +119,7 @@ class Proof:
         batches: Whether exchanges are batches: a worker that counts its messages
             answers one before it has read EOB.
         slack: Bytes behind EOB that a worker need not read.
+        hint: Ends the error of a worker that has written what is not due.
 
     Attributes:
         stand: Where it stands.
@@ -130,7 +133,13 @@ class Proof:
     """
 
     def __init__(
-        self, terms: Terms, markers: Markers, *, batches: bool = False, slack: int = 0
+        self,
+        terms: Terms,
+        markers: Markers,
+        *,
+        batches: bool = False,
+        slack: int = 0,
+        hint: str = "",
     ) -> None:
         self.stand: Stand = Stand.OPEN
         self.blocks: Blocks = Blocks(terms)
@@ -142,7 +151,10 @@ class Proof:
         self._markers = markers
         self._batches = batches
         self._slack = slack
-        self._answers: list[Event] = []  # that are held back
+        self._hint = hint
+        self._answers: list[Ended] = []  # that are held back
+        self._sizes: deque[int] = deque()  # messages of each batch that is owed
+        self._held = 0  # messages, in what is held back
         self._out: list[bytes] = []
         self._rest: list[bytes] = []  # of what comes next
         self._probed = False  # the first byte of that was written
@@ -152,10 +164,11 @@ class Proof:
         self._looks = 0
         self._since = self._quiet_until = 0.0
         self._patient = False  # the quiet time is as long as it takes
-        self._hushed = 0  # exchanges for which only a quiet time speaks
-        self._unproven = 0  # exchanges that were released, and a fault may still show
+        self._hushed = 0  # messages for which only a quiet time speaks
+        self._unproven = 0  # messages that were released, and a fault may still show
         self._whole: bool | None = None  # it had answered all when its output ended
         self._stopped = False
+        self._owed_bytes = 0  # of messages that are not answered; of a run, a share
 
     @property
     def proving(self) -> bool:
@@ -170,9 +183,11 @@ class Proof:
             return 0
         if self.proving and (self._terms.loads or self.stand is not Stand.QUIET):
             return 0
-        return self.blocks.room(now)
+        return 0 if self._owed_bytes >= _AHEAD else self.blocks.room(now)
 
-    def give(self, wire: bytes, messages: int, now: float, *, idle: bool) -> None:
+    def give(
+        self, wire: bytes, messages: int, now: float, *, idle: bool, opens: bool
+    ) -> None:
         """
         Take what is to be written for messages, or for the end of a batch.
 
@@ -181,8 +196,14 @@ class Proof:
             messages: How many begin in it.
             now: The time, in seconds.
             idle: Whether the worker owed nothing before it.
+            opens: Whether exchanges begin with it; else it is more of a batch.
 
         """
+        self._owed_bytes += len(wire)
+        if self._batches and opens:
+            self._sizes.append(messages)
+        elif self._batches:
+            self._sizes[-1] += messages
         fresh = messages and not self.blocks.total and not self._stopped
         if messages:
             self.blocks.give(messages, len(wire), now)
@@ -215,22 +236,24 @@ class Proof:
 
     # --- what comes from the worker -------------------------------------------
 
-    def hold(
-        self, answer: Event, exchanges: int, size: int, now: float, *, owed: int
-    ) -> None:
+    def hold(self, answer: Ended, size: int, now: float, *, owed: int) -> None:
         """
         Hold back the answer to the oldest exchanges.
 
         Args:
             answer: What is to be passed on.
-            exchanges: How many it ends.
             size: Bytes of memory that it takes.
             now: The time, in seconds.
             owed: Exchanges that are not answered behind it.
 
         """
-        self.answered += exchanges
-        self.held += exchanges
+        count = len(answer.groups)
+        self._owed_bytes = self._owed_bytes * owed // (owed + count)
+        self.answered += count
+        self.held += count
+        if self._batches:
+            count = sum(self._sizes.popleft() for _ in range(count))
+        self._held += count
         self._answers.append(answer)
         self.blocks.answered(size, now)
         if self.blocks.overfull:
@@ -242,7 +265,11 @@ class Proof:
         """Take what the worker writes, and what that means, while a block is proven."""
         self._said = (self._said + data)[:_SHOWN]
         if events and self.stand is not Stand.OVER:
-            self.doubt(self._markers.unasked(self._said))
+            self.doubt(self.unasked(self._said))
+
+    def unasked(self, data: bytes) -> str:
+        """Say what a worker did that wrote ``data`` although it owed nothing."""
+        return self._markers.unasked(data) + self._hint
 
     def doubt(self, what: str) -> None:
         """Give the block up: it does not add up."""
@@ -250,7 +277,7 @@ class Proof:
         # next block: the one that was hushed came before it.
         doubtful = self._unproven + (0 if self.held else self._hushed)
         if self._terms.loads:
-            doubtful += self.held
+            doubtful += self._held
         self._move(Step.GIVE_UP)
         self.released.append(Mispaired(what, self.held, doubtful))
 
@@ -296,7 +323,7 @@ class Proof:
         self._looks += 1
         if self.stand is Stand.PROBED:
             if left and self._said and not self._slack:
-                self.doubt(self._markers.unasked(self._said))
+                self.doubt(self.unasked(self._said))
             if left:
                 return False
         elif now < self._quiet_until:
@@ -312,14 +339,14 @@ class Proof:
         if self.stand is not Stand.DRAINING:
             return  # what was received has shown the fault
         if self._markers.eom in self._said or self._markers.eop in self._said:
-            self.doubt(self._markers.unasked(self._said))
+            self.doubt(self.unasked(self._said))
         elif self._left > self._slack and not self._probed:
             self.doubt(
                 "answered a batch before it had read its EOB; for a worker that closes"
-                " full batches by itself set batch.eob_after_full: false"
+                " full batches by itself set dialect.eob_after_full: false"
             )
         else:
-            hushed = 0 if self._probed else self.held
+            hushed = 0 if self._probed else self._held
             if self.ahead:
                 self.blocks.turn(now)
             self._release(proven=self._probed or self._patient)
@@ -416,17 +443,41 @@ class Proof:
             self._flush()
 
     def _release(self, *, proven: bool) -> None:
-        self._unproven = 0 if proven else self._unproven + self.held
+        self._unproven = 0 if proven else self._unproven + self._held
         self._hushed = 0
         self._move(Step.RELEASE)
         self._flush()
         self._write_rest()
 
     def _flush(self) -> None:
-        self.released += self._answers
-        self._answers, self.held = [], 0
+        self.released += self._answers if len(self._answers) < 2 else self._joined()
+        self._answers, self.held, self._held = [], 0, 0
         self.blocks.release()
+
+    def _joined(self) -> list[Ended]:
+        """Return what is held back in fewer parts, where that copies next to nothing."""
+        parts: list[Ended] = []
+        for part in self._answers:
+            if parts and (joined := _join(parts[-1], part)):
+                parts[-1] = joined
+            else:
+                parts.append(part)
+        return parts
 
     def _write_rest(self) -> None:
         self._out += self._rest
         self._rest, self._probed, self.ahead = [], False, False
+
+
+def _join(one: Ended, other: Ended) -> Ended | None:
+    """Return two answers as one, if they are small; the first is not to be used again."""
+    groups, more = one.groups, other.groups
+    if type(groups) is not list or type(more) is not list:
+        return None
+    refusals = one.refusals
+    if other.refusals:
+        place = len(groups)
+        later = [r._replace(place=place + r.place) for r in other.refusals]
+        refusals = [*refusals, *later]
+    groups += more
+    return Ended(one.first, groups, refusals, one.overhead + other.overhead)

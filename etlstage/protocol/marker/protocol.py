@@ -15,18 +15,17 @@ from etlstage.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from etlstage.messages import Groups, Run, plain
+from etlstage.messages import Run, plain
 from etlstage.protocol.base import SEND_EOF, Limits, Side
 from etlstage.protocol.events import (
-    BatchEnded,
+    Added,
+    Ended,
     Event,
     Failed,
-    MessagesPassed,
-    MoreRequested,
-    OutputPassed,
-    Refusals,
-    RepliesCompleted,
-    StreamEnded,
+    Farewell,
+    Noise,
+    Opened,
+    Wanted,
 )
 from etlstage.protocol.marker.blocks import Terms
 from etlstage.protocol.marker.framing import (
@@ -41,13 +40,18 @@ from etlstage.protocol.marker.state import Mode, Refused, Session, State, Token
 
 __all__ = ("MarkerProtocol",)
 
-_FILLING: Final = frozenset({State.FILLING, State.WANTED, State.AHEAD})
-"""A batch is open."""
+_CLOSES: Final = (
+    "; for a worker that closes full batches by itself set"
+    " dialect.eob_after_full: false"
+)
 
 
 class MarkerProtocol:
     """
     A session of the stage protocol, without I/O.
+
+    Both sides count exchanges from 1: messages, batches, or the rounds of a worker that
+    writes until it exits, of which nothing but its exit passes.
 
     Args:
         side: Which end we are.
@@ -58,6 +62,8 @@ class MarkerProtocol:
             this for an empty message and answers it, behind EOP, with a BNC that
             asks for nothing.
         eob_after_full: An EOB follows a batch that is full.
+        bnc_after_last: The worker asks also behind the message that fills its batch.
+        batch: Messages that fill a batch.
         framing_of: Returns how to find boundaries in messages that are held so;
             replies are held as the messages were that went out last.
         terms: At the supervisor's side, where replies are counted: replies are
@@ -77,6 +83,8 @@ class MarkerProtocol:
         limits: Limits | None = None,
         eob_then_eom: bool = False,
         eob_after_full: bool = True,
+        bnc_after_last: bool = False,
+        batch: int = 1,
         framing_of: Callable[[Run], Framing] = lambda _messages: LISTS,
         terms: Terms | None = None,
     ) -> None:
@@ -85,8 +93,15 @@ class MarkerProtocol:
         self._limits = limits or Limits()
         self._eob_then_eom = eob_then_eom
         self._eob_after_full = eob_after_full
+        self._bnc_after_last = bnc_after_last
+        self._batch = batch
         self._session = Session(mode)
-        self._asked = mode is Mode.BATCH_WORKER
+        self._asks = mode is Mode.BATCH_WORKER
+        self._closes = mode is Mode.BATCH_SUPERVISOR
+        self._batches = mode.batches
+        self._plain = mode is Mode.PLAIN
+        self._filled = 0  # messages of the batch that was opened last
+        self._rounds = 0
         replies = side is Side.WORKER and mode is not Mode.PLAIN
         # Only in replies is ERR searched for: in all else it is a byte like any other.
         self._unsendable = self.markers if replies else self.markers.without_err()
@@ -95,10 +110,12 @@ class MarkerProtocol:
         self._reader.eob_then_eom = eob_then_eom
         self._out: list[bytes] = []
         self._ended = False
+        self.tail: bytes = b""
+        """What no marker ends, of a peer that sends no more."""
         self.owed: int = 0
         """EOP that the worker still has to write."""
         self.room: float = math.inf
-        """One message when a worker that fills its batches waits for it, else any."""
+        """How many exchanges may be opened; where the worker asks, messages."""
         self.unprompted: bool = terms is not None
         """Whether it has bytes or timers of its own: those of a proof."""
         self._now = 0.0
@@ -106,7 +123,13 @@ class MarkerProtocol:
         """What holds replies back, if anything does."""
         if terms is not None:
             slack = len(self.markers.eom) if eob_then_eom else 0
-            self.proof = Proof(terms, self.markers, batches=mode.batches, slack=slack)
+            self.proof = Proof(
+                terms,
+                self.markers,
+                batches=mode.batches,
+                slack=slack,
+                hint=_CLOSES if self._closes and eob_after_full else "",
+            )
         self._count()
 
     def __repr__(self) -> str:
@@ -128,9 +151,9 @@ class MarkerProtocol:
     @property
     def _due(self) -> int:
         """Exchanges that the worker has begun to be given, and has not answered."""
-        # The batch that is open is owed only behind its EOB, if we end it.
-        open_ = not self._asked and self.state in _FILLING
-        return self._session.owed + open_
+        # A batch that we close is owed only behind its EOB.
+        session = self._session
+        return session.owed + (self._closes and session.filling)
 
     # --- the seam -----------------------------------------------------------
 
@@ -147,7 +170,7 @@ class MarkerProtocol:
         self._count()
 
     def receive_eof(self, now: float = 0.0, /) -> None:
-        """Take note that the peer will send no more."""
+        """Take the end of what the peer sends."""
         if self.proof is not None:
             self._now = now
             self.proof.receive_eof(owed=self._due)
@@ -155,9 +178,13 @@ class MarkerProtocol:
         if self.state is State.ERROR:
             return
         try:
-            self._reader.events.append(StreamEnded(self._reader.tail()))
+            self.tail = self._reader.tail()
         except RemoteProtocolError as error:
             self._fail(error)
+            return
+        if self.side is Side.WORKER:
+            self._reader.events += [Noise(self.tail)] if self.tail else []
+            self._reader.events.append(Farewell())
 
     def events_received(self) -> list[Event]:
         """Return, once, what has been received since the last call."""
@@ -177,6 +204,32 @@ class MarkerProtocol:
 
     def handle_timer(self, now: float) -> None:
         """Do nothing: what follows depends on how much is unread then."""
+
+    @property
+    def step(self) -> bool:
+        """Whether there is one exchange at a time, each shown to add up."""
+        return self.proof is not None and self.proof.blocks.step
+
+    @step.setter
+    def step(self, step: bool) -> None:
+        if self.proof is not None:
+            self.proof.blocks.step = step
+            self._count()
+
+    @property
+    def bound(self) -> float:
+        """Bytes of replies that may wait for the proof."""
+        return math.inf if self.proof is None else self.proof.blocks.bound
+
+    @bound.setter
+    def bound(self, bound: float) -> None:
+        if self.proof is not None:
+            self.proof.blocks.bound = bound
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the worker lacks a part of what it was given last."""
+        return self.proof is not None and self.proof.ahead
 
     @property
     def wants_unread(self) -> bool:
@@ -206,11 +259,24 @@ class MarkerProtocol:
             self.proof.output_dry(now)
             self._count()
 
-    def peer_exited(self, clean: bool, now: float) -> None:
-        """Release, of what is held back, what is right of a peer that is gone."""
+    def give_whole(self) -> None:
+        """Queue the rest of what the worker has a part of: it gets nothing more."""
+        if self.proof is not None:
+            self.proof.stop()
+            self._count()
+
+    def peer_exited(self, clean: bool, now: float = 0.0) -> None:
+        """Release what is right of a peer that is gone; a round ends with its worker."""
         self._now = now
         if self.proof is not None:
             self.proof.peer_exited(clean=clean, owed=self._due)
+            self._count()
+        elif self._reader.round and clean and self.state is not State.ERROR:
+            # Its last message needs no EOM.
+            group = (self.tail,) if self.tail else ()
+            self._reader.events.append(Ended(self._reader.round, [group]))
+            self._reader.round = 0
+            self.tail = b""
             self._count()
 
     def send(self, event: Event, now: float = 0.0, /) -> None:
@@ -218,37 +284,29 @@ class MarkerProtocol:
         Queue an event for the peer.
 
         Raises:
-            LocalProtocolError: If the state, or our side, does not allow it.
+            LocalProtocolError: If the state, or our side, does not allow it, or it has
+                another number than is due.
             InvalidMessage: If a message contains a marker or is too long; nothing
-                of the event has been queued then.
+                of the event has been queued then, and no number was used.
 
         """
         self._now = now
-        match event:
-            case MessagesPassed(messages) if self.side is Side.SUPERVISOR:
-                self._send_messages(messages)
-            case BatchEnded(full) if self.side is Side.SUPERVISOR:
-                self._pass(Token.EOB)
-                if full and not self._eob_after_full:
-                    return  # the worker knows
-                tail = self.markers.eom if self._eob_then_eom else b""
-                self._reader.echoes += bool(tail) and self.mode is Mode.BATCH_WORKER
-                self._write(self.markers.eob + tail, 0, idle=False)
-            case RepliesCompleted(groups, _, refusals) if self.side is Side.WORKER:
-                self._send_replies(groups, refusals)
-            case OutputPassed(messages) if self.side is Side.WORKER:
-                self._send_output(messages)
-            case MoreRequested() if self.side is Side.WORKER:
-                self._pass(Token.BNC)
-                self._out.append(self.markers.bnc)
-            case StreamEnded(tail):
-                self._send_eof(tail)
-            case _:
-                raise LocalProtocolError(
-                    f"a {self.side.value} can't send {type(event).__name__}"
-                )
-        if self.proof is not None:
-            self._count()
+        ours = self.side is Side.SUPERVISOR
+        # One message at a time is the case that counts, and of those most pass here.
+        if type(event) is Opened and ours:
+            self._open(event)
+        elif type(event) is Added:
+            (self._add if ours else self._send_output)(event)
+        elif type(event) is Ended and not ours:
+            self._send_replies(event)
+        elif type(event) is Farewell:
+            self._send_eof()
+        elif type(event) is Wanted and not ours:
+            self._ask(event)
+        else:
+            kind = type(event).__name__
+            raise LocalProtocolError(f"a {self.side.value} can't send {kind}")
+        self._count()
 
     def _hold(self, proof: Proof, data: bytes, now: float) -> None:
         """Hold back what has ended; take for a fault what was not asked for."""
@@ -259,12 +317,13 @@ class MarkerProtocol:
             return
         size = len(data)
         for event in events:
-            if isinstance(event, RepliesCompleted):
-                count = len(event.groups)
-                proof.hold(event, count, size + event.overhead, now, owed=self._due)
+            if isinstance(event, Ended):
+                proof.hold(event, size + event.overhead, now, owed=self._due)
                 size = 0
             elif isinstance(event, Failed) and not self._due:
-                proof.doubt(self.markers.unasked(getattr(event.error, "found", b"")))
+                proof.doubt(proof.unasked(getattr(event.error, "found", b"")))
+            elif isinstance(event, Added):
+                proof.released.append(event)  # in front of its end
             else:
                 self._reader.events.append(event)
 
@@ -274,37 +333,112 @@ class MarkerProtocol:
 
     # --- sending ------------------------------------------------------------
 
-    def _send_messages(self, messages: Run) -> None:
+    def _open(self, event: Opened) -> None:
+        """Begin exchanges of one message each."""
+        first, messages, each = event[:3]
+        session = self._session
+        if self._batches or self._plain:
+            (self._open_batch if self._batches else self._open_round)(event)
+            return
+        self._expect("open", first, session.answered + session.owed + 1)
+        if not each:
+            self._pass(Token.EOB)
         messages = plain(messages)  # what is beside them does not travel
         framing = self._framing_of(messages)
         wire = self._encode(framing.encode_run, messages)
-        if len(messages):
+        if wire:
+            idle, count = not session.owed, len(messages)
+            self._pass(Token.MESSAGE, count)
             self._reader.framing = framing
-            idle = not self._due
-            self._pass(Token.MESSAGE, len(messages))
-            self._write(wire, len(messages), idle=idle)
+            self._write(wire, count, idle=idle)
 
-    def _write(self, wire: bytes, messages: int, *, idle: bool) -> None:
+    def _open_round(self, event: Opened) -> None:
+        if len(event.messages) or event.each:
+            self._pass(Token.MESSAGE)
+        self._expect("open", event.first, self._rounds + 1)
+        if self._reader.round:
+            raise LocalProtocolError(f"round {self._rounds} is open, and does not end")
+        self._rounds = self._reader.round = event.first
+
+    def _open_batch(self, event: Opened) -> None:
+        first, messages, each, ended = event[:4]
+        session = self._session
+        self._expect("open", first, session.opened + 1)
+        if each:
+            raise LocalProtocolError("can't open an exchange for each message: a batch")
+        if session.filling:
+            raise LocalProtocolError(f"can't open batch {first}: the last is not ended")
+        if not (ended or len(messages)):
+            raise LocalProtocolError(f"can't open batch {first}: no message, no end")
+        self._fill(messages, 0, ended=ended, idle=not self._due)
+
+    def _add(self, event: Added) -> None:
+        """Go on with the batch that is open, or end it."""
+        id_, messages, ended = event
+        session = self._session
+        if not session.filling:
+            raise LocalProtocolError(f"can't add to exchange {id_}: no batch is open")
+        self._expect("add to", id_, session.opened)
+        self._fill(messages, self._filled, ended=ended)
+
+    def _fill(
+        self, messages: Run, held: int, *, ended: bool, idle: bool = False
+    ) -> None:
+        """Add messages to a batch that holds so many, and EOB."""
+        messages = plain(messages)
+        framing = self._framing_of(messages)
+        wire, count = self._encode(framing.encode_run, messages), len(messages)
+        if ended and count and self._asks:
+            raise LocalProtocolError("can't send EOB behind a message: BNC comes first")
+        if count:
+            self._pass(Token.MESSAGE, count)
+            self._reader.framing = framing
+        full = held + count >= self._batch
+        if ended:
+            self._pass(Token.EOB)
+        if ended and (self._eob_after_full or not full):  # else the worker knows
+            tail = self.markers.eom if self._eob_then_eom else b""
+            self._reader.echoes += bool(tail) and self._asks
+            wire += self.markers.eob + tail
+        self._filled = held + count
+        self._write(wire, count, idle=idle, opens=not held)
+
+    def _write(
+        self, wire: bytes, messages: int, *, idle: bool, opens: bool = True
+    ) -> None:
         if self.proof is None:
             self._out.append(wire)
         else:
-            self.proof.give(wire, messages, self._now, idle=idle)
+            self.proof.give(wire, messages, self._now, idle=idle, opens=opens)
 
-    def _send_output(self, messages: Run) -> None:
-        wire = self._encode(LISTS.encode_run, messages)
-        if self.markers.eop == self.markers.eom and self.mode is not Mode.PLAIN:
+    def _expect(self, what: str, number: int, due: int) -> None:
+        if number != due:
+            raise LocalProtocolError(
+                f"can't {what} exchange {number}: expected number {due}"
+            )
+
+    def _send_output(self, event: Added) -> None:
+        self._expect("add to", event.id, self._session.answered + 1)
+        if event.ended:
+            raise LocalProtocolError(
+                "can't end an exchange with its output: send Ended"
+            )
+        wire = self._encode(LISTS.encode_run, event.messages)
+        if self.markers.eop == self.markers.eom and not self._plain:
             raise LocalProtocolError(
                 "can't send part of a reply when eop is eom: a reply is one message"
             )
-        if messages:
+        if event.messages:
             self._pass(Token.OUTPUT)
             self._out.append(wire)
 
-    def _send_replies(self, groups: Groups, refusals: Refusals) -> None:
+    def _send_replies(self, event: Ended) -> None:
+        first, groups, refusals, _ = event
+        self._expect("end", first, self._session.answered + 1)
         if refusals and self.markers.err is None:
             raise LocalProtocolError("can't refuse: there is no marker err")
         if self.markers.eop == self.markers.eom:
-            refused = {place for place, _ in refusals}
+            refused = {refusal.place for refusal in refusals}
             if any(len(g) != 1 for n, g in enumerate(groups) if n not in refused):
                 raise LocalProtocolError("a reply must be one message when eop is eom")
         limit = self._limits.max_message_bytes
@@ -313,15 +447,18 @@ class MarkerProtocol:
             self._pass(Token.EOP, len(groups))
             self._out.append(wire + self._echoes())
 
+    def _ask(self, event: Wanted) -> None:
+        wanted = event[0]
+        if wanted != 1:
+            raise LocalProtocolError(f"can't ask for {wanted} messages: BNC is for one")
+        self._pass(Token.BNC)
+        self._out.append(self.markers.bnc)
+
     def _echoes(self) -> bytes:
         echoes, self._reader.echoes_owed = self._reader.echoes_owed, 0
         return echoes * self.markers.bnc
 
-    def _send_eof(self, tail: bytes) -> None:
-        if tail:
-            raise LocalProtocolError(
-                f"can't end with {len(tail)} bytes that are no message"
-            )
+    def _send_eof(self) -> None:
         if self.side is Side.SUPERVISOR:
             self._pass(Token.END)
             if self.proof is not None:
@@ -344,18 +481,22 @@ class MarkerProtocol:
             self._session.handle(token, count)
         except Refused as refusal:
             raise LocalProtocolError(str(refusal)) from None
-        self._count()
 
     def _count(self) -> None:
         """Keep what is asked of every session at every turn where it costs no call."""
         session, proof = self._session, self.proof
         self.owed = session.owed
-        if self._asked:
-            self.room = float(session.state in (State.IDLE, State.WANTED))
+        room = math.inf
+        if self._asks:
+            waits = session.state in (State.IDLE, State.WANTED)
+            # What is asked for behind a full batch is not what it wants.
+            vain = self._bnc_after_last and session.state is State.WANTED
+            room = float(waits and not (vain and self._filled >= self._batch))
+        elif self._plain:
+            room = float(not self._reader.round)
         if proof is None:
-            return
-        room = self.room if self._asked else math.inf
-        if self.mode.batches and session.state in _FILLING:
+            self.room = room
+        elif self._batches and session.filling:
             # A batch that was begun is filled, however large its block is.
             self.room = 0.0 if proof.ahead else room
         else:

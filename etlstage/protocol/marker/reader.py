@@ -13,14 +13,7 @@ from functools import partial
 from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import Limits, Side
 from etlstage.protocol.buffer import ReceiveBuffer
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    MessagesPassed,
-    MoreRequested,
-    OutputPassed,
-    RepliesCompleted,
-)
+from etlstage.protocol.events import Added, Ended, Event, Noise, Opened, Refusal
 from etlstage.protocol.marker.bounds import Bounds
 from etlstage.protocol.marker.framing import (
     LISTS,
@@ -39,7 +32,7 @@ _SHOWN = 64  # bytes of it that others may show
 
 class Reader:
     """
-    Turns received bytes into events.
+    Turns received bytes into events, with the numbers of the exchanges.
 
     Attributes:
         events: What has been understood and not been fetched yet.
@@ -47,6 +40,8 @@ class Reader:
             side, the BNC that answer them; both are left out.
         echoes_owed: Such BNC that we, the worker, have still to write.
         framing: How replies are found in what has come, and held.
+        round: Number of the round of a worker that writes until it exits; 0: none is
+            open, and what it writes is of no round.
 
     """
 
@@ -61,7 +56,9 @@ class Reader:
         self.echoes: int = 0
         self.echoes_owed: int = 0
         self.eob_then_eom = False
+        self.round: int = 0
         self._session = session
+        self._batches = session.mode.batches
         self._markers = markers
         self.framing = LISTS
         self._buffer = ReceiveBuffer()
@@ -125,9 +122,10 @@ class Reader:
         ):
             return False
         group = tuple(data[:-2].split(eom)) if size > 1 else ()
-        self._session.handle(Token.EOP)
+        session = self._session
+        session.handle(Token.EOP)
         overhead = LISTS.overhead * (len(group) + 1)
-        self.events.append(RepliesCompleted([group], overhead))
+        self.events.append(Ended(session.answered, [group], (), overhead))
         return True
 
     def _end_of_replies(self, data: bytes) -> int:
@@ -211,13 +209,13 @@ class Reader:
                 reply = self._buffer.take(end)
                 self._bounds.check_messages([reply])
                 self._got(Token.EOP)
-                self.events.append(RepliesCompleted([(reply,)]))
+                self.events.append(Ended(self._session.answered, [(reply,)]))
             else:
                 self._take_output(end)
                 if not self._buffer.startswith(eop):
                     raise self._blame("message without EOM before EOP")
                 self._got(Token.EOP)
-                self.events.append(RepliesCompleted([()]))
+                self.events.append(Ended(self._session.answered, [()]))
             self._buffer.drop(len(eop))
         if eop != eom:
             self._take_output(self._buffer.end_of_last(eom))
@@ -254,23 +252,31 @@ class Reader:
             self._take_messages(at)
             if not self._buffer.startswith(eob):
                 raise self._blame("message without EOM before EOB")
-            self._got(Token.EOB)
+            self._end_batch()
             self._buffer.drop(len(eob))
             if self.eob_then_eom:
                 # For workers that look for EOB where a line ends. They take the rest
                 # for an empty message, and one that asks answers it with a BNC.
                 self.echoes = 1
                 self.echoes_owed += self._session.mode is Mode.BATCH_WORKER
-            self.events.append(BatchEnded())
         self._parse_messages()
+
+    def _end_batch(self) -> None:
+        session, began = self._session, self._session.filling
+        self._got(Token.EOB)
+        if not began:
+            self.events.append(Opened(session.opened, (), each=False))
+        elif self.events and isinstance(last := self.events[-1], Opened | Added):
+            self.events[-1] = last._replace(ended=True)
+        else:
+            self.events.append(Added(session.opened, (), ended=True))
 
     def _take_request(self) -> None:
         # It comes right behind EOP, but the next batch may be on its way already.
         if self.echoes > (self._session.state is State.BUSY):
             self.echoes -= 1
         else:
-            self._got(Token.BNC)
-            self.events.append(MoreRequested())
+            self._got(Token.BNC)  # and there is room
         self._buffer.drop(len(self._markers.bnc))
 
     def _take_output(self, end: int) -> None:
@@ -279,8 +285,14 @@ class Reader:
         self._got(Token.OUTPUT)
         messages = self._take_run(end)
         sound = self._bounds.sound(messages)
-        if sound:
-            self.events.append(OutputPassed(messages[:sound]))
+        number = self.round
+        if self._session.mode is not Mode.PLAIN:
+            number = self._session.answered + 1
+        if sound and number:
+            self.events.append(Added(number, messages[:sound]))
+        elif sound:
+            eom = self._markers.eom
+            self.events.append(Noise(eom.join((*messages[:sound], b""))))
         self._bounds.check_messages(messages[sound:])
 
     def _take_messages(self, end: int) -> None:
@@ -293,13 +305,21 @@ class Reader:
                 start += width
         sound = self._bounds.sound(messages)
         # In lock-step each message needs a BNC before it: the first may be sound.
-        step = 1 if self._session.mode is Mode.BATCH_WORKER else max(1, sound)
+        session = self._session
+        step = 1 if session.mode is Mode.BATCH_WORKER else max(1, sound)
         for at in range(0, sound, step):
             run = messages[at : min(sound, at + step)]
             offset = start + sum(len(m) + width for m in messages[:at])
             found = (run[0][:_DUMPED] + self._markers.eom)[:_DUMPED]
+            goes_on = self._batches and session.filling
             self._got(Token.MESSAGE, len(run), at=offset, found=found)
-            self.events.append(MessagesPassed(run))
+            if goes_on:
+                self.events.append(Added(session.opened, run))
+            elif self._batches:
+                self.events.append(Opened(session.opened, run, each=False, ended=False))
+            else:
+                first = session.answered + session.owed - len(run) + 1
+                self.events.append(Opened(first, run))
         self._bounds.check_messages(messages[sound:])
 
     def _take_run(self, end: int) -> list[bytes]:
@@ -348,7 +368,7 @@ class Reader:
         sound = self._bounds.sound_replies(groups, len(data), total, overhead)
         if sound < len(groups):
             fault = self._bounds.fault(groups[sound], overhead)
-        refusals: list[tuple[int, str]] = []
+        refusals: list[Refusal] = []
         small = not said or self._bounds.fits(len(data))
         for place, reply in said:
             messages = reply.split(self._markers.eom)
@@ -356,12 +376,13 @@ class Reader:
                 sound, fault = place, self._bounds.fault(messages)
             if place >= sound:
                 break
-            refusals.append((place, _reason(messages)))
+            refusals.append(Refusal(place, 0, 0, _reason(messages)))
         if sound:
+            first = self._session.answered + 1
             self._got(Token.EOP, sound)
             beside = overhead * (total + len(groups))
             groups = groups if sound == len(groups) else groups[:sound]
-            self.events.append(RepliesCompleted(groups, beside, refusals))
+            self.events.append(Ended(first, groups, refusals, beside))
         if fault:
             raise fault
 

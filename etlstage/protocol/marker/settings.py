@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.protocol.marker.blocks import Terms
 from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.protocol.marker.markers import Markers, escape
 from etlstage.protocol.marker.protocol import MarkerProtocol
@@ -134,25 +135,6 @@ class MarkerDialect(Definition, Dialect):
         """How exchanges are made from messages."""
         return _SHAPES[self.mode]
 
-    @property
-    def asks_when_full(self) -> bool:
-        """Whether the worker asks also behind the message that fills its batch."""
-        return self.bnc_after_last
-
-    @property
-    def counts(self) -> bool:
-        """The k-th EOP answers the k-th exchange."""
-        return self.mode is not Mode.PLAIN
-
-    @property
-    def slack(self) -> int:
-        """An EOM behind EOB, if it is written."""
-        return len(self.markers.eom) if self.eob_then_eom else 0
-
-    def speaks(self, data: bytes) -> bool:
-        """Return whether there is a whole message, or reply, in ``data``."""
-        return self.markers.eom in data or self.markers.eop in data
-
     def shown(self, data: bytes) -> str:
         """Return ``data`` as printable ASCII, with the markers by name."""
         return self.markers.shown(data)
@@ -197,8 +179,14 @@ class MarkerDialect(Definition, Dialect):
         batch: int = 1,
         kind: StageKind = StageKind.TRANSFORM,
         assignment: object = None,
+        window: int | None = None,
+        life: float | None = None,
     ) -> MarkerProtocol:
-        """Return a fresh session."""
+        """Return a fresh session; where a stage's are opened, replies are proven."""
+        terms = None
+        if life is not None and self.mode is not Mode.PLAIN:
+            alone, loads = kind is not StageKind.TRANSFORM, kind is StageKind.LOAD
+            terms = Terms(first=window or 1, life=life, alone=alone, loads=loads)
         return MarkerProtocol(
             side,
             self.mode,
@@ -206,7 +194,10 @@ class MarkerDialect(Definition, Dialect):
             limits=limits,
             eob_then_eom=self.eob_then_eom,
             eob_after_full=self.eob_after_full,
+            bnc_after_last=self.bnc_after_last,
+            batch=batch,
             framing_of=_framing_of,
+            terms=terms if side is Side.SUPERVISOR else None,
         )
 
     def _ends(self, side: Side) -> re.Pattern[bytes]:

@@ -183,6 +183,9 @@ _OWES: Final[Mapping[Mode, frozenset[tuple[State, Token]]]] = {
 }
 """``{mode: {(state, token)}}``: after which tokens the worker owes one more EOP."""
 
+_FILLING: Final = frozenset({State.FILLING, State.WANTED, State.AHEAD})
+"""A batch is open."""
+
 _ENDS: Final = frozenset({Token.EOP, Token.ERR})
 """What ends a reply."""
 
@@ -223,11 +226,25 @@ class Session:
         self.state = State.STREAMING if mode is Mode.PLAIN else State.IDLE
         self.owed: int = 0
         """EOP that the worker still has to write."""
+        self.answered: int = 0
+        """EOP that it has written: so the next answers this number and one more."""
         self._table = TRANSITIONS[mode]
         self._owes = _OWES[mode]
 
     def __repr__(self) -> str:
         return f"<Session {self.mode.value} {self.state.value} owed={self.owed}>"
+
+    @property
+    def filling(self) -> bool:
+        """Whether a batch is open."""
+        return self.state in _FILLING
+
+    @property
+    def opened(self) -> int:
+        """Number of the exchange that was opened last, counted from 1."""
+        # A batch that we close is owed only behind its EOB.
+        ours = self.mode is Mode.BATCH_SUPERVISOR and self.state in _FILLING
+        return self.answered + self.owed + ours
 
     def handle(self, token: Token, count: int = 1) -> None:
         """
@@ -239,10 +256,12 @@ class Session:
 
         """
         state, owed, asked = self.state, self.owed, token
+        answered = self.answered
         if token in _ENDS:
             if count > owed:
                 raise self._refusal(token)
             owed -= count
+            answered += count
             token = Token.EOP if owed else Token.LAST_EOP
         elif (state, token) in self._owes:
             owed += count
@@ -253,7 +272,7 @@ class Session:
                 state = self._table[state, token]
         except KeyError:
             raise self._refusal(asked, state) from None
-        self.state, self.owed = state, owed
+        self.state, self.owed, self.answered = state, owed, answered
 
     def fail(self) -> None:
         """Enter ERROR, where every token is refused."""

@@ -1,26 +1,32 @@
 """
 What one worker is given, and what becomes of it.
 
-The connection asks :meth:`Dispatcher.next` what to send and tells what has ended; what
-is sent is in the words of the dialect's events. There is no I/O, and no session.
+The link asks :meth:`Dispatcher.next` what to send and tells what has ended; all of it
+is in the words of the dialect's events, in which each exchange has a number. There is
+no I/O, and no session. What is given next is decided in ``giving.py``, who has it is
+kept in ``table.py``, and what becomes of what was lost or refused in ``retry.py``.
 
-The k-th reply answers the k-th exchange: here a message, in ``batch.py`` a batch. A
-dialect that ends its exchanges in any order names them; then ``named.py`` decides.
+An exchange ends when its dialect says so: one that was answered may be open for long,
+where it is not known yet whether the answer is right. The number of exchanges that the
+worker *owes* tells the two apart: the oldest of what is open was answered.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import NamedTuple
 
-from etlstage.errors import Attempt, EtlstageError, InvalidMessage
-from etlstage.messages import Groups, Run, StageKind
-from etlstage.protocol.events import Event, MessagesPassed
+from etlstage.errors import Attempt, EtlstageError, InvalidMessage, PayloadTooBig
+from etlstage.messages import Groups, Run, StageKind, cost_of, size_of
+from etlstage.protocol.base import Shape
+from etlstage.protocol.events import Added, Cancelled, Ended, Opened
 from etlstage.stage.stage import Stage
 from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
-from etlstage.supervisor.exchange.pairing import Answered, Block
+from etlstage.supervisor.exchange.giving import FULL, Full, Giving
 from etlstage.supervisor.exchange.retry import (
     LastError,
     Loss,
@@ -29,224 +35,279 @@ from etlstage.supervisor.exchange.retry import (
     judge_rounds,
     refused,
 )
-from etlstage.supervisor.exchange.window import Window
+from etlstage.supervisor.exchange.table import Part, Range, Table
 
-__all__ = ("SLICE", "Dispatcher")
+__all__ = ("Answered", "Dispatcher")
 
-# What is done once for a slice costs as much as a thousand short messages do; but a
-# buffer of more than half a megabyte the allocator gives back to the kernel at once,
-# and to be given fresh pages is dearer than to fill them. A batch of Spark's, 10,000
-# rows of about a hundred bytes, is two slices.
-SLICE: Final = 640 * 1024  # bytes taken at once
-_IN_FLIGHT: Final = 2 * 1024 * 1024  # bytes that a window may hold
+
+class Answered(NamedTuple):
+    """What some exchanges that ended were about."""
+
+    exchanges: int = 0
+    messages: int = 0
+    size: int = 0
+    """Bytes of the messages."""
+    reply_size: int = 0
+    """Bytes of memory that the replies take."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    """What has come of a reply."""
+
+    outputs: list[bytes] = field(default_factory=list)
+    cost: int = 0
+    """Bytes of memory that these take."""
 
 
 class Dispatcher:
     """
-    Gives single messages, as many ahead as the window allows.
+    Has the exchanges of one worker, from the first to the last of its life.
 
     Args:
         stage: Of the worker.
         backlog: Where to take messages from.
         number: The worker's.
+        in_order: Whether exchanges end in the order in which they were opened.
 
     Attributes:
-        block: What the worker has answered, held back until that is known to be right.
-        due: When :meth:`next` may have something although nothing new was submitted,
-            in seconds, or None.
-        retiring: Set it to begin nothing new.
-        sated: As much was given last as there was room for: nothing more can be.
+        giving: What is given next.
+        given: Messages that the process was given in its life.
+        bound: Bytes of replies that the caller wants to wait at most, who was given
+            to last.
 
     """
 
-    _batches = False
-    _concurrent = False
-    _streams = False
-
-    def __init__(self, stage: Stage, backlog: Backlog, number: int = 0) -> None:
-        self.block: Block = Block(
-            bounded=stage.dialect.counts,
-            alone=stage.kind is not StageKind.TRANSFORM,
-            first=stage.window or 1,
-            life=backlog.life,
-        )
-        self.due: float | None = None
-        self.retiring = False
-        self.sated: bool = False
+    def __init__(
+        self, stage: Stage, backlog: Backlog, number: int = 0, *, in_order: bool = True
+    ) -> None:
+        shape = stage.dialect.shape
+        self.giving: Giving = Giving(stage, backlog, number, in_order=in_order)
+        self.given: int = 0
+        self.bound: float = 0.0
         self._stage = stage
         self._backlog = backlog
-        self._number = number
-        fixed = stage.window
-        if fixed is None and stage.kind is not StageKind.TRANSFORM:
-            fixed = 1
-        self._window = Window(fixed)
-        self._held: deque[Exchange] = deque()
-        self._held_bytes = 0
-        self._again: deque[Exchange] = deque()  # taken, and not sent yet
-        self._retried: deque[Exchange] = deque()  # refused, and to be sent once more
-        self._refused: Refused | None = None  # of what is being paired
-        self._fresh = True  # it was given nothing but suspects
+        self._in_order = in_order
+        self._streams = shape is Shape.STREAM
+        self._asks = shape is Shape.ASKED_BATCH
+        self._batches = shape.batches
+        self._open = Table()
+        self._begun: dict[int, _Begun] = {}  # replies that go on
+        self._dialogues: dict[int, Dialogue] = {}  # those that are open, by turns
+        self._last = 0  # a number that was sent is never used again
         self._answered_any = False
-        self._alone = False  # what is held is a suspect
-        self._now = 0.0
+        self._adding = False  # what was sent last goes on with a batch
+
+    @property
+    def opened(self) -> int:
+        """Exchanges that have not ended."""
+        return self._open.count
 
     @property
     def held(self) -> int:
         """Messages that the worker has, and whose outcome is not known for sure."""
-        return self.block.messages + sum(exchange.left for exchange in self._held)
+        if self._streams:
+            return 0  # nothing was given to it
+        if not self._batches:
+            return self._open.count
+        return sum(len(item.exchange.messages) for item in self._open)
 
-    @property
-    def busy(self) -> bool:
-        """Whether the worker has an exchange that has not ended."""
-        return bool(self._held)
+    def answered(self, owed: int) -> int:
+        """
+        Return how many messages have been answered, of what has not ended.
+
+        Args:
+            owed: Exchanges that the worker has not answered.
+
+        """
+        count = self._open.count - owed
+        if not self._batches or not self._in_order:
+            return count
+        items = islice(self._open, count)
+        return sum(len(item.exchange.messages) for item in items)
 
     @property
     def stalled(self) -> bool:
         """Whether no more outputs are to be read before some are consumed."""
-        return bool(self._held) and self._held[0].submission.flooded
+        if not self._in_order:
+            return any(item.exchange.submission.flooded for item in self._open)
+        oldest = self._open.front
+        if oldest is None:
+            return self._streams  # before a round begins, what comes is nobody's
+        return oldest.exchange.submission.flooded
 
     @property
     def forgotten(self) -> bool:
         """Whether the worker is busy for somebody who is gone, and can't be told."""
-        if not self._held:
+        oldest = self._open.front
+        if oldest is None:
             return False
-        oldest = self._held[0].submission
-        return oldest.streams and oldest.forgotten
+        caller = oldest.exchange.submission
+        return caller.streams and caller.forgotten
 
     @property
-    def idle(self) -> bool:
-        """Whether there is nothing to give or to end, however much room there is."""
-        if self._batches or self._concurrent:
-            return False  # time alone ends what is open
-        return self._backlog.empty and not (self._again or self._retried)
-
-    def awaited(self, _room: float) -> bool:
-        """Return whether the worker, which has an exchange, waits for us all the same."""
-        return False
+    def oldest(self) -> float | None:
+        """When the exchange was opened that has been open for longest, in seconds."""
+        front = self._open.front
+        return None if front is None else front.since
 
     @property
-    def step(self) -> bool:
-        """Whether the worker is given one exchange at a time, and each is proven."""
-        return self._backlog.in_step
+    def lasts(self) -> bool:
+        """Whether there is an exchange that its caller keeps open."""
+        return bool(self._dialogues)
 
-    def next(self, now: float, owed: int, room: float) -> Sequence[Event] | None:
+    # --- what is sent ---------------------------------------------------------
+
+    def next(self, now: float, owed: int, room: float) -> Opened | Added | None:
         """
         Return what to send, or None if there is nothing to do now.
 
         Args:
             now: The time, in seconds.
-            owed: Exchanges that the worker has not ended.
-            room: How many more it may be given.
+            owed: Exchanges that the worker has not answered.
+            room: How many more it may be given; where it asks, messages.
 
         """
-        self._now, self.sated, step = now, False, self._backlog.in_step
-        room = min(room, self.block.room(now, step=step))
-        if room <= 0:
-            return None
-        if self._again:
-            return self._begin(self._again.popleft())
-        if self._backlog.suspects:
-            if (suspect := self._next_suspect(owed)) is not None:
-                return self._begin(suspect)
-            if self._awaits_suspect(owed):
-                return None
-        room = min(room, (1 if step else self._window.size) - owed)
-        if room <= 0 or (self._held and self._held_bytes >= _IN_FLIGHT):
-            return None
-        if self._alone or (self.retiring and not self._retried):
-            return None
-        if not (owed or self._window.fixed):
-            self._window.started(now)
-        if self._retried:
-            return self._begin(self._retried.popleft())
-        return self._give(int(room), now)
+        if self._asks and owed:
+            return self._fill(now) if room >= 1 else None
+        exchange = self.giving.next(now, owed, self._open.count, room)
+        return None if exchange is None else self._begin(exchange, now)
 
     def refused(self, error: InvalidMessage) -> None:
-        """Take note that what was to be sent last can't be: not one message was."""
-        self.sated = False  # for others there is room
-        exchange = self._take_back()
-        before, rest = exchange.split(error.index)
-        culprit, behind = rest.split(1)
-        self._refuse(culprit, error)
-        self._again.extend(part for part in (before, behind) if part.left)
-        self._alone = self._alone and bool(self._again)
+        """Take back what was to be sent last: a message of it can't be."""
+        if self._adding:
+            batch = self._open.last
+            before, culprit = batch.exchange.split(len(batch.exchange.messages) - 1)
+            batch.exchange = before
+            self.given -= 1
+            self.giving.end_in_front()
+        else:
+            range_ = self._open.pop()
+            self._last = range_.first - 1  # nothing was sent: no number was used
+            self._dialogues.pop(range_.first, None)
+            self.given -= len(range_.exchange.messages)
+            culprit = self.giving.put_back(range_.exchange, error)
+        place = f"(message {culprit.start + 1} of its input)"
+        text = f"stage {self._stage.name}: {error} {place}"
+        culprit.fail(InvalidMessage(text, index=0))
 
-    def passed(self, outputs: Run) -> None:
-        """Pass on outputs of the oldest exchange, which has not ended."""
-        self._held[0].submission.pass_on(outputs)
+    def said(self) -> Added | None:
+        """Return, once, what a caller adds to its exchange; each has its turn."""
+        id_ = next((i for i, said in self._dialogues.items() if said.speaks), None)
+        if id_ is None:
+            return None
+        self._dialogues[id_] = dialogue = self._dialogues.pop(id_)
+        chunks, ended = dialogue.take_said()
+        return Added(id_, chunks, ended)
 
-    def finish(self, now: float) -> None:
-        """End the exchange of a worker that has written all."""
-        if self._held:
-            self.answered([()], 0, now)
+    def unwanted(self) -> list[Cancelled]:
+        """Return, once, what cancels exchanges that nobody waits for any more."""
+        gone = [
+            Cancelled(id_, *item.exchange.submission.parting)
+            for item in self._open
+            if item.exchange.submission.streams and item.exchange.submission.forgotten
+            for id_ in item.numbers
+        ]
+        for cancelled in gone:
+            self._close(cancelled.id)
+        return gone
 
-    def answered(
-        self,
-        groups: Groups,
-        reply_size: int,
-        now: float,
-        refused: Refused | None = None,
-    ) -> None:
+    # --- what comes -------------------------------------------------------------
+
+    def added(self, id_: int, outputs: Run) -> None:
         """
-        Take replies to the oldest exchanges, to be held back until the release.
+        Take outputs of an exchange that has not ended; one that is gone has none.
+
+        Raises:
+            PayloadTooBig: If they take more memory than a reply may.
+
+        """
+        if (item := self._open.find(id_)) is None:
+            return
+        if item.exchange.submission.streams:
+            item.exchange.submission.pass_on(outputs)
+            return
+        begun = self._begun.setdefault(id_, _Begun())
+        begun.cost += cost_of(outputs)
+        if begun.cost > (most := self._stage.max_reply):
+            raise PayloadTooBig(
+                f"reply takes more than {most} bytes of memory, with no end yet;"
+                " see max_reply"
+            )
+        begun.outputs.extend(outputs)
+
+    def ended(
+        self, event: Ended, reply_size: int, refused: Refused | None = None
+    ) -> Answered:
+        """
+        Deliver what has ended; of what is not open nothing is taken.
 
         Args:
-            groups: The replies.
-            reply_size: Bytes of memory that they take.
-            now: The time, in seconds.
+            event: What has ended.
+            reply_size: Bytes of memory that the replies take.
             refused: To which of these exchanges the worker said no.
 
-        """
-        self._refused, at, count = refused, 0, len(groups)
-        if not self._window.fixed:
-            self._window.answered(count, now)
-        self.block.answered(count, now)
-        while at < count:
-            outcome = self._pair(groups, at, reply_size)
-            reply_size = 0
-            at += 1 if self._batches else len(outcome.messages)
-
-    def release(self, *, proven: bool = True) -> Answered:
-        """
-        Deliver what is held back.
-
-        Args:
-            proven: Whether it is known to be right.
+        Returns:
+            What that was about, without what is tried again.
 
         """
-        held, total = self.block.release(proven=proven)
-        for exchange, outcome in held:
-            if outcome.error is None and not outcome.refused.places:
-                exchange.submission.deliver(outcome)
+        first, groups, before = event.first, event.groups, self._open.count
+        messages = size = 0
+        rest = reply_size  # goes with the first
+        for part in self._open.end(first, len(groups)):
+            at, many = part.first - first, part.many
+            some = groups if many == len(groups) else groups[at : at + many]
+            if self._begun:
+                some = self._with_begun(part, some)
+            mine = None if refused is None else refused.among(at, at + many)
+            exchange, outcome = self._outcome(part, some, rest, mine)
+            rest = 0
+            messages += len(outcome.messages)
+            size += outcome.size
+            if mine:
+                for again in self._take_no(exchange, outcome):
+                    messages -= again.left
+                    size -= again.size
             else:
-                total = total.without(self._take_no(exchange, outcome))
-        if held:
+                exchange.submission.deliver(outcome)
+            if self._dialogues:
+                for id_ in range(part.first, part.first + many):
+                    self._dialogues.pop(id_, None)
+        count = before - self._open.count
+        if count:
             self._answered_any = True
-            self._backlog.step_on(total.messages)
-        return total
+            self._backlog.step_on(messages)
+        return Answered(count, messages, size, reply_size)
 
-    def abandon(self, error: EtlstageError) -> int:
+    def expired(self, now: float, limit: float) -> list[int]:
+        """Return the exchanges that have been open for ``limit`` seconds or longer."""
+        # In the words in which the deadline was set: the difference may be rounded to
+        # what has not come yet, and the deadline would ring for ever.
+        late = [item.numbers for item in self._open if item.since + limit <= now]
+        return list(chain.from_iterable(late))
+
+    def postpone(self, seconds: float, now: float) -> None:
+        """Give all that is open more time: nothing was read for so long."""
+        for item in self._open:
+            item.since = min(item.since + seconds, now)
+
+    # --- losses -------------------------------------------------------------------
+
+    def abandon(self, error: EtlstageError, owed: int) -> int:
         """End all that the worker holds with ``error``; return how much it was."""
         count = self.held
-        for exchange in (*self.block.take_back(), *self._let_go(), *self._unsent()):
+        for exchange in (*self._let_go(owed), *self.giving.unsent()):
             exchange.fail(error)
         return count
-
-    @property
-    def doubtful(self) -> int:
-        """Messages whose outcomes were delivered, or their effects had, too early."""
-        block = self.block
-        if not block.doubted:
-            return 0
-        loads = self._stage.kind is StageKind.LOAD
-        return block.questionable + (block.messages if loads else 0)
 
     def lose(
         self,
         attempt: Attempt,
         error: LastError,
         *,
+        owed: int,
         untouched: bool,
+        mispaired: int | None = None,
     ) -> Loss:
         """
         Let others try what the worker held: it is lost.
@@ -254,25 +315,198 @@ class Dispatcher:
         Args:
             attempt: How it was lost.
             error: Makes the error of a message from all attempts at it.
+            owed: Exchanges that it had not answered.
             untouched: Whether the worker had read nothing of what it was given.
+            mispaired: How many exchanges can't be told apart, the oldest that are
+                open; None if it was not lost for that.
 
         """
+        if mispaired is not None:
+            owed = (
+                self._open.count - mispaired
+            )  # what it wrote too much counts for none
+        ids = list(self._dialogues)
+        kept = [part.of.exchange for id_ in ids for part in self._open.end(id_, 1)]
+        self._dialogues.clear()
+        # Of what is left, none is known for sure to be at fault.
+        self._answered_any = self._answered_any or bool(kept)
         if self._stage.kind is StageKind.EXTRACT:
-            rounds = [*self.block.take_back(), *self._let_go()]
-            return self._lose_rounds(rounds, attempt, error, untouched=untouched)
-        count = self.held
-        self._backlog.lost(self.block.total)
+            return self._lose_rounds(
+                self._let_go(owed), attempt, error, untouched=untouched
+            )
+        loss = self._lose_others(attempt, error, owed, untouched, mispaired)
+        if not kept:
+            return loss
+        own = self._lose_rounds(kept, attempt, error, untouched=untouched)
+        held, retried = loss.held + own.held, loss.retried + own.retried
+        return Loss(held, retried, loss.failed + own.failed, loss.tries)
+
+    def lose_one(self, id_: int, attempt: Attempt, error: LastError) -> Loss:
+        """Have one exchange tried again, which was cancelled; the worker lives on."""
+        exchange = self._close(id_)
+        assert exchange is not None, "what is not open can't be cancelled"
+        dialogue = exchange.submission
+        if isinstance(dialogue, Dialogue):
+            dialogue.expired = True
+            exchange.fail(error((attempt,)))
+            return Loss(1, 0, 1)
+        if self._stage.kind is StageKind.EXTRACT:
+            return self._lose_rounds([exchange], attempt, error)
+        found = judge(
+            [exchange],
+            attempt,
+            retries=self._stage.on_error.retries,
+            batches=self._batches,
+            first=True,
+        )
+        # No fresh worker need come for it: this one lives, and others don't suffer.
+        return carry_out(found, exchange.left, error, self.giving.retried)
+
+    # --- inside -------------------------------------------------------------------
+
+    def _begin(self, exchange: Exchange, now: float) -> Opened:
+        """Open an exchange, or one for each of its messages."""
+        first, caller, messages = self._last + 1, exchange.submission, exchange.messages
+        self._adding = False
+        self.given += len(messages)
+        self.bound = caller.max_unread
+        if not (self._batches or self._streams or isinstance(caller, Dialogue)):
+            count = len(messages)
+            self._last += count
+            self._open.add(Range(first, count, exchange, now))
+            return Opened(first, messages)
+        self._last = first
+        self._open.add(Range(first, 1, exchange, now))
+        if isinstance(caller, Dialogue):
+            self._dialogues[first] = caller
+            return Opened(first, (), each=False, ended=False, event=caller.event)
+        if self._batches:
+            return Opened(first, messages, each=False, ended=not self._asks)
+        self.giving.sated = False  # who reads has waited for it, and is to look again
+        return Opened(first, (), each=False)
+
+    def _fill(self, now: float) -> Added | None:
+        """Go on with the batch that the worker asks for."""
+        range_ = self._open.last
+        more = self.giving.more(range_.exchange, now)
+        if more is None:
+            return None
+        self._adding = False
+        if isinstance(more, Full):
+            assert more is FULL
+            return Added(range_.first, (), ended=True)
+        self._adding = True
+        self.given += more.left
+        more.submission.extend(range_.exchange, more)
+        return Added(range_.first, more.messages)
+
+    def _outcome(
+        self, part: Part, groups: Groups, reply_size: int, refused: Refused | None
+    ) -> tuple[Exchange, Outcome]:
+        """Return what ended of what was opened at once, and what became of it."""
+        range_, first, many = part
+        exchange = range_.exchange
+        messages, start, size = exchange.messages, exchange.start, exchange.size
+        if not self._batches and many < len(messages):
+            at = first - range_.began
+            start += at
+            left = len(messages) - at
+            messages = messages[at : at + many]
+            if self._in_order:  # what is left of it is one piece
+                size = size * many // left
+                exchange.size -= size
+                exchange.at = at + many
+            else:
+                size = size_of(messages)
+        outcome = Outcome(start, messages, groups, size, reply_size)
+        if not refused:
+            return exchange, outcome
+        if many == 1:
+            # A batch is refused as a whole, and so is a single message.
+            ((_, error),) = refused
+            return exchange, outcome._replace(groups=(), error=error)
+        return exchange, outcome._replace(refused=refused)
+
+    def _take_no(self, exchange: Exchange, outcome: Outcome) -> list[Exchange]:
+        """End what a worker refused, or have it tried again; return that."""
+        # To try a round again would double what was passed on already.
+        streams = exchange.submission.streams
+        retries = 0 if streams else self._stage.on_error.retries_refused
+        ended, again = refused(exchange, outcome, retries=retries)
+        for part in ended:
+            exchange.submission.deliver(part)
+        self.giving.retried.extendleft(reversed(again))
+        return again
+
+    def _with_begun(self, part: Part, groups: Groups) -> Groups:
+        """Return groups with what came of them before, in front of each."""
+        whole = list(groups)
+        for place in range(part.many):
+            begun = self._begun.pop(part.first + place, None)
+            if begun is not None:
+                whole[place] = (*begun.outputs, *whole[place])
+        return whole
+
+    def _close(self, id_: int) -> Exchange | None:
+        """End one exchange without an outcome; return it if it was open."""
+        for part in self._open.end(id_, 1):
+            self._begun.pop(id_, None)
+            self._dialogues.pop(id_, None)
+            return self._piece(part.of, id_)
+        return None
+
+    def _piece(self, range_: Range, id_: int) -> Exchange:
+        """Return one of the exchanges that were opened at once."""
+        whole = range_.exchange
+        if self._batches or len(whole.messages) == 1:
+            return whole
+        at = id_ - range_.began
+        messages = whole.messages[at : at + 1]
+        return Exchange(whole.submission, whole.start + at, messages, size_of(messages))
+
+    def _let_go(self, owed: int) -> list[Exchange]:
+        """Remove and return all that is open, cut where it has not been answered."""
+        held: list[Exchange] = []
+        answered = self._open.count - owed  # the oldest, where there is an order
+        for item in self._open:
+            if not self._in_order:
+                # Each of them may have been the culprit, and is tried by itself.
+                held += [self._piece(item, id_) for id_ in item.numbers]
+                continue
+            rest = item.exchange.rest()
+            if not self._batches and 0 < answered < item.count:
+                held += rest.split(answered)
+            else:
+                held.append(rest)
+            answered -= item.count
+        self._open.clear()
+        self._begun.clear()
+        self._dialogues.clear()
+        self.giving.lost(held if owed else [])
+        return held
+
+    def _lose_others(
+        self,
+        attempt: Attempt,
+        error: LastError,
+        owed: int,
+        untouched: bool,
+        mispaired: int | None,
+    ) -> Loss:
+        count, opened = self.held, self._open.count
+        self._backlog.lost(self.given)
         first = not self._answered_any
-        answered, held = self.block.take_back(), self._let_go()
-        for exchange in self._unsent():
+        everything = self._let_go(owed)
+        answered, held = _cut(everything, opened - owed, batches=self._batches)
+        for exchange in self.giving.unsent():
             exchange.submission.give_back(exchange)
         blamed, innocent = held, answered
-        if self.block.doubted:
+        if mispaired is not None:
             self._backlog.go_in_step()
             # Which of several is at fault nobody knows; what came behind them is not.
             blamed, innocent = answered, held
         many = len(blamed) if self._batches else sum(e.left for e in blamed)
-        if untouched or (many > 1 and self.block.doubted):
+        if untouched or (many > 1 and mispaired is not None):
             blamed, innocent = [], [*answered, *held]
         found = judge(
             blamed,
@@ -280,7 +514,7 @@ class Dispatcher:
             retries=self._stage.on_error.retries,
             batches=self._batches,
             first=first,
-            concurrent=self._concurrent,
+            concurrent=not self._in_order,
         )
         # What was tried alone is again.
         found.suspects.extend(e for e in innocent if e.attempts)
@@ -308,103 +542,14 @@ class Dispatcher:
         loss = carry_out(found, count, error, self._backlog.suspects)
         return loss._replace(progress=progress)
 
-    # --- for the other kinds of exchanges -------------------------------------
 
-    def _begin(self, exchange: Exchange) -> Sequence[Event]:
-        """Take note of an exchange that is given; return what to send for it."""
-        messages, size = exchange.messages, exchange.size
-        self._held.append(exchange)
-        self._held_bytes += size
-        self.block.give(len(messages), size, self._now)
-        return (MessagesPassed(messages),)
-
-    def _give(self, room: int, now: float) -> Sequence[Event] | None:
-        for submission in self._backlog.in_turn(self._number):
-            self._fresh = False
-            exchange = submission.take(room, SLICE)
-            self.sated = len(exchange.messages) == room
-            return self._begin(exchange)
-        return None
-
-    def _pair(self, groups: Groups, at: int, reply_size: int) -> Outcome:
-        """Hold back, and return, the outcome of the next replies from ``at`` on."""
-        held = self._held[0]
-        messages, size, first = held.messages, held.size, held.at
-        start, left = held.start + first, len(messages) - first
-        count = min(left, len(groups) - at)
-        if count == left:
-            self._held.popleft()
-            self._alone = False
-        else:
-            size = size * count // left
-            held.at += count
-            held.size -= size
-        if first or count != left:
-            messages = messages[first : first + count]
-        self._held_bytes -= size
-        if len(groups) != count:
-            groups = groups[at : at + count]
-        outcome = Outcome(start, messages, groups, size, reply_size)
-        if self._refused is not None:
-            outcome = outcome.refusing(self._refused, at)
-        self.block.hold(held, outcome)
-        return outcome
-
-    def _next_suspect(self, owed: int) -> Exchange | None:
-        """Take a suspect if the worker is idle and fresh, or nobody fresh may come."""
-        if owed or self.block.holds or not self._may_try:
-            return None
-        suspect = self._backlog.take_suspect(self._number)
-        if suspect is not None:
-            self._alone = True
-            self.block.close()
-        return suspect
-
-    def _awaits_suspect(self, owed: int) -> bool:
-        """Return whether to get idle, for a suspect that nobody else may come to try."""
-        busy = owed or self.block.holds
-        return bool(busy and self._may_try and self._backlog.has_suspect(self._number))
-
-    @property
-    def _may_try(self) -> bool:
-        if self.retiring or self._alone:
-            return False
-        return self._fresh or self._backlog.orphaned
-
-    def _take_back(self) -> Exchange:
-        exchange = self._held.pop()
-        self._held_bytes -= exchange.size
-        self.block.withdraw(exchange.left, exchange.size)
-        return exchange
-
-    def _refuse(self, culprit: Exchange, refused: InvalidMessage) -> None:
-        error = InvalidMessage(
-            f"stage {self._stage.name}: {refused}"
-            f" (message {culprit.start + 1} of its input)",
-            index=0,
-        )
-        culprit.fail(error)
-
-    def _let_go(self) -> list[Exchange]:
-        held = [exchange.rest() for exchange in self._held]
-        self._held.clear()
-        self._held_bytes = 0
-        self._alone = False
-        return held
-
-    def _take_no(self, exchange: Exchange, outcome: Outcome) -> list[Exchange]:
-        """End what a worker refused, or have it tried again; return that."""
-        # To try a round again would double what was passed on already.
-        streams = exchange.submission.streams
-        retries = 0 if streams else self._stage.on_error.retries_refused
-        ended, again = refused(exchange, outcome, retries=retries)
-        for part in ended:
-            exchange.submission.deliver(part)
-        self._retried.extendleft(reversed(again))
-        return again
-
-    def _unsent(self) -> list[Exchange]:
-        unsent = [*self._again, *self._retried]
-        self._again.clear()
-        self._retried.clear()
-        return unsent
+def _cut(
+    held: Iterable[Exchange], answered: int, *, batches: bool
+) -> tuple[list[Exchange], list[Exchange]]:
+    """Return the exchanges that were answered, so many, and the others."""
+    before: list[Exchange] = []
+    behind: list[Exchange] = []
+    for exchange in held:
+        (before if answered > 0 else behind).append(exchange)
+        answered -= 1 if batches else len(exchange.messages)
+    return before, behind

@@ -110,9 +110,14 @@ class Table:
         return iter(self._ranges)
 
     @property
-    def oldest(self) -> float | None:
-        """When the oldest was opened, in seconds."""
-        return self._ranges[0].since if self._ranges else None
+    def front(self) -> Range | None:
+        """What was opened first."""
+        return self._ranges[0] if self._ranges else None
+
+    @property
+    def last(self) -> Range:
+        """What was opened last, where anything is open."""
+        return self._ranges[-1]
 
     def add(self, range_: Range) -> None:
         """Open exchanges; their numbers are higher than all before."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final
 
 from etlstage.protocol.base import Shape
-from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.testing.check.subject import Advice, Subject
 from etlstage.testing.check.suite import Check
 from etlstage.testing.conversation import WorkerUnderTest
@@ -26,8 +25,7 @@ async def takes_batches_of_any_size(subject: Subject) -> None:
     sizes = [1, 2, 3, min(subject.stage.batch.size, _MANY), 1]
     async with subject.start() as worker:
         for size in sizes:
-            full = size == subject.stage.batch.size
-            await worker.exchange(subject.messages(size), full=full)
+            await worker.exchange(subject.messages(size))
         await subject.settle(worker)
 
 
@@ -46,11 +44,11 @@ async def asks_until_its_batch_is_full(subject: Subject) -> None:
         size = 0
         while not size or (worker.session.owed and size < _LARGEST):
             size += 1
-            await worker.send(MessagesPassed(subject.messages(1)))
+            await worker.send(worker.more(*subject.messages(1)))
             await asked_or_answered(worker)
         endless = worker.session.owed > 0
         if endless:
-            await worker.send(BatchEnded())
+            await worker.send(worker.no_more())
         await worker.replies()
         await worker.exchange(subject.messages(1 if endless else 2 * size + 1))
         await subject.settle(worker)

@@ -15,7 +15,6 @@ import anyio
 
 from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Shape
-from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.testing.check import batching
 from etlstage.testing.check.batching import asked_or_answered
 from etlstage.testing.check.subject import Advice, NotApplicable, Subject
@@ -88,12 +87,11 @@ async def says_nothing_unasked(subject: Subject) -> None:
         await worker.feed(subject.dialect.raw([first])[:1])
         await worker.has_read()
         await worker.quiet(_MOMENT)
-        worker.session.send(MessagesPassed([first]))
-        await worker.feed(b"".join(worker.session.data_to_send())[1:])
+        await worker.begin(first, 1)
         if subject.shape is Shape.ASKED_BATCH:
             await asked_or_answered(worker)
         if subject.shape.batches and (worker.session.owed or not worker.events):
-            await worker.send(BatchEnded())
+            await worker.send(worker.no_more())
         await worker.replies()
         await worker.quiet(_MOMENT)
         await worker.exchange([second])
@@ -227,7 +225,7 @@ async def ends_in_the_middle(subject: Subject) -> None:
     half = subject.dialect.raw([message])[: max(1, len(message) // 2)]
     async with subject.start() as worker:
         if subject.shape.batches:
-            await worker.send(MessagesPassed([message]))
+            await worker.send(worker.more(message))
         await worker.feed(half)
         await worker.has_read()
         worker.close_stdin()

@@ -18,7 +18,7 @@ import anyio
 from etlstage.errors import ConfigError, InvalidMessage
 from etlstage.messages import Run, StageKind, counted
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
-from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.events import Opened
 from etlstage.stage.stage import Stage
 from etlstage.testing.conversation import WorkerUnderTest
 from etlstage.testing.replies import Reply
@@ -60,7 +60,7 @@ def examine_sample(stage: Stage, sample: Sequence[bytes]) -> None:
                 raise ConfigError(f"message {number} of the sample {wrong}")
             continue
         try:
-            one.send(MessagesPassed([message]))
+            one.send(Opened(1, [message]), 0.0)
         except InvalidMessage as error:
             raise ConfigError(f"message {number} of the sample: {error}") from None
 

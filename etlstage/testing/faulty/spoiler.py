@@ -24,7 +24,9 @@ class Requests:
     def __init__(self, request: LaunchRequest) -> None:
         markers = find_markers((), request.env)
         self._eom = markers.eom
-        self._eob = markers.eob + markers.eom * bool(request.dialect.slack)
+        self._eob = markers.eob + markers.eom * getattr(
+            request.dialect, "eob_then_eom", False
+        )
         self._batches = request.dialect.shape.batches
         self._rest = b""
 

@@ -144,17 +144,14 @@ class Step:
     cuts: Sequence[int] = ()
     """Before which of the bytes another write begins, counted from 0; each is written
     when the worker has read the one before."""
-    full: bool = False
-    """They are as many as a batch holds."""
 
     def __repr__(self) -> str:
         more = f", cuts={[*self.cuts]}" if self.cuts else ""
-        more += ", full=True" if self.full else ""
         return f"Step({[*self.messages]}{more})"
 
     async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
         """Say it; return the replies."""
-        return await worker.exchange(self.messages, full=self.full, cuts=self.cuts)
+        return await worker.exchange(self.messages, cuts=self.cuts)
 
     def alone(
         self, replies: Sequence[Reply], *, batches: bool
@@ -227,7 +224,6 @@ class Case:
             {
                 "messages": [message.decode("latin-1") for message in step.messages],
                 "cuts": [*step.cuts],
-                "full": step.full,
             }
             for step in self.steps
         ]
@@ -240,7 +236,6 @@ class Case:
             Step(
                 tuple(message.encode("latin-1") for message in step["messages"]),
                 tuple(step["cuts"]),
-                step["full"],
             )
             for step in plain["steps"]
         ]

@@ -242,7 +242,6 @@ def cases(
     dialect: Dialect,
     *,
     size: int = 3,
-    full: int | None = None,
     speaking: Sequence[Markers] = (),
     drawn: Callable[[Markers], st.SearchStrategy[bytes]] = messages,
 ) -> Case:
@@ -253,7 +252,6 @@ def cases(
         draw: Is given by Hypothesis.
         dialect: What the worker speaks.
         size: Messages that are drawn for a batch, at most.
-        full: Messages that a batch holds, if that is more.
         speaking: Other markers that the worker can be told to use.
         drawn: What draws messages, for some markers.
 
@@ -279,8 +277,7 @@ def cases(
     steps = []
     for group in groups:
         length = len(wires.raw(group))
-        filled = dialect.shape.batches and len(group) == (full or size)
-        steps.append(Step(tuple(group), tuple(draw(cuts(length))), filled))
+        steps.append(Step(tuple(group), tuple(draw(cuts(length)))))
     return Case(tuple(steps), spoken)
 
 

@@ -106,7 +106,7 @@ class Calls:
         """Return what a worker reads of it."""
         session = ready(dialect)
         for event in self.events(first, "transform"):
-            session.send(event)
+            session.send(event, 0.0)
         return b"".join(iter(lambda: b"".join(session.data_to_send()), b""))
 
     async def exchange(self, worker: WorkerUnderTest) -> list[Reply]:
@@ -233,7 +233,7 @@ def case_class(dialect: Dialect) -> type[Case | SessionCase]:
 def ready(dialect: Dialect) -> Session:
     """Return our side of a conversation with a worker that may be given sessions."""
     ours, theirs = (dialect.open(side, _LIMITS) for side in Side)
-    theirs.send(Ready())
+    theirs.send(Ready(), 0.0)
     ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
     ours.data_to_send()  # an answer to its heartbeat
     return ours

@@ -142,8 +142,7 @@ class _OfMessages(_Shortening[Case, Step]):
         _simplify(message, puts, as_json=self._as_json)
 
     def _has(self, at: int, messages: Sequence[bytes]) -> bool:
-        cuts, full = self._case.steps[at].cuts, len(messages) == self._size > 0
-        step = Step(tuple(messages), cuts, full)
+        step = Step(tuple(messages), self._case.steps[at].cuts)
         return self._puts(at, step) or self._puts(at, replace(step, cuts=()))
 
 

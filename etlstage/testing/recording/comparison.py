@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from etlstage.errors import LocalProtocolError
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
-from etlstage.protocol.events import MessagesPassed, MoreRequested
+from etlstage.protocol.events import Added, Opened
 from etlstage.stage import Stage
 from etlstage.testing.fewest import Search
 from etlstage.testing.recording.recording import Recording
@@ -130,7 +130,7 @@ def _exchanges(recording: Recording) -> list[range]:
     dialect, count = recording.dialect, len(_pieces(recording, Side.SUPERVISOR))
     if dialect.shape is not Shape.ASKED_BATCH:
         return [range(n, n + 1) for n in range(count)]
-    if dialect.asks_when_full:
+    if getattr(dialect, "bnc_after_last", False):
         return [range(count)]  # replies are more than requests
     ends = [n + 1 for n in _ends(dialect, _pieces(recording, Side.WORKER)) if n < count]
     bounds = [0, *ends, *([count] if count not in ends else [])]
@@ -140,13 +140,21 @@ def _exchanges(recording: Recording) -> list[range]:
 def _ends(dialect: Dialect, replies: Sequence[bytes]) -> Iterator[int]:
     """Yield which of the replies are not a wish for one more message."""
     session = dialect.open(Side.SUPERVISOR, Limits())
+    last, more = 0, False
     for number, reply in enumerate(replies):
+        last += not more
         try:
-            session.send(MessagesPassed([b""]))
+            session.send(
+                Added(last, [b""])
+                if more
+                else Opened(last, [b""], each=False, ended=False),
+                0.0,
+            )
         except LocalProtocolError:
             return  # the protocol was broken: what follows belongs together
         session.receive_data(reply, 0.0)
-        if not any(isinstance(e, MoreRequested) for e in session.events_received()):
+        more = session.owed > 0 and session.room > 0
+        if not more:
             yield number
 
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import structlog
 
-from etlstage.supervisor import verifier
+from etlstage.protocol.marker import proof
 from etlstage.telemetry.log import NAME
 
 __all__ = ("chance", "logged", "no_garbage")
@@ -24,7 +24,7 @@ def chance(seed: int) -> Iterator[None]:
     random.seed(f"{seed} chance")
     try:
         # Scripts answer in a turn or two of the loop: spinning would only cost time.
-        with patch.object(verifier, "_SPINS", 0):
+        with patch.object(proof, "_LOOKS", 0):
             yield
     finally:
         random.setstate(state)

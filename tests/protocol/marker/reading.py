@@ -6,13 +6,10 @@ from collections.abc import Callable
 
 from etlstage.errors import RemoteProtocolError
 from etlstage.protocol.base import SEND_EOF
-from etlstage.protocol.events import (
-    Event,
-    Failed,
-    MessagesPassed,
-)
+from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from tests.protocol.pair import S, W, receive, typed, without_dump
+from tests.protocol.words import Messages, Word, tell
 
 Chop = Callable[[bytes], list[bytes]]
 ONE_TO_ONE = Markers(eop=b"\n")
@@ -20,12 +17,12 @@ DIAGNOSTICS = ": no message is to be answered; diagnostics belong on stderr"
 
 
 def supervisor(
-    mode: Mode, *sent: Event, markers: Markers | None = None, echo: bool = False
+    mode: Mode, *sent: Word, markers: Markers | None = None, echo: bool = False
 ) -> MarkerProtocol:
     """Return a supervisor that has sent something."""
     protocol = MarkerProtocol(S, mode, markers, eob_then_eom=echo)
     for event in sent:
-        protocol.send(event)
+        tell(protocol, event)
     return protocol
 
 
@@ -33,7 +30,7 @@ def asked(
     count: int, mode: Mode = Mode.SINGLE, markers: Markers | None = None
 ) -> MarkerProtocol:
     """Return a supervisor that waits for the replies to ``count`` messages."""
-    return supervisor(mode, MessagesPassed([b"m"] * count), markers=markers)
+    return supervisor(mode, Messages([b"m"] * count), markers=markers)
 
 
 def worker(mode: Mode, markers: Markers | None = None) -> MarkerProtocol:
@@ -41,7 +38,7 @@ def worker(mode: Mode, markers: Markers | None = None) -> MarkerProtocol:
     return MarkerProtocol(W, mode, markers)
 
 
-def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Event) -> str:
+def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Word) -> str:
     """Return why the peer is to blame; check what came ``before``, and the state."""
     *events, last = receive(protocol, *chunks)
     assert events == typed(before)

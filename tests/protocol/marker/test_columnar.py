@@ -9,7 +9,7 @@ from etlstage.columns import Column, Replies
 from etlstage.errors import InvalidMessage
 from etlstage.messages import AnnotatedRun
 from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.events import Event, MessagesPassed, RepliesCompleted
+from etlstage.protocol.events import Ended, Event
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, framing
 from etlstage.protocol.marker.columnar import (
     encode_column,
@@ -20,6 +20,7 @@ from etlstage.protocol.marker.columnar import (
 from etlstage.testing.strategies import MARKER_SETS, chunkings, messages
 from tests.protocol import strategies as draw
 from tests.protocol.marker.twins import TWINS, using
+from tests.protocol.words import Messages, tell
 
 LIMIT = 1 << 20
 marker_sets = st.sampled_from(MARKER_SETS)
@@ -121,7 +122,7 @@ def test_replies_with_refusals_among_them_stay_in_arrow() -> None:
 
 @pytest.mark.parametrize("wire", [b"a\n\0b\0c\n\0", b"no\x15a\n\0b\0c\n\0"])
 def test_what_comes_before_a_broken_reply_is_sound(wire: bytes) -> None:
-    """Refusals, too; the rest is not looked at."""
+    """Reasons, too; the rest is not looked at."""
     found = split_replies(wire, Markers())
     assert [*found.groups][-1] == (b"a",)
     assert isinstance(found.broken, framing.Unterminated)
@@ -198,7 +199,7 @@ def test_session_in_columns_sees_what_one_in_lists_sees(
         log: list[object] = []
         for run in sent:
             try:
-                protocol.send(MessagesPassed(held(run)))
+                tell(protocol, Messages(held(run)))
             except InvalidMessage as refused:
                 log.append((str(refused), refused.index))
         log.append(b"".join(protocol.data_to_send()))
@@ -214,16 +215,16 @@ def test_column_with_something_beside_it_is_still_one() -> None:
     protocol = MarkerProtocol(
         Side.SUPERVISOR, Mode.SINGLE, Markers(), framing_of=framing_of
     )
-    protocol.send(MessagesPassed(AnnotatedRun(column([b"a", b"b"]), key=[1, 2])))
+    tell(protocol, Messages(AnnotatedRun(column([b"a", b"b"]), key=[1, 2])))
     assert b"".join(protocol.data_to_send()) == b"a\nb\n"
     protocol.receive_data(b"x\n\0y\n\0")
     (event,) = protocol.events_received()
-    assert isinstance(event, RepliesCompleted)
+    assert isinstance(event, Ended)
     assert isinstance(event.groups, Replies)
 
 
 def comparable(event: Event) -> object:
     """Return what is the same of an event however its messages are held."""
-    if isinstance(event, RepliesCompleted):
+    if isinstance(event, Ended):
         return [*event.groups], [*event.refusals]
     return str(event)

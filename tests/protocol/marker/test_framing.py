@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from etlstage.errors import InvalidMessage, LocalProtocolError
 from etlstage.messages import Run, Singles
+from etlstage.protocol.events import Refusal
 from etlstage.protocol.marker import Markers
 from etlstage.protocol.marker.framing import (
     Unterminated,
@@ -334,7 +335,7 @@ def test_refusals_before_a_broken_reply_are_found() -> None:
 
 @pytest.mark.parametrize("markers", [DEFAULT, DEFAULT.without_err()])
 def test_end_of_so_many_replies(markers: Markers) -> None:
-    """Refusals count, where there are any."""
+    """Reasons count, where there are any."""
     wire = b"a\n\0no\x15\0b\n\0"
     ends = [0, 3, 6, 7, 10] if markers.err else [0, 3, 7, 10]
     assert [end_of(wire, markers, n) for n in range(len(ends))] == ends
@@ -342,7 +343,7 @@ def test_end_of_so_many_replies(markers: Markers) -> None:
 
 def test_refusals_are_written_among_the_replies() -> None:
     """In the place of their replies."""
-    refusals = [(0, "no"), (3, "never")]
+    refusals = [Refusal(0, 0, 0, "no"), Refusal(3, 0, 0, "never")]
     groups: Groups = [(), (b"a",), (b"b",), ()]
     wire = encode_replies(groups, refusals, DEFAULT, limit=100)
     assert wire == b"no\x15a\n\0b\n\0never\x15"
@@ -359,5 +360,5 @@ def test_refusals_are_written_among_the_replies() -> None:
 def test_message_that_can_t_be_sent_among_refusals(groups: Groups, index: int) -> None:
     """Its number is that among all messages."""
     with pytest.raises(InvalidMessage) as caught:
-        encode_replies(groups, [(1, "no")], DEFAULT, limit=100)
+        encode_replies(groups, [Refusal(1, 0, 0, "no")], DEFAULT, limit=100)
     assert caught.value.index == index

@@ -10,12 +10,6 @@ from hypothesis import strategies as st
 
 from etlstage.errors import ConfigError
 from etlstage.messages import Run
-from etlstage.protocol.events import (
-    BatchEnded,
-    MessagesPassed,
-    MoreRequested,
-    RepliesCompleted,
-)
 from etlstage.protocol.marker import (
     MARKER_NAMES,
     Markers,
@@ -26,6 +20,7 @@ from etlstage.protocol.marker import (
 from etlstage.testing.strategies import sendable
 from tests.protocol.pair import ConnectionPair, S, W
 from tests.protocol.strategies import moderate
+from tests.protocol.words import Answers, BatchEnd, Messages, More
 
 
 def problem(**markers: bytes) -> str:
@@ -334,15 +329,15 @@ def test_accepted_markers_can_be_read_in_one_way(
         groups = [(), tuple(outputs), *groups]
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR, markers)
     for _ in groups:
-        pair.send(S, MessagesPassed(batch), BatchEnded())
-    pair.send(W, RepliesCompleted(groups))
+        pair.send(S, *([Messages(batch)] if batch else []), BatchEnd())
+    pair.send(W, Answers(groups))
     pair = ConnectionPair(Mode.BATCH_WORKER, markers)
     for group in groups:
         for message in batch:
-            pair.send(S, MessagesPassed([message]))
-            pair.send(W, MoreRequested())
-        pair.send(S, BatchEnded())
-        pair.send(W, RepliesCompleted([group]))
+            pair.send(S, Messages([message]))
+            pair.send(W, More())
+        pair.send(S, BatchEnd())
+        pair.send(W, Answers([group]))
 
 
 def test_bytes_are_shown_with_the_markers_by_name() -> None:

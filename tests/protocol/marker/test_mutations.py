@@ -12,17 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etlstage.protocol.base import SEND_EOF, Side
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    Failed,
-    MessagesPassed,
-    RepliesCompleted,
-)
+from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from etlstage.testing.strategies import MARKER_SETS, messages
 from tests.protocol.pair import S, Typed, W, receive
 from tests.protocol.strategies import moderate, reasons
+from tests.protocol.words import Answers, BatchEnd, Messages, Word, tell
 
 
 @dataclass
@@ -32,21 +27,21 @@ class Sound:
     side: Side
     mode: Mode
     markers: Markers
-    before: list[Event]
+    before: list[Word]
     tokens: list[bytes]
 
     def read(self, stream: bytes) -> tuple[list[Typed], State, int]:
         """Return what ``stream`` means, and how the session stands after it."""
         protocol = MarkerProtocol(self.side, self.mode, self.markers)
         for event in self.before:
-            protocol.send(event)
+            tell(protocol, event)
         events = receive(protocol, *([stream] if stream else []), SEND_EOF)
         return events, protocol.state, protocol.owed
 
     def meaning(self) -> tuple[list[Typed], State, int]:
         """Return what the sound stream means."""
         events, state, owed = self.read(b"".join(self.tokens))
-        assert events[-1] == ("StreamEnded", b"")
+        assert events[-1] == ("Eof", b"")
         return events, state, owed
 
     def without(self, marker: bytes) -> st.SearchStrategy[list[bytes]]:
@@ -70,9 +65,9 @@ def replies(draw: st.DrawFn, *, one_to_one: bool = True) -> Sound:
     sets = [m for m in MARKER_SETS if one_to_one or m.eop != m.eom]
     markers = draw(st.sampled_from(sets))
     count = 1 if mode is Mode.BATCH_WORKER else draw(st.integers(1, 4))
-    before: list[Event] = [MessagesPassed([b"q"] * count)]
+    before: list[Word] = [Messages([b"q"] * count)]
     if mode is Mode.BATCH_SUPERVISOR:
-        before = [BatchEnded()] * count
+        before = [BatchEnd()] * count
     tokens = [markers.bnc] if mode is Mode.BATCH_WORKER and draw(st.booleans()) else []
     for number in range(count):
         if markers.err and number < count - 1 and draw(st.booleans()):
@@ -172,7 +167,7 @@ def test_lost_eom_before_eop_fails(sound: Sound, data: st.DataObject) -> None:
 
 def refusals(events: list[Typed]) -> int:
     """Return how many exchanges were refused."""
-    replies = [e[1] for e in events if e[0] == RepliesCompleted.__name__]
+    replies = [e[1] for e in events if e[0] == Answers.__name__]
     runs = (run for run in replies if isinstance(run, list))
     return sum(isinstance(reply, str) for run in runs for reply in run)
 

@@ -23,21 +23,26 @@ from hypothesis.stateful import (
 )
 
 from etlstage.protocol.base import SEND_EOF, Side
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    MessagesPassed,
-    MoreRequested,
-    OutputPassed,
-    Refusals,
-    RepliesCompleted,
-    StreamEnded,
-)
+from etlstage.protocol.events import Added, Event, Farewell, Opened
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from etlstage.testing.pair import Atom, atoms
 from etlstage.testing.strategies import MARKER_SETS, messages
 from tests.protocol.pair import S, W
 from tests.protocol.strategies import reasons
+from tests.protocol.words import (
+    Answers,
+    BatchEnd,
+    Eof,
+    Messages,
+    More,
+    Output,
+    Reasons,
+    Word,
+    begin,
+    event_of,
+    note,
+    words_of,
+)
 
 Exchanges = list[list[bytes]]
 
@@ -67,7 +72,9 @@ class Wire:
         if self.closed and not self.data:
             self.closed = False
             self.end.receive_eof()
-        return self.end.events_received()
+        events = self.end.events_received()
+        words_of(self.end, events)  # which counts them, too
+        return events
 
 
 class Talk(RuleBasedStateMachine):
@@ -90,6 +97,7 @@ class Talk(RuleBasedStateMachine):
             MarkerProtocol(side, self.mode, markers, eob_then_eom=echo)
             for side in (S, W)
         )
+        begin(self.s)
         self.to_s, self.to_w = Wire(self.s), Wire(self.w)
         self.size, self.literal = size, literal
         self.sent: dict[Side, list[Atom]] = {S: [], W: []}
@@ -102,11 +110,14 @@ class Talk(RuleBasedStateMachine):
         self.answered = 0
         self.ended = False
 
-    def tell(self, side: Side, event: Event) -> None:
+    def tell(self, side: Side, word: Word) -> None:
         """Send an event, and put its bytes on the wire."""
         end, wire = (self.s, self.to_w) if side is S else (self.w, self.to_s)
+        event = event_of(end, word)
         end.send(event)
-        self.sent[side] += atoms([event])
+        note(end, event)
+        if side is S or not isinstance(event, Farewell):
+            self.sent[side] += atoms(side, [event])
         wire.push(end.data_to_send())
 
     def outputs(self, data: st.DataObject, number: int, most: int) -> list[bytes]:
@@ -138,7 +149,7 @@ class Talk(RuleBasedStateMachine):
         run = data.draw(
             st.lists(messages(self.markers), min_size=count, max_size=count)
         )
-        self.tell(S, MessagesPassed(run))
+        self.tell(S, Messages(run))
         if not self.mode.batches:
             self.asked += [[message] for message in run]
         elif self.open_at_s:
@@ -153,7 +164,7 @@ class Talk(RuleBasedStateMachine):
     def close(self) -> None:
         """Close the batch; an empty one, if none is open."""
         if not self.full:
-            self.tell(S, BatchEnded())
+            self.tell(S, BatchEnd())
             if not self.open_at_s:
                 self.asked.append([])
             self.open_at_s = False
@@ -163,7 +174,7 @@ class Talk(RuleBasedStateMachine):
     def end(self, sure: int) -> None:
         """End the input, now and then, while replies are still owed or on their way."""
         if not sure:
-            self.tell(S, StreamEnded())
+            self.tell(S, Eof())
             self.ended = True
 
     # --- what the worker does -----------------------------------------------
@@ -180,7 +191,7 @@ class Talk(RuleBasedStateMachine):
     def output(self, data: st.DataObject) -> None:
         """Write a part of the oldest reply that is owed."""
         if self.mode is Mode.PLAIN or not self.one_to_one:
-            self.tell(W, OutputPassed(self.outputs(data, self.answered, 3)))
+            self.tell(W, Output(self.outputs(data, self.answered, 3)))
 
     @precondition(lambda self: self.may_answer and self.w.owed)
     @rule(data=st.data(), count=COUNT)
@@ -202,14 +213,12 @@ class Talk(RuleBasedStateMachine):
             self.take_back()
         self.complete(groups, refusals)
 
-    def complete(
-        self, groups: list[tuple[bytes, ...]], refusals: Refusals = ()
-    ) -> None:
+    def complete(self, groups: list[tuple[bytes, ...]], refusals: Reasons = ()) -> None:
         """Write whole replies; this closes a batch that the worker fills."""
         if self.mode is Mode.BATCH_WORKER and self.filling:
             self.taken.append(self.filling)
             self.filling = []
-        self.tell(W, RepliesCompleted(groups, 0, refusals))
+        self.tell(W, Answers(groups, 0, refusals))
         self.answered += len(groups)
 
     def take_back(self) -> None:
@@ -225,7 +234,7 @@ class Talk(RuleBasedStateMachine):
     def want(self) -> None:
         """Ask for one more message."""
         if len(self.filling) < self.size or self.literal:
-            self.tell(W, MoreRequested())
+            self.tell(W, More())
 
     # --- what the wires do --------------------------------------------------
 
@@ -238,21 +247,21 @@ class Talk(RuleBasedStateMachine):
     def reach_worker(self, count: int) -> None:
         """Let bytes arrive at the worker."""
         for event in self.to_w.arrive(count):
-            self.seen[W] += atoms([event])
+            self.seen[W] += atoms(S, [event])
             match event:
-                case MessagesPassed(run) if self.mode.batches:
-                    self.filling += run
-                case MessagesPassed(run):
+                case Opened(_, run, each=True):
                     self.taken += [[message] for message in run]
-                case BatchEnded():
-                    self.taken.append(self.filling)
-                    self.filling = []
+                case Opened(_, run, _, ended) | Added(_, run, ended):
+                    self.filling += run
+                    if ended:
+                        self.taken.append(self.filling)
+                        self.filling = []
                 case _:
-                    assert isinstance(event, StreamEnded)
+                    assert isinstance(event, Farewell)
 
     def reach_supervisor(self, count: int) -> None:
         """Let bytes arrive at the supervisor."""
-        for atom in atoms(self.to_s.arrive(count)):
+        for atom in atoms(W, self.to_s.arrive(count)):
             self.seen[S].append(atom)
             if atom[0] in ("answered", "refused") and self.mode is Mode.BATCH_WORKER:
                 self.open_at_s = False
@@ -271,7 +280,9 @@ class Talk(RuleBasedStateMachine):
     def replies_find_their_exchange(self) -> None:
         """The k-th EOP ends what the worker made of the k-th exchange."""
         number = 0
-        for kind, message in self.seen[S]:
+        for kind, id_, message in self.seen[S]:
+            if self.mode is not Mode.PLAIN:
+                assert id_ == number + 1
             if kind in ("output", "refused"):
                 assert message.startswith(b"%d|" % number)
             number += kind in ("answered", "refused")
@@ -304,11 +315,11 @@ class Talk(RuleBasedStateMachine):
                 self.close()
             self.settle()
         for side in (W,) if self.ended else (W, S):
-            self.tell(side, StreamEnded())
+            self.tell(side, Eof())
         self.settle()
         assert self.seen == {S: self.sent[W], W: self.sent[S]}
         assert self.taken == self.asked
-        replies = sum(kind in ("answered", "refused") for kind, _ in self.seen[S])
+        replies = sum(kind in ("answered", "refused") for kind, *_ in self.seen[S])
         assert replies == len(self.asked)
 
     @property

@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etlstage.protocol.base import SEND_EOF, Side
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    Failed,
-    MessagesPassed,
-    OutputPassed,
-    RepliesCompleted,
-    StreamEnded,
-)
+from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from tests.protocol.marker.reading import (
     DIAGNOSTICS,
@@ -25,6 +17,15 @@ from tests.protocol.marker.reading import (
 )
 from tests.protocol.pair import S, W, receive, typed
 from tests.protocol.strategies import PR399, REPEATED, WORDS
+from tests.protocol.words import (
+    Answers,
+    BatchEnd,
+    Eof,
+    Messages,
+    Output,
+    Word,
+    words_of,
+)
 
 # --- replies to single messages ---------------------------------------------
 
@@ -44,7 +45,7 @@ def test_replies_are_completed_by_eop(
 ) -> None:
     """Zero, one and many messages; the k-th EOP answers the k-th message."""
     protocol = asked(2)
-    assert receive(protocol, *chop(data)) == typed([RepliesCompleted(groups)])
+    assert receive(protocol, *chop(data)) == typed([Answers(groups)])
     assert (protocol.state, protocol.owed) == (State.IDLE, 0)
 
 
@@ -53,24 +54,22 @@ def test_run_of_replies_is_one_event() -> None:
     protocol = asked(1000)
     protocol.receive_data(b"a\n\0" * 1000)
     (event,) = protocol.events_received()
-    assert typed([event]) == [("RepliesCompleted", [(b"a",)] * 1000)]
+    assert typed(words_of(protocol, [event])) == [("Answers", [(b"a",)] * 1000)]
 
 
 def test_reply_without_eop_is_held_back(chop: Chop) -> None:
     """A worker may still die in it, and then its message is tried again."""
     protocol = asked(2)
-    assert receive(protocol, *chop(b"a\n\0b\nc")) == typed(
-        [RepliesCompleted([(b"a",)])]
-    )
+    assert receive(protocol, *chop(b"a\n\0b\nc")) == typed([Answers([(b"a",)])])
     assert (protocol.state, protocol.owed) == (State.BUSY, 1)
-    assert receive(protocol, b"\n\0") == typed([RepliesCompleted([(b"b", b"c")])])
+    assert receive(protocol, b"\n\0") == typed([Answers([(b"b", b"c")])])
 
 
 def test_message_may_begin_as_the_eop_before_it_ends(chop: Chop) -> None:
     """A read may end just there: three dashes are EOP and a dash."""
     protocol = asked(2, markers=REPEATED)
-    assert receive(protocol, *chop(b"x\n\n---")) == typed([RepliesCompleted([(b"x",)])])
-    assert receive(protocol, *chop(b"y\n\n--")) == typed([RepliesCompleted([(b"-y",)])])
+    assert receive(protocol, *chop(b"x\n\n---")) == typed([Answers([(b"x",)])])
+    assert receive(protocol, *chop(b"y\n\n--")) == typed([Answers([(b"-y",)])])
 
 
 def test_missing_eop_leaves_a_remainder(chop: Chop) -> None:
@@ -82,32 +81,28 @@ def test_missing_eop_leaves_a_remainder(chop: Chop) -> None:
 
 def test_message_without_eom_before_eop_is_refused(chop: Chop) -> None:
     """The reply may lack its end; what came before it is sound."""
-    text = failure(asked(3), chop(b"a\n\0b\nc\0d\n\0"), RepliesCompleted([(b"a",)]))
+    text = failure(asked(3), chop(b"a\n\0b\nc\0d\n\0"), Answers([(b"a",)]))
     assert text == "message without EOM before EOP (offset 3"
 
 
 def test_one_to_one_reply_is_its_message(chop: Chop) -> None:
     """When eop is eom, each message answers one."""
     protocol = asked(3, markers=ONE_TO_ONE)
-    assert receive(protocol, *chop(b"a\n\nb")) == typed(
-        [RepliesCompleted([(b"a",), (b"",)])]
-    )
+    assert receive(protocol, *chop(b"a\n\nb")) == typed([Answers([(b"a",), (b"",)])])
     assert (protocol.state, protocol.owed) == (State.BUSY, 1)
 
 
 def test_unterminated_tail_of_a_reply_comes_with_the_end(chop: Chop) -> None:
     """It was said, though it's no message; who reads it decides."""
     protocol = asked(1)
-    assert receive(protocol, *chop(b"a\nb"), SEND_EOF) == typed([StreamEnded(b"a\nb")])
+    assert receive(protocol, *chop(b"a\nb"), SEND_EOF) == typed([Eof(b"a\nb")])
     assert (protocol.state, protocol.owed) == (State.BUSY, 1)
 
 
 def test_half_a_marker_at_the_end_is_a_tail(chop: Chop) -> None:
     """The other half will never come."""
     protocol = asked(1, markers=WORDS)
-    assert receive(protocol, *chop(b"aEOMEO"), SEND_EOF) == typed(
-        [StreamEnded(b"aEOMEO")]
-    )
+    assert receive(protocol, *chop(b"aEOMEO"), SEND_EOF) == typed([Eof(b"aEOMEO")])
 
 
 # --- what nobody asked for --------------------------------------------------
@@ -126,7 +121,7 @@ def test_eop_nobody_asked_for_is_refused(
 
 def test_second_eop_for_a_message_is_refused(chop: Chop) -> None:
     """The first was sound, and is delivered."""
-    text = failure(asked(1), chop(b"a\n\0\0"), RepliesCompleted([(b"a",)]))
+    text = failure(asked(1), chop(b"a\n\0\0"), Answers([(b"a",)]))
     assert text == (
         "can't handle EOP in state IDLE: no message is to be answered (offset 3"
     )
@@ -160,7 +155,7 @@ def test_half_a_marker_that_another_cuts_off_is_output(chop: Chop) -> None:
 
 def test_output_behind_the_last_reply_is_refused(chop: Chop) -> None:
     """The offset counts from the beginning of the stream."""
-    text = failure(asked(1), chop(b"a\n\0oops\n"), RepliesCompleted([(b"a",)]))
+    text = failure(asked(1), chop(b"a\n\0oops\n"), Answers([(b"a",)]))
     assert text == f"can't handle output in state IDLE{DIAGNOSTICS} (offset 3"
 
 
@@ -212,11 +207,11 @@ def test_bnc_is_refused_where_the_worker_fills_no_batches(
     assert text == f"can't handle BNC in state IDLE: {hint} (offset 0"
     protocol = asked(2, mode, markers)
     state = protocol.state.value
-    before: list[Event] = []
+    before: list[Word] = []
     if mode is Mode.SINGLE:
-        before = [RepliesCompleted([(b"a",)])]
+        before = [Answers([(b"a",)])]
     if mode is Mode.CYCLIC:
-        before = [OutputPassed([b"a"]), RepliesCompleted([()])]
+        before = [Output([b"a"]), Answers([()])]
     data = b"a" + markers.eom + markers.eop
     data = data if before else b""
     text = failure(protocol, chop(data + b"b" + markers.bnc), *before)
@@ -226,8 +221,8 @@ def test_bnc_is_refused_where_the_worker_fills_no_batches(
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_SUPERVISOR])
 def test_bnc_in_a_whole_reply_is_refused(chop: Chop, mode: Mode) -> None:
     """Also when the read ends with the EOP of a reply."""
-    events: list[Event] = [BatchEnded()] if mode.batches else []
-    protocol = supervisor(mode, *events, MessagesPassed([b"m"]), *events)
+    events: list[Word] = [BatchEnd()] if mode.batches else []
+    protocol = supervisor(mode, *events, Messages([b"m"]), *events)
     text = failure(protocol, chop(b"a\n\x05b\n\0"))
     assert text.startswith("can't handle BNC in state BUSY: the worker ")
     assert text.endswith(" (offset 2")
@@ -239,9 +234,7 @@ def test_bnc_in_a_whole_reply_is_refused(chop: Chop, mode: Mode) -> None:
 def test_plain_messages_come_as_they_are_written(chop: Chop) -> None:
     """Read while stdout is open; nothing was asked and nothing is owed."""
     protocol = MarkerProtocol(S, Mode.PLAIN)
-    assert receive(protocol, *chop(b"a\n\nb\n")) == typed(
-        [OutputPassed([b"a", b"", b"b"])]
-    )
+    assert receive(protocol, *chop(b"a\n\nb\n")) == typed([Output([b"a", b"", b"b"])])
     assert (protocol.state, protocol.owed) == (State.STREAMING, 0)
 
 
@@ -249,13 +242,13 @@ def test_plain_tail_without_eom_comes_with_the_end(chop: Chop) -> None:
     """The last line of a file often lacks its LF; Java would deliver it."""
     protocol = MarkerProtocol(S, Mode.PLAIN)
     assert receive(protocol, *chop(b"a\nb"), SEND_EOF) == typed(
-        [OutputPassed([b"a"]), StreamEnded(b"b")]
+        [Output([b"a"]), Eof(b"b")]
     )
 
 
 def test_plain_end_without_output_is_an_end() -> None:
     """There was nothing to extract."""
-    assert receive(MarkerProtocol(S, Mode.PLAIN), SEND_EOF) == typed([StreamEnded()])
+    assert receive(MarkerProtocol(S, Mode.PLAIN), SEND_EOF) == typed([Eof()])
 
 
 @pytest.mark.parametrize(
@@ -271,7 +264,7 @@ def test_plain_worker_writes_no_other_marker(
     """The messages before it are delivered."""
     data = b"aEOMbEOMc" + marker + b"dEOM"
     failed = failure(
-        MarkerProtocol(S, Mode.PLAIN, WORDS), chop(data), OutputPassed([b"a", b"b"])
+        MarkerProtocol(S, Mode.PLAIN, WORDS), chop(data), Output([b"a", b"b"])
     )
     assert failed.startswith(text)
     assert failed.endswith("(offset 9")
@@ -285,7 +278,7 @@ def test_first_of_two_misplaced_markers_is_to_blame(
 ) -> None:
     """What comes after a fault does not matter any more."""
     protocol = MarkerProtocol(S, Mode.PLAIN, WORDS)
-    text = failure(protocol, chop(data), OutputPassed([b"a"]))
+    text = failure(protocol, chop(data), Output([b"a"]))
     assert text.startswith(f"can't handle {name} in state STREAMING")
     assert text.endswith("(offset 4")
 
@@ -293,32 +286,28 @@ def test_first_of_two_misplaced_markers_is_to_blame(
 def test_plain_worker_may_have_one_marker_for_eom_and_eop(chop: Chop) -> None:
     """Then the marker is EOM: there is no reply to complete."""
     protocol = MarkerProtocol(S, Mode.PLAIN, ONE_TO_ONE)
-    assert receive(protocol, *chop(b"a\nb\n")) == typed([OutputPassed([b"a", b"b"])])
+    assert receive(protocol, *chop(b"a\nb\n")) == typed([Output([b"a", b"b"])])
 
 
 def test_cycle_hands_messages_over_before_its_eop(chop: Chop) -> None:
     """A round of extraction may be longer than memory."""
     protocol = asked(2, Mode.CYCLIC)
-    assert receive(protocol, *chop(b"a\nb\nc")) == typed([OutputPassed([b"a", b"b"])])
-    assert receive(protocol, b"\n\0\0") == typed(
-        [OutputPassed([b"c"]), RepliesCompleted([(), ()])]
-    )
+    assert receive(protocol, *chop(b"a\nb\nc")) == typed([Output([b"a", b"b"])])
+    assert receive(protocol, b"\n\0\0") == typed([Output([b"c"]), Answers([(), ()])])
     assert (protocol.state, protocol.owed) == (State.IDLE, 0)
 
 
 def test_cycle_may_be_answered_one_to_one(chop: Chop) -> None:
     """Each round then gives exactly one message."""
     protocol = asked(3, Mode.CYCLIC, ONE_TO_ONE)
-    assert receive(protocol, *chop(b"a\n\nb")) == typed(
-        [RepliesCompleted([(b"a",), (b"",)])]
-    )
+    assert receive(protocol, *chop(b"a\n\nb")) == typed([Answers([(b"a",), (b"",)])])
     assert protocol.owed == 1
 
 
 def test_cycle_with_an_unfinished_message_is_refused(chop: Chop) -> None:
     """What was complete has been handed over."""
     protocol = asked(1, Mode.CYCLIC)
-    text = failure(protocol, chop(b"a\nb\0"), OutputPassed([b"a"]))
+    text = failure(protocol, chop(b"a\nb\0"), Output([b"a"]))
     assert text == "message without EOM before EOP (offset 2"
 
 
@@ -326,7 +315,7 @@ def test_cycle_without_eop_leaves_a_remainder(chop: Chop) -> None:
     """The offset it was to reach must not be stored."""
     protocol = asked(1, Mode.CYCLIC)
     assert receive(protocol, *chop(b"a\nb"), SEND_EOF) == typed(
-        [OutputPassed([b"a"]), StreamEnded(b"b")]
+        [Output([b"a"]), Eof(b"b")]
     )
     assert protocol.owed == 1
 

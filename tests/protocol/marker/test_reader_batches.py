@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    MessagesPassed,
-    MoreRequested,
-    RepliesCompleted,
-)
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from tests.protocol.marker.reading import (
     DIAGNOSTICS,
@@ -20,54 +13,49 @@ from tests.protocol.marker.reading import (
 )
 from tests.protocol.pair import receive, typed
 from tests.protocol.strategies import PR399
+from tests.protocol.words import Answers, BatchEnd, Messages, Word, tell
 
 
 def test_worker_asks_for_more_with_bnc(chop: Chop) -> None:
     """One BNC for each message, until the batch is full."""
-    protocol = supervisor(Mode.BATCH_WORKER, MessagesPassed([b"a"]), markers=PR399)
-    assert receive(protocol, *chop(b"BNC")) == typed([MoreRequested()])
-    assert protocol.state is State.WANTED
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399)
+    assert receive(protocol, *chop(b"BNC")) == []
+    assert (protocol.state, protocol.room) == (State.WANTED, 1)
 
 
 def test_full_batch_is_answered_without_bnc(chop: Chop) -> None:
     """PR399: no BNC for the message that fills the batch."""
-    protocol = supervisor(Mode.BATCH_WORKER, MessagesPassed([b"a"]), markers=PR399)
-    assert receive(protocol, *chop(b"r\ns\n\0")) == typed(
-        [RepliesCompleted([(b"r", b"s")])]
-    )
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399)
+    assert receive(protocol, *chop(b"r\ns\n\0")) == typed([Answers([(b"r", b"s")])])
     assert (protocol.state, protocol.owed) == (State.IDLE, 0)
 
 
 def test_full_batch_may_be_answered_after_bnc(chop: Chop) -> None:
     """The literal page: a BNC for each message, also for the last."""
-    protocol = supervisor(Mode.BATCH_WORKER, MessagesPassed([b"a"]), markers=PR399)
-    assert receive(protocol, *chop(b"BNCr\n\0")) == typed(
-        [MoreRequested(), RepliesCompleted([(b"r",)])]
-    )
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399)
+    assert receive(protocol, *chop(b"BNCr\n\0")) == typed([Answers([(b"r",)])])
 
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_bnc_directly_before_data_is_read(chop: Chop, echo: bool) -> None:
     """``BNC{"df"``: no EOM stands behind a marker."""
-    protocol = supervisor(
-        Mode.BATCH_WORKER, MessagesPassed([b"a"]), markers=PR399, echo=echo
-    )
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399, echo=echo)
     assert receive(protocol, *chop(b'BNC{"df": 1}\nBN\n\0')) == typed(
-        [MoreRequested(), RepliesCompleted([(b'{"df": 1}', b"BN")])]
+        [Answers([(b'{"df": 1}', b"BN")])]
     )
 
 
 def test_two_requests_for_one_message_are_refused(chop: Chop) -> None:
     """The second would be taken for the next message's."""
-    protocol = supervisor(Mode.BATCH_WORKER, MessagesPassed([b"a"]))
-    text = failure(protocol, chop(b"\x05\x05"), MoreRequested())
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]))
+    text = failure(protocol, chop(b"\x05\x05"))
     assert text == "can't handle BNC in state WANTED (offset 1"
 
 
 @pytest.mark.parametrize("output", [b"r", b"r\n", b"r\ns"])
 def test_request_behind_output_is_refused(chop: Chop, output: bytes) -> None:
     """The batch was closed when its reply began."""
-    protocol = supervisor(Mode.BATCH_WORKER, MessagesPassed([b"a"]), markers=PR399)
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399)
     text = failure(protocol, chop(output + b"BNC\n\0"))
     assert text == (
         "can't handle BNC in state BUSY: the batch is closed already"
@@ -78,9 +66,9 @@ def test_request_behind_output_is_refused(chop: Chop, output: bytes) -> None:
 @pytest.mark.parametrize("markers", [Markers(), PR399])
 def test_request_behind_eop_is_refused(chop: Chop, markers: Markers) -> None:
     """The page has it there, but it follows no message."""
-    protocol = supervisor(Mode.BATCH_WORKER, MessagesPassed([b"a"]), markers=markers)
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=markers)
     data = b"r\n\0" + markers.bnc
-    text = failure(protocol, chop(data), RepliesCompleted([(b"r",)]))
+    text = failure(protocol, chop(data), Answers([(b"r",)]))
     assert text == (
         "can't handle BNC in state IDLE: BNC follows a message, and none was sent"
         " (offset 3"
@@ -89,29 +77,27 @@ def test_request_behind_eop_is_refused(chop: Chop, markers: Markers) -> None:
 
 def test_reply_behind_the_reply_to_a_batch_is_refused(chop: Chop) -> None:
     """One EOP for each batch."""
-    protocol = supervisor(Mode.BATCH_WORKER, MessagesPassed([b"a"]))
-    text = failure(protocol, chop(b"r\n\0\0"), RepliesCompleted([(b"r",)]))
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]))
+    text = failure(protocol, chop(b"r\n\0\0"), Answers([(b"r",)]))
     assert text.startswith("can't handle EOP in state IDLE")
-    protocol = supervisor(Mode.BATCH_WORKER, MessagesPassed([b"a"]))
-    text = failure(protocol, chop(b"r\n\0s\n\0"), RepliesCompleted([(b"r",)]))
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]))
+    text = failure(protocol, chop(b"r\n\0s\n\0"), Answers([(b"r",)]))
     assert text == f"can't handle output in state IDLE{DIAGNOSTICS} (offset 3"
 
 
 def test_outputs_before_eob_are_tolerated(chop: Chop) -> None:
     """An awk stage writes as it reads; the reply ends behind EOB all the same."""
-    protocol = supervisor(Mode.BATCH_SUPERVISOR, MessagesPassed([b"a"]))
+    protocol = supervisor(Mode.BATCH_SUPERVISOR, Messages([b"a"]))
     assert receive(protocol, *chop(b"r\ns")) == []
     assert protocol.state is State.FILLING
-    protocol.send(BatchEnded())
-    assert receive(protocol, *chop(b"\n\0")) == typed(
-        [RepliesCompleted([(b"r", b"s")])]
-    )
+    tell(protocol, BatchEnd())
+    assert receive(protocol, *chop(b"\n\0")) == typed([Answers([(b"r", b"s")])])
 
 
 @pytest.mark.parametrize("output", [b"", b"r\n"])
 def test_eop_before_eob_is_refused(chop: Chop, output: bytes) -> None:
     """The worker answered a batch that has no end yet."""
-    protocol = supervisor(Mode.BATCH_SUPERVISOR, MessagesPassed([b"a"]))
+    protocol = supervisor(Mode.BATCH_SUPERVISOR, Messages([b"a"]))
     text = failure(protocol, chop(output + b"\0"))
     assert text == (
         "can't handle EOP in state FILLING: the batch is not closed yet;"
@@ -122,26 +108,24 @@ def test_eop_before_eob_is_refused(chop: Chop, output: bytes) -> None:
 def test_each_eob_is_answered_by_one_eop(chop: Chop) -> None:
     """Also when the batch was empty."""
     protocol = supervisor(
-        Mode.BATCH_SUPERVISOR, BatchEnded(), MessagesPassed([b"a"] * 3), BatchEnded()
+        Mode.BATCH_SUPERVISOR, BatchEnd(), Messages([b"a"] * 3), BatchEnd()
     )
     assert protocol.owed == 2
-    assert receive(protocol, *chop(b"\0r\n\0")) == typed(
-        [RepliesCompleted([(), (b"r",)])]
-    )
+    assert receive(protocol, *chop(b"\0r\n\0")) == typed([Answers([(), (b"r",)])])
 
 
 # --- the echo of an EOM behind EOB ------------------------------------------
 
 
-def closed(*after: Event) -> MarkerProtocol:
+def closed(*after: Word) -> MarkerProtocol:
     """Return a supervisor that closed a worker-driven batch by EOB and EOM."""
-    return supervisor(Mode.BATCH_WORKER, BatchEnded(), *after, markers=PR399, echo=True)
+    return supervisor(Mode.BATCH_WORKER, BatchEnd(), *after, markers=PR399, echo=True)
 
 
 def test_one_bnc_behind_eop_is_left_out(chop: Chop) -> None:
     """PR399 reads the EOM as an empty message and asks for one more."""
     protocol = closed()
-    assert receive(protocol, *chop(b"r\n\0BNC")) == typed([RepliesCompleted([(b"r",)])])
+    assert receive(protocol, *chop(b"r\n\0BNC")) == typed([Answers([(b"r",)])])
     assert protocol.state is State.IDLE
     text = failure(protocol, chop(b"BNC"))
     assert text.startswith("can't handle BNC in state IDLE")
@@ -151,18 +135,18 @@ def test_echo_is_left_out_when_the_next_batch_has_begun(chop: Chop) -> None:
     """It is the first BNC behind EOP, whatever we have sent in the meantime."""
     protocol = closed()
     receive(protocol, *chop(b"\0"))
-    protocol.send(MessagesPassed([b"d"]))
+    tell(protocol, Messages([b"d"]))
     assert receive(protocol, *chop(b"BNC")) == []
     assert protocol.state is State.FILLING
-    assert receive(protocol, *chop(b"BNC")) == typed([MoreRequested()])
+    assert receive(protocol, *chop(b"BNC")) == []
 
 
 def test_echo_is_left_out_when_the_next_batch_is_closed_too(chop: Chop) -> None:
     """An empty batch and then another: each has its echo."""
     protocol = closed()
     receive(protocol, b"\0")
-    protocol.send(BatchEnded())
-    assert receive(protocol, *chop(b"BNC\0BNC")) == typed([RepliesCompleted([()])])
+    tell(protocol, BatchEnd())
+    assert receive(protocol, *chop(b"BNC\0BNC")) == typed([Answers([()])])
     assert protocol.state is State.IDLE
 
 
@@ -176,16 +160,14 @@ def test_echo_does_not_come_before_eop(chop: Chop) -> None:
 
 def test_without_eom_behind_eob_there_is_no_echo(chop: Chop) -> None:
     """A BNC behind EOP is then one that nobody can answer."""
-    protocol = supervisor(Mode.BATCH_WORKER, BatchEnded(), markers=PR399)
-    text = failure(protocol, chop(b"\0BNC"), RepliesCompleted([()]))
+    protocol = supervisor(Mode.BATCH_WORKER, BatchEnd(), markers=PR399)
+    text = failure(protocol, chop(b"\0BNC"), Answers([()]))
     assert text.startswith("can't handle BNC in state IDLE")
 
 
 def test_without_eob_there_is_no_echo(chop: Chop) -> None:
     """A batch that the worker closed itself had no EOM too many."""
-    protocol = supervisor(
-        Mode.BATCH_WORKER, MessagesPassed([b"a"]), markers=PR399, echo=True
-    )
-    assert failure(protocol, chop(b"\0BNC"), RepliesCompleted([()])).startswith(
+    protocol = supervisor(Mode.BATCH_WORKER, Messages([b"a"]), markers=PR399, echo=True)
+    assert failure(protocol, chop(b"\0BNC"), Answers([()])).startswith(
         "can't handle BNC in state IDLE"
     )

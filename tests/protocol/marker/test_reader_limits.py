@@ -10,21 +10,14 @@ from etlstage.columns import Column
 from etlstage.errors import PayloadTooBig
 from etlstage.messages import OVERHEAD
 from etlstage.protocol.base import SEND_EOF, Limits, Side
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    Failed,
-    MessagesPassed,
-    OutputPassed,
-    RepliesCompleted,
-    StreamEnded,
-)
+from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from etlstage.protocol.marker.columnar import framing_of
 from etlstage.testing.strategies import MARKER_SETS
 from tests.protocol.marker.reading import ONE_TO_ONE, Chop
 from tests.protocol.pair import S, W, receive, typed
 from tests.protocol.strategies import REPEATED, WORDS
+from tests.protocol.words import Answers, BatchEnd, Eof, Messages, Output, Word, tell
 
 REPLY = 22 + 2 * OVERHEAD  # two messages of the limit, with their EOM
 LIMITS = Limits(max_message_bytes=10, max_reply_bytes=REPLY)
@@ -38,9 +31,9 @@ def waiting(
     """Return a supervisor that is owed three replies, or one to a batch."""
     protocol = MarkerProtocol(S, mode, markers, limits=limits)
     if mode in (Mode.SINGLE, Mode.CYCLIC):
-        protocol.send(MessagesPassed([b"m"] * 3))
+        tell(protocol, Messages([b"m"] * 3))
     if mode.batches:
-        protocol.send(BatchEnded())
+        tell(protocol, BatchEnd())
     return protocol
 
 
@@ -49,7 +42,7 @@ def worker(mode: Mode, markers: Markers | None = None) -> MarkerProtocol:
     return MarkerProtocol(W, mode, markers, limits=LIMITS)
 
 
-def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Event) -> str:
+def failure(protocol: MarkerProtocol, chunks: list[bytes], *before: Word) -> str:
     """Return what was too big; check what came ``before``."""
     *events, last = receive(protocol, *chunks)
     assert events == typed(before)
@@ -66,9 +59,7 @@ def test_message_of_the_limit_is_received_by_a_supervisor(
     """The limit is inclusive, and half an EOM behind the message does not count."""
     wire = TEN + markers.eom
     wire += markers.eop if markers.eop != markers.eom else b""
-    assert receive(waiting(mode, markers), *chop(wire)) == typed(
-        [RepliesCompleted([(TEN,)])]
-    )
+    assert receive(waiting(mode, markers), *chop(wire)) == typed([Answers([(TEN,)])])
 
 
 @pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC])
@@ -78,9 +69,7 @@ def test_message_of_the_limit_is_extracted(
 ) -> None:
     """Any number of them: an extract stage holds one at a time."""
     wire = (TEN + markers.eom) * 5
-    assert receive(waiting(mode, markers), *chop(wire)) == typed(
-        [OutputPassed([TEN] * 5)]
-    )
+    assert receive(waiting(mode, markers), *chop(wire)) == typed([Output([TEN] * 5)])
 
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR])
@@ -90,9 +79,7 @@ def test_message_of_the_limit_is_received_by_a_worker(
 ) -> None:
     """Any number of them: the limit of a reply does not concern a worker."""
     wire = (TEN + markers.eom) * 5
-    assert receive(worker(mode, markers), *chop(wire)) == typed(
-        [MessagesPassed([TEN] * 5)]
-    )
+    assert receive(worker(mode, markers), *chop(wire)) == typed([Messages([TEN] * 5)])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +97,7 @@ def test_replies_before_a_message_over_the_limit_are_sound(markers: Markers) -> 
     for mode in (Mode.SINGLE, Mode.CYCLIC):
         protocol = waiting(mode, markers)
         *before, _ = receive(protocol, b"a" + end + ELEVEN + end)
-        assert before[-1][0] == RepliesCompleted.__name__
+        assert before[-1][0] == Answers.__name__
         assert protocol.owed == 2
 
 
@@ -118,7 +105,7 @@ def test_replies_before_a_message_over_the_limit_are_sound(markers: Markers) -> 
 def test_message_over_the_limit_is_not_extracted(mode: Mode) -> None:
     """The messages before it are."""
     data = b"a\nb\n" + ELEVEN + b"\nc\n"
-    assert failure(waiting(mode), [data], OutputPassed([b"a", b"b"])) == TOO_LONG
+    assert failure(waiting(mode), [data], Output([b"a", b"b"])) == TOO_LONG
 
 
 @pytest.mark.parametrize("mode", [Mode.PLAIN, Mode.CYCLIC])
@@ -137,7 +124,7 @@ def test_one_to_one_cycle_over_the_limit_is_refused() -> None:
 def test_worker_refuses_a_message_over_the_limit(mode: Mode) -> None:
     """The messages before it are received."""
     data = b"a\nb\n" + ELEVEN + b"\nc\n"
-    assert failure(worker(mode), [data], MessagesPassed([b"a", b"b"])) == TOO_LONG
+    assert failure(worker(mode), [data], Messages([b"a", b"b"])) == TOO_LONG
     assert failure(worker(mode), [ELEVEN + b"\n"]) == TOO_LONG
 
 
@@ -147,7 +134,7 @@ def test_worker_in_lock_step_refuses_a_message_over_the_limit() -> None:
     assert failure(protocol, [ELEVEN + b"\n"]) == TOO_LONG
     protocol = worker(Mode.BATCH_WORKER)
     data = b"a\n" + ELEVEN + b"\n"
-    assert failure(protocol, [data], MessagesPassed([b"a"])) == TOO_LONG
+    assert failure(protocol, [data], Messages([b"a"])) == TOO_LONG
 
 
 @pytest.mark.parametrize("side", [S, W])
@@ -167,12 +154,12 @@ def test_endless_message_is_refused_before_its_eom(side: Side, mode: Mode) -> No
 def test_endless_message_behind_others_is_refused() -> None:
     """The offset counts from the beginning of the stream, the size does not."""
     protocol = waiting(Mode.PLAIN)
-    assert failure(protocol, [b"ab\n" + ELEVEN], OutputPassed([b"ab"])) == (
+    assert failure(protocol, [b"ab\n" + ELEVEN], Output([b"ab"])) == (
         "message is more than 10 bytes long, with no EOM yet at offset 14;"
         " see max_message"
     )
     protocol = waiting(Mode.SINGLE)
-    assert failure(protocol, [b"ab\n\0c\n" + ELEVEN], RepliesCompleted([(b"ab",)])) == (
+    assert failure(protocol, [b"ab\n\0c\n" + ELEVEN], Answers([(b"ab",)])) == (
         "message is more than 10 bytes long, with no EOM yet at offset 17;"
         " see max_message"
     )
@@ -184,7 +171,7 @@ def test_reply_of_the_limit_is_received(chop: Chop, markers: Markers) -> None:
     limits = Limits(10, 2 * (10 + len(markers.eom) + OVERHEAD))
     protocol = waiting(Mode.SINGLE, markers, limits=limits)
     wire = (TEN + markers.eom) * 2 + markers.eop
-    assert receive(protocol, *chop(wire)) == typed([RepliesCompleted([(TEN, TEN)])])
+    assert receive(protocol, *chop(wire)) == typed([Answers([(TEN, TEN)])])
 
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.BATCH_WORKER])
@@ -204,7 +191,7 @@ def test_replies_before_one_over_the_limit_are_sound() -> None:
     """Each reply is measured for itself."""
     protocol = waiting(Mode.SINGLE)
     data = b"a\n\0" + b"b\n" * 12 + b"\0" + b"c\n\0"
-    assert failure(protocol, [data], RepliesCompleted([(b"a",)])) == (
+    assert failure(protocol, [data], Answers([(b"a",)])) == (
         f"reply of 12 messages takes {24 + 12 * OVERHEAD} bytes of memory,"
         f" expected no more than {REPLY} bytes; see max_reply"
     )
@@ -214,9 +201,9 @@ def test_replies_before_one_over_the_limit_are_sound() -> None:
 def test_replies_are_not_measured_together() -> None:
     """Many short replies in one read are no long one."""
     protocol = MarkerProtocol(S, Mode.SINGLE, limits=LIMITS)
-    protocol.send(MessagesPassed([b"m"] * 50))
+    tell(protocol, Messages([b"m"] * 50))
     groups: list[tuple[bytes, ...]] = [(b"a",)] * 50
-    assert receive(protocol, b"a\n\0" * 50) == typed([RepliesCompleted(groups)])
+    assert receive(protocol, b"a\n\0" * 50) == typed([Answers(groups)])
 
 
 def test_endless_reply_is_refused_before_its_eop() -> None:
@@ -235,7 +222,7 @@ def test_endless_reply_is_refused_before_its_eop() -> None:
 def test_one_to_one_reply_is_measured_with_its_eom() -> None:
     """A reply of one message is a reply."""
     protocol = waiting(Mode.SINGLE, ONE_TO_ONE, limits=Limits(10, 5 + OVERHEAD))
-    assert receive(protocol, b"abcd\n") == typed([RepliesCompleted([(b"abcd",)])])
+    assert receive(protocol, b"abcd\n") == typed([Answers([(b"abcd",)])])
     assert failure(protocol, [b"abcde\n"]) == (
         f"reply of 1 message takes {6 + OVERHEAD} bytes of memory,"
         f" expected no more than {5 + OVERHEAD} bytes; see max_reply"
@@ -246,9 +233,7 @@ def test_one_to_one_reply_is_measured_with_its_eom() -> None:
 def test_extracted_messages_have_no_limit_together(chop: Chop, mode: Mode) -> None:
     """They are handed over one by one, also when one is longer than a reply may be."""
     protocol = waiting(mode, limits=Limits(10, 5))
-    assert receive(protocol, *chop((TEN + b"\n") * 3)) == typed(
-        [OutputPassed([TEN] * 3)]
-    )
+    assert receive(protocol, *chop((TEN + b"\n") * 3)) == typed([Output([TEN] * 3)])
 
 
 def test_markers_may_be_longer_than_messages(chop: Chop) -> None:
@@ -258,11 +243,11 @@ def test_markers_may_be_longer_than_messages(chop: Chop) -> None:
     protocol = waiting(Mode.SINGLE, markers, limits=limits)
     wire = b"x" + markers.eom + markers.eop
     assert receive(protocol, *chop(wire + markers.eop)) == typed(
-        [RepliesCompleted([(b"x",), ()])]
+        [Answers([(b"x",), ()])]
     )
     protocol = MarkerProtocol(W, Mode.BATCH_SUPERVISOR, markers, limits=limits)
     assert receive(protocol, *chop(b"x" + markers.eom + markers.eob)) == typed(
-        [MessagesPassed([b"x"]), BatchEnded()]
+        [Messages([b"x"]), BatchEnd()]
     )
 
 
@@ -277,9 +262,7 @@ def test_message_over_the_limit_in_an_unfinished_reply_is_found_at_the_end(
 def test_unfinished_reply_of_the_limit_is_a_tail(chop: Chop) -> None:
     """It was not too big yet when the worker died."""
     wire = (TEN + b"\n") * 2
-    assert receive(waiting(Mode.SINGLE), *chop(wire), SEND_EOF) == typed(
-        [StreamEnded(wire)]
-    )
+    assert receive(waiting(Mode.SINGLE), *chop(wire), SEND_EOF) == typed([Eof(wire)])
 
 
 def test_messages_in_arrow_cost_less(chop: Chop) -> None:
@@ -287,6 +270,6 @@ def test_messages_in_arrow_cost_less(chop: Chop) -> None:
     limits = Limits(10, 22 + 2 * COLUMN_OVERHEAD)
     for extra, fits in (b"", True), (b"\n", False):
         protocol = MarkerProtocol(S, Mode.SINGLE, limits=limits, framing_of=framing_of)
-        protocol.send(MessagesPassed(Column(pa.array([b"m"], pa.binary()))))
+        tell(protocol, Messages(Column(pa.array([b"m"], pa.binary()))))
         *_, last = receive(protocol, *chop((TEN + b"\n") * 2 + extra + b"\0"))
-        assert (last[0] == RepliesCompleted.__name__) == fits
+        assert (last[0] == Answers.__name__) == fits

@@ -5,12 +5,6 @@ from __future__ import annotations
 import pytest
 
 from etlstage.protocol.base import SEND_EOF
-from etlstage.protocol.events import (
-    BatchEnded,
-    MessagesPassed,
-    RepliesCompleted,
-    StreamEnded,
-)
 from etlstage.protocol.marker import MarkerProtocol, Mode, State
 from tests.protocol.marker.reading import (
     Chop,
@@ -19,6 +13,7 @@ from tests.protocol.marker.reading import (
 )
 from tests.protocol.pair import W, receive, typed
 from tests.protocol.strategies import PR399, WORDS
+from tests.protocol.words import Answers, BatchEnd, Eof, Messages, tell, words_of
 
 
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR])
@@ -26,7 +21,7 @@ def test_messages_are_received_in_runs(chop: Chop, mode: Mode) -> None:
     """Empty ones are messages, too."""
     protocol = worker(mode)
     assert receive(protocol, *chop(b"a\n\nb\nc")) == typed(
-        [MessagesPassed([b"a", b"", b"b"])]
+        [Messages([b"a", b"", b"b"])]
     )
     assert protocol.owed == (0 if mode.batches else 3)
 
@@ -37,14 +32,14 @@ def test_run_of_messages_is_one_event(mode: Mode) -> None:
     protocol = worker(mode)
     protocol.receive_data(b"a\n" * 1000)
     (event,) = protocol.events_received()
-    assert typed([event]) == [("MessagesPassed", [b"a"] * 1000)]
+    assert typed(words_of(protocol, [event])) == [("Messages", [b"a"] * 1000)]
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_input_without_eom_comes_with_the_end(chop: Chop, mode: Mode) -> None:
     """An unfinished message is not processed, and no EOP is owed for it."""
     protocol = worker(mode)
-    assert receive(protocol, *chop(b"ab"), SEND_EOF) == typed([StreamEnded(b"ab")])
+    assert receive(protocol, *chop(b"ab"), SEND_EOF) == typed([Eof(b"ab")])
     assert protocol.owed == 0
 
 
@@ -67,7 +62,7 @@ def test_eob_is_refused_where_there_are_no_batches(
 
 def test_messages_before_a_stray_eob_are_received(chop: Chop) -> None:
     """What stands before a fault is delivered before the fault is."""
-    text = failure(worker(Mode.SINGLE), chop(b"a\n\x17b\n"), MessagesPassed([b"a"]))
+    text = failure(worker(Mode.SINGLE), chop(b"a\n\x17b\n"), Messages([b"a"]))
     assert text.startswith("can't handle EOB in state BUSY")
 
 
@@ -82,10 +77,10 @@ def test_batches_end_with_eob(chop: Chop) -> None:
     protocol = worker(Mode.BATCH_SUPERVISOR, PR399)
     assert receive(protocol, *chop(b"a\nb\nEOBEOBxyz\n")) == typed(
         [
-            MessagesPassed([b"a", b"b"]),
-            BatchEnded(),
-            BatchEnded(),
-            MessagesPassed([b"xyz"]),
+            Messages([b"a", b"b"]),
+            BatchEnd(),
+            BatchEnd(),
+            Messages([b"xyz"]),
         ]
     )
     assert (protocol.state, protocol.owed) == (State.AHEAD, 2)
@@ -94,15 +89,13 @@ def test_batches_end_with_eob(chop: Chop) -> None:
 @pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
 def test_message_without_eom_before_eob_is_refused(chop: Chop, mode: Mode) -> None:
     """A batch must not end in the middle of a message."""
-    text = failure(worker(mode, PR399), chop(b"a\nbcEOB"), MessagesPassed([b"a"]))
+    text = failure(worker(mode, PR399), chop(b"a\nbcEOB"), Messages([b"a"]))
     assert text == "message without EOM before EOB (offset 2"
 
 
 def test_message_written_ahead_to_a_worker_that_fills_is_refused(chop: Chop) -> None:
     """Lock-step: the worker did not ask."""
-    text = failure(
-        worker(Mode.BATCH_WORKER), chop(b"ab\ncd\nef\n"), MessagesPassed([b"ab"])
-    )
+    text = failure(worker(Mode.BATCH_WORKER), chop(b"ab\ncd\nef\n"), Messages([b"ab"]))
     assert text == (
         "can't handle a message in state FILLING: the worker did not ask for one with"
         " BNC (offset 3"
@@ -119,16 +112,16 @@ def test_message_that_may_not_come_is_shown() -> None:
 def test_one_eom_behind_eob_is_left_out(chop: Chop, mode: Mode) -> None:
     """``eob_then_eom``: it is no empty message."""
     protocol = MarkerProtocol(W, mode, PR399, eob_then_eom=True)
-    assert receive(protocol, *chop(b"EOB\n")) == typed([BatchEnded()])
-    protocol.send(RepliesCompleted([()]))
-    assert receive(protocol, *chop(b"\n")) == typed([MessagesPassed([b""])])
+    assert receive(protocol, *chop(b"EOB\n")) == typed([BatchEnd()])
+    tell(protocol, Answers([()]))
+    assert receive(protocol, *chop(b"\n")) == typed([Messages([b""])])
 
 
 def test_eom_that_does_not_come_behind_eob_is_not_missed(chop: Chop) -> None:
     """A supervisor that writes none is understood, too."""
     protocol = MarkerProtocol(W, Mode.BATCH_SUPERVISOR, PR399, eob_then_eom=True)
     assert receive(protocol, *chop(b"EOBEOBa\n\n")) == typed(
-        [BatchEnded(), BatchEnded(), MessagesPassed([b"a", b""])]
+        [BatchEnd(), BatchEnd(), Messages([b"a", b""])]
     )
 
 
@@ -136,11 +129,11 @@ def test_eom_behind_eob_counts_in_the_offset(chop: Chop) -> None:
     """It was received, though nobody sees it."""
     protocol = MarkerProtocol(W, Mode.BATCH_WORKER, PR399, eob_then_eom=True)
     receive(protocol, *chop(b"EOB\n"))
-    protocol.send(RepliesCompleted([()]))
-    text = failure(protocol, chop(b"a\nb\n"), MessagesPassed([b"a"]))
+    tell(protocol, Answers([()]))
+    text = failure(protocol, chop(b"a\nb\n"), Messages([b"a"]))
     assert text.endswith("(offset 6")
     protocol = MarkerProtocol(W, Mode.BATCH_WORKER, PR399, eob_then_eom=True)
     receive(protocol, *chop(b"EOB"))
-    protocol.send(RepliesCompleted([()]))
-    text = failure(protocol, chop(b"\na\nb\n"), MessagesPassed([b"a"]))
+    tell(protocol, Answers([()]))
+    text = failure(protocol, chop(b"\na\nb\n"), Messages([b"a"]))
     assert text.endswith("(offset 6")

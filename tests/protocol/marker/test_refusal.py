@@ -6,14 +6,7 @@ import pytest
 
 from etlstage.errors import LocalProtocolError, PayloadTooBig
 from etlstage.protocol.base import Limits
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    Failed,
-    MessagesPassed,
-    OutputPassed,
-    RepliesCompleted,
-)
+from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode, State
 from tests.protocol.marker.reading import (
     ONE_TO_ONE,
@@ -25,22 +18,23 @@ from tests.protocol.marker.reading import (
 )
 from tests.protocol.pair import ConnectionPair, S, W, receive, typed
 from tests.protocol.strategies import REPEATED, WORDS
+from tests.protocol.words import Answers, BatchEnd, Messages, Output, Word, tell
 
 
-def refusal(reason: str) -> RepliesCompleted:
+def refusal(reason: str) -> Answers:
     """Return what says that one exchange was refused."""
-    return RepliesCompleted([()], 0, [(0, reason)])
+    return Answers([()], 0, [(0, reason)])
 
 
 NO = refusal("no date")
-MESSAGE = MessagesPassed([b"m"])
+MESSAGE = Messages([b"m"])
 
 
 def test_refusal_stands_between_replies(chop: Chop) -> None:
     """It ends the exchange whose turn it is; those around it have their replies."""
     protocol = asked(4)
     assert receive(protocol, *chop(b"a\n\0no date\x15\0b\n\0")) == typed(
-        [RepliesCompleted([(b"a",)]), NO, RepliesCompleted([(), (b"b",)])]
+        [Answers([(b"a",)]), NO, Answers([(), (b"b",)])]
     )
     assert (protocol.state, protocol.owed) == (State.IDLE, 0)
 
@@ -73,7 +67,7 @@ def test_err_may_be_any_bytes(chop: Chop, markers: Markers) -> None:
     eom, eop, _, _, err = markers
     assert err is not None
     assert receive(protocol, *chop(b"no date" + err + b"a" + eom + eop)) == typed(
-        [NO, RepliesCompleted([(b"a",)])]
+        [NO, Answers([(b"a",)])]
     )
 
 
@@ -81,18 +75,18 @@ def test_one_to_one_worker_may_refuse(chop: Chop) -> None:
     """ERR stands where EOM would."""
     protocol = asked(3, markers=ONE_TO_ONE)
     assert receive(protocol, *chop(b"a\nno date\x15b\n")) == typed(
-        [RepliesCompleted([(b"a",)]), NO, RepliesCompleted([(b"b",)])]
+        [Answers([(b"a",)]), NO, Answers([(b"b",)])]
     )
 
 
 def test_batch_is_refused_as_a_whole(chop: Chop) -> None:
     """Either way of filling it; a worker that fills it may refuse before it is full."""
-    before: list[Event] = [MESSAGE, BatchEnded()]
+    before: list[Word] = [MESSAGE, BatchEnd()]
     ours = supervisor(Mode.BATCH_SUPERVISOR, *before, MESSAGE)
     assert receive(ours, *chop(b"no date\x15")) == typed([NO])
     assert (ours.state, ours.owed) == (State.FILLING, 0)
     theirs = asked(1, Mode.BATCH_WORKER)
-    assert receive(theirs, *chop(b"\x05no date\x15"))[1:] == typed([NO])
+    assert receive(theirs, *chop(b"\x05no date\x15")) == typed([NO])
     assert (theirs.state, theirs.owed) == (State.IDLE, 0)
 
 
@@ -100,11 +94,11 @@ def test_refused_request_keeps_what_was_passed_on(chop: Chop) -> None:
     """In an extraction each message is passed on as it comes: the reason has no EOM."""
     protocol = asked(1, Mode.CYCLIC)
     assert receive(protocol, *chop(b"a\nb\nno date\x15")) == typed(
-        [OutputPassed([b"a", b"b"]), NO]
+        [Output([b"a", b"b"]), NO]
     )
     protocol = asked(2, Mode.CYCLIC, ONE_TO_ONE)
     assert receive(protocol, *chop(b"no date\x15a\n")) == typed(
-        [NO, RepliesCompleted([(b"a",)])]
+        [NO, Answers([(b"a",)])]
     )
 
 
@@ -128,13 +122,13 @@ def test_err_before_the_end_of_the_batch_is_refused(chop: Chop) -> None:
 def test_reason_that_is_too_long_is_refused(chop: Chop, limits: Limits) -> None:
     """Sizes are bounded before memory is taken, whatever it is for."""
     protocol = MarkerProtocol(S, Mode.SINGLE, limits=limits)
-    protocol.send(MESSAGE)
+    tell(protocol, MESSAGE)
     (event,) = (deliver(protocol, chop(b"no date\x15")),)
     assert isinstance(event, Failed)
     assert isinstance(event.error, PayloadTooBig)
 
 
-def deliver(protocol: MarkerProtocol, chunks: list[bytes]) -> Event:
+def deliver(protocol: MarkerProtocol, chunks: list[bytes]) -> Word:
     """Return what the chunks meant, which is one thing."""
     for chunk in chunks:
         protocol.receive_data(chunk)
@@ -145,25 +139,23 @@ def deliver(protocol: MarkerProtocol, chunks: list[bytes]) -> Event:
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.CYCLIC, Mode.BATCH_SUPERVISOR])
 def test_without_err_its_byte_is_like_any_other(chop: Chop, mode: Mode) -> None:
     """Then no worker can say no."""
-    before: list[Event] = [MESSAGE]
+    before: list[Word] = [MESSAGE]
     if mode.batches:
-        before.append(BatchEnded())
+        before.append(BatchEnd())
     protocol = supervisor(mode, *before, markers=Markers(err=None))
-    data = typed([OutputPassed([b"\x15"])])
+    data = typed([Output([b"\x15"])])
     events = receive(protocol, *chop(b"\x15\n\0"))
-    whole = typed([RepliesCompleted([(b"\x15",)])])
-    assert events == (
-        data + typed([RepliesCompleted([()])]) if mode is Mode.CYCLIC else whole
-    )
+    whole = typed([Answers([(b"\x15",)])])
+    assert events == (data + typed([Answers([()])]) if mode is Mode.CYCLIC else whole)
 
 
 def test_plain_extraction_has_nothing_to_refuse(chop: Chop) -> None:
     """Nothing was asked: ERR is a byte like any other, on both sides."""
     assert receive(supervisor(Mode.PLAIN), *chop(b"a\x15\n")) == typed(
-        [OutputPassed([b"a\x15"])]
+        [Output([b"a\x15"])]
     )
     pair = ConnectionPair(Mode.PLAIN)
-    assert pair.send(W, OutputPassed([b"a\x15"])) == b"a\x15\n"
+    assert pair.send(W, Output([b"a\x15"])) == b"a\x15\n"
 
 
 # --- what is sent -----------------------------------------------------------
@@ -173,7 +165,7 @@ def test_plain_extraction_has_nothing_to_refuse(chop: Chop) -> None:
 def test_messages_for_a_worker_may_contain_err(mode: Mode) -> None:
     """Only replies are searched for it."""
     pair = ConnectionPair(mode)
-    assert pair.send(S, MessagesPassed([b"a\x15"])) == b"a\x15\n"
+    assert pair.send(S, Messages([b"a\x15"])) == b"a\x15\n"
 
 
 def test_worker_refuses() -> None:
@@ -189,7 +181,7 @@ def test_worker_refuses() -> None:
 def test_worker_that_owes_nothing_has_nothing_to_refuse() -> None:
     """Our own mistake."""
     with pytest.raises(LocalProtocolError, match="can't handle EOP in state IDLE"):
-        worker(Mode.SINGLE).send(NO)
+        tell(worker(Mode.SINGLE), NO)
 
 
 def test_worker_without_err_can_t_refuse() -> None:
@@ -219,4 +211,4 @@ def test_reason_that_ends_as_err_begins_is_not_sent() -> None:
 def test_supervisor_can_t_refuse() -> None:
     """Only replies can be a refusal."""
     pair = ConnectionPair(Mode.SINGLE)
-    assert "a supervisor can't send RepliesCompleted" in pair.refusal(S, NO)
+    assert "a supervisor can't send Ended" in pair.refusal(S, NO)

@@ -10,44 +10,37 @@ from __future__ import annotations
 import pytest
 
 from etlstage.protocol.base import SEND_EOF
-from etlstage.protocol.events import (
-    BatchEnded,
-    MessagesPassed,
-    MoreRequested,
-    OutputPassed,
-    RepliesCompleted,
-    StreamEnded,
-)
 from etlstage.protocol.marker import Markers, Mode, State
 from etlstage.testing.strategies import MARKER_SETS
 from tests.protocol.pair import ConnectionPair, S, W
 from tests.protocol.strategies import PR399, REPEATED, WORDS
+from tests.protocol.words import Answers, BatchEnd, Eof, Messages, More, Output
 
 
-def messages(*texts: str) -> MessagesPassed:
+def messages(*texts: str) -> Messages:
     """Return a run of messages."""
-    return MessagesPassed([text.encode() for text in texts])
+    return Messages([text.encode() for text in texts])
 
 
-def reply(*texts: str) -> RepliesCompleted:
+def reply(*texts: str) -> Answers:
     """Return one reply."""
-    return RepliesCompleted([tuple(text.encode() for text in texts)])
+    return Answers([tuple(text.encode() for text in texts)])
 
 
 def test_extract_plain() -> None:
     """The worker writes until it exits: read *while* its stdout is open."""
     pair = ConnectionPair(Mode.PLAIN)
     assert pair.status == (State.STREAMING, 0)
-    assert pair.send(W, OutputPassed([b"a", b""])) == b"a\n\n"
-    assert pair.send(W, OutputPassed([b"b"])) == b"b\n"
-    assert pair.send(W, StreamEnded()) == SEND_EOF
+    assert pair.send(W, Output([b"a", b""])) == b"a\n\n"
+    assert pair.send(W, Output([b"b"])) == b"b\n"
+    assert pair.send(W, Eof()) == SEND_EOF
 
 
 def test_extract_plain_with_closed_input() -> None:
     """A plain worker is told nothing, so its stdin may be closed at once."""
     pair = ConnectionPair(Mode.PLAIN)
-    assert pair.send(S, StreamEnded()) == SEND_EOF
-    assert pair.send(W, OutputPassed([b"a"]), StreamEnded()) == b"a\n"
+    assert pair.send(S, Eof()) == SEND_EOF
+    assert pair.send(W, Output([b"a"]), Eof()) == b"a\n"
 
 
 def test_extract_cyclic_with_offsets_at_the_worker() -> None:
@@ -55,7 +48,7 @@ def test_extract_cyclic_with_offsets_at_the_worker() -> None:
     pair = ConnectionPair(Mode.CYCLIC)
     assert pair.send(S, messages("")) == b"\n"
     assert pair.status == (State.BUSY, 1)
-    assert pair.send(W, OutputPassed([b"a"])) == b"a\n"
+    assert pair.send(W, Output([b"a"])) == b"a\n"
     assert pair.send(W, reply("b")) == b"b\n\0"
     assert pair.status == (State.IDLE, 0)
     assert pair.send(S, messages("")) == b"\n"
@@ -81,8 +74,8 @@ def test_single_message() -> None:
     assert pair.send(W, reply("1", "", "2")) == b"1\n\n2\n\0"
     assert pair.send(S, messages("three")) == b"three\n"
     assert pair.send(W, reply()) == b"\0"
-    assert pair.send(S, StreamEnded()) == SEND_EOF
-    assert pair.send(W, StreamEnded()) == SEND_EOF
+    assert pair.send(S, Eof()) == SEND_EOF
+    assert pair.send(W, Eof()) == SEND_EOF
 
 
 def test_empty_message_is_a_message() -> None:
@@ -98,12 +91,10 @@ def test_window_is_answered_in_order() -> None:
     """The k-th EOP answers the k-th message, however they travel."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, messages("a", "b", "c", "d"))
-    assert pair.send(W, RepliesCompleted([(b"1",), (b"2", b"2"), ()])) == (
-        b"1\n\0002\n2\n\0\0"
-    )
+    assert pair.send(W, Answers([(b"1",), (b"2", b"2"), ()])) == (b"1\n\0002\n2\n\0\0")
     assert pair.status == (State.BUSY, 1)
     pair.send(S, messages("e"))
-    assert pair.send(W, RepliesCompleted([(b"4",), (b"5",)])) == b"4\n\0005\n\0"
+    assert pair.send(W, Answers([(b"4",), (b"5",)])) == b"4\n\0005\n\0"
     assert pair.status == (State.IDLE, 0)
 
 
@@ -111,9 +102,9 @@ def test_reply_in_parts_is_one_reply() -> None:
     """A worker need not hold all its outputs; the supervisor does."""
     pair = ConnectionPair(Mode.SINGLE)
     pair.send(S, messages("a", "b"))
-    assert pair.send(W, OutputPassed([b"1"])) == b"1\n"
-    assert pair.send(W, OutputPassed([b"2", b"3"])) == b"2\n3\n"
-    assert pair.send(W, RepliesCompleted([(b"4",), (b"5",)])) == b"4\n\0005\n\0"
+    assert pair.send(W, Output([b"1"])) == b"1\n"
+    assert pair.send(W, Output([b"2", b"3"])) == b"2\n3\n"
+    assert pair.send(W, Answers([(b"4",), (b"5",)])) == b"4\n\0005\n\0"
 
 
 def test_output_of_a_load_stage_is_output() -> None:
@@ -129,7 +120,7 @@ def test_one_output_for_each_input() -> None:
     """``eop == eom``, the default of the Java processor."""
     pair = ConnectionPair(Mode.SINGLE, Markers(eop=b"\n"))
     pair.send(S, messages("a", "b"))
-    assert pair.send(W, RepliesCompleted([(b"1",), (b"",)])) == b"1\n\n"
+    assert pair.send(W, Answers([(b"1",), (b"",)])) == b"1\n\n"
     assert pair.status == (State.IDLE, 0)
 
 
@@ -138,7 +129,7 @@ def test_supervisor_driven_batch() -> None:
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     assert pair.send(S, messages("a", "b")) == b"a\nb\n"
     assert pair.status == (State.FILLING, 0)
-    assert pair.send(S, messages("c"), BatchEnded()) == b"c\n\x17"
+    assert pair.send(S, messages("c"), BatchEnd()) == b"c\n\x17"
     assert pair.status == (State.BUSY, 1)
     assert pair.send(W, reply("1", "2")) == b"1\n2\n\0"
     assert pair.status == (State.IDLE, 0)
@@ -147,15 +138,15 @@ def test_supervisor_driven_batch() -> None:
 def test_last_batch_is_closed_though_no_message_follows() -> None:
     """By the page it would not be, and the worker would wait forever."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
-    assert pair.send(S, messages("a"), BatchEnded(), StreamEnded()) == b"a\n\x17"
-    assert pair.send(W, reply("1"), StreamEnded()) == b"1\n\0"
+    assert pair.send(S, messages("a"), BatchEnd(), Eof()) == b"a\n\x17"
+    assert pair.send(W, reply("1"), Eof()) == b"1\n\0"
 
 
 @pytest.mark.parametrize("mode", [Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER])
 def test_empty_batch_is_answered(mode: Mode) -> None:
     """One EOP for each EOB: the Java sink sends one after a full batch."""
     pair = ConnectionPair(mode)
-    assert pair.send(S, BatchEnded()) == b"\x17"
+    assert pair.send(S, BatchEnd()) == b"\x17"
     assert pair.send(W, reply()) == b"\0"
     assert pair.status == (State.IDLE, 0)
 
@@ -163,14 +154,14 @@ def test_empty_batch_is_answered(mode: Mode) -> None:
 def test_batches_ahead_are_answered_in_order() -> None:
     """The k-th EOP answers the k-th EOB; the next batch is begun already."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
-    pair.send(S, messages("a", "b"), BatchEnded())
+    pair.send(S, messages("a", "b"), BatchEnd())
     assert pair.send(S, messages("c")) == b"c\n"
     assert pair.status == (State.AHEAD, 1)
-    assert pair.send(W, OutputPassed([b"1"])) == b"1\n"
-    assert pair.send(S, BatchEnded()) == b"\x17"
+    assert pair.send(W, Output([b"1"])) == b"1\n"
+    assert pair.send(S, BatchEnd()) == b"\x17"
     assert pair.status == (State.BUSY, 2)
     pair.send(S, messages("d"))
-    assert pair.send(W, RepliesCompleted([(b"2",), ()])) == b"2\n\0\0"
+    assert pair.send(W, Answers([(b"2",), ()])) == b"2\n\0\0"
     assert pair.status == (State.FILLING, 0)
 
 
@@ -178,9 +169,9 @@ def test_outputs_before_eob_belong_to_the_batch() -> None:
     """A stage in awk prints as it reads."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     pair.send(S, messages("a"))
-    assert pair.send(W, OutputPassed([b"1"])) == b"1\n"
+    assert pair.send(W, Output([b"1"])) == b"1\n"
     assert pair.status[0] is State.FILLING
-    pair.send(S, messages("b"), BatchEnded())
+    pair.send(S, messages("b"), BatchEnd())
     assert pair.send(W, reply("2")) == b"2\n\0"
 
 
@@ -188,10 +179,10 @@ def test_worker_driven_batch_of_the_branch() -> None:
     """PR399: BNC after each message but the one that fills the batch."""
     pair = ConnectionPair(Mode.BATCH_WORKER, PR399)
     assert pair.send(S, messages("a")) == b"a\n"
-    assert pair.send(W, MoreRequested()) == b"BNC"
+    assert pair.send(W, More()) == b"BNC"
     assert pair.status == (State.WANTED, 1)
     assert pair.send(S, messages("b")) == b"b\n"
-    assert pair.send(W, MoreRequested()) == b"BNC"
+    assert pair.send(W, More()) == b"BNC"
     assert pair.send(S, messages("c")) == b"c\n"
     assert pair.status[0] is State.FILLING
     assert pair.send(W, reply("1", "2", "3")) == b"1\n2\n3\n\0"
@@ -202,14 +193,14 @@ def test_worker_driven_batch_of_the_literal_page() -> None:
     """BNC also after the message that fills the batch, and then the reply."""
     pair = ConnectionPair(Mode.BATCH_WORKER)
     pair.send(S, messages("a"))
-    assert pair.send(W, MoreRequested()) == b"\x05"
+    assert pair.send(W, More()) == b"\x05"
     pair.send(S, messages("b"))
-    assert pair.send(W, MoreRequested()) == b"\x05"
-    assert pair.send(W, OutputPassed([b"1"])) == b"1\n"
+    assert pair.send(W, More()) == b"\x05"
+    assert pair.send(W, Output([b"1"])) == b"1\n"
     assert pair.status == (State.BUSY, 1)
     assert pair.send(W, reply("2")) == b"2\n\0"
     pair.send(S, messages("c"))
-    assert pair.send(W, MoreRequested(), reply()) == b"\x05\0"
+    assert pair.send(W, More(), reply()) == b"\x05\0"
     assert pair.status == (State.IDLE, 0)
 
 
@@ -217,8 +208,8 @@ def test_worker_driven_batch_that_the_supervisor_closes() -> None:
     """The answer to BNC is a message or, when there is none, EOB."""
     pair = ConnectionPair(Mode.BATCH_WORKER, PR399)
     pair.send(S, messages("a"))
-    pair.send(W, MoreRequested())
-    assert pair.send(S, BatchEnded()) == b"EOB"
+    pair.send(W, More())
+    assert pair.send(S, BatchEnd()) == b"EOB"
     assert pair.status == (State.BUSY, 1)
     assert pair.send(W, reply("1")) == b"1\n\0"
 
@@ -227,9 +218,9 @@ def test_worker_driven_batch_is_closed_before_the_end() -> None:
     """EOB and then the end: PR399 sees the one when the other comes."""
     pair = ConnectionPair(Mode.BATCH_WORKER, PR399)
     pair.send(S, messages("a"))
-    pair.send(W, MoreRequested())
-    assert pair.send(S, BatchEnded(), StreamEnded()) == b"EOB"
-    assert pair.send(W, reply("1"), StreamEnded()) == b"1\n\0"
+    pair.send(W, More())
+    assert pair.send(S, BatchEnd(), Eof()) == b"EOB"
+    assert pair.send(W, reply("1"), Eof()) == b"1\n\0"
 
 
 def test_worker_driven_batch_of_one() -> None:
@@ -244,12 +235,12 @@ def test_eob_that_needs_an_eom() -> None:
     """PR399 sees EOB only with the next EOM, which it then answers with a BNC."""
     pair = ConnectionPair(Mode.BATCH_WORKER, PR399, eob_then_eom=True)
     pair.send(S, messages("a"))
-    pair.send(W, MoreRequested())
-    assert pair.send(S, BatchEnded()) == b"EOB\n"
+    pair.send(W, More())
+    assert pair.send(S, BatchEnd()) == b"EOB\n"
     assert pair.send(W, reply("1")) == b"1\n\0BNC"
     assert pair.status == (State.IDLE, 0)
     pair.send(S, messages("b"))
-    assert pair.send(W, MoreRequested()) == b"BNC"
+    assert pair.send(W, More()) == b"BNC"
     assert pair.status == (State.WANTED, 1)
 
 
@@ -258,9 +249,9 @@ def test_eob_that_needs_an_eom_in_supervisor_driven_batches() -> None:
     pair = ConnectionPair(
         Mode.BATCH_SUPERVISOR, Markers(eop=b"\6", eob=b"\0"), eob_then_eom=True
     )
-    assert pair.send(S, messages("a", "b"), BatchEnded()) == b"a\nb\n\0\n"
+    assert pair.send(S, messages("a", "b"), BatchEnd()) == b"a\nb\n\0\n"
     assert pair.send(W, reply()) == b"\6"
-    assert pair.send(S, messages(""), BatchEnded()) == b"\n\0\n"
+    assert pair.send(S, messages(""), BatchEnd()) == b"\n\0\n"
     assert pair.send(W, reply()) == b"\6"
 
 
@@ -269,17 +260,17 @@ def test_batch_cut_off_by_the_end_is_not_owed() -> None:
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR)
     pair.send(S, messages("a"))
     pair.worker.receive_eof(0.0)
-    assert pair.send(W, StreamEnded()) == SEND_EOF
+    assert pair.send(W, Eof()) == SEND_EOF
 
 
 def test_worker_driven_batch_cut_off_by_the_end_may_be_answered() -> None:
     """PR399 processes what it has when its input ends."""
     pair = ConnectionPair(Mode.BATCH_WORKER)
     pair.send(S, messages("a"))
-    pair.send(W, MoreRequested())
+    pair.send(W, More())
     pair.worker.receive_eof(0.0)
     pair.worker.events_received()
-    assert pair.send(W, reply("1"), StreamEnded()) == b"1\n\0"
+    assert pair.send(W, reply("1"), Eof()) == b"1\n\0"
 
 
 @pytest.mark.parametrize("markers", MARKER_SETS)
@@ -288,34 +279,34 @@ def test_every_scenario_goes_with_every_marker(markers: Markers) -> None:
     for mode in (Mode.SINGLE, Mode.CYCLIC):
         pair = ConnectionPair(mode, markers)
         assert pair.send(S, messages("x", "")) == b"x" + markers.eom * 2
-        pair.send(W, RepliesCompleted([(b"",), (b"y",)]))
+        pair.send(W, Answers([(b"",), (b"y",)]))
         assert pair.status == (State.IDLE, 0)
     pair = ConnectionPair(Mode.BATCH_WORKER, markers)
     pair.send(S, messages(""))
-    assert pair.send(W, MoreRequested()) == markers.bnc
-    assert pair.send(S, BatchEnded()) == markers.eob
+    assert pair.send(W, More()) == markers.bnc
+    assert pair.send(S, BatchEnd()) == markers.eob
     pair.send(W, reply(""))
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR, markers)
-    assert pair.send(S, messages("x"), BatchEnded()) == b"x" + markers.eom + markers.eob
+    assert pair.send(S, messages("x"), BatchEnd()) == b"x" + markers.eom + markers.eob
     pair.send(W, reply("y"))
     pair = ConnectionPair(Mode.PLAIN, markers)
-    assert pair.send(W, OutputPassed([b"y"])) == b"y" + markers.eom
+    assert pair.send(W, Output([b"y"])) == b"y" + markers.eom
 
 
 def test_words_as_markers() -> None:
     """``-e EOM -E EOP``, as in pyDKB's own tests."""
     pair = ConnectionPair(Mode.BATCH_WORKER, WORDS)
     assert pair.send(S, messages("EO")) == b"EOEOM"
-    assert pair.send(W, MoreRequested()) == b"BNC"
-    assert pair.send(S, BatchEnded()) == b"EOB"
+    assert pair.send(W, More()) == b"BNC"
+    assert pair.send(S, BatchEnd()) == b"EOB"
     assert pair.send(W, reply("BN", "C")) == b"BNEOMCEOMEOP"
 
 
 def test_markers_that_overlap_themselves() -> None:
     """Messages may begin with what a marker ends with."""
     pair = ConnectionPair(Mode.BATCH_SUPERVISOR, REPEATED)
-    assert pair.send(S, messages("x", "\n=", "-"), BatchEnded()) == (
+    assert pair.send(S, messages("x", "\n=", "-"), BatchEnd()) == (
         b"x\n\n\n=\n\n-\n\n=="
     )
-    assert pair.send(S, messages("=x"), BatchEnded()) == b"=x\n\n=="
-    assert pair.send(W, RepliesCompleted([(), (b"-x",)])) == b"---x\n\n--"
+    assert pair.send(S, messages("=x"), BatchEnd()) == b"=x\n\n=="
+    assert pair.send(W, Answers([(), (b"-x",)])) == b"---x\n\n--"

@@ -9,11 +9,11 @@ import pytest
 from etlstage.columns import Column
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Shape, Side
-from etlstage.protocol.events import BatchEnded, MessagesPassed
 from etlstage.protocol.marker import Markers, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.protocol.registry import dialect_from_plain
 from etlstage.settings.problem import Invalid
+from tests.protocol.words import BatchEnd, Messages, tell
 
 ODD = MarkerDialect(
     mode=Mode.BATCH_SUPERVISOR,
@@ -47,17 +47,16 @@ def test_modes_of_extraction_fit_extract_stages_alone(
 def test_session_has_the_settings() -> None:
     """Of both sides, with the limits of the stage."""
     session = ODD.open(Side.SUPERVISOR, Limits(max_message_bytes=3))
-    session.send(MessagesPassed([b"abc"]))
+    tell(session, Messages([b"abc"]))
     assert session.data_to_send() == [b"abc<m>"]
     assert session.mode is Mode.BATCH_SUPERVISOR
-    assert ODD.asks_when_full
 
 
 def test_session_frames_messages_as_they_are_held() -> None:
     """A column in bulk, and with the same bytes as a list."""
     session = ODD.open(Side.SUPERVISOR, Limits())
-    session.send(MessagesPassed(Column(pa.array([b"a", b"b"], pa.binary()))))
-    session.send(MessagesPassed([b"c"]))
+    tell(session, Messages(Column(pa.array([b"a", b"b"], pa.binary()))))
+    tell(session, Messages([b"c"]))
     assert b"".join(session.data_to_send()) == b"a<m>b<m>c<m>"
 
 
@@ -99,27 +98,6 @@ def test_nothing_is_said_at_the_end() -> None:
     assert ODD.farewell() is None
 
 
-def test_plain_extractor_owes_no_replies() -> None:
-    """All others are asked, and their replies counted."""
-    assert [mode for mode in Mode if not MarkerDialect(mode=mode).counts] == [
-        Mode.PLAIN
-    ]
-
-
-def test_whole_messages_are_what_a_worker_says() -> None:
-    """Its reply may have begun before it has read anything."""
-    assert [ODD.speaks(data) for data in (b"a", b"a<m>", b"\0\xff")] == [
-        False,
-        True,
-        True,
-    ]
-
-
-def test_worker_may_answer_before_it_reads_the_eom_behind_eob() -> None:
-    """That one says nothing new."""
-    assert (ODD.slack, MarkerDialect().slack) == (3, 0)
-
-
 def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
     """A worker that counts for itself answers EOB, too."""
     batch = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
@@ -130,11 +108,11 @@ def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
 
 def test_worker_that_counts_gets_no_eob_behind_a_full_batch() -> None:
     """One that is not full ends with it all the same."""
-    session = COUNTING.open(Side.SUPERVISOR, Limits())
-    for full in True, False:
-        session.send(MessagesPassed([b"a"]))
-        session.send(BatchEnded(full=full))
-    assert b"".join(session.data_to_send()) == b"a\na\n\x17"
+    session = COUNTING.open(Side.SUPERVISOR, Limits(), batch=2)
+    for run in ([b"a", b"b"], [b"a"], []):
+        tell(session, Messages(run)) if run else None
+        tell(session, BatchEnd())
+    assert b"".join(session.data_to_send()) == b"a\nb\na\n\x17\x17"
 
 
 def test_keys_of_a_batch_belong_to_who_closes_it() -> None:

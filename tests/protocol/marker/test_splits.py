@@ -7,28 +7,24 @@ from hypothesis import strategies as st
 
 from etlstage.errors import PayloadTooBig
 from etlstage.protocol.base import SEND_EOF, Limits, Side
-from etlstage.protocol.events import (
-    BatchEnded,
-    Event,
-    Failed,
-    MessagesPassed,
-)
+from etlstage.protocol.events import Failed
 from etlstage.protocol.marker import MarkerProtocol, Markers, Mode
 from etlstage.testing.strategies import MARKER_SETS, chunkings
 from tests.protocol.pair import S, Typed, receive, without_dump
 from tests.protocol.strategies import garbage, thorough
+from tests.protocol.words import BatchEnd, Messages, Word, tell
 
-MESSAGES = MessagesPassed([b"q"] * 3)
-BEFORE: dict[Mode, list[list[Event]]] = {
+MESSAGES = Messages([b"q"] * 3)
+BEFORE: dict[Mode, list[list[Word]]] = {
     Mode.PLAIN: [[]],
     Mode.CYCLIC: [[], [MESSAGES]],
     Mode.SINGLE: [[], [MESSAGES]],
-    Mode.BATCH_WORKER: [[], [MessagesPassed([b"q"])], [BatchEnded()]],
+    Mode.BATCH_WORKER: [[], [Messages([b"q"])], [BatchEnd()]],
     Mode.BATCH_SUPERVISOR: [
         [],
         [MESSAGES],
-        [MESSAGES, BatchEnded(), BatchEnded()],
-        [BatchEnded(), BatchEnded(), MESSAGES],
+        [MESSAGES, BatchEnd(), BatchEnd()],
+        [BatchEnd(), BatchEnd(), MESSAGES],
     ],
 }
 """What a supervisor may have sent before it reads, by mode."""
@@ -63,7 +59,7 @@ def check(
     for reads in ([stream] if stream else [], chunks):
         protocol = MarkerProtocol(side, mode, markers, limits=limits, eob_then_eom=echo)
         for event in before:
-            protocol.send(event)
+            tell(protocol, event)
         outcomes.append(heard(protocol, reads))
         states.append((protocol.state, protocol.owed))
     assert states[0] == states[1]

@@ -17,31 +17,24 @@ from hypothesis import strategies as st
 
 from etlstage.errors import Attempt, EtlstageError, InvalidMessage, WorkerRefusal
 from etlstage.messages import StageKind
-from etlstage.protocol.base import Limits, Session, Shape, Side
+from etlstage.protocol.base import Limits, Paired, Session, Side
 from etlstage.protocol.events import (
-    BatchEnded,
+    Added,
+    Ended,
     Failed,
-    MessagesPassed,
-    MoreRequested,
-    RepliesCompleted,
+    Opened,
+    Wanted,
 )
 from etlstage.protocol.marker import MarkerProtocol, Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.batch import AskedDispatcher, BatchDispatcher
 from etlstage.supervisor.exchange.dispatch import Dispatcher
-from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.exchange.pairing import Block
+from etlstage.supervisor.exchange.exchange import Outcome, Refused
 from etlstage.supervisor.exchange.submission import Submission
 from tests.staged import staged
 from tests.supervisor.refusing import refusing
 
-DISPATCHERS = {
-    Shape.MESSAGE: Dispatcher,
-    Shape.BATCH: BatchDispatcher,
-    Shape.ASKED_BATCH: AskedDispatcher,
-}
 MODES = (Mode.SINGLE, Mode.BATCH_SUPERVISOR, Mode.BATCH_WORKER)
 LOST = EtlstageError("lost")
 
@@ -70,6 +63,7 @@ class Peer:
     batches: list[list[bytes]] = field(default_factory=list)
     refusals: Counter[bytes] = field(default_factory=Counter)
     """How often it refused a message, alone; it gives in when it is a ``maybe``."""
+    answered: int = 0
     _held: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,11 +75,16 @@ class Peer:
         self.protocol.receive_data(data)
         for event in self.protocol.events_received():
             match event:
-                case MessagesPassed(messages):
+                case Opened(_, messages, each, ended):
                     for message in messages:
                         self._take_message(message)
-                case BatchEnded():
-                    self._answer()
+                    if ended and not each:
+                        self._answer()
+                case Added(_, messages, ended):
+                    for message in messages:
+                        self._take_message(message)
+                    if ended:
+                        self._answer()
                 case Failed(error):
                     raise AssertionError(str(error))
         return b"".join(self.protocol.data_to_send())
@@ -97,24 +96,26 @@ class Peer:
             self._answer()
         elif mode is Mode.BATCH_WORKER:
             full = len(self._held) == self.size
-            if not full or self.stage.dialect.asks_when_full:
-                self.protocol.send(MoreRequested())
+            assert isinstance(self.stage.dialect, MarkerDialect)
+            if not full or self.stage.dialect.bnc_after_last:
+                self.protocol.send(Wanted())
             if full:
                 self._answer()
 
     def _answer(self) -> None:
+        self.answered += 1
         if any(self._refuses(message) for message in self._held):
             if len(self._held) == 1:
                 self.refusals.update(self._held)
             self._held = []
-            self.protocol.send(RepliesCompleted([()], 0, [(0, "no")]))
+            self.protocol.send(Ended.refused(self.answered, 0, "no"))
             return
         self.batches.append(self._held)
         reply = b"+".join(self._held)
         # Some get no reply, some one, some two.
         group = (reply,) * (len(reply) % 3)
         self._held = []
-        self.protocol.send(RepliesCompleted([group]))
+        self.protocol.send(Ended(self.answered, [group]))
 
     def _refuses(self, message: bytes) -> bool:
         return message.startswith(b"no") or (
@@ -124,17 +125,15 @@ class Peer:
 
 def give(dispatcher: Dispatcher, session: Session, now: float) -> bool:
     """Let the session have what the worker may be given; return whether it was any."""
-    idle = dispatcher.idle
-    events = dispatcher.next(now, session.owed, session.room)
-    if events is None:
+    idle = dispatcher.giving.idle
+    event = dispatcher.next(now, session.owed, session.room)
+    if event is None:
         return False
     assert not idle, "there was nothing to give"
-    for event in events:
-        try:
-            session.send(event)
-        except InvalidMessage as error:
-            dispatcher.refused(error)
-            break
+    try:
+        session.send(event, now)
+    except InvalidMessage as error:
+        dispatcher.refused(error)
     return True
 
 
@@ -142,15 +141,21 @@ class Line:
     """
     A dispatcher, its session, and a peer, with the bytes in between.
 
-    What comes is released at once, or, where blocks are wanted, when one has ended.
+    What comes has ended at once, or, where blocks are wanted, when it is shown to add
+    up: the peer reads all that is written, and writes nothing by itself.
     """
 
     def __init__(self, run: Stage, *, size: int = 3, blocks: bool = False) -> None:
         self.backlog = Backlog()
-        self.protocol = run.dialect.open(Side.SUPERVISOR, Limits())
-        self.dispatcher = DISPATCHERS[run.dialect.shape](run, self.backlog)
-        if not blocks:
-            self.dispatcher.block = Block(bounded=False)
+        life = self.backlog.life if blocks else None
+        self.protocol = run.dialect.open(
+            Side.SUPERVISOR,
+            Limits(),
+            batch=run.batch.size,
+            window=run.window,
+            life=life,
+        )
+        self.dispatcher = Dispatcher(run, self.backlog)
         self.peer = Peer(run, size)
         self.to_worker = bytearray()
         self.to_us = bytearray()
@@ -177,27 +182,43 @@ class Line:
         data, self.to_worker = self.to_worker[:size], self.to_worker[size:]
         self.to_us += self.peer.take(bytes(data))
         reply, self.to_us = self.to_us[:size], self.to_us[size:]
+        owed = self.protocol.owed
         self.protocol.receive_data(bytes(reply), now)
-        for event in self.protocol.events_received():
-            match event:
-                case RepliesCompleted(groups, _, refusals):
-                    refused = refusing((place, refusal()) for place, _ in refusals)
-                    self.dispatcher.answered(groups, len(reply), now, refused)
-                case MoreRequested():
-                    pass
-                case _:
-                    raise AssertionError(str(event))
+        self.dispatcher.giving.window.answered(owed - self.protocol.owed, now)
+        self._take(len(reply))
         self.pump(now)
-        self.release(now)
-        return bool(data or reply or self.to_us)
+        self._prove(now)
+        return bool(data or reply or self.to_us or self.to_worker)
 
-    def release(self, now: float) -> None:
-        """Release what has come, if nothing is owed, and go on."""
-        block = self.dispatcher.block
-        if block.holds and not self.protocol.owed:
-            block.end()
-            self.dispatcher.release()
+    def answer(self, *groups: tuple[bytes, ...], refused: Refused | None = None) -> int:
+        """End the oldest exchanges; return how many messages they were about."""
+        front = self.dispatcher._open.front
+        assert front is not None
+        ended = Ended(front.first, list(groups))
+        return self.dispatcher.ended(ended, 0, refused).messages
+
+    def _take(self, size: int) -> None:
+        for event in self.protocol.events_received():
+            assert isinstance(event, Ended), event
+            places = [refusal.place for refusal in event.refusals]
+            refused = refusing((place, refusal()) for place in places)
+            self.dispatcher.ended(event, size + event.overhead, refused)
+            size = 0
+
+    def _prove(self, now: float) -> None:
+        """Look how its input drains, until that is of no use."""
+        session, at = self.protocol, now
+        while isinstance(session, Paired) and session.wants_unread:
+            if session.input_unread(len(self.to_worker), at):
+                session.output_dry(at)
+            self.to_worker += b"".join(session.data_to_send())
+            if self.to_us:
+                return
+            self._take(0)
             self.pump(now)
+            if self.to_worker:
+                return
+            at += 1.0
 
 
 def outcome(
@@ -302,7 +323,7 @@ def test_what_a_dead_worker_held_is_given_back_whole(
     for size in data.draw(st.lists(st.integers(1, 9), max_size=9)):
         line.move(size)
     held = line.dispatcher.held
-    assert line.dispatcher.abandon(LOST) == held
+    assert line.dispatcher.abandon(LOST, line.protocol.owed) == held
     assert line.dispatcher.held == 0
     line.backlog.fail(LOST)
     answers = caller.collect()
@@ -392,11 +413,12 @@ def test_worker_may_refuse_a_batch_before_it_has_all_of_it() -> None:
     backlog.open(caller)
     caller.feed([b"no", b"b", b"c"], 0.0)
     backlog.suspects.append(caller.take(3, 99))
-    dispatcher = AskedDispatcher(stage(Mode.BATCH_WORKER), backlog)
-    assert dispatcher.next(0.0, 0, 1) == (MessagesPassed([b"no"]),)
+    dispatcher = Dispatcher(stage(Mode.BATCH_WORKER), backlog)
+    given = Opened(1, [b"no"], each=False, ended=False)
+    assert dispatcher.next(0.0, 0, 1) == given
     refused = refusal()
-    dispatcher.answered([()], 0, 0.0, refusing([(0, refused)]))
-    answered = dispatcher.release()
+    answered = dispatcher.ended(Ended(1, [()]), 0, refusing([(0, refused)]))
+    dispatcher.next(0.0, 0, 0)
     assert (answered.messages, answered.size) == (1, 2)
     assert caller.waiting == 2
     (outcome,) = caller.collect()
@@ -413,8 +435,7 @@ def test_refusals_stay_among_the_replies_that_they_came_with() -> None:
     first, last = refusal(), refusal()
     groups: list[tuple[bytes, ...]] = [(), (b"B",), (b"C",), ()]
     refused = refusing([(0, first), (3, last)])
-    line.dispatcher.answered(groups, 9, 0.0, refused)
-    assert line.dispatcher.release().messages == 4
+    assert line.answer(*groups, refused=refused) == 4
     (outcome,) = [x for x in caller.collect() if isinstance(x, Outcome)]
     assert list(outcome.errors) == [first, None, None, last]
     assert caller.held_bytes == 0
@@ -428,8 +449,7 @@ def test_refusals_that_go_with_others_are_shared_out() -> None:
         caller.feed([b"a", b"b"], 0.0)
     line.pump()
     refused = refusing((n, refusal()) for n in (1, 2, 5))
-    line.dispatcher.answered([()] * 6, 6, 0.0, refused)
-    line.dispatcher.release()
+    line.answer(*[()] * 6, refused=refused)
     failed = [[f for _, _, f in outcome(caller.collect())] for caller in callers]
     assert sorted(failed) == [[False, True], [False, True], [True, False]]
 
@@ -453,14 +473,13 @@ def test_what_is_to_be_tried_again_survives_the_worker() -> None:
     caller.feed([long], 0.0)
     line.give(0.0)
     refused = refusal()
-    line.dispatcher.answered([()], 0, 0.0, refusing([(0, refused)]))
-    line.dispatcher.release()
-    line.dispatcher.lose(Attempt("t-1", 1, "died"), lambda _: LOST, untouched=False)
+    line.answer((), refused=refusing([(0, refused)]))
+    died = Attempt("t-1", 1, "died")
+    line.dispatcher.lose(died, lambda _: LOST, owed=0, untouched=False)
     assert caller.waiting == 1
     other = Dispatcher(run, line.backlog, 1)
     assert other.next(0.0, 0, 1) is not None
-    other.answered([()], 0, 0.0, refusing([(0, refused)]))
-    other.release()
+    other.ended(Ended(1, [()]), 0, refusing([(0, refused)]))
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
     assert outcome.error is refused
@@ -473,8 +492,7 @@ def test_the_kth_reply_answers_the_kth_message() -> None:
     first.feed([b"a", b"b"], 0.0)
     second.feed([b"c"], 0.0)
     line.pump()
-    line.dispatcher.answered([(b"1",), (), (b"3", b"4")], 6, 0.0)
-    line.dispatcher.release()
+    line.answer((b"1",), (), (b"3", b"4"))
 
     outcomes = [*outcome(first.collect()), *outcome(second.collect())]
     assert sorted(m for m, _, _ in outcomes) == [b"a", b"b", b"c"]
@@ -490,33 +508,24 @@ def test_slice_bounds_what_is_taken_at_once() -> None:
 
     assert line.give(0.0)
     assert line.dispatcher.held == 2
-    assert not line.dispatcher.sated  # there is room for more
+    assert not line.dispatcher.giving.sated  # there is room for more
     caller.feed([b"y" * 1_000_000], 0.0)
     line.pump()
     assert line.dispatcher.held == 11
 
 
-def test_bytes_bound_what_is_ahead() -> None:
-    """A window of many big messages is shut after two megabytes."""
-    line = Line(stage(window=100))
-    line.submission().feed([b"x" * 1_000_000] * 10, 0.0)
-    line.pump()
-
-    assert line.dispatcher.held == 3
-
-
 def test_who_has_nothing_to_give_need_not_be_asked() -> None:
     """But for batches, which end by time; a refused one is given anew (issue 13)."""
     line = Line(stage(window=1))
-    assert line.dispatcher.idle
+    assert line.dispatcher.giving.idle
     line.submission().feed([b"good", b"bad\0", b"good"], 0.0)
-    assert not line.dispatcher.idle
+    assert not line.dispatcher.giving.idle
     line.pump()
     while line.move(100):
         pass
-    assert line.dispatcher.idle
-    assert not Line(stage(Mode.BATCH_SUPERVISOR)).dispatcher.idle
-    assert not Line(stage(Mode.BATCH_WORKER)).dispatcher.idle
+    assert line.dispatcher.giving.idle
+    assert not Line(stage(Mode.BATCH_SUPERVISOR)).dispatcher.giving.idle
+    assert not Line(stage(Mode.BATCH_WORKER)).dispatcher.giving.idle
 
 
 def test_load_stage_gets_one_message_at_a_time() -> None:
@@ -551,10 +560,10 @@ def test_batch_waits_until_it_is_ripe() -> None:
     caller = line.submission()
     caller.feed([b"1"], 100.0)
     assert not line.give(101.0)
-    assert line.dispatcher.due == 105.0
+    assert line.dispatcher.giving.due == 105.0
     assert line.give(105.0)
 
-    assert line.protocol.data_to_send() == [b"1\n", b"\x17"]
+    assert line.protocol.data_to_send() == [b"1\n\x17"]
 
 
 def test_batch_of_another_caller_may_be_ripe_first() -> None:
@@ -565,7 +574,7 @@ def test_batch_of_another_caller_may_be_ripe_first() -> None:
         line.submission().feed([b"1"], at)
     assert not line.give(104.0)
 
-    assert line.dispatcher.due == 106.0
+    assert line.dispatcher.giving.due == 106.0
 
 
 def test_worker_that_asks_gets_eob_when_time_is_over() -> None:
@@ -575,7 +584,7 @@ def test_worker_that_asks_gets_eob_when_time_is_over() -> None:
     line.submission().feed([b"1"], 100.0)
     line.pump(100.0)
     line.move(99, 101.0)
-    assert line.dispatcher.due == 105.0
+    assert line.dispatcher.giving.due == 105.0
     assert not line.give(104.0)
     assert line.give(105.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from etlstage.errors import Attempt
 from etlstage.messages import StageKind
-from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.events import Ended, Opened
 from etlstage.protocol.marker import Mode
 from etlstage.stage import ErrorPolicy
 from etlstage.supervisor.exchange.retry import Loss
@@ -13,11 +13,9 @@ from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.exchange.test_dispatch import LOST, Line, outcome, stage
 
 
-def begun(
-    *messages: bytes, window: int = 1, blocks: bool = False
-) -> tuple[Line, Submission]:
+def begun(*messages: bytes, window: int = 1) -> tuple[Line, Submission]:
     """Return a line, and a caller whose first messages were given to the worker."""
-    line = Line(stage(window=window), blocks=blocks)
+    line = Line(stage(window=window))
     line.backlog.join(0)
     caller = line.submission()
     caller.feed(list(messages), 0.0)
@@ -27,18 +25,21 @@ def begun(
 
 def answer(line: Line) -> None:
     """Answer the only message that the worker has."""
-    line.dispatcher.answered([()], 0, 0.0)
-    line.dispatcher.release()
+    line.answer(())
+
+
+def opened(messages: list[bytes], number: int = 2) -> Opened:
+    """Return the event that opens exchanges behind the first."""
+    return Opened(number, messages)
 
 
 def test_worker_is_busy_with_what_it_has() -> None:
     """One that is asked for nothing has nothing."""
     line, _ = begun(b"1", b"2")
     dispatcher = line.dispatcher
-    assert (dispatcher.busy, dispatcher.held) == (True, 1)
-    assert not dispatcher.awaited(9)
+    assert (dispatcher.opened, dispatcher.held) == (1, 1)
     answer(line)
-    assert (dispatcher.busy, dispatcher.held) == (False, 0)
+    assert (dispatcher.opened, dispatcher.held) == (0, 0)
 
 
 def test_nobody_waits_for_the_rounds_of_who_is_gone() -> None:
@@ -48,7 +49,7 @@ def test_nobody_waits_for_the_rounds_of_who_is_gone() -> None:
     asked = Round(lambda: None, b"ask", max_unread=1)
     line.backlog.open(asked)
     assert line.give(0.0)
-    line.dispatcher.passed([b"12"])
+    line.dispatcher.added(1, [b"12"])
     assert (line.dispatcher.stalled, line.dispatcher.forgotten) == (True, False)
     line.backlog.drop(asked)
 
@@ -67,24 +68,22 @@ def test_suspect_is_tried_alone_by_an_idle_worker() -> None:
     assert not line.give(0.0)
     answer(line)
 
-    assert line.dispatcher.next(0.0, 0, 9) == (MessagesPassed([b"2"]),)
+    assert line.dispatcher.next(0.0, 0, 9) == opened([b"2"])
     assert line.dispatcher.next(0.0, 1, 9) is None
     answer(line)
-    assert line.dispatcher.next(0.0, 0, 9) == (MessagesPassed([b"3"]),)
+    assert line.dispatcher.next(0.0, 0, 9) == opened([b"3"], 3)
 
 
 def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
     """Its worker has nothing else to be blamed for then."""
-    line, caller = begun(b"1", window=9, blocks=True)
+    line, caller = begun(b"1", window=9)
     caller.feed([b"2"], 0.0)
-    line.dispatcher.answered([()], 0, 0.0)
     line.backlog.suspects.append(caller.take(1, 99))
     line.backlog.orphaned = True
 
     assert line.dispatcher.next(0.0, 0, 9) is None
-    line.dispatcher.block.end()
-    line.dispatcher.release()
-    assert line.dispatcher.next(0.0, 0, 9) == (MessagesPassed([b"2"]),)
+    answer(line)
+    assert line.dispatcher.next(0.0, 0, 9) == opened([b"2"])
 
 
 def test_suspect_of_a_lane_keeps_nobody_else() -> None:
@@ -98,15 +97,15 @@ def test_suspect_of_a_lane_keeps_nobody_else() -> None:
     line.backlog.suspects.append(lane.take(1, 99))
     line.submission().feed([b"2"], 0.0)
 
-    assert line.dispatcher.next(0.0, 0, 9) == (MessagesPassed([b"2"]),)
+    assert line.dispatcher.next(0.0, 0, 9) == opened([b"2"], 1)
 
 
 def test_worker_that_is_to_go_tries_nothing() -> None:
     """It ends with what it has."""
     line, caller = begun(b"1", b"2")
-    line.dispatcher.answered([()], 0, 0.0)
+    answer(line)
     line.backlog.suspects.append(caller.take(1, 99))
-    line.backlog.orphaned = line.dispatcher.retiring = True
+    line.backlog.orphaned = line.dispatcher.giving.retiring = True
 
     assert line.dispatcher.next(0.0, 0, 9) is None
 
@@ -132,59 +131,58 @@ def test_nothing_is_tried_when_nobody_is_left() -> None:
 # --- a count that is wrong -----------------------------------------------------------
 
 
-def doubted(*messages: bytes, **settings: object) -> tuple[Line, Submission]:
-    """Return a line whose worker answered all but one, and a reply too many showed."""
-    line = Line(stage(window=len(messages), **settings), blocks=True)  # type: ignore[arg-type]
-    caller = line.submission()
-    caller.feed(list(messages), 0.0)
-    line.pump()
-    line.dispatcher.answered([()] * (len(messages) - 1), 0, 0.0)
-    line.dispatcher.block.doubted = True
-    return line, caller
-
-
-def lose(line: Line) -> Loss:
-    """Lose the worker of a line."""
+def lose(line: Line, owed: int = 1, mispaired: int | None = None) -> Loss:
+    """Lose the worker of a line; of what it has, so many exchanges were answered."""
     died = Attempt("t-1", 1, "died")
-    return line.dispatcher.lose(died, lambda _: LOST, untouched=False)
+    return line.dispatcher.lose(
+        died, lambda _: LOST, owed=owed, untouched=False, mispaired=mispaired
+    )
 
 
 def test_replies_that_do_not_add_up_are_nobodys_fault() -> None:
     """All of the block goes back, and on in lock-step; nothing was seen (issue 9)."""
-    line, caller = doubted(b"1", b"2", b"3")
-    assert line.dispatcher.doubtful == 0
+    line, caller = begun(b"1", b"2", b"3", window=3)
 
-    assert lose(line) == Loss(3, retried=3, failed=0, tries=0)
+    assert lose(line, mispaired=2) == Loss(3, retried=3, failed=0, tries=0)
     assert not line.backlog.suspects
-    assert line.dispatcher.step
+    assert line.backlog.in_step
     assert (caller.waiting, caller.collect()) == (3, [])
 
 
 def test_lone_message_with_a_wrong_count_is_to_blame() -> None:
     """What was given behind it is not."""
-    line, caller = doubted(b"1", b"2", on_error=ErrorPolicy(retries=0))
+    line = Line(stage(window=2, on_error=ErrorPolicy(retries=0)))
+    caller = line.submission()
+    caller.feed([b"1", b"2"], 0.0)
+    line.pump()
 
-    assert lose(line) == Loss(2, retried=1, failed=1, tries=0)
+    assert lose(line, mispaired=1) == Loss(2, retried=1, failed=1, tries=0)
     assert [m for m, _, failed in outcome(caller.collect()) if failed] == [b"1"]
     assert caller.waiting == 1
 
 
-def test_effects_of_a_load_worker_are_doubtful() -> None:
-    """Nobody can take them back."""
-    line, _ = doubted(b"1", kind=StageKind.LOAD)
-    assert line.dispatcher.doubtful == 0
-    line.dispatcher.answered([()], 0, 0.0)
+def test_what_was_answered_is_not_to_blame_for_a_death() -> None:
+    """It goes back where it came from; what is owed is tried alone."""
+    line, caller = begun(b"1", b"2", b"3", window=3)
 
-    assert line.dispatcher.doubtful == 1
+    assert line.dispatcher.answered(1) == 2
+    assert lose(line) == Loss(3, retried=3, failed=0, tries=1)
+    assert [list(s.messages) for s in line.backlog.suspects] == [[b"3"]]
+    assert caller.waiting == 2
 
 
-def test_what_was_released_may_be_doubtful() -> None:
-    """As long as a fault could still show; a fault is what makes it so."""
-    line, caller = begun(b"1", blocks=True)
-    line.dispatcher.answered([()], 0, 0.0)
-    line.dispatcher.release(proven=False)
-    assert len(caller.collect()) == 1
-    assert line.dispatcher.doubtful == 0
-    line.dispatcher.block.doubted = True
+def test_round_of_a_program_ends_with_it() -> None:
+    """If there is one: a program may end before anybody wants what it writes."""
+    line = Line(stage(Mode.PLAIN, kind=StageKind.EXTRACT))
+    dispatcher = line.dispatcher
+    dispatcher.added(1, [b"too early"])
+    assert dispatcher.stalled
+    asked = Round(lambda: None, b"", max_unread=99)
+    line.backlog.open(asked)
+    assert dispatcher.next(0.0, 0, 1) == Opened(1, (), each=False)
+    assert (dispatcher.stalled, dispatcher.held) == (False, 0)
+    dispatcher.added(1, [b"1"])
+    assert not asked.finished
+    dispatcher.ended(Ended(1, [()]), 0)
 
-    assert line.dispatcher.doubtful == 1
+    assert (asked.finished, asked.outputs()) == (True, [[b"1"]])

@@ -32,8 +32,8 @@ from etlstage.protocol.events import (
 )
 from etlstage.stage import BatchPolicy, ErrorPolicy
 from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.exchange.named import NamedDispatcher
 from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.exchange.test_dispatch import give, stage
@@ -49,13 +49,13 @@ class Worker:
 
     def __init__(self, backlog: Backlog, number: int, retries: int) -> None:
         run = stage(dialect=ToyDialect(), on_error=ErrorPolicy(retries=retries))
-        self.dispatcher = NamedDispatcher(run, backlog, number)
+        self.dispatcher = Dispatcher(run, backlog, number, in_order=False)
         self.ours = ToySession(Side.SUPERVISOR)
         self.theirs = ToySession(Side.WORKER)
         self.to_worker = self.to_us = b""
         self.open: dict[int, bytes] = {}
         self.begun: set[int] = set()
-        self.theirs.send(Ready())
+        self.theirs.send(Ready(), 0.0)
         self.to_us += b"".join(self.theirs.data_to_send())
 
 
@@ -103,10 +103,10 @@ class Interleaving(RuleBasedStateMachine):
             if id_ in worker.begun:
                 return
             worker.begun.add(id_)
-            worker.theirs.send(Added(id_, [b"first " + message]))
+            worker.theirs.send(Added(id_, [b"first " + message]), self.now)
         else:
             del worker.open[id_]
-            worker.theirs.send(Ended.refused(id_, 1, "no"))
+            worker.theirs.send(Ended.refused(id_, 1, "no"), self.now)
         worker.to_us += b"".join(worker.theirs.data_to_send())
 
     @rule(data=st.data())
@@ -127,7 +127,7 @@ class Interleaving(RuleBasedStateMachine):
         """An exchange takes too long; what comes of it later is nobody's."""
         worker = self._choose(data)
         for id_ in worker.dispatcher.expired(self.now, 0.0)[:1]:
-            worker.ours.send(Cancelled(id_, 0, "too slow"))
+            worker.ours.send(Cancelled(id_, 0, "too slow"), self.now)
             worker.to_worker += b"".join(worker.ours.data_to_send())
             attempt = Attempt("t-1", 1, "too slow")
             worker.dispatcher.lose_one(id_, attempt, lambda _: LOST)
@@ -139,7 +139,9 @@ class Interleaving(RuleBasedStateMachine):
         dispatcher = self.workers[index].dispatcher
         # What none of it was read of can have been answered by nobody.
         untouched = untouched and not self.workers[index].open
-        dispatcher.lose(Attempt("t-1", 1, "died"), lambda _: LOST, untouched=untouched)
+        owed = dispatcher.opened
+        died = Attempt("t-1", 1, "died")
+        dispatcher.lose(died, lambda _: LOST, owed=owed, untouched=untouched)
         self.workers[index] = Worker(self.backlog, index, self.retries)
 
     @precondition(lambda self: self.callers)
@@ -180,9 +182,9 @@ class Interleaving(RuleBasedStateMachine):
             if self.backlog.suspects:
                 for worker in self.workers:
                     self._to_us(worker, 10_000)
-                self.workers[0].dispatcher.lose(
-                    Attempt("t-1", 1, "died"), lambda _: LOST, untouched=False
-                )
+                dispatcher, died = self.workers[0].dispatcher, Attempt("t-1", 1, "died")
+                owed = dispatcher.opened
+                dispatcher.lose(died, lambda _: LOST, owed=owed, untouched=False)
                 self.workers[0] = Worker(self.backlog, 0, self.retries)
             self.pairing_is_right()
         self.pairing_is_right()
@@ -195,7 +197,7 @@ class Interleaving(RuleBasedStateMachine):
         for id_ in ids:
             message = worker.open.pop(id_)
             rest = () if id_ in worker.begun else (b"first " + message,)
-            worker.theirs.send(Ended(id_, [(*rest, b"last " + message)]))
+            worker.theirs.send(Ended(id_, [(*rest, b"last " + message)]), self.now)
         worker.to_us += b"".join(worker.theirs.data_to_send())
 
     def _choose(self, data: st.DataObject) -> Worker:
@@ -221,7 +223,7 @@ class Interleaving(RuleBasedStateMachine):
         for event in worker.ours.events_received():
             match event:
                 case Added(id_, outputs):
-                    worker.dispatcher.passed_by(id_, outputs)
+                    worker.dispatcher.added(id_, outputs)
                 case Ended(id_, _, [_]):
                     refuse(worker.dispatcher, id_, NO)
                 case Ended(id_, [group]):
@@ -237,11 +239,11 @@ TestInterleaving = Interleaving.TestCase
 # --- one at a time ---------------------------------------------------------------------
 
 
-def dispatcher(**policies: object) -> tuple[NamedDispatcher, Backlog]:
+def dispatcher(**policies: object) -> tuple[Dispatcher, Backlog]:
     """Return one, and what it takes from."""
     backlog = Backlog()
     run = replace(stage(dialect=ToyDialect()), **policies)  # type: ignore[arg-type]
-    return NamedDispatcher(run, backlog), backlog
+    return Dispatcher(run, backlog, in_order=False), backlog
 
 
 def fed(backlog: Backlog, *messages: bytes) -> Submission:
@@ -258,10 +260,10 @@ def test_exchanges_are_opened_while_there_is_room() -> None:
     d, backlog = dispatcher()
     fed(backlog, b"a", b"b", b"c")
 
-    assert d.next(0.0, 0, 1) == (Opened(1, [b"a"]),)
+    assert d.next(0.0, 0, 1) == Opened(1, [b"a"])
     assert d.next(0.0, 1, 0) is None
-    assert d.next(0.0, 1, 9) == (Opened(2, [b"b", b"c"]),)
-    assert (d.held, d.busy, d.next(0.0, 3, 1)) == (3, True, None)
+    assert d.next(0.0, 1, 9) == Opened(2, [b"b", b"c"])
+    assert (d.held, d.opened, d.next(0.0, 3, 1)) == (3, 3, None)
 
 
 def test_late_end_hits_no_other_exchange() -> None:
@@ -271,7 +273,7 @@ def test_late_end_hits_no_other_exchange() -> None:
     d.next(0.0, 0, 1)
     assert end(d, [(7, (b"x",))], 1) == (0, 0)
     assert refuse(d, 7, NO) == (0, 0)
-    d.passed_by(7, [b"x"])
+    d.added(7, [b"x"])
 
     assert caller.collect() == []
     assert end(d, [(1, (b"y",))], 1) == (1, 1)
@@ -296,7 +298,7 @@ def test_refused_exchange_is_opened_again_if_it_may_be() -> None:
     caller = fed(backlog, b"a", b"b")
     d.next(0.0, 0, 1)
     refuse(d, 1, NO)
-    assert d.next(0.0, 0, 1) == (Opened(2, [b"a"]),)
+    assert d.next(0.0, 0, 1) == Opened(2, [b"a"])
     refuse(d, 2, NO)
     (outcome,) = caller.collect()
     assert isinstance(outcome, Outcome)
@@ -328,7 +330,7 @@ def test_exchange_that_takes_too_long_is_the_first_opened(streams: bool) -> None
         asked = fed(backlog, b"a")
     d.next(5.0, 0, 1)
     assert (d.oldest, d.expired(6.9, 2.0), d.expired(7.0, 2.0)) == (5.0, [], [1])
-    d.passed_by(1, [b"out", b"put"])
+    d.added(1, [b"out", b"put"])
 
     assert d.stalled is streams
     backlog.drop(asked)
@@ -343,14 +345,14 @@ def test_batch_is_one_exchange() -> None:
 
     backlog = Backlog()
     policy = BatchPolicy(size=2, seconds=5)
-    d = NamedDispatcher(stage(dialect=Batches(), batch=policy), backlog)
+    d = Dispatcher(stage(dialect=Batches(), batch=policy), backlog, in_order=False)
     caller = Submission(lambda: None)
     backlog.open(caller)
     caller.feed([b"a"], 1.0)
     assert d.next(2.0, 0, 1) is None
-    assert d.due == 6.0
+    assert d.giving.due == 6.0
     caller.feed([b"b"], 2.0)
-    assert d.next(2.0, 0, 1) == (Opened(1, [b"a", b"b"], each=False),)
+    assert d.next(2.0, 0, 1) == Opened(1, [b"a", b"b"], each=False)
     end(d, [(1, (b"ab",))], 2)
 
     (outcome,) = caller.collect()
@@ -377,11 +379,11 @@ def test_messages_around_one_that_can_not_be_sent_are_sent() -> None:
 
     backlog = Backlog()
     run = stage(dialect=Batches(), batch=BatchPolicy(size=3))
-    d = NamedDispatcher(run, backlog)
+    d = Dispatcher(run, backlog, in_order=False)
     fed(backlog, b"a", b"b", b"c")
     d.next(0.0, 0, 1)
     d.refused(InvalidMessage("is too long", index=1))
 
-    assert d.next(0.0, 0, 1) == (Opened(1, [b"a"], each=False),)
+    assert d.next(0.0, 0, 1) == Opened(1, [b"a"], each=False)
     assert d.next(0.0, 1, 0) is None
-    assert d.next(0.0, 1, 1) == (Opened(2, [b"c"], each=False),)
+    assert d.next(0.0, 1, 1) == Opened(2, [b"c"], each=False)

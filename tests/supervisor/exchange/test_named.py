@@ -27,9 +27,9 @@ from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, ErrorPolicy, Order, RestartPolicy, Stage
 from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.dialogue import Dialogue
+from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
-from etlstage.supervisor.exchange.named import NamedDispatcher
-from etlstage.supervisor.exchange.retry import Loss
+from etlstage.supervisor.exchange.retry import LastError, Loss
 from etlstage.supervisor.exchange.round import Round
 from etlstage.supervisor.exchange.submission import Submission
 from tests.supervisor.refusing import refusing
@@ -61,20 +61,20 @@ class Worker:
             max_reply=max_reply,
             **settings,  # type: ignore[arg-type]
         )
-        self.dispatcher = NamedDispatcher(stage, self.backlog)
+        self.dispatcher = Dispatcher(stage, self.backlog, in_order=False)
 
     def open(self, now: float = 0.0, room: float = 1) -> Sequence[Event]:
         """Return what is sent while there is something to send."""
         sent: list[Event] = []
-        while events := self.dispatcher.next(now, self.dispatcher.held, room):
-            sent += events
+        while event := self.dispatcher.next(now, self.dispatcher.opened, room):
+            sent.append(event)
         return sent
 
     def suspect(self) -> None:
         """Have another worker be lost with the first message."""
-        other = NamedDispatcher(self.dispatcher._stage, self.backlog, 1)
+        other = Dispatcher(self.dispatcher._stage, self.backlog, 1, in_order=False)
         other.next(0.0, 0, 1)
-        other.lose(CANCELLED, lambda _: WorkerLost("x", stage="t"), untouched=False)
+        lose(other, lambda _: WorkerLost("x", stage="t"))
 
     def lose(self, id_: int) -> Loss:
         """Cancel an exchange."""
@@ -104,25 +104,29 @@ def in_runs(ends: list[tuple[int, tuple[bytes, ...]]]) -> list[Ended]:
 
 
 def end(
-    dispatcher: NamedDispatcher,
+    dispatcher: Dispatcher,
     ends: list[tuple[int, tuple[bytes, ...]]],
     reply_size: int,
 ) -> tuple[int, int]:
     """End exchanges; return how many messages were delivered, and their bytes."""
+    messages = size = 0
     for event in in_runs(ends):
-        dispatcher.ended(event, reply_size, 0.0)
+        answered = dispatcher.ended(event, reply_size)
+        messages, size = messages + answered.messages, size + answered.size
         reply_size = 0
-    answered = dispatcher.release()
-    return answered.messages, answered.size
+    return messages, size
 
 
-def refuse(
-    dispatcher: NamedDispatcher, id_: int, error: EtlstageError
-) -> tuple[int, int]:
+def refuse(dispatcher: Dispatcher, id_: int, error: EtlstageError) -> tuple[int, int]:
     """Refuse an exchange; return the same as :func:`end`."""
-    dispatcher.ended(Ended(id_, [()]), 0, 0.0, refusing([(0, error)]))
-    answered = dispatcher.release()
+    answered = dispatcher.ended(Ended(id_, [()]), 0, refusing([(0, error)]))
     return answered.messages, answered.size
+
+
+def lose(dispatcher: Dispatcher, error: LastError) -> Loss:
+    """Lose the worker with all that it has."""
+    owed = dispatcher.opened
+    return dispatcher.lose(CANCELLED, error, owed=owed, untouched=False)
 
 
 def opened(number: int, *messages: bytes) -> Opened:
@@ -136,23 +140,23 @@ def test_each_message_is_an_exchange_with_a_number() -> None:
 
     assert w.open() == [opened(1, b"a"), opened(2, b"b")]
     assert w.dispatcher.held == 2
-    assert w.dispatcher.busy
+    assert w.dispatcher.opened == 2
 
 
 def test_what_there_is_room_for_is_opened_at_once() -> None:
     """What ends of it at once, in a row, is one outcome (issue 15)."""
     w = Worker(b"a", b"bb", b"c", b"d", b"e")
     assert w.open(room=4) == [opened(1, b"a", b"bb", b"c", b"d"), opened(5, b"e")]
-    w.dispatcher.passed_by(3, [b"C0"])
+    w.dispatcher.added(3, [b"C0"])
 
     assert end(w.dispatcher, [(2, (b"B",)), (3, (b"C1",)), (1, ())], 9) == (3, 4)
     assert end(w.dispatcher, [(4, (b"D",)), (5, (b"E",))], 9) == (2, 2)
 
     assert w.submission.collect() == [
         Outcome(0, [b"a"], [()], 1),
-        Outcome(1, [b"bb", b"c"], [(b"B",), (b"C0", b"C1")], 3, 9 + 3 * OVERHEAD),
-        Outcome(3, [b"d"], [(b"D",)], 1, 9 + OVERHEAD),
-        Outcome(4, [b"e"], [(b"E",)], 1, OVERHEAD),
+        Outcome(1, [b"bb", b"c"], [(b"B",), (b"C0", b"C1")], 3, 9),
+        Outcome(3, [b"d"], [(b"D",)], 1, 9),
+        Outcome(4, [b"e"], [(b"E",)], 1),
     ]
     assert w.submission.held_bytes == w.submission.in_flight == 0
 
@@ -166,7 +170,7 @@ def test_callers_share_the_room() -> None:
 
     taken = []
     for room in (4, 2):
-        (event,) = w.dispatcher.next(0.0, 0, room) or ()
+        event = w.dispatcher.next(0.0, 0, room)
         taken.append(event)
     assert taken == [opened(1, b"1", b"2"), opened(3, b"a")]
 
@@ -176,8 +180,7 @@ def test_caller_that_takes_no_replies_is_given_what_it_waits_for() -> None:
     w = Worker(b"a", b"b", b"c")
     w.submission.max_unread = 0
     w.dispatcher.next(0.0, 0, 1)
-    w.dispatcher.ended(Ended(1, [(b"A",)]), 1, 0.0)
-    w.dispatcher.release()
+    w.dispatcher.ended(Ended(1, [(b"A",)]), 1)
     assert w.open(room=9) == []
     w.submission.collect()
     w.submission.max_unread = -1
@@ -196,11 +199,11 @@ def test_exchanges_end_in_any_order() -> None:
     w = Worker(b"a", b"b")
     w.open()
 
-    w.dispatcher.passed_by(1, [b"A0"])
+    w.dispatcher.added(1, [b"A0"])
     assert end(w.dispatcher, [(2, (b"B",))], 1) == (1, 1)
     assert end(w.dispatcher, [(1, (b"A1",))], 1) == (1, 1)
     assert w.replies == {b"a": "(b'A0', b'A1')", b"b": "(b'B',)"}
-    assert not w.dispatcher.busy
+    assert not w.dispatcher.opened
 
 
 def test_outputs_that_come_one_by_one_are_a_reply_all_the_same() -> None:
@@ -209,9 +212,9 @@ def test_outputs_that_come_one_by_one_are_a_reply_all_the_same() -> None:
     w.open()
 
     for _ in range(4):
-        w.dispatcher.passed_by(1, [b""])
+        w.dispatcher.added(1, [b""])
     with pytest.raises(PayloadTooBig, match="reply takes more than 224 bytes of"):
-        w.dispatcher.passed_by(1, [b""])
+        w.dispatcher.added(1, [b""])
 
 
 def test_end_of_what_is_not_open_means_nothing() -> None:
@@ -219,7 +222,7 @@ def test_end_of_what_is_not_open_means_nothing() -> None:
     w = Worker(b"a")
     w.open()
 
-    w.dispatcher.passed_by(9, [b"x"])
+    w.dispatcher.added(9, [b"x"])
     assert end(w.dispatcher, [(9, (b"x",))], 1) == (0, 0)
     assert refuse(w.dispatcher, 9, REFUSED) == (0, 0)
     assert w.dispatcher.held == 1
@@ -283,12 +286,10 @@ def test_everything_open_is_lost_with_the_worker(room: int) -> None:
     w = Worker(b"a", b"b", retries=1)
     w.open(room=room)
 
-    loss = w.dispatcher.lose(
-        CANCELLED, lambda _: WorkerLost("x", stage="t"), untouched=False
-    )
+    loss = lose(w.dispatcher, lambda _: WorkerLost("x", stage="t"))
     assert loss == Loss(2, retried=2, failed=0, tries=1)
     assert [s.messages for s in w.backlog.suspects] == [[b"a"], [b"b"]]
-    assert not w.dispatcher.busy
+    assert not w.dispatcher.opened
 
 
 def test_streamed_outputs_are_passed_on_at_once() -> None:
@@ -298,7 +299,7 @@ def test_streamed_outputs_are_passed_on_at_once() -> None:
     w.backlog.open(one)
     w.open()
 
-    w.dispatcher.passed_by(1, [b"x"])
+    w.dispatcher.added(1, [b"x"])
     assert one.outputs() == [[b"x"]]
     assert not w.dispatcher.stalled
     assert w.dispatcher.unwanted() == []
@@ -331,7 +332,7 @@ def test_who_can_not_try_a_suspect_goes_on() -> None:
     w.dispatcher.next(0.0, 0, 1)
     w.suspect()
 
-    assert w.dispatcher.next(0.0, 1, 1) == (opened(2, b"c"),)
+    assert w.dispatcher.next(0.0, 1, 1) == opened(2, b"c")
 
 
 def test_message_that_took_too_long_is_opened_beside_others() -> None:
@@ -341,7 +342,7 @@ def test_message_that_took_too_long_is_opened_beside_others() -> None:
     w.lose(1)
 
     assert not w.backlog.suspects
-    assert w.dispatcher.next(0.0, 1, 1) == (opened(4, b"a"),)
+    assert w.dispatcher.next(0.0, 1, 1) == opened(4, b"a")
 
 
 def test_message_that_can_not_be_sent_is_taken_back() -> None:
@@ -350,7 +351,7 @@ def test_message_that_can_not_be_sent_is_taken_back() -> None:
     w.open()
 
     w.dispatcher.refused(InvalidMessage("contains a marker", index=0))
-    assert not w.dispatcher.busy
+    assert not w.dispatcher.opened
     (text,) = w.replies.values()
     assert text == "stage t: contains a marker (message 1 of its input)"
 
@@ -358,16 +359,16 @@ def test_message_that_can_not_be_sent_is_taken_back() -> None:
 def test_messages_around_one_that_can_not_be_sent_are_opened() -> None:
     """As many as there is room for, under the same numbers (issue 15)."""
     w = Worker(b"a", b"b", b"c", b"d", b"e")
-    assert w.dispatcher.next(0.0, 0, 5) == (opened(1, b"a", b"b", b"c", b"d", b"e"),)
+    assert w.dispatcher.next(0.0, 0, 5) == opened(1, b"a", b"b", b"c", b"d", b"e")
 
-    assert w.dispatcher.sated
+    assert w.dispatcher.giving.sated
     w.dispatcher.refused(InvalidMessage("is too long", index=1))
-    assert not w.dispatcher.sated
+    assert not w.dispatcher.giving.sated
 
-    assert not w.dispatcher.busy
-    assert w.dispatcher.next(0.0, 0, 2) == (opened(1, b"a"),)
-    assert w.dispatcher.next(0.0, 1, 2) == (opened(2, b"c", b"d"),)
-    assert w.dispatcher.next(0.0, 3, 2) == (opened(4, b"e"),)
+    assert not w.dispatcher.opened
+    assert w.dispatcher.next(0.0, 0, 2) == opened(1, b"a")
+    assert w.dispatcher.next(0.0, 1, 2) == opened(2, b"c", b"d")
+    assert w.dispatcher.next(0.0, 3, 2) == opened(4, b"e")
     assert w.dispatcher.next(0.0, 4, 2) is None
     end(w.dispatcher, [(1, ())], 0)
     culprit = "stage t: is too long (message 2 of its input)"
@@ -395,21 +396,24 @@ def test_dialogue_is_opened_before_anything_is_said() -> None:
         Opened(1, (), each=False, ended=False, event="chat"),
         Opened(2, (), each=False, ended=False),
     ]
-    assert (w.dispatcher.lasts, w.dispatcher.held, w.dispatcher.said()) == (True, 2, [])
+    assert (w.dispatcher.lasts, w.dispatcher.held, w.dispatcher.said()) == (
+        True,
+        2,
+        None,
+    )
 
     for caller in (one, other):
         caller.say(b"a")
-    assert w.dispatcher.said() == [Added(1, [b"a"])]
+    assert w.dispatcher.said() == Added(1, [b"a"])
     one.say(b"b")
-    assert w.dispatcher.said() == [Added(2, [b"a"])]
+    assert w.dispatcher.said() == Added(2, [b"a"])
     one.end()
-    assert w.dispatcher.said() == [Added(1, [b"b"], ended=True)]
+    assert w.dispatcher.said() == Added(1, [b"b"], ended=True)
     other.end()
-    assert w.dispatcher.said() == [Added(2, [], ended=True)]
-    assert w.dispatcher.said() == []
+    assert w.dispatcher.said() == Added(2, [], ended=True)
+    assert w.dispatcher.said() is None
 
-    w.dispatcher.ended(Ended(1, [(b"x",), ()]), 0, 1.0)
-    w.dispatcher.release()
+    w.dispatcher.ended(Ended(1, [(b"x",), ()]), 0)
     assert (one.finished, one.outputs()) == (True, [[b"x"]])
     assert not w.dispatcher.lasts
 
@@ -422,7 +426,7 @@ def test_dialogue_of_a_lost_worker_fails_and_messages_are_suspects() -> None:
     said.say(b"x")
     w.dispatcher.said()
 
-    loss = w.dispatcher.lose(CANCELLED, lost, untouched=False)
+    loss = lose(w.dispatcher, lost)
 
     assert loss == Loss(3, retried=2, failed=1, tries=1)
     assert str(said.error) == "took too long"
@@ -449,7 +453,7 @@ def test_dialogue_that_nobody_wants_is_cancelled_with_its_reason() -> None:
     left.parting = 7, "client gone"
     w.backlog.drop(left)
     assert w.dispatcher.unwanted() == [Cancelled(1, 7, "client gone")]
-    assert w.dispatcher.said() == []
+    assert w.dispatcher.said() is None
 
 
 @pytest.mark.parametrize("room", [1, 2])
@@ -471,13 +475,12 @@ def test_one_exchange_of_each_lane_is_open() -> None:
     worker.submission.keyed = True
     worker.backlog.open(second)
 
-    opened = [event.messages for event in worker.open(room=4)]  # type: ignore[union-attr]
-    assert sorted(map(list, opened)) == [[b"a"], [b"c"]]
+    opened = [[*event.messages] for event in worker.open(room=4)]  # type: ignore[union-attr,misc]
+    assert sorted(opened) == [[b"a"], [b"c"]]
 
-    worker.dispatcher.ended(Ended(1, [(), ()]), 0, 1.0)
-    worker.dispatcher.release()
-    opened = [event.messages for event in worker.open(room=4)]  # type: ignore[union-attr]
-    assert sorted(map(list, opened)) == [[b"b"], [b"d"]]
+    worker.dispatcher.ended(Ended(1, [(), ()]), 0)
+    opened = [[*event.messages] for event in worker.open(room=4)]  # type: ignore[union-attr,misc]
+    assert sorted(opened) == [[b"b"], [b"d"]]
 
 
 def test_one_of_a_run_may_be_refused() -> None:
@@ -486,8 +489,7 @@ def test_one_of_a_run_may_be_refused() -> None:
     worker.open(room=3)
 
     refused = refusing([(1, REFUSED)])
-    worker.dispatcher.ended(Ended(1, [(b"A",), (), (b"C",)]), 0, 0.0, refused)
-    worker.dispatcher.release()
+    worker.dispatcher.ended(Ended(1, [(b"A",), (), (b"C",)]), 0, refused)
 
     (outcome,) = worker.submission.collect()
     assert isinstance(outcome, Outcome)
@@ -500,8 +502,8 @@ def test_messages_of_a_batch_are_held_until_it_ends() -> None:
     dialect = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)
     worker = Worker(b"a", b"b", dialect=dialect, batch=BatchPolicy(size=2))
     worker.open(room=1)
-    assert (worker.dispatcher.held, worker.dispatcher.busy) == (2, True)
+    assert (worker.dispatcher.held, worker.dispatcher.opened) == (2, 1)
 
     end(worker.dispatcher, [(1, ())], 0)
 
-    assert (worker.dispatcher.held, worker.dispatcher.busy) == (0, False)
+    assert (worker.dispatcher.held, worker.dispatcher.opened) == (0, 0)

@@ -235,10 +235,13 @@ def lose_round(
         d = Dispatcher(run, backlog)
         assert d.next(0.0, 0, 1) is not None
         if some:
-            d.passed(some)
+            d.added(1, some)
         losses.append(
             d.lose(
-                ATTEMPT, lambda a: WorkerLost(f"{len(a)}", stage="t"), untouched=False
+                ATTEMPT,
+                lambda a: WorkerLost(f"{len(a)}", stage="t"),
+                owed=1,
+                untouched=False,
             )
         )
     return losses
@@ -261,6 +264,11 @@ def test_round_is_asked_again_as_often_as_it_got_further() -> None:
     assert str(asked.error) == "3"
 
 
+def gone(_: object) -> WorkerLost:
+    """Return the error of a round whose worker was lost."""
+    return WorkerLost("x", stage="t")
+
+
 def test_round_that_was_not_read_is_not_counted() -> None:
     """Its worker was lost of something else."""
     asked = Round(lambda: None, b"ask", max_unread=9, repeat=Repeat.BEHIND)
@@ -269,7 +277,7 @@ def test_round_that_was_not_read_is_not_counted() -> None:
     for _ in range(3):
         d = Dispatcher(STAGE, backlog)
         d.next(0.0, 0, 1)
-        loss = d.lose(ATTEMPT, lambda _: WorkerLost("x", stage="t"), untouched=True)
+        loss = d.lose(ATTEMPT, gone, owed=1, untouched=True)
         assert loss == Loss(1, retried=1)
 
 
@@ -281,7 +289,7 @@ def test_round_that_nobody_wants_is_not_asked_again() -> None:
     d = Dispatcher(STAGE, backlog)
     d.next(0.0, 0, 1)
     asked.forget()
-    loss = d.lose(ATTEMPT, lambda _: WorkerLost("x", stage="t"), untouched=False)
+    loss = d.lose(ATTEMPT, gone, owed=1, untouched=False)
     assert loss.retried == 0
 
 

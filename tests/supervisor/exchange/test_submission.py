@@ -11,8 +11,8 @@ from etlstage.errors import EtlstageError
 from etlstage.messages import Position
 from etlstage.stage.policy import BatchPolicy
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.batch import ripe_at
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome
+from etlstage.supervisor.exchange.giving import ripe_at
 from etlstage.supervisor.exchange.submission import Submission
 
 DEAD = EtlstageError("all backlogers are gone")

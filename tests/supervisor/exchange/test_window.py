@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etlstage.supervisor.exchange.window import Window
+from etlstage.supervisor.exchange.giving import Window
 
 
 def test_fixed_window_stays() -> None:

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from etlstage.errors import Attempt, StageFailed, WorkerLost
 from etlstage.protocol.base import Limits, Side
-from etlstage.protocol.events import Failed, MoreRequested, RepliesCompleted
+from etlstage.protocol.events import Ended, Failed
 from etlstage.protocol.marker import Mode
 from etlstage.stage import (
     BatchPolicy,
@@ -37,6 +37,7 @@ from etlstage.stage import (
     Timeouts,
 )
 from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.dispatch import Dispatcher
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.retry import Loss
 from etlstage.supervisor.exchange.submission import Submission
@@ -67,7 +68,7 @@ from etlstage.supervisor.lifecycle.events import (
 )
 from etlstage.supervisor.lifecycle.pool import PoolState
 from etlstage.supervisor.lifecycle.worker import WorkerState
-from tests.supervisor.exchange.test_dispatch import DISPATCHERS, Peer, give, stage
+from tests.supervisor.exchange.test_dispatch import Peer, give, stage
 
 LOST = WorkerLost("lost", stage="t")
 
@@ -571,7 +572,7 @@ class Process:
         self.name = spawn.worker
         self.max_messages = spawn.max_messages
         self.protocol = run.dialect.open(Side.SUPERVISOR, Limits())
-        self.dispatcher = DISPATCHERS[run.dialect.shape](run, backlog, number)
+        self.dispatcher = Dispatcher(run, backlog, number)
         self.peer = Peer(run)
         self.inbox = b""  # what it has not read
         self.read = 0  # bytes
@@ -667,7 +668,7 @@ class Supervision(RuleBasedStateMachine):
                 self._fail(self.processes[worker], reason)
             case Retire(worker):
                 process = self.processes[worker]
-                process.retiring = process.dispatcher.retiring = True
+                process.retiring = process.dispatcher.giving.retiring = True
             case StopWorker(worker):
                 self.processes[worker].told = True
             case SetTimer(worker, at):
@@ -798,8 +799,8 @@ class Supervision(RuleBasedStateMachine):
     def suspects_are_alone(self) -> None:
         """What is tried alone is all that its worker holds."""
         for process in getattr(self, "processes", {}).values():
-            if process.dispatcher._alone:
-                (suspect,) = process.dispatcher._held
+            if process.dispatcher.giving.alone:
+                (suspect,) = (item.exchange for item in process.dispatcher._open)
                 assert suspect.attempts or not suspect.left
 
     @invariant()
@@ -870,34 +871,31 @@ class Supervision(RuleBasedStateMachine):
         process.protocol.receive_data(reply, self.now)
         for event in process.protocol.events_received():
             match event:
-                case RepliesCompleted(groups):
-                    process.dispatcher.answered(groups, len(reply), self.now)
-                case MoreRequested():
-                    pass
+                case Ended():
+                    ended = process.dispatcher.ended(event, len(reply))
+                    process.answered += ended.messages
                 case Failed(error):
                     raise AssertionError(str(error))
-        self._release(process)
+        self._wear(process)
         process.idle_since = None if process.protocol.owed else self.now
 
-    def _release(self, process: Process) -> None:
-        """Deliver what a worker has answered that owes nothing."""
-        if process.protocol.owed or not process.dispatcher.block.holds:
-            return
-        process.dispatcher.block.end()
-        process.answered += process.dispatcher.release().messages
+    def _wear(self, process: Process) -> None:
+        """Have a worker replaced that has answered enough."""
         if process.answered >= process.max_messages:
             process.max_messages = math.inf
             self._handle(WorkerWorn(process.name, "answered enough"))
 
     def _end(self, process: Process, status: int) -> None:
         del self.processes[process.name]
-        untouched = False
+        untouched, owed = False, process.protocol.owed
         if self.state.stopping:
-            loss = Loss(process.dispatcher.abandon(LOST), 0)
+            loss = Loss(process.dispatcher.abandon(LOST, owed), 0)
         else:
             attempt = Attempt(process.name, 1, "died")
             untouched = process.error is None and process.read == 0
-            loss = process.dispatcher.lose(attempt, lambda _: LOST, untouched=untouched)
+            loss = process.dispatcher.lose(
+                attempt, lambda _: LOST, owed=owed, untouched=untouched
+            )
         self._handle(
             WorkerExited(
                 process.name,

@@ -196,8 +196,8 @@ def _terminate(subject: Subject, version: Version) -> bytes:
     """Return a terminate that no session would say yet."""
     dialect = replace(dialect_of(subject), protocol=version)
     ours, theirs = (dialect.open(side, Limits()) for side in Side)
-    theirs.send(Ready())
+    theirs.send(Ready(), 0.0)
     ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
     ours.data_to_send()  # an answer to its heartbeat
-    ours.send(dialect.farewell())
+    ours.send(dialect.farewell(), 0.0)
     return b"".join(ours.data_to_send())

@@ -1,14 +1,17 @@
+"""What a worker is given next: batches when they are ripe, and as it asks."""
+
 from __future__ import annotations
 
 import pytest
 
 from etlstage.errors import Attempt, ConfigError, EtlstageError
-from etlstage.protocol.events import MessagesPassed
+from etlstage.protocol.events import Added, Ended, Opened
 from etlstage.protocol.marker import Mode
 from etlstage.protocol.marker.settings import MarkerDialect
 from etlstage.stage import BatchPolicy, Stage, Timeouts
 from etlstage.supervisor.exchange.backlog import Backlog
-from etlstage.supervisor.exchange.batch import AskedDispatcher, ripe_at
+from etlstage.supervisor.exchange.dispatch import Dispatcher
+from etlstage.supervisor.exchange.giving import ripe_at
 from etlstage.supervisor.exchange.submission import Submission
 
 
@@ -65,34 +68,24 @@ class Asking:
         self.caller = filled(*messages)
         self.backlog = Backlog()
         self.backlog.open(self.caller)
-        self.dispatcher = AskedDispatcher(run, self.backlog)
+        self.dispatcher = Dispatcher(run, self.backlog)
 
     def suspect(self, count: int) -> None:
         """Have the worker try what another was lost with: nobody else may come."""
         self.backlog.suspects.append(self.caller.take(count, 99))
         self.backlog.orphaned = True
 
-    def waits(self, room: float) -> bool:
-        """Return whether the worker waits for us."""
-        return self.dispatcher.awaited(room)
-
     def ask(self, owed: int = 1) -> list[bytes] | None:
         """Return the message that it gets, none if its batch ends, None for nothing."""
-        events = self.dispatcher.next(100.0, owed, room=1)
-        if events is None:
-            return None
-        return [m for e in events if isinstance(e, MessagesPassed) for m in e.messages]
+        event = self.dispatcher.next(100.0, owed, room=1)
+        assert event is None or isinstance(event, Opened | Added)
+        return None if event is None else list(event.messages)
 
-
-def test_worker_that_asked_waits_for_us() -> None:
-    """Not so behind a full batch: what it says then asks for nothing."""
-    for asks, awaited in (False, True), (True, False):
-        worker = Asking(b"1", b"2", size=2, bnc_after_last=asks)
-        worker.ask(owed=0)
-        assert worker.waits(room=1)
-        assert not worker.waits(room=0)
-        worker.ask()
-        assert worker.waits(room=1) is awaited
+    def answer(self) -> None:
+        """End the batch that the worker has."""
+        front = self.dispatcher._open.front
+        assert front is not None
+        self.dispatcher.ended(Ended(front.first, [()]), 0)
 
 
 def test_batch_that_is_tried_alone_is_given_one_by_one() -> None:
@@ -108,9 +101,8 @@ def test_batch_that_is_lost_again_is_lost_whole() -> None:
     worker = Asking(b"1", b"2", b"3", size=9)
     worker.suspect(3)
     worker.ask(owed=0)
-    worker.dispatcher.lose(
-        Attempt("t-1", 7, "died"), lambda _: EtlstageError(), untouched=False
-    )
+    died = Attempt("t-1", 7, "died")
+    worker.dispatcher.lose(died, lambda _: EtlstageError(), owed=1, untouched=False)
 
     parts = [list(part.messages) for part in worker.backlog.suspects]
     assert sorted(message for part in parts for message in part) == [b"1", b"2", b"3"]
@@ -122,12 +114,10 @@ def test_suspect_waits_for_what_was_answered_to_be_proven() -> None:
     worker.suspect(1)
     worker.backlog.suspects.clear()
     assert worker.ask(owed=0) == [b"2"]
-    worker.dispatcher.answered([()], 0, 100.0)
     worker.suspect(1)
 
     assert worker.ask(owed=0) is None
-    worker.dispatcher.block.end()
-    worker.dispatcher.release()
+    worker.answer()
     assert worker.ask(owed=0) == [b"3"]
 
 
@@ -138,7 +128,7 @@ def test_who_can_not_try_a_suspect_goes_on() -> None:
     worker.suspect(1)
     worker.backlog.orphaned = False
     assert worker.ask() == []
-    worker.dispatcher.answered([()], 0, 100.0)
+    worker.answer()
 
     assert worker.ask(owed=0) == [b"3"]
 
@@ -147,9 +137,9 @@ def test_worker_that_is_to_go_opens_no_batch() -> None:
     """It goes on with the one that it has."""
     worker = Asking(b"1", b"2", b"3")
     worker.ask(owed=0)
-    worker.dispatcher.retiring = True
+    worker.dispatcher.giving.retiring = True
     assert worker.ask() == []
-    worker.dispatcher.answered([()], 0, 100.0)
+    worker.answer()
 
     assert worker.ask(owed=0) is None
 

@@ -1,0 +1,196 @@
+"""
+When an answer of a worker is due, and what it means when it does not come.
+
+An answer is due from the moment that its turn has come, or, where exchanges end in any
+order, that it was opened. Nothing here acts: the link tells what happens, and asks at
+the time that was set what has been missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from etlstage.stage.policy import Timeouts
+
+__all__ = ("Deadline", "ResponseDeadlines")
+
+_SILENCE: Final = 30.0  # seconds without an answer until that is reported
+_TIMES: Final = 10  # as long as the deadline, until progress alone is reported
+
+
+class Deadline:
+    """
+    Calls back once a deadline has passed.
+
+    Moving the deadline away, as each reply does, costs nothing: the sleeper finds
+    out when it wakes at the old one.
+
+    Args:
+        ring: Called with the time, in seconds; it may set the alarm again.
+
+    """
+
+    def __init__(self, ring: Callable[[float], None]) -> None:
+        self._ring = ring
+        self._at = math.inf
+        self._sleeps_until = -math.inf
+        self._nearer = anyio.Event()
+
+    def set(self, at: float | None) -> None:
+        """Ring at ``at``, in seconds on anyio's clock; None: don't."""
+        self._at = math.inf if at is None else at
+        if self._at < self._sleeps_until:
+            self._nearer.set()
+
+    async def run(self, *others: Deadline) -> None:
+        """Sleep and ring until cancelled; one task is enough for several deadlines."""
+        deadlines = (self, *others)
+        while True:
+            now, rang = anyio.current_time(), False
+            for deadline in deadlines:
+                if now >= deadline._at:
+                    deadline._at, rang = math.inf, True
+                    deadline._ring(now)
+            if rang:
+                # Whoever sets it to a time that has passed must not stop the loop.
+                await anyio.lowlevel.checkpoint()
+                continue
+            nearer, until = anyio.Event(), min(d._at for d in deadlines)
+            for deadline in deadlines:
+                deadline._nearer, deadline._sleeps_until = nearer, until
+            with anyio.CancelScope(deadline=until):
+                await nearer.wait()
+            for deadline in deadlines:
+                deadline._sleeps_until = -math.inf
+
+
+class ResponseDeadlines:
+    """
+    Follows what one worker has to answer, and by when.
+
+    Args:
+        timeouts: Of the stage.
+        in_order: Whether its exchanges end in the order in which they were opened:
+            then progress that it reports gives it more time.
+        now: The time, in seconds.
+
+    Attributes:
+        asked_at: Since when an answer is due; None if none is.
+        turn_at: The same, whatever progress was reported meanwhile.
+        idle_since: Since when the worker has had nothing to do; None while it has.
+        armed: Whether a time is set at which to look.
+        hurried: Set it to wait no longer than 30 s: no worker has ever answered.
+
+    """
+
+    def __init__(self, timeouts: Timeouts, *, in_order: bool, now: float) -> None:
+        self._timeouts = timeouts
+        self._in_order = in_order
+        self.asked_at: float | None = None
+        self.turn_at: float = 0.0
+        self.idle_since: float | None = now
+        self.armed: bool = False
+        self.hurried: bool = False
+        self._heard_at = 0.0  # when it was last seen to get on
+        # Since when that was not so, or only by its own word, when it was reported.
+        self._silent_since: float | None = None
+        self._progressing_since: float | None = None
+
+    def expect(self, now: float, since: float | None, *, busy: bool) -> None:
+        """
+        Give the worker all its time for what is due now.
+
+        Args:
+            now: The time, in seconds.
+            since: Since when an answer is due; None if none is.
+            busy: Whether the worker has anything to do.
+
+        """
+        self.turn_at = self._heard_at = now
+        self.asked_at = since
+        if busy:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = now
+
+    def progressed(self, now: float, since: float | None) -> float | None:
+        """
+        Begin the time of an answer anew: the worker reports that it gets on.
+
+        Returns:
+            How long it has done only that, in seconds, when it is to be reported.
+
+        """
+        if self.asked_at is None:
+            self.turn_at = now
+        self._heard_at = now
+        self.asked_at = since
+        limit, took = self._timeouts.message, now - self.turn_at
+        if since is None or limit is None or took < _TIMES * limit:
+            return None
+        if self._progressing_since == self.turn_at:
+            return None
+        self._progressing_since = self.turn_at
+        return took
+
+    def suspend(self) -> None:
+        """Expect nothing, for a while in which the worker waits for us."""
+        self.asked_at = None
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds that an answer may take."""
+        limit, total = self._timeouts.message, self._timeouts.total
+        if not self._in_order and total is not None:
+            limit = total if limit is None else min(limit, total)
+        if self.hurried:
+            return _SILENCE if limit is None else min(limit, _SILENCE)
+        return limit
+
+    @property
+    def next_look(self) -> float:
+        """When the next thing is due, in seconds, if nothing moves that."""
+        reported = self._silent_since == self._heard_at
+        return min(math.inf if reported else self._heard_at + _SILENCE, self._missed_at)
+
+    def hurry(self, now: float) -> float | None:
+        """Return when to look at a worker that is not waited for as others are."""
+        if self.asked_at is None:
+            return None
+        soon = max(self.asked_at + _SILENCE, now + self._timeouts.stop)
+        limit = self._timeouts.message
+        return soon if limit is None else min(self.asked_at + limit, soon)
+
+    def missed(self, now: float) -> str | None:
+        """Return within which time an answer did not come, if it did not."""
+        if self._missed_at > now:
+            return None
+        total, limit = self._total, self.limit
+        if total is not None and now >= self.turn_at + total:
+            return f"{total:g} s (timeout.total), whatever progress it reported"
+        return f"{limit} s"
+
+    def silent(self, now: float) -> bool:
+        """Return, once, whether nothing was heard of it for 30 seconds."""
+        if self._silent_since == self._heard_at or self._heard_at + _SILENCE > now:
+            return False
+        self._silent_since = self._heard_at
+        return True
+
+    @property
+    def _total(self) -> float | None:
+        """Seconds that it may take with all progress, where that gives more time."""
+        return self._timeouts.total if self._in_order else None
+
+    @property
+    def _missed_at(self) -> float:
+        if self.asked_at is None:
+            return math.inf
+        limit, total = self.limit, self._total
+        at = math.inf if limit is None else self.asked_at + limit
+        return at if total is None else min(at, self.turn_at + total)

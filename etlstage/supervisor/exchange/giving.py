@@ -1,0 +1,332 @@
+"""
+What one worker is given next, and when.
+
+In this order: what stood around a message that could not be sent; a suspect, to a
+worker that is idle and fresh; what was refused and is tried again; what callers have
+submitted, by turns. There is no table here and no session: ``dispatch.py`` opens what
+:meth:`Giving.next` returns, and says how much is open.
+
+A batch is given when it is ripe, or, to a worker that asks for each message, one
+message after the other until it is full, or there is none for too long.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from etlstage.errors import InvalidMessage
+from etlstage.messages import StageKind
+from etlstage.protocol.base import Shape
+from etlstage.stage.policy import BatchPolicy, Order
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.exchange import Exchange
+from etlstage.supervisor.exchange.submission import Submission
+
+__all__ = ("FULL", "SLICE", "Full", "Giving", "Window", "ripe_at", "take_ripe")
+
+# What is done once for a slice costs as much as a thousand short messages do; but a
+# buffer of more than half a megabyte the allocator gives back to the kernel at once,
+# and to be given fresh pages is dearer than to fill them. A batch of Spark's, 10,000
+# rows of about a hundred bytes, is two slices.
+SLICE: Final = 640 * 1024  # bytes taken at once
+_MOST: Final = 65536  # exchanges opened at once
+_HORIZON: Final = 0.05
+_WIDEST: Final = 65536  # exchanges
+
+
+class Full(Enum):
+    """In place of a message: the batch is to end."""
+
+    FULL = "full"
+
+
+FULL: Final = Full.FULL
+
+
+class Giving:
+    """
+    Decides what one worker is given.
+
+    Args:
+        stage: Of the worker.
+        backlog: Where to take messages from.
+        number: The worker's.
+        in_order: Whether its exchanges end in the order in which they were opened.
+
+    Attributes:
+        due: When :meth:`next` may have something although nothing new was submitted,
+            in seconds, or None.
+        retiring: Set it to begin nothing new.
+        sated: As much was given last as there was room for: nothing more can be.
+        alone: What is owed is a suspect, or a refused batch that is tried again.
+        again: What was taken, and not sent yet.
+        retried: What was refused, or cancelled, and is to be sent once more.
+
+    """
+
+    def __init__(
+        self, stage: Stage, backlog: Backlog, number: int, *, in_order: bool
+    ) -> None:
+        shape = stage.dialect.shape
+        self.due: float | None = None
+        self.retiring: bool = False
+        self.sated: bool = False
+        self.alone: bool = False
+        self.again: deque[Exchange] = deque()
+        self.retried: deque[Exchange] = deque()
+        self._policy = stage.batch
+        self._backlog = backlog
+        self._number = number
+        self._batches = shape.batches
+        self._asks = shape is Shape.ASKED_BATCH
+        self._in_order = in_order
+        # Who has several exchanges may end them in any order: one of each lane.
+        self._one_a_lane = stage.order is Order.KEY and not in_order
+        fixed = stage.window
+        if fixed is None and stage.kind is not StageKind.TRANSFORM:
+            fixed = 1
+        self.window: Window = Window(fixed)
+        self._fresh = True  # it was given nothing but suspects
+        self._closes_at = 0.0  # a batch that is filled
+        self._rest: Exchange | None = None  # of what is tried alone, by who asks
+        self._cut = False  # the batch ends, although the worker may have more
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to give or to end, however much room there is."""
+        if self._batches or not self._in_order:
+            return False  # time alone ends what is open
+        return self._backlog.empty and not (self.again or self.retried)
+
+    def next(self, now: float, owed: int, opened: int, room: float) -> Exchange | None:
+        """
+        Return what to open, or None if there is nothing to do now.
+
+        Args:
+            now: The time, in seconds.
+            owed: Exchanges that the worker has not answered.
+            opened: Exchanges that have not ended, these included.
+            room: How many more it may be given.
+
+        """
+        self.due, self.sated = None, False
+        if not owed:
+            # With the answer, not with the end: what comes next may be what proves it.
+            self.alone = False
+            if self._rest is not None:
+                self._spare_rest()
+        if room < 1:
+            return None
+        count = int(min(room, _MOST))
+        if self.again:
+            return self._first(self.again, count)
+        backlog = self._backlog
+        if backlog.suspects and self._may_try and backlog.has_suspect(self._number):
+            if opened:
+                return None  # it gets idle, for nobody else may come to try it
+            self.alone = True
+            return self._begun(backlog.take_suspect(self._number))
+        if self._in_order and not self._asks:
+            window = self.window
+            ahead = (1 if backlog.in_step else window.size) - owed
+            if ahead <= 0:
+                return None
+            count = min(count, ahead)
+            if not (owed or window.fixed):
+                window.started(now)
+        if self.alone:
+            return None
+        if self.retried:
+            self.alone = self._asks
+            return self._begun(self.retried.popleft())
+        return None if self.retiring else self._begun(self._take(count, now))
+
+    def more(self, batch: Exchange, now: float) -> Exchange | Full | None:
+        """
+        Return the next message of a batch that the worker asks for, or its end.
+
+        None: it is to wait, until :attr:`due`.
+        """
+        self.due, self.sated = None, False
+        waiting = batch.submission
+        if self._cut or len(batch.messages) >= self._policy.size:
+            return FULL
+        if self.alone:
+            if self._rest is None:
+                return FULL
+            more, rest = self._rest.split(1)
+            self._rest = rest if rest.left else None
+            return more
+        if waiting.waiting and not self.retiring:
+            follows = waiting.can_follow(batch, self._policy.bytes)
+            return waiting.take(1, SLICE) if follows else FULL
+        if waiting.closed or self.retiring or now >= self._closes_at:
+            return FULL
+        self.due = self._closes_at
+        return None
+
+    def put_back(self, unsent: Exchange, error: InvalidMessage) -> Exchange:
+        """
+        Take back what was to be opened; return the message that can't be sent.
+
+        Args:
+            unsent: All of what was returned last.
+            error: Says which message it is.
+
+        """
+        self.sated = False  # for others there is room
+        before, rest = unsent.split(error.index)
+        culprit, behind = rest.split(1)
+        if self._asks:
+            self.alone = False
+            self._spare_rest()
+        parts = [part for part in (before, behind) if part.left]
+        if self._batches and behind.left:
+            # They are a batch of their own, for which there may be no room now.
+            behind.submission.give_back(parts.pop())
+        self.again.extend(parts)
+        self.alone = self.alone and bool(parts)
+        return culprit
+
+    def end_in_front(self) -> None:
+        """Have the batch end that the worker asks for: what came next can't be sent."""
+        self._cut = True
+
+    def lost(self, owed: list[Exchange]) -> None:
+        """Join what a lost worker was to be given next to what it had not answered."""
+        self.alone = False
+        rest, self._rest = self._rest, None
+        if rest is None:
+            return
+        if owed:
+            rest.submission.extend(owed[-1], rest)
+        else:
+            rest.submission.give_back(rest)
+
+    def unsent(self) -> list[Exchange]:
+        """Remove and return what was taken and is not with the worker."""
+        unsent = [*self.again, *self.retried]
+        self.again.clear()
+        self.retried.clear()
+        return unsent
+
+    def _take(self, count: int, now: float) -> Exchange | None:
+        """Take what callers have submitted: one exchange, or many for single messages."""
+        callers = self._backlog.in_turn(self._number)
+        if self._one_a_lane:
+            callers = [caller for caller in callers if not caller.in_flight]
+        if self._asks:
+            self._closes_at = now + self._policy.seconds
+            taken = callers[0].take(1, SLICE) if callers else None
+        elif self._batches:
+            taken, self.due = take_ripe(callers, self._policy, now)
+        elif not callers:
+            return None
+        else:
+            share = count
+            if not self._in_order:
+                alone = self._one_a_lane or callers[0].stalled
+                share = 1 if alone else -(-count // len(callers))
+            taken = callers[0].take(share, SLICE)
+            self.sated = len(taken.messages) == count
+        if taken is not None:
+            self._fresh = False
+        return taken
+
+    def _begun(self, exchange: Exchange | None) -> Exchange | None:
+        """Keep all but the first message of what a worker asks for."""
+        if exchange is None or not self._asks:
+            return exchange
+        self._cut = False
+        if len(exchange.messages) == 1:
+            return exchange
+        first, self._rest = exchange.split(1)
+        return first
+
+    def _first(self, waiting: deque[Exchange], count: int) -> Exchange:
+        """Remove and return what waits first, but not more than there is room for."""
+        first = waiting[0]
+        taken = first if self._batches else first.take(count, SLICE)
+        if taken is first or not first.left:
+            waiting.popleft()
+        return taken
+
+    def _spare_rest(self) -> None:
+        """Give back what the worker did not ask for before it answered."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            rest.submission.give_back(rest)
+
+    @property
+    def _may_try(self) -> bool:
+        if self.retiring or self.alone:
+            return False
+        return self._fresh or self._backlog.orphaned
+
+
+class Window:
+    """
+    Bounds the exchanges sent ahead of their replies.
+
+    A slow worker then holds few messages, which others can take; a fast one so many
+    that the pipe never runs dry.
+
+    Args:
+        fixed: The bound, or None to follow the worker's speed: four times as many
+            when it answered a whole window in less than half of 50 ms, half as many
+            when that took longer.
+
+    """
+
+    def __init__(self, fixed: int | None) -> None:
+        self.size: int = fixed or 1
+        self.fixed: bool = fixed is not None
+        self._answered = 0
+        self._since = 0.0
+
+    def started(self, now: float) -> None:
+        """Begin to measure: the worker, so far idle, is given something."""
+        self._answered = 0
+        self._since = now
+
+    def answered(self, count: int, now: float) -> None:
+        """Count answers, and adjust."""
+        if self.fixed:
+            return
+        self._answered += count
+        if self._answered < self.size:
+            return
+        took = now - self._since
+        if took < _HORIZON / 2:
+            self.size = min(_WIDEST, self.size * 4)
+        elif took > _HORIZON:
+            self.size = max(1, self.size // 2)
+        self.started(now)
+
+
+def take_ripe(
+    submissions: Sequence[Submission], policy: BatchPolicy, now: float
+) -> tuple[Exchange | None, float | None]:
+    """Return a batch that is ripe, or else when the next one will be, if ever."""
+    due: float | None = None
+    for submission in submissions:
+        ripe = ripe_at(submission, policy)
+        if ripe <= now:
+            return submission.take_batch(policy.size, policy.bytes), None
+        due = ripe if due is None else min(ripe, due)
+    return None, due
+
+
+def ripe_at(submission: Submission, policy: BatchPolicy) -> float:
+    """Return from when on the waiting messages make a batch, in seconds."""
+    if (
+        submission.bounded
+        or submission.waiting >= policy.size
+        or submission.waiting_bytes >= policy.bytes
+    ):
+        return 0.0
+    return submission.oldest + policy.seconds

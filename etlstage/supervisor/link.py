@@ -1,0 +1,776 @@
+"""
+The link to one worker: the bytes both ways, and the session that gives them a meaning.
+
+Who owns what: the link owns the wire, the session, the dispatcher and the deadlines of
+one process, and nothing else has them. The worker (``worker.py``) owns the process and
+decides what its end means; it is told here what the worker did wrong, and asked whether
+it may be given more. What is given next, and what becomes of it, is decided by the
+dispatcher; what bytes mean, and when an exchange has ended, by the session.
+
+In the common case all happens in the task that reads: a reply comes in, its messages
+are delivered, the next ones are taken and written at once. Another task writes only
+while the pipe is full, so that reading never waits for writing; one rings deadlines;
+and one looks how the input of a worker drains, where only that shows whether replies
+are paired with what they answer. That look is taken in the tasks of the worker alone:
+a fault found in it must not be raised in the stack of who submits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, assert_never
+
+import anyio
+import anyio.lowlevel
+
+from etlstage.errors import (
+    EtlstageError,
+    InvalidMessage,
+    LocalProtocolError,
+    PayloadTooBig,
+    RemoteProtocolError,
+)
+from etlstage.messages import StageKind, counted
+from etlstage.protocol.base import Limits, Paired, Session, Shape, Side
+from etlstage.protocol.events import (
+    Added,
+    Alive,
+    Cancelled,
+    CommitAnswered,
+    CommitAsked,
+    Ended,
+    Event,
+    Failed,
+    Farewell,
+    Mispaired,
+    Noise,
+    Opened,
+    Ready,
+    Refusal,
+    Wanted,
+)
+from etlstage.stage.stage import Stage
+from etlstage.supervisor.deadlines import Deadline, ResponseDeadlines
+from etlstage.supervisor.exchange.backlog import Backlog
+from etlstage.supervisor.exchange.dispatch import Dispatcher
+from etlstage.supervisor.exchange.exchange import Refused
+from etlstage.supervisor.lifecycle.events import AliveSeen, WorkerWorn
+from etlstage.telemetry import StageMetrics
+from etlstage.transport import Wire
+from etlstage.transport.base import Pulled
+from etlstage.transport.process import clock
+
+if TYPE_CHECKING:
+    from etlstage.supervisor.worker import WorkerProcess
+
+__all__ = ("Link",)
+
+_CHUNK: Final = 65536  # bytes a read; once that many came:
+# Half of what the pipe holds: memory for all of it comes from the kernel, and goes
+# back there, with every read, and its pages are cleared each time.
+_BIG_CHUNK: Final = 512 * 1024
+_MOST: Final = 1024 * 1024  # bytes that a pipe holds
+_TURN: Final = 16  # reads in a row before other tasks get a turn
+
+
+class Link:
+    """
+    Feeds one worker, and delivers what it answers.
+
+    Args:
+        host: The worker.
+        stage: Of the worker.
+        backlog: Where messages are taken from.
+        wire: To the worker.
+        metrics: What is counted, if anything is.
+        number: Of the worker, from 0.
+        max_messages: Messages after which it is worn.
+
+    Attributes:
+        dispatch: The exchanges of the worker.
+        deadlines: How long it may take.
+        answered: Messages that it has answered.
+        received: Bytes that have come since the last complete reply.
+        late: Bytes that it wrote after it had failed.
+        mispaired: What was found when its replies could not be told apart.
+
+    """
+
+    def __init__(
+        self,
+        host: WorkerProcess,
+        stage: Stage,
+        backlog: Backlog,
+        wire: Wire,
+        metrics: StageMetrics | None,
+        *,
+        number: int = 0,
+        max_messages: float = math.inf,
+    ) -> None:
+        self._clock = clock()  # of all that is asked of anyio, the time most often
+        self._host = host
+        self._stage = stage
+        self._backlog = backlog
+        self._wire = wire
+        self._metrics = metrics
+        shape = stage.dialect.shape
+        self._asks = shape is Shape.ASKED_BATCH
+        self._batches = shape.batches
+        self._extracts = stage.kind is StageKind.EXTRACT
+        self._session: Session = stage.dialect.open(
+            Side.SUPERVISOR,
+            Limits(stage.max_message, stage.max_reply),
+            batch=stage.batch.size,
+            kind=stage.kind,
+            window=stage.window,
+            life=backlog.life,
+        )
+        session = self._session
+        self._paired = session if isinstance(session, Paired) else None
+        self._in_order = session.in_order
+        self._unprompted = session.unprompted and self._paired is None
+        self.dispatch: Dispatcher = Dispatcher(
+            stage, backlog, number, in_order=session.in_order
+        )
+        self.deadlines: ResponseDeadlines = ResponseDeadlines(
+            stage.timeout, in_order=session.in_order, now=anyio.current_time()
+        )
+        self.answered: int = 0
+        self.received: int = 0
+        self.late: int = 0
+        self.mispaired: Mispaired | None = None
+        self._max_messages = max_messages
+        self._reply_bytes = 0  # of replies that came and have not ended
+        self._answer_due = Deadline(self._look_for_answer)
+        self._batch_due = Deadline(self.pump_all)
+        self._session_due = Deadline(self._ring_session)
+        self._session_timer: float | None = None
+        self._unsent: deque[memoryview] = deque()  # what the pipe had no room for
+        self._full = anyio.Event()
+        self._written = 0  # bytes that the pipe took
+        self._written_before = (
+            0  # the same, when it was last given something while idle
+        )
+        self._going_on: anyio.Event | None = None  # reading waits for the consumer
+        self._paused_at = 0.0
+        self._storing = 0  # positions that are being stored for the worker
+        self._storing_since = 0.0
+        self._unshown = anyio.Event()  # whether replies are paired is to be shown
+        self._given: anyio.Event | None = None  # who sleeps meanwhile is to look
+        self._retiring = False
+        self._met = False  # the worker has said who it is, where it does
+        self._parting: Event | None = None  # what is to be said as soon as it can be
+        self._output_ended = False
+        self._concluding = False  # its process is gone, and all it wrote was read
+
+    @property
+    def owed(self) -> int:
+        """Exchanges that the worker has not answered."""
+        return self._session.owed
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker is in the middle of something."""
+        return self._session.owed > 0 or (self._extracts and self.dispatch.opened > 0)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the worker has no whole message of what it was given last."""
+        return self._paired is not None and self._paired.ahead
+
+    @property
+    def doubtful(self) -> int:
+        """Messages whose outcomes were delivered, or their effects had, too early."""
+        return 0 if self.mispaired is None else self.mispaired.doubtful
+
+    @property
+    def unmet(self) -> bool:
+        """Whether the worker was to be told to end, and has not said who it is."""
+        return self._parting is not None and not self._met
+
+    def unread(self, left: int) -> bool:
+        """
+        Return whether the worker has not begun to read what it holds.
+
+        Args:
+            left: Bytes that it left in its stdin.
+
+        """
+        return left >= self._written - self._written_before
+
+    # --- what it is given -----------------------------------------------------
+
+    def pump(self, now: float, *, many: bool = False) -> bool:
+        """
+        Give the worker what it may have now; return whether there was anything.
+
+        Args:
+            now: The time, in seconds.
+            many: Whether it may be given several exchanges, where these end in any
+                order.
+
+        """
+        dispatch = self.dispatch
+        if dispatch.lasts:
+            self._follow_consumer()
+            self._pass_on()
+        elif self._extracts or self._going_on is not None:
+            self._follow_consumer()
+        if dispatch.giving.idle or not self._host.usable:
+            return False
+        if self._unsent and not self._flush_unsent():
+            return False
+        return self._give(now, many=many and not self._in_order)
+
+    def pump_all(self, now: float) -> None:
+        """Give the worker all that it may have now, and write what there is to say."""
+        # More than once: of what was taken, all may have been refused.
+        while self.pump(now, many=True):
+            if self.dispatch.giving.sated:
+                return  # what there was is written
+        self._flush()
+
+    def retire(self) -> None:
+        """Give no more messages; stop the worker when it has answered those it has."""
+        self._retiring = self.dispatch.giving.retiring = True
+        self.pump_all(anyio.current_time())
+        self._stop_if_retired()
+
+    def _give(self, now: float, *, many: bool) -> bool:
+        session, dispatch, paired = self._session, self.dispatch, self._paired
+        if paired is not None and paired.step is not self._backlog.in_step:
+            paired.step = self._backlog.in_step
+        owed = session.owed
+        idle = not owed
+        given = False
+        while True:
+            room = session.room
+            # A batch that was begun is filled.
+            if not owed or not self._batches:
+                room = min(room, self._max_messages - dispatch.given)
+            if not (many or self._in_order):
+                room = min(room, 1)
+            event = dispatch.next(now, owed, room)
+            if event is None:
+                break
+            if paired is not None and paired.bound != dispatch.bound:
+                paired.bound = dispatch.bound
+            try:
+                session.send(event, now)
+            except InvalidMessage as error:
+                dispatch.refused(error)
+                owed = session.owed
+                continue
+            given = True
+            if not many or dispatch.giving.sated:
+                break  # each write is a system call, and wakes the worker
+            owed = session.owed
+        if self._batches:
+            self._batch_due.set(dispatch.giving.due)
+        if not given:
+            return False
+        if idle:
+            self._written_before = self._written
+        self._write(session.data_to_send())
+        if idle or self._asks or not self._in_order:
+            self._expect(now)
+            if idle and paired is not None and paired.wants_unread:
+                self._unshown.set()
+                if self._given is not None:
+                    self._given.set()
+        return True
+
+    def _pass_on(self) -> None:
+        """Write what callers add to exchanges that they keep open."""
+        self._flush()
+        # What there is no room for stays with the caller, who waits then.
+        while not self._unsent and (said := self.dispatch.said()) is not None:
+            with suppress(LocalProtocolError):  # the worker was told to end
+                self._session.send(said, anyio.current_time())
+            self._flush()
+
+    def _follow_consumer(self) -> None:
+        if not self._in_order:
+            now = anyio.current_time()
+            for cancelled in self.dispatch.unwanted():
+                self._session.send(cancelled, now)
+                self._flush()
+        elif self.dispatch.forgotten and self._host.usable:
+            # What it writes next would be taken for the answer to the next request.
+            self._host.stop(patient=False)
+        if self._going_on is not None and not self.dispatch.stalled:
+            self._going_on.set()
+
+    def _cancel(self, id_: int, reason: str) -> None:
+        now = anyio.current_time()
+        self._session.send(Cancelled(id_, 0, reason), now)
+        self.pump_all(now)  # there is room for another one
+
+    def _stop_if_retired(self) -> None:
+        if not self.dispatch.opened and self._host.usable:
+            self._host.stop()
+
+    def say_farewell(self) -> bool:
+        """
+        Have the worker end, in its dialect; return whether there is a way to.
+
+        One that has not said who it is hears it once it does.
+        """
+        self._parting = self._stage.dialect.farewell()
+        if self._parting is None:
+            return False
+        now = anyio.current_time()
+        self._session.handle_timer(now)  # its own time may count from here
+        self._settle(now)
+        return self._parting is None or self.unmet
+
+    def give_whole(self) -> None:
+        """Write all of what the worker was given a part of: it gets nothing more."""
+        if self._paired is None or self._host.failed:
+            return
+        ahead = self._paired.ahead
+        self._paired.give_whole()
+        if ahead:
+            self._write(self._session.data_to_send())
+
+    # --- bytes to the worker ----------------------------------------------------
+
+    async def write(self) -> None:
+        """Write what the pipe had no room for, until cancelled."""
+        while True:
+            await self._full.wait()
+            self._full = anyio.Event()
+            await self._wire.writable()
+            if self._flush_unsent():
+                self.pump_all(anyio.current_time())
+
+    def _write(self, chunks: list[bytes]) -> None:
+        self._unsent.extend(map(memoryview, chunks))
+        self._flush_unsent()
+        if self._unprompted:
+            self._flush()
+
+    def _flush(self) -> None:
+        # What the pipe has no room for stays in the session, where control overtakes.
+        while self._flush_unsent() and self._unprompted:
+            if not (chunks := self._session.data_to_send()):
+                return
+            self._unsent.extend(map(memoryview, chunks))
+
+    def _flush_unsent(self) -> bool:
+        """Write what the pipe takes; return whether that was all."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                chunk = unsent[0]
+                if not chunk:  # SEND_EOF
+                    self._wire.close_write()
+                    unsent.popleft()
+                    continue
+                written = self._wire.write(chunk)
+                self._written += written
+                if written < len(chunk):
+                    unsent[0] = chunk[written:]
+                    self._full.set()
+                    return False
+                unsent.popleft()
+        except BrokenPipeError:
+            unsent.clear()
+            self._host.broke("stdin")
+        return True
+
+    # --- bytes from the worker ----------------------------------------------------
+
+    async def read(self) -> None:
+        """Read to the end of what the worker writes."""
+        # A dialect may have something to say first.
+        self._settle(anyio.current_time())
+        await self._read_all()
+        self._receive_eof()
+
+    async def _read_all(self) -> None:
+        wire, chunk, turn = self._wire, _CHUNK, 0
+        read, pull = wire.read, wire.pull if isinstance(wire, Pulled) else None
+        while True:
+            if self.dispatch.stalled:
+                await self._wait_for_consumer()
+            data = read(chunk)
+            if data is None:
+                turn = 0
+                await (wire.readable() if pull is None else pull(self._pull))
+                continue
+            if not data:
+                return
+            chunk = _BIG_CHUNK if len(data) >= _CHUNK else _CHUNK
+            self._take(data)
+            turn += 1
+            if turn == _TURN:
+                turn = 0
+                await anyio.lowlevel.checkpoint()
+
+    def _pull(self) -> bool:
+        """Take what has come; return False for all that :meth:`read` has to do."""
+        for _ in range(_TURN):
+            if self.dispatch.stalled:
+                return False
+            data = self._wire.read(_CHUNK)
+            if data is None:
+                return True
+            if not data:
+                return False
+            self._take(data)
+            if len(data) == _CHUNK:
+                return False
+        return True
+
+    async def _wait_for_consumer(self) -> None:
+        """Read no more while outputs lie unread; all that is left once it exited."""
+        while self.dispatch.stalled and not self._host.exited:
+            self._paused_at = anyio.current_time()
+            self.deadlines.suspend()
+            # In a dialect with heartbeats, nobody hears them now.
+            self._receive(b"")
+            self._going_on = anyio.Event()
+            await self._going_on.wait()
+            self._going_on = None
+            now = anyio.current_time()
+            if not self._in_order:
+                self.dispatch.postpone(now - self._paused_at, now)
+            self._expect(now)
+
+    def read_on(self) -> None:
+        """Wait for no consumer any more: the process is gone."""
+        if self._going_on is not None:
+            self._going_on.set()
+
+    def catch_up(self) -> None:
+        """Read what a dead process has written, without waiting for more."""
+        left = _MOST
+        while left > 0 and (data := self._wire.read(left)):
+            left -= len(data)
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        if self._host.failed:
+            self.late += len(data)
+        else:
+            self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
+        now = self._clock()
+        self._understand(data, now)
+        self._settle(now)
+
+    def _understand(self, data: bytes, now: float) -> None:
+        session = self._session
+        owed = session.owed
+        self.received += len(data)
+        session.receive_data(data, now)
+        if session.owed < owed:
+            self._reply_bytes += self.received
+            self.received = 0
+            self.dispatch.giving.window.answered(owed - session.owed, now)
+            if self._metrics is not None:
+                self._metrics.took(self._host.name, now - self.deadlines.turn_at)
+            self._expect(now)
+        elif self._asks and session.room >= 1:
+            self._expect(now)  # nothing: it asks, and waits for us
+
+    def _receive_eof(self) -> None:
+        if self._output_ended or self._host.failed:
+            return
+        self._output_ended = True
+        now = anyio.current_time()
+        if self._paired is not None:
+            # Of what it dies is known only at its exit.
+            self._paired.input_unread(self._wire.unread(), now)
+        self._session.receive_eof(now)
+        self._settle(now)
+
+    def conclude(self, *, clean: bool, left: int) -> None:
+        """
+        Deliver what a worker has answered that is gone, where its exit shows it right.
+
+        Args:
+            clean: Whether it exited as it should, with all that it had to write.
+            left: Bytes that it left in its stdin.
+
+        """
+        if self._host.failed:
+            return
+        now = anyio.current_time()
+        if self._paired is not None:
+            self._paired.input_unread(left, now)
+        self._session.peer_exited(clean, now)
+        self._concluding = True
+        self._settle(now)
+
+    # --- what it means --------------------------------------------------------------
+
+    def _settle(self, now: float) -> None:
+        """Act upon what the session has understood, and write what it has to say."""
+        while True:
+            for event in self._session.events_received():
+                # Nearly all events are of this kind, and lock-step waits for each.
+                if type(event) is Ended:
+                    self._end(event, now)
+                else:
+                    self._act(event, now)
+            if self._parting is not None:
+                self._part(now)
+            self.pump_all(now)
+            if self._paired is None or not self._paired.wants_unread:
+                break
+            if self._host.failed or not self._look(now):
+                break
+        if self._unprompted:
+            timer = self._session.get_timer()
+            if timer != self._session_timer:
+                self._session_timer = timer
+                self._session_due.set(timer)
+        if self._metrics is not None:
+            self._metrics.in_flight(self._host.name, self.dispatch.held)
+            self._metrics.waiting(self._backlog.messages)
+        if self._retiring:
+            self._stop_if_retired()
+
+    def _act(self, event: Event, now: float) -> None:
+        match event:
+            case Ended():
+                self._end(event, now)
+            case Added(id_, messages):
+                try:
+                    self.dispatch.added(id_, messages)
+                except PayloadTooBig as blame:
+                    self._blame(blame)
+                if self._in_order:
+                    self._expect(now)
+            case CommitAsked(position):
+                if not self._storing:
+                    self._storing_since = now
+                self._storing += 1
+                self._expect(now)  # nothing: the worker waits for us
+                self._host.commit(position, partial(self._answer_commit, position))
+            case Ready():
+                self._met = True
+                self._host.announce()
+            case Alive():
+                self._host.handle(AliveSeen(self._host.name))
+            case Farewell(reason=reason, final=True):
+                self._host.fail(f"said that none could work: {reason}", "abnormal")
+            case Farewell():
+                # It goes by itself; whether that is a fault its exit will tell.
+                self.dispatch.giving.retiring = True
+            case Mispaired():
+                self._doubt(event)
+            case Failed(error=blame):
+                self._blame(blame)
+            case Noise():
+                pass
+            case Opened() | Cancelled() | CommitAnswered() | Wanted():
+                raise AssertionError(f"unreachable: a worker's {type(event).__name__}")
+            case _:
+                assert_never(event)
+
+    def _end(self, event: Ended, now: float) -> None:
+        """Deliver what has ended, and count it."""
+        refusals, size = event.refusals, self._reply_bytes + event.overhead
+        self._reply_bytes = 0
+        refused = None
+        if refusals:
+            if self._metrics is not None:
+                self._metrics.refused(self._host.name, len(refusals))
+            refused = Refused([r.place for r in refusals], refusals, self._refusal)
+        answered = self.dispatch.ended(event, size, refused)
+        self.answered += answered.messages
+        if not self.dispatch.opened:
+            self._expect(now)  # nothing: from now on it is idle
+        if self._metrics is not None and answered.exchanges:
+            self._metrics.answered(self._host.name, *answered)
+        # A batch that was refused, and is tried one by one, was answered all the same.
+        total = 0 if self.dispatch.opened else self.dispatch.given
+        if max(self.answered, total) >= self._max_messages:
+            self._max_messages = math.inf
+            reason = f"answered {counted(max(self.answered, total), 'message')}"
+            self._host.handle(WorkerWorn(self._host.name, reason))
+
+    def _refusal(self, refusal: Refusal) -> EtlstageError:
+        return self._host.refused(refusal.code, refusal.category, refusal.reason)
+
+    def _blame(self, blame: EtlstageError) -> None:
+        self._host.fail(f"broke the protocol: {blame}", "protocol", blame)
+
+    def _doubt(self, found: Mispaired) -> None:
+        if self._concluding:
+            # It may have died of the last one, behind two replies to the first.
+            self._backlog.go_in_step(self.dispatch.answered(self._session.owed))
+            return
+        self.mispaired = found
+        blame = RemoteProtocolError(found.what)
+        self._host.fail(f"broke the protocol: {found.what}", "pairing", blame)
+
+    def _part(self, now: float) -> None:
+        assert self._parting is not None
+        with suppress(LocalProtocolError):  # not yet, or the session is beyond that
+            self._session.send(self._parting, now)
+            self._parting = None
+
+    def _answer_commit(self, position: object, error: str | None) -> None:
+        now = anyio.current_time()
+        self._storing -= 1
+        if not self._storing:
+            if not self._in_order:
+                self.dispatch.postpone(now - self._storing_since, now)
+            self._expect(now)
+        # Also of a worker that was told to end: what it stores last, it stores then.
+        if not (self._host.failed or self._host.exited):
+            self._session.send(CommitAnswered(position, error), now)
+            self._settle(now)
+
+    def _ring_session(self, now: float) -> None:
+        self._session_timer = None
+        self._session.handle_timer(now)
+        self._settle(now)
+
+    # --- whether replies are paired ---------------------------------------------------
+
+    def _look(self, now: float) -> bool:
+        """Tell the session what is unread; return whether that has moved it on."""
+        paired = self._paired
+        assert paired is not None
+        receive = paired.input_unread(self._wire.unread(), now)
+        if receive:
+            # Measured first, then read dry, then judged: what is read behind the
+            # measuring was written before the worker came back for more.
+            while not self._host.failed and (data := self._wire.read(_CHUNK)):
+                self._understand(data, now)
+            paired.output_dry(now)
+        chunks = self._session.data_to_send()
+        if chunks:
+            self._write(chunks)
+        if not receive and paired.wants_unread:
+            self._unshown.set()
+            return False
+        return True
+
+    async def prove(self) -> None:
+        """Look how the worker's input drains, while that matters, until cancelled."""
+        paired = self._paired
+        if paired is None:
+            return
+        while True:
+            await self._unshown.wait()
+            self._unshown = anyio.Event()
+            while paired.wants_unread and not self._host.failed:
+                now, at = self._clock(), self._session.get_timer()
+                if at is None or at <= now:
+                    await anyio.lowlevel.checkpoint()
+                else:
+                    self._given = anyio.Event()
+                    with anyio.move_on_after(at - now):
+                        await self._given.wait()
+                    self._given = None
+                now = self._clock()
+                if not self._host.failed and paired.wants_unread and self._look(now):
+                    self._settle(now)
+
+    # --- how long it takes ------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Ring the deadlines until cancelled."""
+        await self._answer_due.run(self._batch_due, self._session_due)
+
+    def _since(self, now: float) -> float | None:
+        """Return since when an answer is due, from now on; None if none is."""
+        session = self._session
+        if not session.owed or self._storing or (self._asks and session.room >= 1):
+            return None
+        return now if self._in_order else self.dispatch.oldest
+
+    def _expect(self, now: float) -> None:
+        """Give the worker all its time for what is due now."""
+        since = self._since(now)
+        self.deadlines.expect(now, since, busy=self.dispatch.opened > 0)
+        # What is due later than before is seen when it rings too early: with each
+        # reply something is due anew.
+        if since is not None and not self.deadlines.armed:
+            self._arm()
+
+    def _arm(self) -> None:
+        deadlines = self.deadlines
+        deadlines.armed = deadlines.asked_at is not None
+        if deadlines.armed:
+            deadlines.hurried = self._backlog.hopeless
+            self._answer_due.set(deadlines.next_look)
+
+    def hurry(self, now: float) -> None:
+        """Wait no longer than to stop it, once it is told of, if none has answered."""
+        if self._backlog.hopeless:
+            at = self.deadlines.hurry(now)
+            if at is not None:
+                self._answer_due.set(at)
+
+    def progressed(self, now: float) -> None:
+        """Give the worker more time: it reports that it gets on with what it has."""
+        if not self._in_order:
+            return
+        took = self.deadlines.progressed(now, self._since(now))
+        if self.deadlines.asked_at is not None and not self.deadlines.armed:
+            self._arm()
+        if took is not None:
+            limit = self._stage.timeout.message
+            self._host.silent(
+                took,
+                f"it reports progress, which has begun timeout.message ({limit:g} s)"
+                " anew again and again; timeout.total is a limit for that",
+                progressing=True,
+            )
+
+    def silence(self, now: float) -> tuple[float, int] | None:
+        """Return for how long an answer is due, and the bytes of it that have come."""
+        asked_at = self.deadlines.asked_at  # once: another thread may ask
+        return None if asked_at is None else (now - asked_at, self.received)
+
+    def _look_for_answer(self, now: float) -> None:
+        deadlines = self.deadlines
+        deadlines.armed = False
+        if (since := deadlines.asked_at) is None:
+            return
+        deadlines.hurried = self._backlog.hopeless
+        within = deadlines.missed(now)
+        if within is not None:
+            self._miss_answer(now, within)
+        if deadlines.silent(now):
+            hint = self._stage.dialect.silence(self.received)
+            self._host.silent(now - since, hint)
+        if within is None and not deadlines.armed:
+            self._arm()
+
+    def _miss_answer(self, now: float, within: str) -> None:
+        what = "batch" if self._batches else "message"
+        what = "request" if self._extracts else what
+        if self._in_order:
+            wrote = self._stage.dialect.silence(self.received)
+            # One of the replies that came may have been another's: a worker that
+            # leaves out an EOP waits for us, and we for it.
+            answered = self.dispatch.answered(self._session.owed)
+            self._backlog.go_in_step(answered)
+            if answered:
+                missing = counted(self._session.owed, "reply", "replies")
+                wrote = f"{missing} missing in its block; {wrote}"
+            reason = f"did not answer a {what} within {within}: {wrote}"
+            hopeless = self._backlog.hopeless
+            self._host.fail(reason, "silent")
+            if hopeless:
+                self._host.despair(reason)
+            return
+        limit = self.deadlines.limit
+        assert limit is not None, "what is missed has a limit"
+        for id_ in self.dispatch.expired(now, limit):
+            reason = f"did not answer a {what} within {limit} s, and it was cancelled"
+            self.dispatch.lose_one(id_, *self._host.cancelled(reason))
+            self._cancel(id_, reason)
+        self._expect(now)
