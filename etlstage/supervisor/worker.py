@@ -187,8 +187,8 @@ class WorkerProcess:
         # In the middle of a round there is nothing that it could finish.
         extracts = self._stage.kind is StageKind.EXTRACT
         busy = extracts and self.link.busy
-        self.link.give_whole()
         self._end_process(patient=patient and not busy)
+        self.link.give_whole()
 
     def hurry(self) -> None:
         """Let :meth:`run` wait no more for what the worker has left behind."""
