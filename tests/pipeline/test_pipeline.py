@@ -55,7 +55,7 @@ from etlstage.stage import (
     Stage,
     Timeouts,
 )
-from etlstage.supervisor import patience
+from etlstage.supervisor import deadlines
 from etlstage.telemetry import PrometheusMeter
 from etlstage.testing import (
     MemorySink,
@@ -1146,7 +1146,7 @@ async def test_drain_does_not_wait_for_who_never_answers(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker without EOP looks like a hang, for as long as its deadline (issue 11)."""
-    monkeypatch.setattr(patience, "_SILENCE", 0.1)
+    monkeypatch.setattr(deadlines, "_SILENCE", 0.1)
     cat = Stage(name="cat", worker=("cat",), timeout=Timeouts(stop=0.1))
     if where == "load":
         sink: Sink = WorkerSink(replace(cat, kind=StageKind.LOAD, window=1))

@@ -799,7 +799,7 @@ class Supervision(RuleBasedStateMachine):
     def suspects_are_alone(self) -> None:
         """What is tried alone is all that its worker holds."""
         for process in getattr(self, "processes", {}).values():
-            if process.dispatcher.giving.alone:
+            if process.dispatcher.giving.alone and process.protocol.owed:
                 (suspect,) = (item.exchange for item in process.dispatcher._open)
                 assert suspect.attempts or not suspect.left
 
