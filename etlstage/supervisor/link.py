@@ -219,7 +219,7 @@ class Link:
             self._pass_on()
         elif self._extracts or self._going_on is not None:
             self._follow_consumer()
-        if dispatch.giving.idle or not self._host.usable:
+        if dispatch.giving.idle or self._output_ended or not self._host.usable:
             return False
         if self._unsent and not self._flush_unsent():
             return False

@@ -228,7 +228,7 @@ async def test_script_may_close_its_ends_and_live_on() -> None:
         await anyio.sleep_forever()
 
     (text,) = await fates(close_both)
-    assert "closed its stdout, but did not exit, and was stopped" in text
+    assert "closed its stdin, but did not exit, and was stopped" in text
 
 
 def started(script: Script, **request: Any) -> tuple[Wire, Child]:  # noqa: ANN401
