@@ -472,7 +472,6 @@ class Link:
         if session.owed < owed:
             self._reply_bytes += self.received
             self.received = 0
-            self.dispatch.giving.window.answered(owed - session.owed, now)
             if self._metrics is not None:
                 self._metrics.took(self._host.name, now - self.deadlines.turn_at)
             self._expect(now)

@@ -1,5 +1,5 @@
 """
-How much is held back until replies are known to belong to their exchanges.
+How much a worker is given ahead, and how much of its replies is held back.
 
 Replies are released in *blocks*, see ``proof.py``, which decides when one is proven.
 Here are its size and the pauses: what a block costs is a pause, so blocks grow with the
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-__all__ = ("Blocks", "Terms")
+__all__ = ("Blocks", "Terms", "Window")
 
 _YOUNG: Final = 4  # blocks of a process behind which a quiet time is waited for
 _GROWTH: Final = 4
@@ -25,6 +25,8 @@ _QUIET: Final = 0.005  # seconds: a shorter pause may be the scheduler's
 _LONGEST_QUIET: Final = 1.0
 _PACE: Final = 1.5  # quiet times, in the longest that an exchange took
 _SHARE: Final = 0.05  # of the time of a block, that a quiet time may add
+_HORIZON: Final = 0.05  # seconds: what a worker is to have ahead
+_WIDEST: Final = 65536  # exchanges
 
 
 class Terms(NamedTuple):
@@ -151,3 +153,43 @@ class Blocks:
     def release(self) -> None:
         """Count no reply as waiting any more."""
         self._replies = 0
+
+
+class Window:
+    """
+    Bounds the exchanges sent ahead of their replies.
+
+    A slow worker then holds few messages, which others can take; a fast one so many
+    that the pipe never runs dry.
+
+    Args:
+        fixed: The bound, or None to follow the worker's speed: four times as many
+            when it answered a whole window in less than half of 50 ms, half as many
+            when that took longer.
+
+    """
+
+    def __init__(self, fixed: int | None) -> None:
+        self.size: int = fixed or 1
+        self.fixed: bool = fixed is not None
+        self._answered = 0
+        self._since = 0.0
+
+    def started(self, now: float) -> None:
+        """Begin to measure: the worker, so far idle, is given something."""
+        self._answered = 0
+        self._since = now
+
+    def answered(self, count: int, now: float) -> None:
+        """Count answers, and adjust."""
+        if self.fixed:
+            return
+        self._answered += count
+        if self._answered < self.size:
+            return
+        took = now - self._since
+        if took < _HORIZON / 2:
+            self.size = min(_WIDEST, self.size * 4)
+        elif took > _HORIZON:
+            self.size = max(1, self.size // 2)
+        self.started(now)

@@ -27,7 +27,7 @@ from etlstage.protocol.events import (
     Opened,
     Wanted,
 )
-from etlstage.protocol.marker.blocks import Terms
+from etlstage.protocol.marker.blocks import Terms, Window
 from etlstage.protocol.marker.framing import (
     LISTS,
     Framing,
@@ -66,6 +66,8 @@ class MarkerProtocol:
         batch: Messages that fill a batch.
         framing_of: Returns how to find boundaries in messages that are held so;
             replies are held as the messages were that went out last.
+        window: How many exchanges may be given ahead of their replies; None: any
+            number.
         terms: At the supervisor's side, where replies are counted: replies are
             released when ``proof.py`` has shown that they add up. None: at once.
 
@@ -86,6 +88,7 @@ class MarkerProtocol:
         bnc_after_last: bool = False,
         batch: int = 1,
         framing_of: Callable[[Run], Framing] = lambda _messages: LISTS,
+        window: Window | None = None,
         terms: Terms | None = None,
     ) -> None:
         self.side = side
@@ -109,6 +112,7 @@ class MarkerProtocol:
         self._reader = Reader(side, self._session, self.markers, self._limits)
         self._reader.eob_then_eom = eob_then_eom
         self._out: list[bytes] = []
+        self._window = window
         self._ended = False
         self.tail: bytes = b""
         """What no marker ends, of a peer that sends no more."""
@@ -161,6 +165,7 @@ class MarkerProtocol:
         """Take bytes that the peer sent; they may be cut anywhere."""
         if self._session.state is State.ERROR:
             return
+        self._now = now
         try:
             self._reader.feed(data)
         except RemoteProtocolError as error:
@@ -310,7 +315,6 @@ class MarkerProtocol:
 
     def _hold(self, proof: Proof, data: bytes, now: float) -> None:
         """Hold back what has ended; take for a fault what was not asked for."""
-        self._now = now
         events, self._reader.events = self._reader.events, []
         if proof.proving or proof.stand is Stand.OVER:
             proof.hear(data, events)
@@ -484,8 +488,8 @@ class MarkerProtocol:
 
     def _count(self) -> None:
         """Keep what is asked of every session at every turn where it costs no call."""
-        session, proof = self._session, self.proof
-        self.owed = session.owed
+        session, proof, window = self._session, self.proof, self._window
+        before, self.owed = self.owed, session.owed
         room = math.inf
         if self._asks:
             waits = session.state in (State.IDLE, State.WANTED)
@@ -494,6 +498,13 @@ class MarkerProtocol:
             room = float(waits and not (vain and self._filled >= self._batch))
         elif self._plain:
             room = float(not self._reader.round)
+        elif window is not None:
+            if not before:
+                window.started(self._now)
+            elif self.owed < before:
+                window.answered(before - self.owed, self._now)
+            step = proof is not None and proof.blocks.step
+            room = (1 if step else window.size) - self.owed
         if proof is None:
             self.room = room
         elif self._batches and session.filling:

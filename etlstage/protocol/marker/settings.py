@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
-from etlstage.protocol.marker.blocks import Terms
+from etlstage.protocol.marker.blocks import Terms, Window
 from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.protocol.marker.markers import Markers, escape
 from etlstage.protocol.marker.protocol import MarkerProtocol
@@ -183,7 +183,10 @@ class MarkerDialect(Definition, Dialect):
         life: float | None = None,
     ) -> MarkerProtocol:
         """Return a fresh session; where a stage's are opened, replies are proven."""
-        terms = None
+        ahead = terms = None
+        if self.mode not in (Mode.PLAIN, Mode.BATCH_WORKER):
+            alone = kind is not StageKind.TRANSFORM
+            ahead = Window(1 if alone and window is None else window)
         if life is not None and self.mode is not Mode.PLAIN:
             alone, loads = kind is not StageKind.TRANSFORM, kind is StageKind.LOAD
             terms = Terms(first=window or 1, life=life, alone=alone, loads=loads)
@@ -197,6 +200,7 @@ class MarkerDialect(Definition, Dialect):
             bnc_after_last=self.bnc_after_last,
             batch=batch,
             framing_of=_framing_of,
+            window=ahead if side is Side.SUPERVISOR else None,
             terms=terms if side is Side.SUPERVISOR else None,
         )
 

@@ -18,7 +18,6 @@ from enum import Enum
 from typing import Final
 
 from etlstage.errors import InvalidMessage
-from etlstage.messages import StageKind
 from etlstage.protocol.base import Shape
 from etlstage.stage.policy import BatchPolicy, Order
 from etlstage.stage.stage import Stage
@@ -26,7 +25,7 @@ from etlstage.supervisor.exchange.backlog import Backlog
 from etlstage.supervisor.exchange.exchange import Exchange
 from etlstage.supervisor.exchange.submission import Submission
 
-__all__ = ("FULL", "SLICE", "Full", "Giving", "Window", "ripe_at", "take_ripe")
+__all__ = ("FULL", "SLICE", "Full", "Giving", "ripe_at", "take_ripe")
 
 # What is done once for a slice costs as much as a thousand short messages do; but a
 # buffer of more than half a megabyte the allocator gives back to the kernel at once,
@@ -34,8 +33,6 @@ __all__ = ("FULL", "SLICE", "Full", "Giving", "Window", "ripe_at", "take_ripe")
 # rows of about a hundred bytes, is two slices.
 SLICE: Final = 640 * 1024  # bytes taken at once
 _MOST: Final = 65536  # exchanges opened at once
-_HORIZON: Final = 0.05
-_WIDEST: Final = 65536  # exchanges
 
 
 class Full(Enum):
@@ -86,10 +83,6 @@ class Giving:
         self._in_order = in_order
         # Who has several exchanges may end them in any order: one of each lane.
         self._one_a_lane = stage.order is Order.KEY and not in_order
-        fixed = stage.window
-        if fixed is None and stage.kind is not StageKind.TRANSFORM:
-            fixed = 1
-        self.window: Window = Window(fixed)
         self._fresh = True  # it was given nothing but suspects
         self._closes_at = 0.0  # a batch that is filled
         self._rest: Exchange | None = None  # of what is tried alone, by who asks
@@ -130,14 +123,6 @@ class Giving:
                 return None  # it gets idle, for nobody else may come to try it
             self.alone = True
             return self._begun(backlog.take_suspect(self._number))
-        if self._in_order and not self._asks:
-            window = self.window
-            ahead = (1 if backlog.in_step else window.size) - owed
-            if ahead <= 0:
-                return None
-            count = min(count, ahead)
-            if not (owed or window.fixed):
-                window.started(now)
         if self.alone:
             return None
         if self.retried:
@@ -267,45 +252,6 @@ class Giving:
             return False
         return self._fresh or self._backlog.orphaned
 
-
-class Window:
-    """
-    Bounds the exchanges sent ahead of their replies.
-
-    A slow worker then holds few messages, which others can take; a fast one so many
-    that the pipe never runs dry.
-
-    Args:
-        fixed: The bound, or None to follow the worker's speed: four times as many
-            when it answered a whole window in less than half of 50 ms, half as many
-            when that took longer.
-
-    """
-
-    def __init__(self, fixed: int | None) -> None:
-        self.size: int = fixed or 1
-        self.fixed: bool = fixed is not None
-        self._answered = 0
-        self._since = 0.0
-
-    def started(self, now: float) -> None:
-        """Begin to measure: the worker, so far idle, is given something."""
-        self._answered = 0
-        self._since = now
-
-    def answered(self, count: int, now: float) -> None:
-        """Count answers, and adjust."""
-        if self.fixed:
-            return
-        self._answered += count
-        if self._answered < self.size:
-            return
-        took = now - self._since
-        if took < _HORIZON / 2:
-            self.size = min(_WIDEST, self.size * 4)
-        elif took > _HORIZON:
-            self.size = max(1, self.size // 2)
-        self.started(now)
 
 
 def take_ripe(

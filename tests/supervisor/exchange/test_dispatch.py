@@ -182,9 +182,7 @@ class Line:
         data, self.to_worker = self.to_worker[:size], self.to_worker[size:]
         self.to_us += self.peer.take(bytes(data))
         reply, self.to_us = self.to_us[:size], self.to_us[size:]
-        owed = self.protocol.owed
         self.protocol.receive_data(bytes(reply), now)
-        self.dispatcher.giving.window.answered(owed - self.protocol.owed, now)
         self._take(len(reply))
         self.pump(now)
         self._prove(now)

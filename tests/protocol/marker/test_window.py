@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etlstage.supervisor.exchange.giving import Window
+from etlstage.protocol.marker.blocks import Window
 
 
 def test_fixed_window_stays() -> None:
