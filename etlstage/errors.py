@@ -248,6 +248,14 @@ class WorkerRefusal(StageError):
         self.category = category
 
 
+class NotCommitted(StageError):
+    """
+    Raised when a worker has ended and committed no position that covers a message.
+
+    It may have processed the message; the next run gives it again.
+    """
+
+
 class Overloaded(StageError):
     """Raised when more messages would wait for their results than may."""
 

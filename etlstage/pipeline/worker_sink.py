@@ -37,6 +37,9 @@ class WorkerSink(Sink):
             the first one ends the run.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
         launch: What starts the workers; by default what their dialect asks for.
+        commit: Stores a position that a worker commits; by default it counts as
+            stored: the position of the source follows it, and is what is resumed from.
+        assignment: The share of the input that the worker is started for.
 
     """
 
@@ -47,12 +50,16 @@ class WorkerSink(Sink):
         dead_letters: DeadLetters | None = None,
         meter: Meter | None = None,
         launch: Launch = launch_worker,
+        commit: StoreCommit | None = None,
+        assignment: Assignment | None = None,
     ) -> None:
         super().__init__(stage.name)
         self._policy = DeadLetterPolicy(
             self.account, stage.on_error, config_of(stage), dead_letters
         )
-        self._supervisor = AsyncSupervisor(stage, meter=meter, launch=launch)
+        self._supervisor = AsyncSupervisor(
+            stage, meter=meter, launch=launch, commit=commit, assignment=assignment
+        )
         self._outputs = 0
         self._finished = False
 

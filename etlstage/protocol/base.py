@@ -22,7 +22,7 @@ from typing import (
 )
 
 from etlstage.messages import StageKind
-from etlstage.protocol.events import Event
+from etlstage.protocol.events import Assignment, Event
 
 if TYPE_CHECKING:
     from etlstage.settings.definition import Section
@@ -90,8 +90,17 @@ class Session(Protocol):
         ...
 
     @property
+    def says_farewell(self) -> bool:
+        """Whether a worker is told that it is to end, before its input does."""
+        ...
+
+    @property
     def owed(self) -> int:
-        """How many exchanges the worker has not answered."""
+        """
+        How many exchanges the worker has not answered.
+
+        What it has answered may be open all the same, until it is proven or committed.
+        """
         ...
 
     @property
@@ -238,6 +247,8 @@ class Shape(Enum):
     """Several messages are one exchange, and we end the batch."""
     ASKED_BATCH = "asked batch"
     """Several messages are one exchange, and the worker asks for each of them."""
+    COMMITTED = "committed"
+    """One message is one exchange, open until a position is stored that covers it."""
 
     @property
     def batches(self) -> bool:
@@ -300,7 +311,7 @@ class Dialect(ABC):
         *,
         batch: int = 1,
         kind: StageKind = StageKind.TRANSFORM,
-        assignment: object = None,
+        assignment: Assignment | None = None,
         window: int | None = None,
         life: float | None = None,
     ) -> Session:
@@ -312,8 +323,8 @@ class Dialect(ABC):
             limits: How much the peer may make us hold.
             batch: Messages that fill a batch.
             kind: Of the stage: what is asked for where nothing else is.
-            assignment: The share of the input that this worker has, such as a shard
-                and where to go on in it; None for all that comes.
+            assignment: The share of the input that this worker has; None for all that
+                comes.
             window: Exchanges that may be given ahead of their replies, if that is set.
             life: Messages behind which workers before this one were lost, at the
                 supervisor of a stage; None: replies are released as they come.
@@ -443,10 +454,6 @@ class Dialect(ABC):
 
         """
         return "did not announce itself"
-
-    def farewell(self) -> Event | None:
-        """Return what is said before stdin is closed, if anything."""
-        return None
 
     def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
         """

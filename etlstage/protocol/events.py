@@ -11,6 +11,7 @@ every start, and :mod:`dataclasses` alone takes longer than all the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from etlstage.errors import ProtocolError
@@ -19,6 +20,7 @@ from etlstage.messages import Groups, Run
 __all__ = (
     "Added",
     "Alive",
+    "Assignment",
     "Cancelled",
     "CommitAnswered",
     "CommitAsked",
@@ -29,10 +31,30 @@ __all__ = (
     "Mispaired",
     "Noise",
     "Opened",
+    "Parting",
     "Ready",
     "Refusal",
     "Wanted",
 )
+
+
+class Assignment(NamedTuple):
+    """The share of the input that one worker has, such as a shard."""
+
+    name: str
+    position: object = None
+    """Where to go on in it: what was committed last, plain JSON. None: the beginning."""
+
+
+class Parting(Enum):
+    """Why a worker is to end."""
+
+    DRAIN = "drain"
+    """The stage stops, or its share goes to another: it may commit once more."""
+    ENDED = "ended"
+    """Its input has no more, for good."""
+    LOST = "lost"
+    """Its share is another's: it can't commit any more."""
 
 
 class Wanted(NamedTuple):
@@ -128,6 +150,8 @@ class Cancelled(NamedTuple):
 class CommitAsked(NamedTuple):
     """The worker asks, in the middle of its work, to have a position stored."""
 
+    id: int
+    """The exchange that was opened last when it asked."""
     position: object
     """Plain JSON; None for all that it was given."""
 
@@ -157,6 +181,8 @@ class Farewell(NamedTuple):
     reason: str = ""
     final: bool = False
     """Another worker would fare no better: there is to be none."""
+    why: Parting = Parting.DRAIN
+    """Why the supervisor has it end."""
 
 
 class Noise(NamedTuple):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from etlstage.protocol.events import Assignment as Assignment
+from etlstage.protocol.events import Parting as Parting
+from etlstage.supervisor.commit import CommitRequest as CommitRequest
 from etlstage.supervisor.exchange.exchange import Outcome as Outcome
 from etlstage.supervisor.lifecycle.events import RemainsEnded as RemainsEnded
 from etlstage.supervisor.lifecycle.events import StartFailed as StartFailed
@@ -22,9 +25,12 @@ from etlstage.supervisor.stream import WorkerSession as WorkerSession
 from etlstage.supervisor.supervisor import AsyncSupervisor as AsyncSupervisor
 
 __all__ = (
+    "Assignment",
     "AsyncSupervisor",
+    "CommitRequest",
     "Health",
     "Outcome",
+    "Parting",
     "RemainsEnded",
     "Silence",
     "StartFailed",

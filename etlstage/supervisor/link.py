@@ -48,6 +48,7 @@ from etlstage.protocol.events import (
     Mispaired,
     Noise,
     Opened,
+    Parting,
     Ready,
     Refusal,
     Wanted,
@@ -119,12 +120,14 @@ class Link:
         shape = stage.dialect.shape
         self._asks = shape is Shape.ASKED_BATCH
         self._batches = shape.batches
+        self._commits = shape is Shape.COMMITTED
         self._extracts = stage.kind is StageKind.EXTRACT
         self._session: Session = stage.dialect.open(
             Side.SUPERVISOR,
             Limits(stage.max_message, stage.max_reply),
             batch=stage.batch.size,
             kind=stage.kind,
+            assignment=host.assignment,
             window=stage.window,
             life=backlog.life,
         )
@@ -158,11 +161,12 @@ class Link:
         self._paused_at = 0.0
         self._storing = 0  # positions that are being stored for the worker
         self._storing_since = 0.0
+        self._stored = anyio.Event()  # all of them are
         self._unshown = anyio.Event()  # whether replies are paired is to be shown
         self._given: anyio.Event | None = None  # who sleeps meanwhile is to look
         self._retiring = False
         self._met = False  # the worker has said who it is, where it does
-        self._parting: Event | None = None  # what is to be said as soon as it can be
+        self._parting: Farewell | None = None  # is to be said as soon as it can be
         self._output_ended = False
         self._concluding = False  # its process is gone, and all it wrote was read
 
@@ -310,18 +314,20 @@ class Link:
         self.pump_all(now)  # there is room for another one
 
     def _stop_if_retired(self) -> None:
-        if not self.dispatch.opened and self._host.usable:
+        # What was answered and is not committed, it may commit when it is to end.
+        pending = self._session.owed if self._commits else self.dispatch.opened
+        if not pending and self._host.usable:
             self._host.stop()
 
-    def say_farewell(self) -> bool:
+    def say_farewell(self, why: Parting) -> bool:
         """
         Have the worker end, in its dialect; return whether there is a way to.
 
         One that has not said who it is hears it once it does.
         """
-        self._parting = self._stage.dialect.farewell()
-        if self._parting is None:
+        if not self._session.says_farewell:
             return False
+        self._parting = Farewell(why=why)
         now = anyio.current_time()
         self._session.handle_timer(now)  # its own time may count from here
         self._settle(now)
@@ -535,6 +541,8 @@ class Link:
             self._metrics.waiting(self._backlog.messages)
         if self._retiring:
             self._stop_if_retired()
+        elif self._commits and not self._session.owed:
+            self._host.end_if_answered()
 
     def _act(self, event: Event, now: float) -> None:
         match event:
@@ -547,12 +555,13 @@ class Link:
                     self._blame(blame)
                 if self._in_order:
                     self._expect(now)
-            case CommitAsked(position):
+            case CommitAsked(id_, position):
                 if not self._storing:
-                    self._storing_since = now
+                    self._storing_since, self._stored = now, anyio.Event()
                 self._storing += 1
                 self._expect(now)  # nothing: the worker waits for us
-                self._host.commit(position, partial(self._answer_commit, position))
+                answer = partial(self._answer_commit, position)
+                self._host.commit(id_, position, answer)
             case Ready():
                 self._met = True
                 self._host.announce()
@@ -624,8 +633,9 @@ class Link:
             if not self._in_order:
                 self.dispatch.postpone(now - self._storing_since, now)
             self._expect(now)
-        # Also of a worker that was told to end: what it stores last, it stores then.
-        if not (self._host.failed or self._host.exited):
+            self._stored.set()
+        # Also of a worker that was told to end, or is gone: what is stored is stored.
+        if not self._host.ended:
             self._session.send(CommitAnswered(position, error), now)
             self._settle(now)
 
@@ -633,6 +643,11 @@ class Link:
         self._session_timer = None
         self._session.handle_timer(now)
         self._settle(now)
+
+    async def stored(self) -> None:
+        """Wait until all positions are stored that the worker has asked to store."""
+        if self._storing:
+            await self._stored.wait()
 
     # --- whether replies are paired ---------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
@@ -27,7 +27,9 @@ from etlstage.errors import (
     WorkerLost,
     WorkerStartFailed,
 )
+from etlstage.protocol.events import Parting
 from etlstage.stage.stage import Stage
+from etlstage.supervisor.commit import Commits
 from etlstage.supervisor.deadlines import Deadline
 from etlstage.supervisor.diagnostic import SKIPPED
 from etlstage.supervisor.exchange.backlog import Backlog
@@ -80,7 +82,7 @@ class WorkerPool:
         observers: Of what happens to the workers.
         metrics: What is counted, if anything is.
         launch: What starts the workers.
-        commit: Stores a position that a worker asks to have stored; None: nobody can.
+        commits: Stores what workers commit.
 
     """
 
@@ -90,16 +92,20 @@ class WorkerPool:
         observers: Observers,
         metrics: StageMetrics | None,
         launch: Launch = launch_worker,
-        commit: Callable[[object], Awaitable[None]] | None = None,
+        commits: Commits | None = None,
     ) -> None:
         self.stage = stage
+        self.commits: Commits = commits or Commits(stage)
+        """Has what workers commit stored."""
+        self.parting: Parting = Parting.DRAIN
+        """Why workers are told to end."""
         self.backlog: Backlog = Backlog()
         """Where the workers take messages from."""
         self.closing: bool = False
         """Nothing new is taken."""
         self.metrics = metrics
         self.launch: Launch = launch
-        self._commit = commit
+        self._complete = False
         self._tasks: TaskGroup  # from the start on
         self._observers = observers
         self.state: PoolState = PoolState(stage, random.random)
@@ -245,12 +251,28 @@ class WorkerPool:
                 moved = connection.pump(now, many=len(connections) == 1) or moved
         self._tell_demand()
 
-    def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
-        """Have a position stored, then call ``answer``, with the error if it failed."""
-        if self._commit is None:
-            answer(f"no checkpoint store configured for stage {self.stage.name}")
-        else:
-            self._tasks.start_soon(self._store, self._commit, position, answer)
+    def commit(
+        self,
+        worker: str,
+        exchange: int,
+        position: object,
+        answer: Callable[[str | None], None],
+    ) -> None:
+        """Have :attr:`commits` store a position; ``answer`` is called later."""
+        self._tasks.start_soon(self.commits.store, worker, exchange, position, answer)
+
+    def complete(self) -> None:
+        """Let the workers end once all is answered: nothing more will come."""
+        self._complete = self.closing = True
+        self.parting = Parting.ENDED
+        self.end_if_answered()
+
+    def end_if_answered(self) -> None:
+        """Stop the workers if nothing more will come, and all is answered."""
+        if not self._complete or self.state.stopping or self.backlog.messages:
+            return
+        if not any(running.link.owed for running in self._running.values()):
+            self.handle(StopRequested(patient=True))
 
     def count(self, worker: str, counts: Mapping[str, int]) -> None:
         """Add what a worker has counted, by name of the metric."""
@@ -388,6 +410,8 @@ class WorkerPool:
             self._kick_due = True
             if error is not None:
                 self._last_errors[event.worker] = error
+            if self._complete and self.state.finished:
+                self.backlog.fail(self.closed())
             if not self.state.wanted(event.worker):
                 self.backlog.leave(_number(event.worker), failed=False)
             elif self.state[event.worker] in {WorkerState.EXITED, WorkerState.FATAL}:
@@ -399,19 +423,6 @@ class WorkerPool:
     def _bury(self, worker: str) -> None:
         self.backlog.leave(_number(worker))
         self._kick_due = True
-
-    async def _store(
-        self,
-        commit: Callable[[object], Awaitable[None]],
-        position: object,
-        answer: Callable[[str | None], None],
-    ) -> None:
-        try:
-            await commit(position)
-        except Exception as error:
-            answer(str(error))
-        else:
-            answer(None)
 
     # --- time -----------------------------------------------------------------
 

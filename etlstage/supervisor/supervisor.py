@@ -11,8 +11,6 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
-    Callable,
     Iterable,
     Iterator,
 )
@@ -39,8 +37,10 @@ from etlstage.errors import (
     WorkerStartFailed,
 )
 from etlstage.messages import Position, Result, Run, StageKind, counted, sound
-from etlstage.protocol.base import Limits, Side
+from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.events import Assignment, Parting
 from etlstage.stage.stage import Stage
+from etlstage.supervisor.commit import Commits, StoreCommit
 from etlstage.supervisor.exchange.exchange import Outcome
 from etlstage.supervisor.exchange.keyed import Lanes
 from etlstage.supervisor.exchange.submission import Collected, Submission
@@ -88,11 +88,14 @@ class AsyncSupervisor:
             count, but it waits.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
         launch: What starts the workers; by default what their dialect asks for.
-        commit: Stores a position that a worker asks to have stored, in a dialect that
-            knows of it; None: such a worker is told that nobody does.
+        commit: Stores a position that a worker commits, in a dialect that knows of
+            it; None: such a worker is answered that nobody does.
+        assignment: The share of the input that the one worker is started for, and
+            where to go on in it, in such a dialect.
 
     Raises:
         TypeError: If ``stage`` is no stage.
+        ValueError: If several workers would have one share.
         WorkerStartFailed: On entering, if the program can't be run, or the script that
             it is to interpret is not there.
         InvalidState: By methods, outside the block.
@@ -108,19 +111,28 @@ class AsyncSupervisor:
         max_pending: int | None = None,
         meter: Meter | None = None,
         launch: Launch = launch_worker,
-        commit: Callable[[object], Awaitable[None]] | None = None,
+        commit: StoreCommit | None = None,
+        assignment: Assignment | None = None,
     ) -> None:
         if not isinstance(stage, Stage):
             raise TypeError(
                 f"expected a Stage, got {type(stage).__name__}; make one with"
                 ' Stage(name="clean", worker=["python", "clean.py"])'
             )
+        shared = assignment is not None or stage.dialect.shape is Shape.COMMITTED
+        if shared and stage.pool.max > 1:
+            raise ValueError(
+                f"stage {stage.name}: expected one worker, found workers:"
+                f" {stage.pool.max}: in dialect {stage.dialect.name} one has all of a"
+                " share of the input; have a supervisor for each share"
+            )
         self.stage = stage
         # Only real processes have a program: others may call it what they like.
         self._looks = launch is launch_worker
         self._metrics = StageMetrics(meter, stage.name) if meter is not None else None
         self._observers = Observers(stage, self._metrics)
-        self._pool = WorkerPool(stage, self._observers, self._metrics, launch, commit)
+        commits = Commits(stage, commit, assignment)
+        self._pool = WorkerPool(stage, self._observers, self._metrics, launch, commits)
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._max_pending = max_pending
@@ -162,7 +174,7 @@ class AsyncSupervisor:
         """Stop the workers; at once when the block failed or was cancelled."""
         await self._finish(patient=kind is None)
 
-    async def aclose(self, *, drain: float = 0.0) -> None:
+    async def aclose(self, *, drain: float = 0.0, why: Parting = Parting.DRAIN) -> None:
         """
         Stop the workers and wait until they are gone.
 
@@ -172,14 +184,25 @@ class AsyncSupervisor:
         Args:
             drain: Seconds in which what was submitted may end before. Nothing new is
                 taken then, and streams read no more of their input.
+            why: What the workers are told, where their dialect has words for it.
 
         """
-        self._pool.closing = True
+        self._pool.closing, self._pool.parting = True, why
         for intake in self._intakes:
             intake.scope.cancel()
         with anyio.move_on_after(drain):
             await self._pool.drain()
         await self._stop(patient=True)
+
+    def finish(self) -> None:
+        """
+        Let the workers end when all is answered: nothing more will be submitted.
+
+        They are told that their input has ended, where their dialect says so, and may
+        commit once more. What none has committed then ends with :class:`NotCommitted`.
+        """
+        self._running()
+        self._pool.complete()
 
     async def _stop(self, *, patient: bool) -> None:
         if self._tasks is None:

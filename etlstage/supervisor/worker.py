@@ -29,11 +29,13 @@ from etlstage.errors import (
     Attempt,
     EtlstageError,
     FailureCause,
+    NotCommitted,
     StageFailed,
     WorkerLost,
 )
 from etlstage.messages import StageKind, counted
 from etlstage.protocol.base import Shape
+from etlstage.protocol.events import Assignment
 from etlstage.supervisor.blame import Blame
 from etlstage.supervisor.diagnostic import StatusReader
 from etlstage.supervisor.exchange.retry import Loss
@@ -236,9 +238,20 @@ class WorkerProcess:
         text = f"stage {name}: no worker has ever answered: worker {self.name} {reason}"
         self._pool.backlog.fail(StageFailed(text, stage=name))
 
-    def commit(self, position: object, answer: Callable[[str | None], None]) -> None:
+    @property
+    def assignment(self) -> Assignment | None:
+        """The share of the input that it has, and where to go on in it."""
+        return self._pool.commits.assignment
+
+    def commit(
+        self, exchange: int, position: object, answer: Callable[[str | None], None]
+    ) -> None:
         """Have a position stored, then call ``answer``, with the error if it failed."""
-        self._pool.commit(position, answer)
+        self._pool.commit(self.name, exchange, position, answer)
+
+    def end_if_answered(self) -> None:
+        """Have the workers end if nothing more will come, and all is answered."""
+        self._pool.end_if_answered()
 
     def refused(self, code: int, category: int, reason: str) -> EtlstageError:
         """Return the error of a message that the worker refused."""
@@ -313,6 +326,7 @@ class WorkerProcess:
                 until = anyio.current_time() + self._timeout
                 self._note_exit(status)
                 await self._read_rest(status, until)
+                await self.link.stored()  # bounded by timeout.commit
                 group.cancel_scope.cancel()
             # Whoever follows it need not wait for what it has left behind.
             self._end(status)
@@ -366,9 +380,11 @@ class WorkerProcess:
         await self._quit.wait()
         if self.exited:
             return
-        if self._patient and self.link.say_farewell():
+        if self._patient and self.link.say_farewell(self._pool.parting):
             self._log_step("the farewell of its dialect")
-            await self._wait(self._timeout, self._gone.wait)
+            limit = self._stage.timeout.farewell
+            limit = self._timeout if limit is None else limit
+            await self._wait(limit, self._gone.wait)
         if self._patient and not self.exited:
             # What it has not read is of interest, and gone with the pipe.
             self._note_unread()
@@ -562,6 +578,8 @@ class WorkerProcess:
         # One that was stopped by force had no time to end well.
         if self._stage.kind is not StageKind.LOAD or self._pool.state.forced:
             return 0
+        if self._stage.dialect.shape is Shape.COMMITTED:
+            return 0  # it has committed what counts
         return self.link.answered
 
     def _doubt_end(self, status: int) -> WorkerLost | None:
@@ -591,7 +609,7 @@ class WorkerProcess:
     def _lose(self, *, untouched: bool) -> Loss:
         link, dispatch = self.link, self.link.dispatch
         if self._pool.state.stopping:
-            error = self._describe(dispatch.held)
+            error = self._not_committed() or self._describe(dispatch.held)
             return Loss(held=dispatch.abandon(error, link.owed), retried=0)
         return dispatch.lose(
             self._blame.attempt(self._reason),
@@ -599,6 +617,18 @@ class WorkerProcess:
             owed=link.owed,
             untouched=untouched,
             mispaired=link.mispaired and link.mispaired.exchanges,
+        )
+
+    def _not_committed(self) -> NotCommitted | None:
+        """Return why what it held counts as unprocessed, if it has answered it."""
+        commits = self._stage.dialect.shape is Shape.COMMITTED
+        if not commits or self.error is not None or self.link.owed:
+            return None
+        held = counted(self.link.dispatch.held, "message")
+        return NotCommitted(
+            f"stage {self._stage.name}: worker {self.name} ended and had not committed"
+            f" {held} that it had answered; the next run gives them again",
+            stage=self._stage.name,
         )
 
     def _describe(self, held: int, tries: int = 1) -> EtlstageError:

@@ -351,9 +351,8 @@ class WorkerUnderTest:
 
     async def close(self) -> int:
         """Say farewell, close its stdin, and return the exit status."""
-        event = self.stage.dialect.farewell()
-        if event is not None and Channel.STDOUT in self._process.open:
-            await self.send(event)
+        if self.session.says_farewell and Channel.STDOUT in self._process.open:
+            await self.send(Farewell())
         self.close_stdin()
         status = await self.exited()
         self.examine()

@@ -33,7 +33,7 @@ from typing import Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 from etlstage.errors import RemoteProtocolError
 from etlstage.messages import AnnotatedRun
-from etlstage.protocol.kcl._events import (
+from etlstage.protocol.events import (
     Added,
     CommitAnswered,
     CommitAsked,
@@ -41,6 +41,7 @@ from etlstage.protocol.kcl._events import (
     Failed,
     Farewell,
     Opened,
+    Parting,
     Ready,
 )
 from etlstage.protocol.kcl.checkpoint import (
@@ -277,14 +278,14 @@ class _Life:
             case Opened(first, AnnotatedRun() as run):
                 self._process(run)
                 self._say(Added(first, (), ended=True))
-            case Farewell(reason):
-                if reason == "lost":
+            case Farewell(why=why):
+                if why is Parting.LOST:
                     processor.lease_lost()
-                elif reason == "ended":
+                elif why is Parting.ENDED:
                     processor.shard_ended(checkpointer)
                 else:
                     processor.shutdown_requested(checkpointer)
-                self._say(Farewell(reason))
+                self._say(Farewell(why=why))
             case _:
                 raise AssertionError(f"unreachable: {event}")
 

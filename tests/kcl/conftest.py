@@ -10,7 +10,7 @@ from typing import TypeAlias
 import pytest
 
 import etlstage
-from etlstage.protocol.kcl._events import Assignment
+from etlstage.protocol.events import Assignment
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.session import KclSession
 from tests.kcl.client import CURRENT, OLD, downloaded

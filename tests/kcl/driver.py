@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Final
 
 from etlstage.protocol.base import SEND_EOF
-from etlstage.protocol.kcl._events import (
+from etlstage.protocol.events import (
     CommitAnswered,
     CommitAsked,
     Ended,

@@ -11,7 +11,7 @@ import pytest
 
 from etlstage.errors import RemoteProtocolError
 from etlstage.messages import AnnotatedRun
-from etlstage.protocol.kcl._events import Farewell, Opened
+from etlstage.protocol.events import Farewell, Opened, Parting
 from etlstage.protocol.kcl.lines import Version
 from tests.kcl.client import CURRENT, OLD
 from tests.kcl.conftest import Sample
@@ -69,16 +69,16 @@ def test_life_of_the_current_client(current: Sample) -> None:
         assert driver.asked == [(SECOND, 1)]
         assert driver.ended == 2
         driver.send(Opened(3, [b"next"]))
-        assert driver.session.owed == 1
-        assert driver.part(Farewell("lost")) == 0
-    assert driver.session.owed == 1
+        assert driver.session.uncommitted == 1
+        assert driver.part(Farewell(why=Parting.LOST)) == 0
+    assert driver.session.uncommitted == 1
 
 
 def test_end_of_a_shard(current: Sample) -> None:
     """It checkpoints without a number."""
     with current() as driver:
         driver.send(Opened(1, RECORDS))
-        assert driver.part(Farewell("ended")) == 0
+        assert driver.part(Farewell(why=Parting.ENDED)) == 0
         assert driver.asked[-1] == ("SHARD_END", 0)
 
 
@@ -86,7 +86,7 @@ def test_end_of_a_shard_that_is_not_stored(current: Sample) -> None:
     """The client answers all the same, and tries no more: a daemon hangs then."""
     with current() as driver:
         driver.errors = ["ThrottlingException"]
-        driver.session.send(Farewell("ended"), 0.0)
+        driver.session.send(Farewell(why=Parting.ENDED), 0.0)
         driver.until(lambda: False)
         assert driver.failed is not None
         assert isinstance(driver.failed.error, RemoteProtocolError)
@@ -99,8 +99,8 @@ def test_shutdown_requested(current: Sample, error: str | None) -> None:
     with current(position=["5", 0]) as driver:
         driver.session.send(Opened(1, [b"x"]), 0.0)
         driver.errors = [None, error]
-        assert driver.part(Farewell("stopping")) == 0
-        assert driver.session.owed == 0
+        assert driver.part(Farewell(why=Parting.DRAIN)) == 0
+        assert driver.session.uncommitted == 0
 
 
 def test_first_batch_is_empty(current: Sample) -> None:
@@ -117,8 +117,8 @@ def test_life_of_the_old_client(old: Sample) -> None:
     """It says in plain text what it does: noise."""
     with old() as driver:
         driver.send(Opened(1, RECORDS))
-        assert driver.session.owed == 2
-        assert driver.part(Farewell("stopping")) == 0
+        assert driver.session.uncommitted == 2
+        assert driver.part(Farewell(why=Parting.DRAIN)) == 0
     assert driver.noise == [b"Shutting down due to failover. Will not checkpoint."]
 
 
@@ -126,7 +126,7 @@ def test_end_of_a_shard_with_the_old_client(old: Sample) -> None:
     """It is told to terminate."""
     with old() as driver:
         driver.send(Opened(1, RECORDS))
-        assert driver.part(Farewell("ended")) == 0
+        assert driver.part(Farewell(why=Parting.ENDED)) == 0
         assert driver.asked == [("SHARD_END", 0)]
         assert driver.ended == 2
 
@@ -143,13 +143,13 @@ def test_processor_that_buffers_loses_nothing(
     with script(source, version, client) as driver:
         assert driver.noise == [b"initialized shardId-000000000000"]
         driver.send(Opened(1, [b"x"] * 5))
-        assert (driver.ended, driver.session.owed) == (4, 1)
+        assert (driver.ended, driver.session.uncommitted) == (4, 1)
         driver.session.send(Opened(6, [b"x"] * 5), 0.0)
         driver.until(lambda: False)
         assert driver.child.wait(10) == 3
     assert driver.failed is not None
     assert "expected its status for processRecords" in str(driver.failed.error)
-    assert (driver.ended, driver.session.owed) == (8, 2)
+    assert (driver.ended, driver.session.uncommitted) == (8, 2)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_checkpoint_that_fails_once(
     with script(BUFFERING.format(v=module, lost=lost), version, client) as driver:
         driver.send(Opened(1, [b"x"]))
         driver.errors = ["ThrottlingException"]
-        assert driver.part(Farewell("stopping")) == 0
+        assert driver.part(Farewell(why=Parting.DRAIN)) == 0
         assert b"refused ThrottlingException" in driver.noise
         assert driver.asked == [("1", 0), ("1", 0)]
 
@@ -171,7 +171,7 @@ def test_checkpoint_that_fails_once(
 def test_shard_end_that_a_processor_ignores(script: Sample) -> None:
     """It is found at once, by name."""
     with script(BUFFERING.format(v=3, lost="lease_lost"), client=CURRENT) as driver:
-        driver.session.send(Farewell("ended"), 0.0)
+        driver.session.send(Farewell(why=Parting.ENDED), 0.0)
         driver.until(lambda: False)
         assert driver.failed is not None
         assert "without a checkpoint" in str(driver.failed.error)
@@ -202,7 +202,7 @@ kcl.run(Printing())
     with script(source, version) as driver:
         driver.send(Opened(1, [b"a", b"b"]))
         assert driver.ended == 1
-        assert driver.part(Farewell("ended")) == 0
+        assert driver.part(Farewell(why=Parting.ENDED)) == 0
         assert driver.ended == 2
     assert driver.noise == []
 
@@ -218,4 +218,4 @@ kcl.run(kcl.Processor())
         driver.session.send(Opened(1, [b"a"]), 0.0)
         driver.until(lambda: False)
         assert driver.child.wait(10) == 1
-        assert driver.session.owed == 1
+        assert driver.session.uncommitted == 1

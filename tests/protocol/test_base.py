@@ -86,7 +86,6 @@ def test_dialect_may_leave_the_rest_unsaid() -> None:
     assert told == ()
     assert dialect.identity(b"x") is None
     assert dialect.services("127.0.0.1", 1) is None
-    assert dialect.farewell() is None
     assert dialect.fitted(batches=True, heartbeat=1.0) is dialect
 
 

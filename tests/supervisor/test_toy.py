@@ -43,6 +43,7 @@ from etlstage.stage import (
 )
 from etlstage.supervisor import (
     AsyncSupervisor,
+    CommitRequest,
     Outcome,
     SupervisorEvent,
     WorkerExited,
@@ -215,17 +216,17 @@ async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
         async for event in toy.events():
             if isinstance(event, Opened):
                 current = event.first
-                await toy.say(CommitAsked(event.messages[0].decode()))
+                await toy.say(CommitAsked(current, event.messages[0].decode()))
             elif isinstance(event, CommitAnswered):
                 answers.append(event)
                 await toy.say(Ended(current, [()]))
         return 0
 
-    async def commit(position: object) -> None:
+    async def commit(request: CommitRequest) -> None:
         await anyio.sleep(1)
-        if position == "two":
+        if request.position == "two":
             raise OSError("disk full")
-        stored.append(position)
+        stored.append(request)
 
     async with AsyncSupervisor(
         stage(window=1), launch=ScriptedLaunch(asks), commit=commit
@@ -235,7 +236,7 @@ async def test_question_in_the_middle_of_an_exchange_is_answered() -> None:
     async with AsyncSupervisor(stage(), launch=ScriptedLaunch(asks)) as supervisor:
         await supervisor.submit([b"three"])
 
-    assert stored == ["one"]
+    assert stored == [CommitRequest("t-1", None, 1, "one")]
     assert answers == [
         CommitAnswered("one"),
         CommitAnswered("two", "disk full"),
@@ -253,11 +254,11 @@ async def test_question_behind_the_farewell_is_answered() -> None:
         await toy.say(Ready())
         async for _ in toy.events():
             pass
-        await toy.say(CommitAsked("last"))
+        await toy.say(CommitAsked(0, "last"))
         heard.append(await anext(toy.events()))
         return 0
 
-    async def commit(_position: object) -> None:
+    async def commit(_request: CommitRequest) -> None:
         await anyio.sleep(1)
 
     async with AsyncSupervisor(
@@ -286,7 +287,7 @@ async def ask_while_it_stores(*, hangs: bool) -> tuple[tuple[bytes, ...], float]
                 if isinstance(event, Opened):
                     current = event.first
                     await anyio.sleep(20)
-                    await toy.say(CommitAsked("here"))
+                    await toy.say(CommitAsked(current, "here"))
                 elif isinstance(event, CommitAnswered):
                     await anyio.sleep(5)
                     if not hangs:
@@ -294,10 +295,12 @@ async def ask_while_it_stores(*, hangs: bool) -> tuple[tuple[bytes, ...], float]
             tasks.cancel_scope.cancel()
         return 0
 
-    async def commit(_position: object) -> None:
+    async def commit(_request: CommitRequest) -> None:
         await anyio.sleep(100)
 
-    run = stage(timeout=Timeouts(message=30), on_error=ErrorPolicy(retries=0))
+    run = stage(
+        timeout=Timeouts(message=30, commit=200), on_error=ErrorPolicy(retries=0)
+    )
     async with AsyncSupervisor(
         run, launch=ScriptedLaunch(asks), commit=commit
     ) as supervisor:
@@ -402,7 +405,9 @@ async def test_exchange_that_takes_too_long_is_cancelled_alone() -> None:
         return 0
 
     scripted = ScriptedLaunch(slow_at_one)
-    run = stage(timeout=Timeouts(message=30), on_error=ErrorPolicy(retries=0))
+    run = stage(
+        timeout=Timeouts(message=30, commit=200), on_error=ErrorPolicy(retries=0)
+    )
     async with AsyncSupervisor(run, launch=scripted) as supervisor:
         results = await supervisor.submit([b"a", b"stuck", b"b"])
 

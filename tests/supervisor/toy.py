@@ -41,6 +41,7 @@ class ToySession:
 
     in_order: Final = False
     unprompted: Final = True
+    says_farewell: Final = True
 
     def __init__(self, side: Side, concurrency: int = 3, kind: str = "") -> None:
         self.side, self.concurrency, self.kind = side, concurrency, kind
@@ -106,11 +107,16 @@ class ToySession:
                 raise LocalProtocolError("no room for one more exchange")
             self.open.add(event.first)
             event = event._replace(event=event.event or self.kind)
+        if isinstance(event, e.Farewell):
+            event = e.Farewell(event.code, event.reason or "enough")
         if isinstance(event, e.Ended | e.Cancelled):
             self.open -= _ids(event)
         data = isinstance(event, e.Opened | e.Added | e.Ended)
         # What else there is to say of some, other dialects say.
-        said = [NAMES[type(event)], *_text(event[:5])]
+        said = [
+            NAMES[type(event)],
+            *_text(event[: 3 if isinstance(event, e.Farewell) else 5]),
+        ]
         self._out[data].append(json.dumps(said).encode())
 
     def data_to_send(self) -> list[bytes]:
@@ -182,9 +188,6 @@ class ToyDialect(Dialect):
 
     def one_by_one(self) -> Self:
         return self
-
-    def farewell(self) -> e.Event:
-        return e.Farewell(0, "enough")
 
 
 class ToyWorker:

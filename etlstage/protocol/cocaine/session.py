@@ -51,6 +51,7 @@ NORMAL: Final = 1
 """Code of a terminate: all is well."""
 ABNORMAL: Final = 2
 """Code of a terminate: another worker would fare no better."""
+_STOPPING: Final = Farewell(NORMAL, "the stage is stopping")
 _FRAMING: Final = 5  # bytes that msgpack puts in front of a string, at most
 _LIMITS: Final = Limits()
 _DEADLINES: Final = Deadlines()
@@ -93,6 +94,7 @@ class CocaineSession:
 
     in_order: Final = False
     unprompted: Final = True
+    says_farewell: Final = True
 
     def __init__(
         self,
@@ -309,7 +311,7 @@ class CocaineSession:
         self._leave_if_drained()
 
     def _say_farewell(self, event: Farewell) -> None:
-        self._farewell = event
+        self._farewell = event if event.code else _STOPPING
         if self._ours and len(self._sessions):
             # Frameworks drop what they have when they are told.
             self.state = State.SEALED

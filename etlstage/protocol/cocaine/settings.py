@@ -25,8 +25,8 @@ from etlstage.protocol.cocaine.frame import (
 from etlstage.protocol.cocaine.locator import Locator
 from etlstage.protocol.cocaine.passing import Passing
 from etlstage.protocol.cocaine.reading import FrameReader
-from etlstage.protocol.cocaine.session import NORMAL, CocaineSession
-from etlstage.protocol.events import Event, Farewell, Opened, Ready
+from etlstage.protocol.cocaine.session import CocaineSession
+from etlstage.protocol.events import Assignment, Opened, Ready
 from etlstage.settings.definition import (
     Definition,
     Section,
@@ -169,7 +169,7 @@ class CocaineDialect(Definition, Dialect):
         *,
         batch: int = 1,
         kind: StageKind = StageKind.TRANSFORM,
-        assignment: object = None,
+        assignment: Assignment | None = None,
         window: int | None = None,
         life: float | None = None,
     ) -> CocaineSession:
@@ -243,10 +243,6 @@ class CocaineDialect(Definition, Dialect):
         ours.data_to_send()  # an answer to its heartbeat
         ours.send(Opened(1, messages, each=False), 0.0)
         return b"".join(ours.data_to_send())
-
-    def farewell(self) -> Event:
-        """Return what is said to a worker that is to end."""
-        return Farewell(NORMAL, "the stage is stopping")
 
     def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
         """Return whether an exit is a failure: any is that nobody asked for."""

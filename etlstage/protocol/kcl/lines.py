@@ -24,7 +24,6 @@ __all__ = (
     "Ask",
     "Column",
     "Lines",
-    "Reason",
     "Row",
     "Status",
     "Version",
@@ -57,17 +56,6 @@ class Version(Enum):
     """Daemons from 1.7.2 to 1.15: ``sequenceNumber``, ``shutdown``."""
     V2 = "v2"
     """Daemons since 2.1: ``leaseLost``, ``shardEnded``."""
-
-
-class Reason(Enum):
-    """Why a life ends; a later one overrides an earlier one."""
-
-    STOPPING = "stopping"
-    """We stop, or hand the shard over: it may checkpoint once more."""
-    ENDED = "ended"
-    """The shard has no more records, for good."""
-    LOST = "lost"
-    """The shard is another's."""
 
 
 class Row(NamedTuple):

@@ -21,7 +21,7 @@ from etlstage.errors import (
 )
 from etlstage.messages import AnnotatedRun
 from etlstage.protocol.base import Side
-from etlstage.protocol.kcl._events import (
+from etlstage.protocol.events import (
     Added,
     Assignment,
     CommitAnswered,
@@ -30,13 +30,13 @@ from etlstage.protocol.kcl._events import (
     Failed,
     Farewell,
     Opened,
+    Parting,
     Ready,
 )
 from etlstage.protocol.kcl.checkpoint import Checkpoint, position_of
 from etlstage.protocol.kcl.lines import (
     Column,
     Lines,
-    Reason,
     ask_line,
     read_object,
     status_line,
@@ -47,11 +47,11 @@ from etlstage.protocol.kcl.lines import (
 __all__ = ("ProcessorSession", "Turn")
 
 _ENDS: Final = {
-    ("leaseLost", None): Reason.LOST,
-    ("shardEnded", None): Reason.ENDED,
-    ("shutdownRequested", None): Reason.STOPPING,
-    ("shutdown", "ZOMBIE"): Reason.LOST,
-    ("shutdown", "TERMINATE"): Reason.ENDED,
+    ("leaseLost", None): Parting.LOST,
+    ("shardEnded", None): Parting.ENDED,
+    ("shutdownRequested", None): Parting.DRAIN,
+    ("shutdown", "ZOMBIE"): Parting.LOST,
+    ("shutdown", "TERMINATE"): Parting.ENDED,
 }
 """Actions at the end of a life, with their reasons."""
 
@@ -87,6 +87,9 @@ class ProcessorSession:
 
     side: Final = Side.WORKER
     in_order: Final = True
+    unprompted: Final = False
+    says_farewell: Final = False
+    room: Final = 0.0
 
     def __init__(self, max_line: int = 2**31) -> None:
         self.turn: Turn = Turn.THEIRS
@@ -95,7 +98,7 @@ class ProcessorSession:
         self._lines = Lines(max_line)
         self._member = "sequenceNumber"
         self._action = ""  # in flight
-        self._reason = ""  # of the farewell in flight
+        self._parting: Parting | None = None  # of the farewell in flight
         self._given = 0  # records
         self._asked: object = None
         self._events: list[Event] = []
@@ -127,6 +130,9 @@ class ProcessorSession:
             self._wrong("stdin ended, expected the answer to a checkpoint")
         elif self.turn is not Turn.ERROR:
             self.turn = Turn.OVER
+
+    def peer_exited(self, clean: bool, now: float) -> None:
+        """Do nothing: a supervisor that is gone owes nothing."""
 
     def events_received(self) -> list[Event]:
         """Return, once, what has been received since the last call."""
@@ -176,8 +182,8 @@ class ProcessorSession:
         end = _ENDS.get((action or "", text_of(said.get("reason"))))
         if end is None:
             return None
-        self._reason = end.value
-        return Farewell(self._reason)
+        self._parting = end
+        return Farewell(why=end)
 
     def _opened(self, said: dict[str, Any]) -> Event:
         records = said["records"]
@@ -220,9 +226,8 @@ class ProcessorSession:
                 self._answer(Turn.THEIRS)
             case Added(ended=True) if self._action == "processRecords":
                 self._answer(Turn.THEIRS)
-            case Farewell(reason) if reason == self._reason:
-                more = reason == Reason.STOPPING.value
-                self._answer(Turn.THEIRS if more else Turn.OVER)
+            case Farewell(why=why) if why is self._parting:
+                self._answer(Turn.THEIRS if why is Parting.DRAIN else Turn.OVER)
             case _:
                 raise LocalProtocolError(
                     f"can't send {type(event).__name__} in answer to {self._action}"
@@ -238,7 +243,7 @@ class ProcessorSession:
 
     def _answer(self, turn: Turn) -> None:
         self._out.append(status_line(self._action))
-        self._action, self._reason, self.turn = "", "", turn
+        self._action, self._parting, self.turn = "", None, turn
 
     def data_to_send(self) -> list[bytes]:
         """Return, once, the bytes to write."""

@@ -10,9 +10,9 @@ no exchange: a record is one, and it ends when a checkpoint that covers it has b
 stored. What is open when a processor is lost is to come again, in order, behind what
 the next ``initialize`` names.
 
-What must be kept in sync: ``owed``, ``room`` and ``working`` are plain attributes,
-since they are asked for at every turn; :meth:`KclSession._settle` brings them up to
-date at the end of each call.
+What must be kept in sync: ``owed`` and ``room`` are plain attributes, since they are
+asked for at every turn; :meth:`KclSession._settle` brings them up to date at the end
+of each call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from etlstage.errors import (
 )
 from etlstage.messages import Run, Singles
 from etlstage.protocol.base import SEND_EOF, Side
-from etlstage.protocol.kcl._events import (
+from etlstage.protocol.events import (
     Alive,
     Assignment,
     CommitAnswered,
@@ -41,6 +41,7 @@ from etlstage.protocol.kcl._events import (
     Farewell,
     Noise,
     Opened,
+    Parting,
     Ready,
 )
 from etlstage.protocol.kcl.checkpoint import (
@@ -57,7 +58,6 @@ from etlstage.protocol.kcl.lines import (
     ROWS,
     Ask,
     Lines,
-    Reason,
     Status,
     Version,
     answer_line,
@@ -95,7 +95,7 @@ class State(Enum):
     """It broke the protocol, or closed stdout."""
 
 
-_RANK: Final = {reason: rank for rank, reason in enumerate(Reason)}
+_RANK: Final = {why: rank for rank, why in enumerate(Parting)}
 _CHECKPOINTS: Final[Mapping[State, bool]] = {
     State.INITIALIZING: False,
     State.PROCESSING: True,
@@ -126,6 +126,8 @@ class KclSession:
 
     side: Final = Side.SUPERVISOR
     in_order: Final = True
+    unprompted: Final = True
+    says_farewell: Final = True
 
     def __init__(
         self,
@@ -152,8 +154,9 @@ class KclSession:
         self._asks: deque[Ask] = deque()
         self._position: Checkpoint | None = None  # is being stored
         self._refused: str | None = None  # the last answer to a checkpoint
-        self._reason: Reason | None = None
+        self._reason: Parting | None = None
         self._requested = False
+        self._given = 0  # records of the action given last
         self._idle_since: float | None = None
         self._full_since: float | None = None
         self._events: list[Event] = []
@@ -162,14 +165,15 @@ class KclSession:
             initialize_line(self._row, self.shard, self._open.stored)
         ]
         self.owed: int = 0
+        """Records of the action in flight."""
+        self.uncommitted: int = 0
         """Exchanges that are open: records that no stored checkpoint covers."""
         self.room: float = 0
         """Records that may be given now, as one action."""
-        self.working: bool = True
-        """It is the processor's turn: not while we store a position for it."""
 
     def __repr__(self) -> str:
-        return f"<KclSession {self.shard!r} {self.state.name} owed={self.owed}>"
+        open_ = self.uncommitted
+        return f"<KclSession {self.shard!r} {self.state.name} uncommitted={open_}>"
 
     @property
     def stored(self) -> Checkpoint:
@@ -200,8 +204,8 @@ class KclSession:
             self._wrong(f"closed stdout, expected its status for {self._action}")
         self._settle(now)
 
-    def reading_paused(self, paused: bool, now: float, /) -> None:
-        """Nothing depends on when it is read."""
+    def peer_exited(self, clean: bool, now: float) -> None:
+        """Do nothing: what no checkpoint covers is open, however it exited."""
 
     def events_received(self) -> list[Event]:
         """Return, once, what has been received since the last call."""
@@ -331,7 +335,7 @@ class KclSession:
         if not _CHECKPOINTS[self.state]:
             lost = self.state is State.LOSING and self._row.checkpointer
             return SHUTDOWN if lost else INVALID_STATE
-        return SHUTDOWN if self._reason is Reason.LOST else None
+        return SHUTDOWN if self._reason is Parting.LOST else None
 
     def _answer(self, error: str | None) -> None:
         self._refused = error
@@ -351,8 +355,8 @@ class KclSession:
         match event:
             case CommitAnswered(position, error):
                 self._committed(position, error)
-            case Farewell(reason):
-                self._say_farewell(reason)
+            case Farewell(why=why):
+                self._say_farewell(why)
             case Opened(first, messages, each=True, ended=True) if (
                 self.state is State.READY and len(messages) <= self.room
             ):
@@ -378,6 +382,7 @@ class KclSession:
             if not ranks:
                 return
         self._open.give(first, messages, ranks)
+        self._given = len(ranks)
         self._out.append(records_line(self._row, messages, ranks))
         self.state = State.PROCESSING
 
@@ -400,11 +405,9 @@ class KclSession:
     def _end(self, first: int, count: int) -> None:
         self._events.append(Ended(first, Singles([], range(count))))
 
-    def _say_farewell(self, reason: str) -> None:
-        known = {each.value: each for each in Reason}
-        asked = known.get(reason, Reason.STOPPING)
-        if self._reason is None or _RANK[asked] > _RANK[self._reason]:
-            self._reason = asked
+    def _say_farewell(self, why: Parting) -> None:
+        if self._reason is None or _RANK[why] > _RANK[self._reason]:
+            self._reason = why
         if self.state is State.INITIALIZING:
             # Daemons end without a word the life of who was never initialized.
             self._leave()
@@ -415,10 +418,10 @@ class KclSession:
         if self.state is not State.READY or self._reason is None:
             return
         request = requested_line(self._row, self._open.largest)
-        if self._reason is Reason.ENDED:
+        if self._reason is Parting.ENDED:
             self.state = State.ENDING
             self._out.append(self._row.ended[1])
-        elif self._reason is Reason.STOPPING and request and not self._requested:
+        elif self._reason is Parting.DRAIN and request and not self._requested:
             self.state = State.REQUESTED
             self._out.append(request)
         else:
@@ -447,7 +450,7 @@ class KclSession:
         if overdue is not None and now >= overdue:
             self._fail(
                 RemoteProtocolError(
-                    f"shard {self.shard}: {self.owed:,} records"
+                    f"shard {self.shard}: {self.uncommitted:,} records"
                     f" ({self._open.size:,} bytes) are not covered by a checkpoint"
                     f" {self._overdue_after:g} s (commit_overdue) after"
                     " max_uncommitted was reached, expected one; does the processor"
@@ -473,11 +476,13 @@ class KclSession:
 
     def _settle(self, now: float) -> None:
         """Bring up to date what is asked at every turn."""
-        self.owed = self._open.count
-        free = self._most - self.owed if self._open.size < self._most_bytes else 0
+        self.uncommitted = self._open.count
+        self.owed = self._given if self.state is State.PROCESSING else 0
+        free = (
+            self._most - self.uncommitted if self._open.size < self._most_bytes else 0
+        )
         ready = self.state is State.READY
         self.room = max(0, min(self._batch, free)) if ready else 0
-        self.working = self.state in _CHECKPOINTS and self._position is None
         if free > 0 or self.state is State.ERROR:
             self._full_since = None
         elif self._full_since is None:

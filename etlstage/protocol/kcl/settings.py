@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Final, Self
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
-from etlstage.protocol.kcl._events import Assignment, Event, Farewell, Opened
+from etlstage.protocol.events import Assignment, Opened
 from etlstage.protocol.kcl.checkpoint import position_of
-from etlstage.protocol.kcl.lines import Reason, Version, status_line
+from etlstage.protocol.kcl.lines import Version, status_line
 from etlstage.protocol.kcl.processor import ProcessorSession
 from etlstage.protocol.kcl.session import KclSession
 from etlstage.settings.definition import Definition, Section, settings_of
@@ -66,15 +66,15 @@ class KclDialect(Definition, Dialect):
 
     @property
     def shape(self) -> Shape:
-        """How exchanges are made from messages: each is one."""
-        return Shape.MESSAGE
+        """How exchanges are made from messages: each is one, until a checkpoint."""
+        return Shape.COMMITTED
 
     @property
     def announces(self) -> bool:
         """Whether a worker says by itself that it is ready: it answers initialize."""
         return True
 
-    def open(  # type: ignore[override]
+    def open(
         self,
         side: Side,
         limits: Limits,
@@ -82,6 +82,8 @@ class KclDialect(Definition, Dialect):
         batch: int = 10_000,
         kind: StageKind = StageKind.LOAD,
         assignment: Assignment | None = None,
+        window: int | None = None,
+        life: float | None = None,
     ) -> KclSession | ProcessorSession:
         """
         Return a fresh session.
@@ -92,6 +94,8 @@ class KclDialect(Definition, Dialect):
             batch: Records of an action, at most.
             kind: Of the stage.
             assignment: The shard; by default one that begins at its beginning.
+            window: Is not for a processor: it has one action at a time.
+            life: Likewise.
 
         Raises:
             ConfigError: If what was committed is no position in a shard.
@@ -133,10 +137,6 @@ class KclDialect(Definition, Dialect):
         session.receive_data(status_line("initialize"), 0.0)
         session.send(Opened(1, messages), 0.0)
         return b"".join(session.data_to_send())
-
-    def farewell(self) -> Event:  # type: ignore[override]
-        """Return what asks a processor to end."""
-        return Farewell(Reason.STOPPING.value)
 
     def failed(self, status: int, *, told: bool, held: int, unproven: int = 0) -> bool:
         """Return whether an exit is a failure: any that was not requested is."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from etlstage.messages import Run, StageKind
 from etlstage.protocol.base import Dialect, Limits, Shape, Side
+from etlstage.protocol.events import Assignment
 from etlstage.protocol.marker.blocks import Terms, Window
 from etlstage.protocol.marker.framing import LISTS, Framing
 from etlstage.protocol.marker.markers import Markers, escape
@@ -178,7 +179,7 @@ class MarkerDialect(Definition, Dialect):
         *,
         batch: int = 1,
         kind: StageKind = StageKind.TRANSFORM,
-        assignment: object = None,
+        assignment: Assignment | None = None,
         window: int | None = None,
         life: float | None = None,
     ) -> MarkerProtocol:

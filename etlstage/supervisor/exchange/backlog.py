@@ -121,8 +121,7 @@ class Backlog:
         self.in_step = self._steps > 0
 
     def step_on(self, messages: int) -> None:
-        """Take note of messages that have ended well."""
-        self.answered = True
+        """Count messages that were tried in lock-step."""
         if self.in_step:
             self._steps = max(0.0, self._steps - messages)
             self.in_step = self._steps > 0

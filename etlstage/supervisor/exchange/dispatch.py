@@ -28,12 +28,14 @@ from etlstage.supervisor.exchange.dialogue import Dialogue
 from etlstage.supervisor.exchange.exchange import Exchange, Outcome, Refused
 from etlstage.supervisor.exchange.giving import FULL, Full, Giving
 from etlstage.supervisor.exchange.retry import (
+    Judgement,
     LastError,
     Loss,
     carry_out,
     judge,
     judge_rounds,
     refused,
+    tried,
 )
 from etlstage.supervisor.exchange.table import Part, Range, Table
 
@@ -91,6 +93,7 @@ class Dispatcher:
         self._streams = shape is Shape.STREAM
         self._asks = shape is Shape.ASKED_BATCH
         self._batches = shape.batches
+        self._commits = shape is Shape.COMMITTED
         self._open = Table()
         self._begun: dict[int, _Begun] = {}  # replies that go on
         self._dialogues: dict[int, Dialogue] = {}  # those that are open, by turns
@@ -275,8 +278,9 @@ class Dispatcher:
                     self._dialogues.pop(id_, None)
         count = before - self._open.count
         if count:
-            self._answered_any = True
-            self._backlog.step_on(messages)
+            self._answered_any = self._backlog.answered = True
+            if not self._commits:
+                self._backlog.step_on(messages)
         return Answered(count, messages, size, reply_size)
 
     def expired(self, now: float, limit: float) -> list[int]:
@@ -334,6 +338,8 @@ class Dispatcher:
             return self._lose_rounds(
                 self._let_go(owed), attempt, error, untouched=untouched
             )
+        if self._commits:
+            return self._lose_in_order(attempt, error, owed, untouched=untouched)
         loss = self._lose_others(attempt, error, owed, untouched, mispaired)
         if not kept:
             return loss
@@ -374,6 +380,8 @@ class Dispatcher:
             count = len(messages)
             self._last += count
             self._open.add(Range(first, count, exchange, now))
+            if self._commits:
+                self._backlog.step_on(count)
             return Opened(first, messages)
         self._last = first
         self._open.add(Range(first, 1, exchange, now))
@@ -524,6 +532,32 @@ class Dispatcher:
             found.failed.extend(found.suspects)
             found.suspects.clear()
         return carry_out(found, count, error, self._backlog.suspects)
+
+    def _lose_in_order(
+        self, attempt: Attempt, error: LastError, owed: int, *, untouched: bool
+    ) -> Loss:
+        """
+        Have all that no position covers given again, in the order of its places.
+
+        A suspect that went first, and alone, would be covered by a position in front
+        of what comes before it. So all up to behind the suspects is given one by one;
+        who dies with a single message unanswered shows which it is.
+        """
+        count, opened = self.held, self._open.count
+        answered, held = _cut(self._let_go(owed), opened - owed, batches=False)
+        for exchange in self.giving.unsent():
+            exchange.submission.give_back(exchange)
+        failed: list[Exchange] = []
+        if held and not untouched:
+            self._backlog.go_in_step(sum(e.left for e in (*answered, *held)))
+            if sum(e.left for e in held) == 1:
+                held = [tried(held[0], attempt)]
+                if held[0].tries > self._stage.on_error.retries:
+                    failed, held = held, failed
+        found = Judgement([], [*answered, *held], failed)
+        loss = carry_out(found, count, error, self._backlog.suspects)
+        tries = max((e.tries for e in (*held, *failed)), default=0)
+        return loss._replace(tries=tries)
 
     def _lose_rounds(
         self,

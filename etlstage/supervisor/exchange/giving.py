@@ -81,6 +81,7 @@ class Giving:
         self._batches = shape.batches
         self._asks = shape is Shape.ASKED_BATCH
         self._in_order = in_order
+        self._commits = shape is Shape.COMMITTED
         # Who has several exchanges may end them in any order: one of each lane.
         self._one_a_lane = stage.order is Order.KEY and not in_order
         self._fresh = True  # it was given nothing but suspects
@@ -115,6 +116,8 @@ class Giving:
         if room < 1:
             return None
         count = int(min(room, _MOST))
+        if self._commits and self._backlog.in_step:
+            count = 1
         if self.again:
             return self._first(self.again, count)
         backlog = self._backlog
@@ -251,7 +254,6 @@ class Giving:
         if self.retiring or self.alone:
             return False
         return self._fresh or self._backlog.orphaned
-
 
 
 def take_ripe(

@@ -16,7 +16,6 @@ from etlstage.protocol.cocaine.settings import CocaineDialect, Payload
 from etlstage.protocol.events import (
     Added,
     Ended,
-    Farewell,
     Opened,
     Ready,
 )
@@ -166,7 +165,6 @@ def test_exit_without_our_terminate_is_a_failure() -> None:
     assert not dialect.failed(1, told=True, held=0)
     assert not dialect.failed(1, told=True, held=0, unproven=3)
     assert dialect.failed(-15, told=True, held=0, unproven=3)
-    assert dialect.farewell() == Farewell(1, "the stage is stopping")
 
 
 def test_silence_has_a_hint() -> None:

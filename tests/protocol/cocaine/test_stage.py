@@ -17,6 +17,7 @@ import pytest
 from etlstage.errors import WorkerLost, WorkerRefusal
 from etlstage.messages import StageKind
 from etlstage.protocol.cocaine import Version
+from etlstage.protocol.cocaine.session import NORMAL
 from etlstage.protocol.cocaine.settings import CocaineDialect
 from etlstage.protocol.events import Added, Ended, Farewell
 from etlstage.stage import (
@@ -492,7 +493,7 @@ async def test_worker_that_says_late_who_it_is_is_told_to_end() -> None:
     (worker,) = scripted.workers
     assert anyio.current_time() - began == pytest.approx(2, abs=0.5)
     assert (worker.signals, worker.returncode) == ([], 0)
-    assert told == [dialect.farewell()]
+    assert told == [Farewell(NORMAL, "the stage is stopping")]
 
 
 @virtually

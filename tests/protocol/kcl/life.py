@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from etlstage.errors import ProtocolError
 from etlstage.messages import AnnotatedRun
-from etlstage.protocol.kcl._events import Assignment, Ended, Event, Failed, Opened
+from etlstage.protocol.events import Assignment, Ended, Event, Failed, Opened
 from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.session import KclSession
 

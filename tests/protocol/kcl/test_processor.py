@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 
 from etlstage.errors import LocalProtocolError, PayloadTooBig
 from etlstage.messages import AnnotatedRun
-from etlstage.protocol.kcl._events import (
+from etlstage.protocol.events import (
     Added,
     Assignment,
     CommitAnswered,
@@ -24,10 +24,11 @@ from etlstage.protocol.kcl._events import (
     Failed,
     Farewell,
     Opened,
+    Parting,
     Ready,
 )
 from etlstage.protocol.kcl.checkpoint import SHARD_END, Checkpoint, rank
-from etlstage.protocol.kcl.lines import Reason, Version
+from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.processor import ProcessorSession, Turn
 from etlstage.protocol.kcl.session import KclSession, State
 
@@ -114,13 +115,13 @@ def test_a_life(version: Version) -> None:
     pair.theirs.send(Added(1, (), ended=True), 0.0)
     pair.move()
 
-    for reason in (Reason.STOPPING, Reason.LOST):
-        pair.ours.send(Farewell(Reason.STOPPING.value), 0.0)
+    for reason in (Parting.DRAIN, Parting.LOST):
+        pair.ours.send(Farewell(why=Parting.DRAIN), 0.0)
         pair.move()
-        if version is Version.LEGACY and reason is Reason.STOPPING:
+        if version is Version.LEGACY and reason is Parting.DRAIN:
             continue
-        assert pair.theirs.events_received() == [Farewell(reason.value)]
-        pair.theirs.send(Farewell(reason.value), 0.0)
+        assert pair.theirs.events_received() == [Farewell(why=reason)]
+        pair.theirs.send(Farewell(why=reason), 0.0)
         pair.move()
     pair.move()
     assert (pair.theirs.turn, pair.ours.state) == (Turn.OVER, State.ENDED)
@@ -130,14 +131,14 @@ def test_a_life(version: Version) -> None:
 def test_the_end_of_a_shard(version: Version) -> None:
     """Is checkpointed, and the processor hears the end of its input."""
     pair = begun(version)
-    pair.ours.send(Farewell(Reason.ENDED.value), 0.0)
+    pair.ours.send(Farewell(why=Parting.ENDED), 0.0)
     pair.move()
-    assert pair.theirs.events_received() == [Farewell("ended")]
+    assert pair.theirs.events_received() == [Farewell(why=Parting.ENDED)]
     pair.theirs.send(CommitAsked(0, None), 0.0)
     pair.move()
     pair.ours.send(CommitAnswered([SHARD_END, 0]), 0.0)
     pair.move()
-    pair.theirs.send(Farewell("ended"), 0.0)
+    pair.theirs.send(Farewell(why=Parting.ENDED), 0.0)
     pair.move()
     pair.move()
 
@@ -237,7 +238,7 @@ def test_what_a_processor_may_not_send() -> None:
         pair.theirs.send(CommitAsked(1, None), 0.0)
     pair.ours.send(Opened(1, RECORDS), 0.0)
     pair.move()
-    for event in (Ready(), Farewell("lost"), Added(1), Ended(1, [])):
+    for event in (Ready(), Farewell(why=Parting.LOST), Added(1, ()), Ended(1, [])):
         with pytest.raises(LocalProtocolError, match="in answer to processRecords"):
             pair.theirs.send(event, 0.0)
     assert pair.theirs.get_timer() is None
@@ -363,7 +364,7 @@ class Lives(RuleBasedStateMachine):
         assert isinstance(position, list | tuple)
         number, _ = rank(Checkpoint(*position))
         assert self.done == number <= self.delivered
-        assert self.pair.ours.owed == self.given - (self.done - self.base)
+        assert self.pair.ours.uncommitted == self.given - (self.done - self.base)
 
 
 TestLives = Lives.TestCase

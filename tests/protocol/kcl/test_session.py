@@ -9,7 +9,7 @@ import pytest
 from etlstage.errors import InvalidMessage, LocalProtocolError, RemoteProtocolError
 from etlstage.messages import AnnotatedRun
 from etlstage.protocol.base import SEND_EOF
-from etlstage.protocol.kcl._events import (
+from etlstage.protocol.events import (
     Added,
     Alive,
     Assignment,
@@ -18,9 +18,10 @@ from etlstage.protocol.kcl._events import (
     Ended,
     Farewell,
     Opened,
+    Parting,
 )
 from etlstage.protocol.kcl.checkpoint import SHARD_END, Checkpoint
-from etlstage.protocol.kcl.lines import Reason, Version
+from etlstage.protocol.kcl.lines import Version
 from etlstage.protocol.kcl.session import MOST_ASKED, KclSession, State
 from tests.protocol.kcl.life import (
     begun,
@@ -51,13 +52,13 @@ def test_a_life_begins_with_initialize(version: Version) -> None:
     session = KclSession(Assignment("s-1", ["5", 0]), version)
 
     assert json.loads(said(session))["action"] == "initialize"
-    assert (session.room, session.working) == (0, True)
+    assert session.room == 0
     with pytest.raises(LocalProtocolError, match="in state INITIALIZING"):
         session.send(Opened(1, [b"x"]), 0.0)
 
     session.receive_data(status("initialize"), 0.0)
     assert typed(session.events_received()) == [("Ready", "s-1")]
-    assert (session.room, session.working) == (10_000, False)
+    assert session.room == 10_000
 
 
 def test_one_action_is_in_flight() -> None:
@@ -66,12 +67,12 @@ def test_one_action_is_in_flight() -> None:
     session.send(Opened(1, [b"x", b"y"]), 0.0)
 
     assert b"processRecords" in said(session)
-    assert (session.room, session.owed, session.working) == (0, 2, True)
+    assert (session.room, session.owed, session.uncommitted) == (0, 2, 2)
     with pytest.raises(LocalProtocolError, match="in state PROCESSING"):
         session.send(Opened(3, [b"z"]), 0.0)
     session.receive_data(status("processRecords"), 0.0)
     assert session.events_received() == [Alive()]
-    assert (session.room, session.owed, session.working) == (10_000, 2, False)
+    assert (session.room, session.owed, session.uncommitted) == (10_000, 0, 2)
 
 
 def test_an_action_has_so_many_records_at_most() -> None:
@@ -103,7 +104,7 @@ def test_an_empty_list_may_be_given() -> None:
     session.send(Opened(1, []), 0.0)
 
     assert b'"records":[]' in said(session)
-    assert (session.state, session.owed) == (State.PROCESSING, 0)
+    assert (session.state, session.uncommitted) == (State.PROCESSING, 0)
 
 
 def test_what_is_committed_is_not_given_again() -> None:
@@ -115,7 +116,7 @@ def test_what_is_committed_is_not_given_again() -> None:
     assert typed(session.events_received()) == [("Ended", 1, 2)]
     records = json.loads(said(session))["records"]
     assert [record["subSequenceNumber"] for record in records] == [2]
-    assert session.owed == 1
+    assert session.uncommitted == 1
 
 
 def test_what_is_committed_as_a_whole_needs_no_action() -> None:
@@ -141,10 +142,10 @@ def test_records_are_open_until_a_checkpoint_covers_them() -> None:
     given(session, 8, first=4)
     session.receive_data(checkpoint("6"), 0.0)
     assert session.events_received() == [CommitAsked(4, Checkpoint("6"))]
-    assert session.owed == 4
+    assert session.uncommitted == 4
     session.send(CommitAnswered(["6", 0]), 0.0)
     assert typed(session.events_received()) == [("Ended", 1, 2)]
-    assert (session.owed, session.stored) == (2, Checkpoint("6"))
+    assert (session.uncommitted, session.stored) == (2, Checkpoint("6"))
     assert error_in(said(session)) is None
 
 
@@ -153,7 +154,7 @@ def test_a_checkpoint_in_the_middle_of_an_action_ends_what_it_covers() -> None:
     session = begun()
     given(session, 1, 2, 3)
     session.receive_data(checkpoint("2"), 0.0)
-    assert session.owed == 3
+    assert session.uncommitted == 3
     session.send(CommitAnswered(["2", 0]), 0.0)
     session.receive_eof(0.0)
 
@@ -161,7 +162,7 @@ def test_a_checkpoint_in_the_middle_of_an_action_ends_what_it_covers() -> None:
         ("CommitAsked", 3, Checkpoint("2")),
         ("Ended", 1, 2),
     ]
-    assert session.owed == 1
+    assert session.uncommitted == 1
 
 
 def test_ended_records_have_no_outputs() -> None:
@@ -174,17 +175,6 @@ def test_ended_records_have_no_outputs() -> None:
 
     assert isinstance(ended, Ended)
     assert list(ended.groups) == [(), ()]
-
-
-def test_the_time_of_the_store_is_not_the_processors() -> None:
-    """Its deadline has to stand still meanwhile (issue 25)."""
-    session = begun()
-    given(session, 1)
-    assert session.working
-    session.receive_data(checkpoint(), 0.0)
-    assert not session.working
-    session.send(CommitAnswered(["1", 0]), 0.0)
-    assert session.working
 
 
 @pytest.mark.parametrize(
@@ -203,7 +193,7 @@ def test_a_checkpoint_that_was_not_stored(error: str, name: str) -> None:
     session.send(CommitAnswered(["1", 0], error), 0.0)
 
     assert error_in(said(session)) == name
-    assert (session.events_received(), session.owed) == ([], 1)
+    assert (session.events_received(), session.uncommitted) == ([], 1)
     session.receive_data(checkpoint("1"), 0.0)
     assert session.events_received() == [CommitAsked(1, Checkpoint("1"))]
 
@@ -255,7 +245,7 @@ def test_checkpoint_in_initialize() -> None:
 def test_checkpoint_when_the_lease_is_lost(version: Version, error: str) -> None:
     """Old versions pass a checkpointer, and the store refuses."""
     session = begun(version)
-    session.send(Farewell(Reason.LOST.value), 0.0)
+    session.send(Farewell(why=Parting.LOST), 0.0)
     session.data_to_send()
     session.receive_data(checkpoint(), 0.0)
 
@@ -266,7 +256,7 @@ def test_checkpoint_in_an_action_when_the_lease_has_been_lost() -> None:
     """The store is not asked any more."""
     session = begun()
     given(session, 1)
-    session.send(Farewell(Reason.LOST.value), 0.0)
+    session.send(Farewell(why=Parting.LOST), 0.0)
     session.receive_data(checkpoint(), 0.0)
 
     assert error_in(said(session)) == "ShutdownException"
@@ -343,7 +333,7 @@ def test_the_shard_ends(version: Version) -> None:
     session = begun(version)
     given(session, 1)
     session.receive_data(status("processRecords"), 0.0)
-    session.send(Farewell(Reason.ENDED.value), 0.0)
+    session.send(Farewell(why=Parting.ENDED), 0.0)
     action = json.loads(said(session))["action"]
     session.receive_data(checkpoint(), 0.0)
     assert session.events_received()[-1] == CommitAsked(1, Checkpoint(SHARD_END))
@@ -353,7 +343,7 @@ def test_the_shard_ends(version: Version) -> None:
     session.receive_data(status(action), 0.0)
 
     assert session.data_to_send() == [SEND_EOF]
-    assert (session.state, session.owed) == (State.ENDED, 0)
+    assert (session.state, session.uncommitted) == (State.ENDED, 0)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +364,7 @@ def test_shard_end_without_a_checkpoint_is_found_at_once(
         session.receive_data(checkpoint(before), 0.0)
         session.send(CommitAnswered([before, 0]), 0.0)
     session.receive_data(status("processRecords"), 0.0)
-    session.send(Farewell(Reason.ENDED.value), 0.0)
+    session.send(Farewell(why=Parting.ENDED), 0.0)
     session.receive_data(ask, 0.0)
     if answer:
         session.send(CommitAnswered([SHARD_END, 0], answer), 0.0)
@@ -390,12 +380,12 @@ def test_the_lease_is_lost(version: Version) -> None:
     session = begun(version)
     given(session, 1)
     session.receive_data(status("processRecords"), 0.0)
-    session.send(Farewell(Reason.LOST.value), 0.0)
+    session.send(Farewell(why=Parting.LOST), 0.0)
     assert said(session) == b'{"action":"leaseLost"}\n'
     session.receive_data(status("leaseLost"), 0.0)
 
     assert session.data_to_send() == [SEND_EOF]
-    assert session.owed == 1
+    assert session.uncommitted == 1
 
 
 @NEW
@@ -403,7 +393,7 @@ def test_a_processor_is_asked_to_stop(version: Version) -> None:
     """It may checkpoint once more; then the lease is lost to it."""
     session = begun(version)
     given(session, 1)
-    session.send(Farewell(Reason.STOPPING.value), 0.0)
+    session.send(Farewell(why=Parting.DRAIN), 0.0)
     assert said(session) == b""
     session.receive_data(status("processRecords"), 0.0)
     assert json.loads(said(session))["action"] == "shutdownRequested"
@@ -421,7 +411,7 @@ def test_a_processor_is_asked_to_stop(version: Version) -> None:
 def test_old_processors_are_told_zombie(version: Version) -> None:
     """Those of 2014 have no word for a request."""
     session = begun(version)
-    session.send(Farewell("the stage is stopping"), 0.0)
+    session.send(Farewell(), 0.0)
     if version is Version.V1:
         assert json.loads(said(session))["action"] == "shutdownRequested"
         session.receive_data(status("shutdownRequested"), 0.0)
@@ -433,8 +423,8 @@ def test_a_later_reason_overrides_an_earlier_one_upwards() -> None:
     """Lost beats ended beats stopping, and not the other way round."""
     session = begun()
     given(session, 1)
-    for reason in (Reason.STOPPING, Reason.LOST, Reason.ENDED):
-        session.send(Farewell(reason.value), 0.0)
+    for reason in (Parting.DRAIN, Parting.LOST, Parting.ENDED):
+        session.send(Farewell(why=reason), 0.0)
     session.receive_data(status("processRecords"), 0.0)
 
     assert said(session) == b'{"action":"leaseLost"}\n'
@@ -444,7 +434,7 @@ def test_farewell_before_initialize_is_answered() -> None:
     """Nothing is said; its input ends, and what it still says is noise."""
     session = KclSession(Assignment("s-1"))
     session.data_to_send()
-    session.send(Farewell(Reason.ENDED.value), 0.0)
+    session.send(Farewell(why=Parting.ENDED), 0.0)
     assert session.data_to_send() == [SEND_EOF]
     session.receive_data(status("initialize"), 0.0)
     session.receive_eof(0.0)
@@ -511,16 +501,16 @@ def test_surplus_status_after_a_quiet_time() -> None:
     ("reason", "action"),
     [
         (None, "between two actions"),
-        (Reason.STOPPING, "status for shutdownRequested"),
-        (Reason.ENDED, "status for shardEnded"),
-        (Reason.LOST, "status for leaseLost"),
+        (Parting.DRAIN, "status for shutdownRequested"),
+        (Parting.ENDED, "status for shardEnded"),
+        (Parting.LOST, "status for leaseLost"),
     ],
 )
-def test_end_of_stdout(reason: Reason | None, action: str) -> None:
+def test_end_of_stdout(reason: Parting | None, action: str) -> None:
     """Before the end of a life it is a failure, that names the action."""
     session = begun()
     if reason:
-        session.send(Farewell(reason.value), 0.0)
+        session.send(Farewell(why=reason), 0.0)
     session.receive_eof(0.0)
 
     assert action in str(failure(session))
@@ -529,7 +519,7 @@ def test_end_of_stdout(reason: Reason | None, action: str) -> None:
 def test_status_without_a_line_end_counts_at_the_end() -> None:
     """As it does for daemons."""
     session = begun()
-    session.send(Farewell(Reason.LOST.value), 0.0)
+    session.send(Farewell(why=Parting.LOST), 0.0)
     session.receive_data(status("leaseLost")[:-1], 0.0)
     session.receive_eof(0.0)
 
@@ -630,8 +620,6 @@ def test_a_checkpoint_in_time_stops_the_clock() -> None:
     assert session.get_timer() is None
 
 
-def test_repr_and_reading() -> None:
-    """The fate is told; nothing depends on when it is read."""
-    session = begun()
-    session.reading_paused(True, 0.0)
-    assert repr(session) == "<KclSession 's-1' READY owed=0>"
+def test_repr() -> None:
+    """The shard, where its life stands, and what no checkpoint covers."""
+    assert repr(begun()) == "<KclSession 's-1' READY uncommitted=0>"

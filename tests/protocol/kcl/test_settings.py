@@ -7,8 +7,8 @@ import pytest
 from etlstage.errors import ConfigError
 from etlstage.messages import StageKind
 from etlstage.protocol.base import Limits, Shape, Side
+from etlstage.protocol.events import Assignment
 from etlstage.protocol.kcl import KclSession, ProcessorSession, Version
-from etlstage.protocol.kcl._events import Assignment, Farewell
 from etlstage.protocol.kcl.settings import KclDialect
 
 
@@ -86,10 +86,9 @@ def test_what_others_are_told() -> None:
     """How exchanges are made, and words for what went wrong."""
     dialect = KclDialect()
 
-    assert dialect.shape is Shape.MESSAGE
+    assert dialect.shape is Shape.COMMITTED
     assert dialect.announces
     assert dialect.one_by_one() == dialect
-    assert dialect.farewell() == Farewell("stopping")
     assert "does it flush" in dialect.silence(0)
     assert "wrote 5 bytes without a status" in dialect.silence(5)
     assert dialect.unready(0) == "wrote nothing, and no status for initialize"

@@ -93,11 +93,6 @@ def test_settings_survive_as_json_and_as_a_pickle() -> None:
     assert pickle.loads(pickle.dumps(ODD)) == ODD  # noqa: S301 - our own
 
 
-def test_nothing_is_said_at_the_end() -> None:
-    """The end of stdin says it."""
-    assert ODD.farewell() is None
-
-
 def test_reply_too_many_may_be_that_to_a_full_batch() -> None:
     """A worker that counts for itself answers EOB, too."""
     batch = MarkerDialect(mode=Mode.BATCH_SUPERVISOR)

@@ -115,7 +115,7 @@ async def terminates_when_it_is_told(subject: Subject) -> None:
     """
     async with subject.start() as worker:
         await worker.exchange(*runs_of(subject, 1))
-        await worker.send(dialect_of(subject).farewell())
+        await worker.send(Farewell())
         status = await worker.exited()
         worker.examine()
         if status < 0:
@@ -199,5 +199,5 @@ def _terminate(subject: Subject, version: Version) -> bytes:
     theirs.send(Ready(), 0.0)
     ours.receive_data(b"".join(theirs.data_to_send()), 0.0)
     ours.data_to_send()  # an answer to its heartbeat
-    ours.send(dialect.farewell(), 0.0)
+    ours.send(Farewell(), 0.0)
     return b"".join(ours.data_to_send())

@@ -1,0 +1,219 @@
+"""
+The supervisor with a dialect that ends exchanges when its worker commits them.
+
+Its workers run in memory and on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import pytest
+
+from etlstage.errors import NotCommitted, WorkerLost
+from etlstage.messages import Run
+from etlstage.stage import BatchPolicy, ErrorPolicy, Stage, Timeouts
+from etlstage.supervisor import (
+    Assignment,
+    AsyncSupervisor,
+    CommitRequest,
+    Outcome,
+    Parting,
+)
+from etlstage.testing import ScriptedLaunch, run_virtually
+from etlstage.testing.clock import Backend
+from tests.supervisor.toy_commits import SHARE, Committer, CommittingDialect
+
+pytestmark = pytest.mark.core
+
+RECORDS = [f"{n}".encode() for n in range(10)]
+
+
+def virtually(test: Callable[[], Awaitable[None]]) -> Callable[[Backend], None]:
+    """Run a test in virtual time, on both event loops."""
+
+    @pytest.mark.parametrize("backend", ["asyncio", "trio"])
+    @wraps(test)
+    def run(backend: Backend) -> None:
+        run_virtually(test, backend=backend)
+
+    del run.__wrapped__  # pytest would look there for arguments
+    return run
+
+
+def stage(**settings: Any) -> Stage:  # noqa: ANN401 - passed on
+    """Return a stage whose worker commits."""
+    return Stage(name="t", worker=("toy",), dialect=CommittingDialect(), **settings)
+
+
+class Store:
+    """Stores positions, and has what was asked."""
+
+    def __init__(self, *, seconds: float = 0.0) -> None:
+        self.requests: list[CommitRequest] = []
+        self._seconds = seconds
+
+    async def __call__(self, request: CommitRequest) -> None:
+        """Store it, in some time."""
+        await anyio.sleep(self._seconds)
+        self.requests.append(request)
+
+    @property
+    def position(self) -> int:
+        """What was stored last."""
+        found = self.requests[-1].position if self.requests else 0
+        assert isinstance(found, int)
+        return found
+
+
+async def outcomes(
+    committer: Committer,
+    store: Store | None = None,
+    *,
+    records: list[bytes] = RECORDS,
+    **settings: Any,  # noqa: ANN401 - passed on
+) -> list[Outcome]:
+    """Return what becomes of records that go through a worker, which is then to end."""
+    supervisor = AsyncSupervisor(
+        stage(**settings),
+        launch=ScriptedLaunch(committer),
+        commit=store or Store(),
+        assignment=SHARE,
+    )
+
+    async def runs() -> AsyncIterator[Run]:
+        yield records[:7]
+        yield records[7:]
+        supervisor.finish()
+
+    async with supervisor:
+        return [outcome async for outcome in supervisor.answers(runs())]
+
+
+def ended(found: list[Outcome]) -> list[int]:
+    """Return the places of messages that have ended well."""
+    return [
+        place
+        for outcome in found
+        if outcome.error is None
+        for place in range(outcome.start, outcome.start + len(outcome.messages))
+    ]
+
+
+@virtually
+async def test_messages_end_when_they_are_committed() -> None:
+    """And not when they are answered; the last ones behind the farewell."""
+    done: list[tuple[int, str]] = []
+    store, committer = Store(), Committer(done, every=4)
+    found = await outcomes(committer, store)
+
+    assert ended(found) == [*range(10)]
+    assert [request.position for request in store.requests] == [4, 8, 10]
+    assert store.requests[1] == CommitRequest("t-1", Assignment("share", 4), 10, 8)
+    assert committer.partings == ["ended"]
+    assert done == [(n, f"{n}") for n in range(10)]
+
+
+@virtually
+async def test_nothing_that_was_committed_is_given_again() -> None:
+    """Killed at each step, with the store fast or slow (issue 22, done-when 2)."""
+    for seconds in 0.0, 1.0:
+        quiet = Committer([], every=3)
+        await outcomes(quiet, Store(seconds=seconds))
+        for step in range(quiet.steps):
+            done: list[tuple[int, str]] = []
+            store = Store(seconds=seconds)
+            committer = Committer(done, every=3, die_at=step)
+            found = await outcomes(committer, store)
+            assert [*dict.fromkeys(done)] == [(n, f"{n}") for n in range(10)], step
+            assert len(done) <= 13, step
+            # What is being stored when a worker dies is known to the next one.
+            positions = [request.position for request in store.requests]
+            assert len(positions) == len({*positions}), step
+            committed = [*range(store.position)]
+            assert ended(found) == committed, step
+            if store.position < 10:
+                assert store.position == 9, step  # it died when it was to end
+                (lost,) = {type(o.error) for o in found if o.error is not None}
+                assert lost is NotCommitted, step
+
+
+@virtually
+async def test_worker_that_never_commits_has_done_nothing() -> None:
+    """Of what it has answered nothing counts, and it is not at fault."""
+    supervisor = AsyncSupervisor(stage(), launch=ScriptedLaunch(Committer([])))
+    async with supervisor, anyio.create_task_group() as tasks:
+        results = []
+
+        async def submit() -> None:
+            results.extend(await supervisor.submit(RECORDS))
+
+        tasks.start_soon(submit)
+        await anyio.sleep(1)
+        supervisor.finish()
+
+    assert [type(result.error) for result in results] == [NotCommitted] * 10
+    assert str(results[0].error) == (
+        "stage t: worker t-1 ended and had not committed 10 messages that it had"
+        " answered; the next run gives them again"
+    )
+
+
+@virtually
+async def test_poison_is_found_in_order_and_stepped_over() -> None:
+    """All in front of it is committed first, what is behind it comes later."""
+    done: list[tuple[int, str]] = []
+    store, committer = Store(), Committer(done, every=3, poison="5")
+    found = await outcomes(
+        committer, store, on_error=ErrorPolicy(retries=2), batch=BatchPolicy(size=4)
+    )
+
+    (culprit,) = [outcome for outcome in found if outcome.error is not None]
+    assert culprit.messages == [b"5"]
+    assert isinstance(culprit.error, WorkerLost)
+    assert len(culprit.error.attempts) == 3
+    assert ended(found) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    order = [int(record) for _, record in done]
+    assert set(order) == {0, 1, 2, 3, 4, 6, 7, 8, 9}
+    # A record comes again only together with all behind the last commit.
+    assert all(b == a + 1 or b <= a or (a, b) == (4, 6) for a, b in pairwise(order))
+
+
+@virtually
+async def test_slow_store_fails_in_time() -> None:
+    """The worker is answered, and goes on; its own time does not pass (issue 25)."""
+    store = Store(seconds=100)
+    committer = Committer([], every=None)
+    began = anyio.current_time()
+    found = await outcomes(
+        committer,
+        store,
+        timeout=Timeouts(commit=20, farewell=60, message=10),
+    )
+
+    assert anyio.current_time() - began < 30
+    assert {type(outcome.error) for outcome in found} == {NotCommitted}
+
+
+@virtually
+async def test_share_that_is_lost_is_not_committed() -> None:
+    """A worker is told why it is to end."""
+    committer = Committer([], every=None)
+    supervisor = AsyncSupervisor(
+        stage(), launch=ScriptedLaunch(committer), commit=Store(), assignment=SHARE
+    )
+    async with supervisor:
+        await anyio.sleep(1)
+        await supervisor.aclose(why=Parting.LOST)
+
+    assert committer.partings == ["lost"]
+
+
+def test_one_worker_has_a_share() -> None:
+    """Two of them would each commit what the other has not done."""
+    with pytest.raises(ValueError, match="expected one worker, found workers: 2"):
+        AsyncSupervisor(stage(workers=2))
