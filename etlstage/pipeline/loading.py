@@ -20,7 +20,7 @@ from typing import Final
 import anyio
 import anyio.lowlevel
 
-from etlstage.errors import SourceFailed
+from etlstage.errors import EtlstageError, SourceFailed
 from etlstage.messages import Position, Run, size_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.delivery.delivery import Bounds, Delivery
@@ -133,8 +133,12 @@ class Loading:
         if self._epochs is not None:
             await self._end_exactly(exhausted=exhausted)
             return
-        await (self._sink.finish() if exhausted else self._sink.flush())
-        await self._sink.stop()
+        try:
+            await (self._sink.finish() if exhausted else self._sink.flush())
+            await self._sink.stop()
+        except EtlstageError:
+            await self._acknowledge()  # whatever becomes of the rest
+            raise
         await self._sink.commit(self._note())
         await self._sink.perform()
         await self._acknowledge()

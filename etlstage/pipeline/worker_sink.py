@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterable, Iterable
+from contextlib import ExitStack, aclosing, suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from anyio.streams.memory import MemoryObjectReceiveStream
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from etlstage.errors import EtlstageError, StageError, StageFailed
+from etlstage.errors import EtlstageError, NotCommitted, StageError, StageFailed
 from etlstage.messages import Run, counted
 from etlstage.pipeline.dead_letter.policy import DeadLetterPolicy, config_of
 from etlstage.pipeline.dead_letter.store import DeadLetters
 from etlstage.pipeline.interfaces import Output, Sink
 from etlstage.stage import Stage
-from etlstage.supervisor import AsyncSupervisor, Silence, SupervisorEvent, WorkerExited
+from etlstage.supervisor import (
+    Assignment,
+    AsyncSupervisor,
+    CommitRequest,
+    Silence,
+    SupervisorEvent,
+    WorkerExited,
+)
+from etlstage.supervisor.commit import StoreCommit
 from etlstage.telemetry import Meter
 from etlstage.telemetry.log import Log
 from etlstage.transport import Launch, launch_worker
 
-__all__ = ("WorkerSink", "check_ends", "tell")
+__all__ = ("CommittingSink", "WorkerSink", "check_ends", "tell")
 
 _log = Log()
 
@@ -37,9 +48,7 @@ class WorkerSink(Sink):
             the first one ends the run.
         meter: Where to count what happens, see :mod:`etlstage.telemetry`.
         launch: What starts the workers; by default what their dialect asks for.
-        commit: Stores a position that a worker commits; by default it counts as
-            stored: the position of the source follows it, and is what is resumed from.
-        assignment: The share of the input that the worker is started for.
+        of_supervisor: What else the supervisor is to know.
 
     """
 
@@ -50,15 +59,14 @@ class WorkerSink(Sink):
         dead_letters: DeadLetters | None = None,
         meter: Meter | None = None,
         launch: Launch = launch_worker,
-        commit: StoreCommit | None = None,
-        assignment: Assignment | None = None,
+        **of_supervisor: Any,  # noqa: ANN401 - as AsyncSupervisor takes it
     ) -> None:
         super().__init__(stage.name)
         self._policy = DeadLetterPolicy(
             self.account, stage.on_error, config_of(stage), dead_letters
         )
         self._supervisor = AsyncSupervisor(
-            stage, meter=meter, launch=launch, commit=commit, assignment=assignment
+            stage, meter=meter, launch=launch, **of_supervisor
         )
         self._outputs = 0
         self._finished = False
@@ -105,11 +113,17 @@ class WorkerSink(Sink):
 
     async def write(self, run: Run) -> None:
         """Pass a run through the workers; return when all of it is answered."""
+        before = self.account.received
+        self.account.received += len(run)
+        await self._settle([run], before)
+
+    async def _settle(
+        self, runs: Iterable[Run] | AsyncIterable[Run], before: int
+    ) -> None:
+        """Book what becomes of runs, the first message of which has a place."""
         account = self.account
-        before = account.received
-        account.received += len(run)
         failure: Exception | None = None
-        async with aclosing(self._supervisor.answers([run])) as answers:
+        async with aclosing(self._supervisor.answers(runs)) as answers:
             async for answer in answers:
                 for part in answer.parts():
                     if part.error is None:
@@ -156,6 +170,122 @@ class WorkerSink(Sink):
         if count and not self._outputs:
             _log.warning("output of a load worker is discarded", stage=self.name)
         self._outputs += count
+
+
+class CommittingSink(WorkerSink):
+    """
+    Loads with a worker that commits: a message counts as loaded once that covers it.
+
+    So a run is taken when the worker may have it, and the position of the source
+    follows what is committed.
+
+    Args:
+        stage: The stage.
+        dead_letters: As for :class:`WorkerSink`.
+        meter: Likewise.
+        launch: Likewise.
+        commit: Stores a position that the worker commits; by default it counts as
+            stored, for the next run resumes from the position of the source.
+        assignment: The share of the input that the worker is started for; by default
+            all of it, by the name of the stage.
+
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        dead_letters: DeadLetters | None = None,
+        meter: Meter | None = None,
+        launch: Launch = launch_worker,
+        commit: StoreCommit | None = None,
+        assignment: Assignment | None = None,
+    ) -> None:
+        super().__init__(
+            stage,
+            dead_letters=dead_letters,
+            meter=meter,
+            launch=launch,
+            commit=commit or _stored,
+            assignment=assignment or Assignment(stage.name),
+        )
+        self._failure: EtlstageError | None = None
+        self._tasks: TaskGroup
+        self._runs: MemoryObjectSendStream[Run]
+        self._settled: anyio.Event
+
+    async def __aenter__(self) -> Self:
+        """Start the worker."""
+        await super().__aenter__()
+        self._settled = anyio.Event()
+        self._runs, runs = anyio.create_memory_object_stream[Run](0)
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._tasks.start_soon(self._settle_all, runs)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the worker."""
+        self._runs.close()
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        await super().__aexit__(kind, error, trace)
+
+    async def _settle_all(self, runs: MemoryObjectReceiveStream[Run]) -> None:
+        try:
+            with runs:
+                await self._settle(runs, 0)
+        except EtlstageError as error:
+            self._failure = error
+        finally:
+            self._settled.set()
+
+    async def write(self, run: Run) -> None:
+        """Have the worker take a run, when it may be given more."""
+        self._check()
+        self.account.received += len(run)
+        with suppress(anyio.BrokenResourceError):
+            await self._runs.send(run)
+        self._check()
+
+    async def flush(self) -> None:
+        """Make nothing durable: when it commits is the worker's decision."""
+        self._check()
+
+    async def finish(self) -> None:
+        """
+        End the worker's input, and wait for what it commits then.
+
+        Raises:
+            NotCommitted: If it has not committed all that it has answered.
+
+        """
+        self._supervisor.finish()
+        self._runs.close()
+        await self._settled.wait()
+        self._check()
+        await super().finish()
+
+    async def stop(self) -> None:
+        """End the worker; what it does not commit then, the next run gives again."""
+        self._runs.close()
+        await self._supervisor.aclose()
+        await self._settled.wait()
+        if not isinstance(self._failure, NotCommitted):
+            self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+async def _stored(_request: CommitRequest) -> None:
+    """Count a position as stored."""
 
 
 async def check_ends(

@@ -160,16 +160,23 @@ class Intake:
             return
         run, error = sound(item, self._count)
         submission = self._submission
-        while (
-            submission.held >= self._max_messages
-            or submission.held_bytes >= self._max_bytes
-        ):
+        while self._full:
             await self.room.wait()
         submission.feed(run, anyio.current_time())
         self._count += len(run)
         self._pool.kick()
         if error is not None:
             raise error
+
+    @property
+    def _full(self) -> bool:
+        submission = self._submission
+        messages, size = submission.held, submission.held_bytes
+        commits = self._pool.stage.dialect.shape is Shape.COMMITTED
+        if commits and isinstance(submission, Submission):
+            # What it has taken its session bounds: to commit it, it may need more.
+            messages, size = submission.waiting, submission.waiting_bytes
+        return messages >= self._max_messages or size >= self._max_bytes
 
 
 class WorkerSession:

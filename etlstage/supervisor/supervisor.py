@@ -496,8 +496,8 @@ class AsyncSupervisor:
                     collected = self._collect(submission)
                     if stalled:
                         self._pool.kick()
+                    intake.room.set()
                     for item in collected:
-                        intake.room.set()
                         yield item
                     if submission.finished:
                         break

@@ -6,7 +6,7 @@ Its workers run in memory and on a virtual clock.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from functools import wraps
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,10 @@ import anyio
 import pytest
 
 from etlstage.errors import NotCommitted, WorkerLost
-from etlstage.messages import Run
+from etlstage.messages import Position, Run, StageKind
+from etlstage.pipeline import Pipeline, Report
+from etlstage.pipeline.interfaces import Source
+from etlstage.pipeline.worker_sink import CommittingSink
 from etlstage.stage import BatchPolicy, ErrorPolicy, Stage, Timeouts
 from etlstage.supervisor import (
     Assignment,
@@ -211,6 +214,61 @@ async def test_share_that_is_lost_is_not_committed() -> None:
         await supervisor.aclose(why=Parting.LOST)
 
     assert committer.partings == ["lost"]
+
+
+class Numbers(Source):
+    """Ten records, with a position behind each."""
+
+    def __init__(self) -> None:
+        super().__init__("numbers")
+        self.reached: list[object] = []
+        self._begin = 0
+
+    def resume(self, position: object) -> None:
+        """Begin behind a position."""
+        assert isinstance(position, int)
+        self._begin = position
+
+    async def runs(self) -> AsyncGenerator[Run | Position, None]:
+        """Yield the records that are left."""
+        for n in range(self._begin, 10):
+            yield [RECORDS[n]]
+            yield Position(n + 1)
+
+    async def acknowledge(self, position: Position) -> None:
+        """Note how far it is."""
+        self.reached.append(position.value)
+
+
+@virtually
+async def test_pipeline_records_what_is_committed() -> None:
+    """Its worker killed at each step, and the load started until it has ended."""
+    quiet = Committer([], every=3)
+    await load(quiet, Numbers())
+    for step in range(quiet.steps):
+        done: list[tuple[int, str]] = []
+        committer = Committer(done, every=3, die_at=step)
+        source = Numbers()
+        report = await load(committer, source)
+        *_, reached = source.reached or [0]
+        if (
+            report.status != "done"
+        ):  # it died when it was to end: the next run loads the rest
+            assert report.ledger[-1].unprocessed == 10 - int(str(reached)), step
+            source.resume(reached)
+            report = await load(committer, source)
+
+        assert report.status == "done", (step, report.error)
+        assert source.reached == sorted({*map(int, map(str, source.reached))}), step
+        assert source.reached[-1] == 10, step
+        assert [*dict.fromkeys(r for _, r in done)] == [r.decode() for r in RECORDS]
+        assert len(done) <= 13, step
+
+
+async def load(committer: Committer, source: Numbers) -> Report:
+    """Return what becomes of a load of the numbers."""
+    sink = CommittingSink(stage(kind=StageKind.LOAD), launch=ScriptedLaunch(committer))
+    return await Pipeline(name="p", source=source, sink=sink).run()
 
 
 def test_one_worker_has_a_share() -> None:

@@ -382,6 +382,7 @@ class Dispatcher:
             self._open.add(Range(first, count, exchange, now))
             if self._commits:
                 self._backlog.step_on(count)
+                caller.wake()  # there is room for more, though nothing has ended
             return Opened(first, messages)
         self._last = first
         self._open.add(Range(first, 1, exchange, now))

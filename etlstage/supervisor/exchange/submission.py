@@ -177,6 +177,10 @@ class Submission:
         self.closed = True
         self._on_outcome()
 
+    def wake(self) -> None:
+        """Have the caller look at it again."""
+        self._on_outcome()
+
     def take(self, count: int, size: int) -> Exchange:
         """Remove and return messages, at most ``count`` and ``size`` bytes, or one."""
         first = self._waiting[0]
